@@ -1,0 +1,3 @@
+"""halfeven: half precision, even answers."""
+
+__version__ = "0.1.0"

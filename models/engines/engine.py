@@ -1,0 +1,44 @@
+"""The one verb: an engine runs batches of one program on one device.
+
+A fake of ten lines replaces it in every test. Nothing above this room knows how many kinds there are.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+
+class Engine(Protocol):
+    """A program loaded on a device. All calls come from the one thread that owns the device."""
+
+    @property
+    def form(self) -> str:
+        """``torch``, ``onnx`` or ``live``."""
+        ...
+
+    @property
+    def precision(self) -> str:
+        """``fp32``, ``fp16`` or ``bf16``: what the program computes in."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """Where it really runs: ``cpu``, ``cuda:0``, or the execution provider that ONNX Runtime chose."""
+        ...
+
+    def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
+        """Run once and throw the answer away, so that the first caller pays for nothing."""
+        ...
+
+    def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+        """Run one batch.
+
+        ``parts[i]`` is what is to be joined along the first axis to make input ``i`` (in the spec's
+        order): one C-contiguous array per request. The outputs come in the spec's order, whole.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give the memory back."""
+        ...

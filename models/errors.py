@@ -1,0 +1,104 @@
+"""Everything that can go wrong, drawn as one tree. No HTTP and no exit codes here: the borders
+(`serve/border.py`) translate meaning into a status or an exit code, each in one table.
+
+    HalfevenError                       anything of ours that a caller may want to catch
+    ├── BadInput                        the asker can mend it
+    │   ├── BadFolder                   model.toml or a file of the model folder
+    │   ├── BadSamples                  a sample or target tensor that does not fit the model
+    │   ├── BadRequest                  a prediction request that does not fit the model
+    │   ├── TooLarge                    a size, depth or count beyond its bound
+    │   ├── UnknownName                 no model, version or file of that name
+    │   └── BadSetting                  an option or environment variable
+    ├── CannotConvert                   the model as it is has no half form
+    │   ├── CaptureFailed               user code raised, hung, ate memory, or cannot be traced
+    │   └── ExportFailed                the program cannot be written in that form
+    ├── ParityRefused                   the half is not equal; the report says where
+    ├── StoreError                      the store on disk
+    │   └── DamagedFile                 a file is missing or is not what its manifest says
+    └── CannotServe                     the server, not the asker
+        ├── Overloaded                  the queue is full: come back later
+        ├── NotReady                    starting, draining or without a version on duty
+        └── EngineFailed                the device or the runtime raised while running a batch
+
+Every message says what was wrong, what was expected, what came, and what to do.
+"""
+
+
+class HalfevenError(Exception):
+    """The root of the tree. ``code`` is stable: machines match on it, people read the message."""
+
+    code = "error"
+
+
+class BadInput(HalfevenError):
+    code = "bad_input"
+
+
+class BadFolder(BadInput):
+    code = "bad_model_folder"
+
+
+class BadSamples(BadInput):
+    code = "bad_samples"
+
+
+class BadRequest(BadInput):
+    code = "bad_request"
+
+
+class TooLarge(BadInput):
+    code = "too_large"
+
+
+class UnknownName(BadInput):
+    code = "not_found"
+
+
+class BadSetting(BadInput):
+    code = "bad_setting"
+
+
+class CannotConvert(HalfevenError):
+    code = "cannot_convert"
+
+
+class CaptureFailed(CannotConvert):
+    code = "capture_failed"
+
+
+class ExportFailed(CannotConvert):
+    code = "export_failed"
+
+
+class ParityRefused(HalfevenError):
+    code = "parity_refused"
+
+
+class StoreError(HalfevenError):
+    code = "store_error"
+
+
+class DamagedFile(StoreError):
+    code = "damaged_file"
+
+
+class CannotServe(HalfevenError):
+    code = "cannot_serve"
+
+
+class Overloaded(CannotServe):
+    """The queue is full. ``retry_after_s`` is how long the waiting work will take, in seconds."""
+
+    code = "overloaded"
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class NotReady(CannotServe):
+    code = "not_ready"
+
+
+class EngineFailed(CannotServe):
+    code = "engine_failed"

@@ -1,0 +1,247 @@
+"""What a model takes and gives: names, datatypes and shapes, each free dimension with its bounds.
+
+A spec is read from ``model.toml`` once (`package.py`), made exact by the capture (ranges and
+equalities that ``torch.export`` found), stored as ``spec.json`` with each version, and asked by
+everybody who holds a tensor in his hand.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from .datatypes import DATATYPES, Datatype, name_of
+from .errors import BadFolder, BadInput, BadRequest
+
+KINDS = ("tensor", "logits", "probabilities", "indices", "embedding", "image")
+FORMS = ("auto", "torch", "onnx", "live")
+_FREE = re.compile(
+    r"^(?:(?P<name>[A-Za-z_]\w*)(?:=(?P<low1>\d+)\.\.(?P<high1>\d+))?|(?P<low2>\d+)\.\.(?P<high2>\d+))$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One dimension: fixed where ``minimum == maximum``; free and unbounded above where ``maximum`` is None.
+
+    Dimensions of equal ``name`` have equal sizes in one request.
+    """
+
+    minimum: int = 1
+    maximum: int | None = None
+    name: str | None = None
+
+    @classmethod
+    def parse(cls, text: int | str) -> "Dim":
+        """Read ``8``, ``-1``, ``"1..512"``, ``"length"`` or ``"length=2..512"``."""
+        if isinstance(text, int) and not isinstance(text, bool):
+            if text == -1:
+                return cls()
+            if text >= 0:
+                return cls(text, text)
+        elif isinstance(text, str) and (match := _FREE.match(text)):
+            low, high = match["low1"] or match["low2"], match["high1"] or match["high2"]
+            if low is None:
+                return cls(name=match["name"])
+            if int(low) <= int(high):
+                return cls(int(low), int(high), match["name"])
+        raise BadFolder(
+            f"the dimension {text!r} is not one: expected a size (8), a free dimension (-1), "
+            'bounds ("1..512"), a name ("length") or both ("length=2..512")'
+        )
+
+    @property
+    def fixed(self) -> bool:
+        return self.minimum == self.maximum
+
+    def admits(self, size: int) -> bool:
+        return size >= self.minimum and (self.maximum is None or size <= self.maximum)
+
+    def to_json(self) -> int | str:
+        if self.fixed:
+            return self.minimum
+        bounds = f"{self.minimum}..{self.maximum}" if self.maximum is not None else ""
+        if not bounds:
+            return self.name or -1
+        return f"{self.name}={bounds}" if self.name else bounds
+
+    @property
+    def wire(self) -> int:
+        """As the protocol's metadata writes it: the size, or -1."""
+        return self.minimum if self.fixed else -1
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output. ``shape[0]`` is the batch unless the model is not batched."""
+
+    name: str
+    datatype: str
+    shape: tuple[Dim, ...]
+    kind: str = "tensor"
+    labels: tuple[str, ...] = ()
+    picture: Mapping[str, Any] | None = None
+
+    @property
+    def type(self) -> Datatype:
+        return DATATYPES[self.datatype]
+
+    @property
+    def wire_shape(self) -> list[int]:
+        return [dim.wire for dim in self.shape]
+
+    def fault(self, shape: Sequence[int], datatype: str) -> str | None:
+        """What is wrong with a tensor of this shape and datatype, or None where it fits."""
+        if datatype != self.datatype:
+            return f"expected datatype {self.datatype}, got {datatype}"
+        if len(shape) != len(self.shape) or not all(
+            dim.admits(size) for dim, size in zip(self.shape, shape, strict=True)
+        ):
+            return f"expected shape {self.describe_shape()}, got [{','.join(map(str, shape))}]"
+        return None
+
+    def describe_shape(self) -> str:
+        return "[" + ",".join(str(dim.to_json()) for dim in self.shape) + "]"
+
+    def to_json(self) -> dict[str, Any]:
+        out: dict[str, Any] = {
+            "name": self.name,
+            "datatype": self.datatype,
+            "shape": [dim.to_json() for dim in self.shape],
+            "kind": self.kind,
+        }
+        if self.labels:
+            out["labels"] = list(self.labels)
+        if self.picture is not None:
+            out["picture"] = dict(self.picture)
+        return out
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "TensorSpec":
+        return cls(
+            name=data["name"],
+            datatype=data["datatype"],
+            shape=tuple(Dim.parse(item) for item in data["shape"]),
+            kind=data.get("kind", "tensor"),
+            labels=tuple(data.get("labels", ())),
+            picture=data.get("picture"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ParityLimits:
+    """The gate's limits. ``min_sqnr_db`` None means 20·log10(1/u) − 10 for the half's own u.
+
+    ``overridden`` names the limits that ``model.toml`` set: the report shows them as overrides.
+    """
+
+    max_error_u: float = 4.0
+    min_sqnr_db: float | None = None
+    min_slice_sqnr_db: float = 30.0
+    max_flips: float = 0.005
+    overridden: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How requests are put together: ``max_queue_size`` in requests, the delay in microseconds."""
+
+    max_queue_delay_us: int = 0
+    max_queue_size: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model as its callers see it. ``max_batch_size`` 0: not batched, shapes are exact."""
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int = 64
+    form: str = "auto"
+    parity: ParityLimits = field(default_factory=ParityLimits)
+    batching: Batching = field(default_factory=Batching)
+
+    @property
+    def batched(self) -> bool:
+        return self.max_batch_size > 0
+
+    def with_max_batch_size(self, rows: int) -> "ModelSpec":
+        return replace(self, max_batch_size=rows)
+
+    def signature(self) -> tuple[Any, ...]:
+        """What callers rely on: a new version must keep it."""
+        return (
+            self.batched,
+            tuple((t.name, t.datatype, tuple(t.wire_shape)) for t in (*self.inputs, *self.outputs)),
+        )
+
+    def check_inputs(self, arrays: Mapping[str, np.ndarray], error: type[BadInput] = BadRequest) -> int:
+        """Hold named arrays against the inputs; give the number of rows (1 where not batched).
+
+        Raises ``error`` naming the tensor, what was expected and what came.
+        """
+        self._check_names(list(arrays), error)
+        sizes: dict[str, tuple[int, str]] = {}
+        for spec in self.inputs:
+            array = arrays[spec.name]
+            if fault := spec.fault(array.shape, name_of(array.dtype)):
+                raise error(f"input '{spec.name}' of model '{self.name}': {fault}")
+            for axis, (dim, size) in enumerate(zip(spec.shape, array.shape, strict=True)):
+                key = "(batch)" if self.batched and axis == 0 else dim.name
+                if key is None:
+                    continue
+                known, where = sizes.setdefault(key, (size, spec.name))
+                if known != size:
+                    raise error(
+                        f"input '{spec.name}' of model '{self.name}': axis {axis} ({key}) is {size}, "
+                        f"but input '{where}' has {known} there; they must be equal"
+                    )
+        return sizes["(batch)"][0] if self.batched else 1
+
+    def _check_names(self, came: Sequence[str], error: type[BadInput]) -> None:
+        wanted = [spec.name for spec in self.inputs]
+        if sorted(came) == sorted(wanted):
+            return
+        missing = [name for name in wanted if name not in came]
+        raise error(
+            f"expected {len(wanted)} inputs but got {len(came)} inputs for model '{self.name}'. "
+            f"Got input(s) {came}, but missing required input(s) {missing}. Please provide all required "
+            f"input(s): {wanted}."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "inputs": [tensor.to_json() for tensor in self.inputs],
+            "outputs": [tensor.to_json() for tensor in self.outputs],
+            "max_batch_size": self.max_batch_size,
+            "form": self.form,
+            "parity": {
+                "max_error_u": self.parity.max_error_u,
+                "min_sqnr_db": self.parity.min_sqnr_db,
+                "min_slice_sqnr_db": self.parity.min_slice_sqnr_db,
+                "max_flips": self.parity.max_flips,
+                "overridden": list(self.parity.overridden),
+            },
+            "batching": {
+                "max_queue_delay_us": self.batching.max_queue_delay_us,
+                "max_queue_size": self.batching.max_queue_size,
+            },
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "ModelSpec":
+        parity = dict(data["parity"])
+        parity["overridden"] = tuple(parity["overridden"])
+        return cls(
+            name=data["name"],
+            inputs=tuple(TensorSpec.from_json(item) for item in data["inputs"]),
+            outputs=tuple(TensorSpec.from_json(item) for item in data["outputs"]),
+            max_batch_size=data["max_batch_size"],
+            form=data["form"],
+            parity=ParityLimits(**parity),
+            batching=Batching(**data["batching"]),
+        )

@@ -1,0 +1,241 @@
+"""Versions on disk: written once, never changed. *Open a draft, put the files in, publish.*
+
+    <store>/models/<name>/<version>/    manifest.json spec.json samples.safetensors weights.safetensors …
+    <store>/models/<name>/live          the number of the version on duty: a file, moved by atomic rename
+
+A draft is a hidden folder beside the versions; publishing fsyncs it and renames it to the next free
+number (the rename that succeeds takes the number). A draft that is not published vanishes.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import BadInput, DamagedFile, StoreError, UnknownName
+from .spec import ModelSpec
+
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+LIVE, REFUSED = "live", "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One published version. ``status`` is ``live`` (may be on duty) or ``refused`` (kept as evidence)."""
+
+    name: str
+    number: int
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def status(self) -> str:
+        return self.manifest["status"]
+
+    @property
+    def digest(self) -> str:
+        """What machines call this version: the SHA-256 over its files' digests."""
+        return self.manifest["digest"]
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.number}"
+
+    def has(self, file: str) -> bool:
+        return file in self.manifest["files"]
+
+    def file(self, file: str) -> Path:
+        """The path of one file, after its bytes were held against the manifest.
+
+        Raises DamagedFile naming the file where it is missing or was changed.
+        """
+        path = self.folder / file
+        expected = self.manifest["files"].get(file)
+        if expected is None:
+            raise DamagedFile(f"{self} has no file '{file}': it holds {sorted(self.manifest['files'])}")
+        try:
+            found = sha256_of(path)
+        except OSError as error:
+            raise DamagedFile(f"{path} cannot be read ({error.strerror}); convert the model again") from error
+        if found != expected:
+            raise DamagedFile(
+                f"{path} is damaged: its SHA-256 is {found[:16]}…, the manifest says {expected[:16]}…; "
+                "restore the file or convert the model again"
+            )
+        return path
+
+    def json(self, file: str) -> Any:
+        """One JSON file of this version, after its bytes were held against the manifest."""
+        try:
+            return json.loads(self.file(file).read_bytes())
+        except ValueError as error:
+            raise DamagedFile(f"{self.folder / file} is not JSON: {error}") from error
+
+    def spec(self) -> ModelSpec:
+        return ModelSpec.from_json(self.json("spec.json"))
+
+
+class Store:
+    """The folder of all versions. Reading never writes; many processes may publish at once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._models = root / "models"
+
+    def names(self) -> list[str]:
+        """Every model that has at least one version, in order."""
+        if not self._models.is_dir():
+            return []
+        return sorted(p.name for p in self._models.iterdir() if p.is_dir() and NAME.match(p.name))
+
+    def numbers(self, name: str) -> list[int]:
+        """The version numbers of a model, rising; empty where there is no such model."""
+        folder = self._folder(name)
+        if not folder.is_dir():
+            return []
+        return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and p.is_dir())
+
+    def version(self, name: str, number: int) -> Version:
+        """Raises UnknownName where there is none, DamagedFile where its manifest cannot be read."""
+        folder = self._folder(name) / str(number)
+        if not folder.is_dir():
+            raise UnknownName(f"'{name}' has no version {number}: it has {self.numbers(name)}")
+        return Version(name, number, folder, _read_manifest(folder / "manifest.json"))
+
+    def live_number(self, name: str) -> int | None:
+        """The number in the alias file, or None where nothing is on duty. Cheap: asked every second."""
+        try:
+            text = (self._folder(name) / "live").read_text()
+        except OSError:
+            return None
+        if not text.strip().isdigit():
+            raise DamagedFile(f"{self._folder(name) / 'live'} must hold one version number, it holds {text!r}")
+        return int(text)
+
+    def live(self, name: str) -> Version | None:
+        number = self.live_number(name)
+        return None if number is None else self.version(name, number)
+
+    def newest(self, name: str) -> Version | None:
+        numbers = self.numbers(name)
+        return self.version(name, numbers[-1]) if numbers else None
+
+    def promote(self, version: Version) -> None:
+        """Put a version on duty. Durable when this returns. Raises StoreError for a refused one."""
+        if version.status != LIVE:
+            raise StoreError(f"{version} was refused by the parity gate and is never put on duty")
+        folder = self._folder(version.name)
+        handle, draft = tempfile.mkstemp(prefix=".live-", dir=folder)
+        with os.fdopen(handle, "w") as file:
+            file.write(f"{version.number}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, folder / "live")
+        _fsync_folder(folder)
+
+    def rollback(self, name: str) -> Version:
+        """Put the newest live version older than the one on duty on duty, and give it.
+
+        Raises UnknownName for an unknown model, StoreError where nothing older may go on duty.
+        """
+        if not self.numbers(name):
+            raise UnknownName(f"no model '{name}' in the store: it has {self.names()}")
+        current = self.live_number(name)
+        for number in reversed(self.numbers(name)):
+            if current is not None and number >= current:
+                continue
+            version = self.version(name, number)
+            if version.status == LIVE:
+                self.promote(version)
+                return version
+        raise StoreError(f"'{name}' has no version before {current} that may go on duty")
+
+    @contextmanager
+    def draft(self, name: str) -> Iterator["Draft"]:
+        """A folder to fill. It vanishes when the block ends, unless it was published."""
+        folder = self._folder(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
+        try:
+            yield Draft(self, name, path)
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+    def _folder(self, name: str) -> Path:
+        if not NAME.match(name):
+            raise BadInput(f"'{name}' is not a model name: expected {NAME.pattern}")
+        return self._models / name
+
+
+class Draft:
+    """A version in the making: write files under ``folder``, then ``publish`` once."""
+
+    def __init__(self, store: Store, name: str, folder: Path) -> None:
+        self._store = store
+        self._name = name
+        self.folder = folder
+
+    def write_json(self, file: str, data: Any) -> None:
+        (self.folder / file).write_text(json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+    def publish(self, status: str, facts: Mapping[str, Any]) -> Version:
+        """Write the manifest (``facts`` beside the file digests), fsync everything, take the next number.
+
+        A version is not on duty before `Store.promote`.
+        """
+        files = {
+            path.relative_to(self.folder).as_posix(): sha256_of(path)
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file()
+        }
+        digest = hashlib.sha256("".join(f"{name}\0{sha}\n" for name, sha in files.items()).encode())
+        manifest = {"status": status, "digest": digest.hexdigest(), **facts, "files": files}
+        self.write_json("manifest.json", manifest)
+        for path in self.folder.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        self.folder.chmod(0o755)
+        _fsync_folder(self.folder)
+        while True:
+            number = max(self._store.numbers(self._name), default=0) + 1
+            target = self.folder.parent / str(number)
+            try:
+                self.folder.rename(target)
+            except OSError:  # another process took the number: a non-empty folder is never replaced
+                if not target.exists():
+                    raise
+                continue
+            _fsync_folder(target.parent)
+            return self._store.version(self._name, number)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_manifest(path: Path) -> Mapping[str, Any]:
+    try:
+        manifest = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DamagedFile(f"{path} cannot be read: {error}; convert the model again") from error
+    if not isinstance(manifest, dict) or not {"status", "digest", "files"} <= manifest.keys():
+        raise DamagedFile(f"{path} is not a manifest: it needs status, digest and files; convert the model again")
+    return manifest
+
+
+def _fsync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
