@@ -1,0 +1,68 @@
+# Everything from a bare clone with Python 3.11 or later and make: `make demo`, `make test`, `make check`.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/ready
+GPU_SECONDS := 530
+
+.PHONY: help venv demo test check lint types layers resolves gpu weights clean
+
+help:
+	@echo "make demo      the whole story on real digits, under two minutes after installing"
+	@echo "make test      the tests; without a GPU those that need one are skipped, and counted"
+	@echo "make check     what CI runs: form, types, layers, dependencies, tests"
+	@echo "make gpu       the GPU tests and the GPU benchmark, with PYTHON=… as it is (nothing is installed)"
+	@echo "make weights   train the zoo's digits again"
+	@echo "make clean     remove what make made"
+
+venv: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "halfeven needs Python 3.11 or later, and $(PYTHON) is older: try make PYTHON=python3.12"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: $(READY)
+	$(BIN)/halfeven demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+# The tests come last, so that pytest's closing line closes the output.
+check: lint types layers resolves test
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+layers: $(READY)
+	$(BIN)/python -m pytest -q tests/test_house.py
+
+resolves: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --dry-run -c constraints.txt \
+	  . "tritonclient[http,grpc]>=2.70" openai transformers scikit-learn
+
+# The interpreter is taken as it is: a GPU machine often has its own torch, and no way to fetch another.
+# .links makes the checkout importable as `halfeven` without an installation.
+gpu: export PYTHONPATH := $(CURDIR)/.links
+gpu:
+	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+	  { echo "make gpu needs a torch that sees a CUDA device, and the one of $(PYTHON) does not"; exit 2; }
+	mkdir -p .links && ln -sfn .. .links/halfeven
+	timeout $(GPU_SECONDS) sh -c 'failed=0; \
+	  $(PYTHON) -m pytest -m gpu $(if $(OUT),--junitxml="$(OUT)/gpu-tests.xml") || failed=1; \
+	  $(PYTHON) tests/benchmarks/gpu.py $(if $(OUT),--out="$(OUT)/gpu.json") || failed=1; \
+	  exit $$failed'
+
+weights: $(READY)
+	$(BIN)/python -m halfeven.models.zoo.digits.train
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,130 @@
+"""How far the half's numbers lie from the whole's: absolute errors, signal and noise, gathered in one pass.
+
+All in FP64. What is left out (NaN, infinities and sentinels of the reference) counts as zero signal and
+zero noise; `parity.py` holds those elements by other rules. A candidate that is not finite where the
+reference is a number is infinitely wrong.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .verdict import AxisSlices
+
+SENTINEL = 1e9
+MAX_SLICES = 4096
+MAX_PLOTTED_SAMPLES = 512
+MAX_PLOTTED_SLICES = 256
+MIN_SLICE_PEAK = 2.0**-20  # of S: a smaller slice is dust that no half can hold
+
+
+def left_out(reference: np.ndarray) -> np.ndarray:
+    """Where the reference is NaN, infinite, or so large that it can only mean a mask."""
+    return ~(np.abs(reference) < SENTINEL)
+
+
+def decibels(signal: np.ndarray | float, noise: np.ndarray | float) -> np.ndarray:
+    """10·log10(signal/noise): +inf where there is no noise at all, −inf for noise without any signal."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.equal(noise, 0.0), np.inf, 10.0 * np.log10(np.divide(signal, noise)))
+
+
+def _stretches(values: np.ndarray, most: int) -> list[np.ndarray]:
+    return np.array_split(values, min(len(values), most)) if len(values) else []
+
+
+@dataclass(slots=True)
+class _Axis:
+    """Sums of squares and largest magnitude per slice; it grows with the longest sample seen."""
+
+    signal: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    noise: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    peak: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    def add(self, signal: np.ndarray, noise: np.ndarray, peak: np.ndarray) -> None:
+        if missing := max(0, len(signal) - len(self.signal)):
+            self.signal, self.noise, self.peak = (
+                np.pad(sums, (0, missing)) for sums in (self.signal, self.noise, self.peak)
+            )
+        seen = slice(0, len(signal))
+        self.signal[seen] += signal
+        self.noise[seen] += noise
+        self.peak[seen] = np.maximum(self.peak[seen], peak)
+
+
+@dataclass(slots=True)
+class Divergence:
+    """What a whole and a half differ by. ``errors`` maps a sample to its largest |C − R|, absolute."""
+
+    scale: float = 0.0
+    signal: float = 0.0
+    noise: float = 0.0
+    errors: dict[int, float] = field(default_factory=dict)
+    axes: list[_Axis] = field(default_factory=list)
+
+    def add(self, samples: Sequence[int], reference: np.ndarray, candidate: np.ndarray) -> None:
+        """Take in FP64 arrays of one shape, axis 0 the samples."""
+        skip = left_out(reference)
+        size = np.where(skip, 0.0, np.abs(reference))
+        with np.errstate(invalid="ignore", over="ignore"):
+            error = np.where(skip, 0.0, np.abs(candidate - reference))
+            error[np.isnan(error)] = np.inf
+            power, noise = size * size, error * error
+        self.scale = max(self.scale, float(size.max(initial=0.0)))
+        self.signal += float(power.sum())
+        self.noise += float(noise.sum())
+        row_errors = error.max(axis=tuple(range(1, error.ndim)), initial=0.0)
+        for sample, worst in zip(samples, row_errors, strict=True):
+            self.errors[sample] = max(self.errors.get(sample, 0.0), float(worst))
+        self._add_slices(power, noise, size)
+
+    def _add_slices(self, power: np.ndarray, noise: np.ndarray, size: np.ndarray) -> None:
+        while len(self.axes) < power.ndim - 1:
+            self.axes.append(_Axis())
+        for axis, sums in enumerate(self.axes, start=1):
+            others = tuple(other for other in range(power.ndim) if other != axis)
+            sums.add(power.sum(axis=others), noise.sum(axis=others), size.max(axis=others, initial=0.0))
+
+    @property
+    def worst(self) -> float:
+        return max(self.errors.values(), default=0.0)
+
+    @property
+    def worst_sample(self) -> int | None:
+        return max(self.errors, key=self.errors.__getitem__, default=None)
+
+    @property
+    def sqnr_db(self) -> float:
+        return float(decibels(self.signal, self.noise))
+
+    def slices(self) -> tuple[AxisSlices, ...]:
+        """Every non-batch axis with its slices: at most 4,096, evenly spaced over a longer axis."""
+        return tuple(self._slices(axis, sums) for axis, sums in enumerate(self.axes, start=1))
+
+    def _slices(self, axis: int, sums: _Axis) -> AxisSlices:
+        length = len(sums.signal)
+        picked = np.linspace(0, length - 1, min(length, MAX_SLICES)).round().astype(np.int64)
+        values = decibels(sums.signal[picked], sums.noise[picked])
+        values = np.where(sums.peak[picked] > MIN_SLICE_PEAK * self.scale, values, np.nan)
+        judged = np.flatnonzero(~np.isnan(values))
+        worst = judged[values[judged].argmin()] if len(judged) else None
+        return AxisSlices(
+            axis=axis,
+            length=length,
+            judged=len(judged),
+            worst_index=None if worst is None else int(picked[worst]),
+            worst_db=np.inf if worst is None else float(values[worst]),
+            db=tuple(float(np.fmin.reduce(stretch)) for stretch in _stretches(values, MAX_PLOTTED_SLICES)),
+        )
+
+    def per_sample_error_u(self, u: float) -> tuple[float, ...]:
+        """The errors in the samples' order, in units of u·S, thinned to the worst of each stretch."""
+        errors = np.array([self.in_units(self.errors[sample], u) for sample in sorted(self.errors)])
+        return tuple(float(stretch.max()) for stretch in _stretches(errors, MAX_PLOTTED_SAMPLES))
+
+    def in_units(self, error: float, u: float) -> float:
+        """An absolute error in units of u·S; any error at all is infinite where S is zero."""
+        if error == 0.0:
+            return 0.0
+        return error / (u * self.scale) if self.scale > 0.0 else np.inf

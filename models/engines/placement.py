@@ -1,0 +1,26 @@
+"""Which device is meant: ``auto``, ``cpu`` or ``cuda:N``, checked against what this machine has."""
+
+import torch
+
+from ..errors import BadSetting
+
+
+def resolve_device(word: str) -> torch.device:
+    """``auto`` is the first CUDA device if there is one. Raises BadSetting saying what there is."""
+    if word == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(word)
+    except RuntimeError:
+        raise BadSetting(f"device {word!r}: expected auto, cpu or cuda:N") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise BadSetting(f"device {word!r}: expected auto, cpu or cuda:N")
+    index = device.index or 0
+    if index >= torch.cuda.device_count():
+        raise BadSetting(
+            f"device {word!r}: this machine has {torch.cuda.device_count()} CUDA devices "
+            f"(torch {torch.__version__}); run `halfeven doctor` to see what is missing"
+        )
+    return torch.device("cuda", index)

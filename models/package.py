@@ -1,0 +1,254 @@
+"""A model folder: ``model.toml`` and the files it names, read strictly and without running any of them."""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .datatypes import DATATYPES
+from .errors import BadFolder
+from .spec import FORMS, KINDS, Batching, Dim, ModelSpec, ParityLimits, TensorSpec
+from .store import NAME
+
+MAX_TENSORS = 256
+MAX_RANK = 16
+
+# The words of Keras' and TensorFlow's dtype policies, as (level, dtype).
+_KERAS_LEVELS = {
+    "float32": ("O0", "fp16"),
+    "mixed_float16": ("O1", "fp16"),
+    "mixed_bfloat16": ("O1", "bf16"),
+    "float16": ("O3", "fp16"),
+    "bfloat16": ("O3", "bf16"),
+}
+LEVELS = ("O0", "O1", "O2", "O3")
+HALF_DTYPES = ("fp16", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What is asked of the conversion: Apex's level, the half dtype, and the nodes to keep in FP32."""
+
+    level: str = "O1"
+    dtype: str = "fp16"
+    keep: tuple[str, ...] = ()
+    embeddings: str = "keep"
+
+    @classmethod
+    def parse(cls, level: str, dtype: str, keep: Iterable[str], embeddings: str, where: str) -> "Precision":
+        """Also takes Keras' words for the level. Raises BadFolder naming ``where``."""
+        level, dtype = _KERAS_LEVELS.get(level, (level, dtype))
+        _one_of(level, (*LEVELS, *_KERAS_LEVELS), f"{where} level")
+        _one_of(dtype, HALF_DTYPES, f"{where} dtype")
+        _one_of(embeddings, ("keep", "half"), f"{where} embeddings")
+        return cls(level, dtype, tuple(keep), embeddings)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A folder that was read: ``source`` is ``file.py:function``; nothing in it has been run."""
+
+    folder: Path
+    source: str
+    path: tuple[Path, ...]
+    weights: Path | None
+    samples: Path | None
+    spec: ModelSpec
+    precision: Precision
+
+
+def read_folder(folder: Path) -> ModelFolder:
+    """Read ``folder/model.toml``. Raises BadFolder with file, key and the nearest valid key."""
+    folder = folder.resolve()
+    file = folder / "model.toml"
+    try:
+        data = tomllib.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise BadFolder(f"{file} does not exist: a model folder needs a model.toml") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadFolder(f"{file} cannot be read: {error}") from error
+    return _Reader(file).read(data)
+
+
+class _Reader:
+    """Turns the parsed TOML into a ModelFolder; knows the file's name for its messages."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def read(self, data: Mapping[str, Any]) -> ModelFolder:
+        self.known(data, _TOP, "")
+        for key in ("name", "source", "inputs", "outputs"):
+            if key not in data:
+                raise self.error(f"the key '{key}' is missing")
+        precision = self.table(data, "precision", {"level": str, "dtype": str, "keep": list, "embeddings": str})
+        return ModelFolder(
+            folder=self.file.parent,
+            source=self.source(self.typed(data, "source", str)),
+            path=tuple(self.file.parent / p for p in self.strings(data.get("path", []), "path")),
+            weights=self.existing(data.get("weights"), "weights", "weights.safetensors"),
+            samples=self.existing(None, "samples", "samples.safetensors"),
+            spec=self.spec(data),
+            precision=Precision.parse(
+                precision.get("level", "O1"),
+                precision.get("dtype", "fp16"),
+                self.strings(precision.get("keep", []), "precision.keep"),
+                precision.get("embeddings", "keep"),
+                f"{self.file}: [precision]",
+            ),
+        )
+
+    def spec(self, data: Mapping[str, Any]) -> ModelSpec:
+        name = self.typed(data, "name", str)
+        if not NAME.match(name):
+            raise self.error(f"name = {name!r} is not a model name: expected {NAME.pattern}")
+        rows = self.typed({"max_batch_size": 64, **data}, "max_batch_size", int)
+        if not 0 <= rows <= 65536:
+            raise self.error(f"max_batch_size = {rows}: expected 0 (not batched) to 65536")
+        form = self.typed({"form": "auto", **data}, "form", str)
+        _one_of(form, FORMS, f"{self.file}: form")
+        limits = self.table(data, "parity", dict.fromkeys(_PARITY, float))
+        if bad := [key for key, value in limits.items() if not value >= 0]:
+            raise self.error(f"[parity] {bad[0]} = {limits[bad[0]]}: expected a number of at least 0")
+        batching = self.table(data, "batching", {"max_queue_delay_us": int, "max_queue_size": int})
+        if bad := [key for key, value in batching.items() if value < 0]:
+            raise self.error(f"[batching] {bad[0]} = {batching[bad[0]]}: expected a number of at least 0")
+        return ModelSpec(
+            name=name,
+            inputs=self.tensors(data, "inputs", batched=rows > 0),
+            outputs=self.tensors(data, "outputs", batched=rows > 0),
+            max_batch_size=rows,
+            form=form,
+            parity=ParityLimits(**limits, overridden=tuple(sorted(limits))),
+            batching=Batching(**batching),
+        )
+
+    def tensors(self, data: Mapping[str, Any], key: str, batched: bool) -> tuple[TensorSpec, ...]:
+        entries = self.typed(data, key, list)
+        if not 1 <= len(entries) <= MAX_TENSORS:
+            raise self.error(f"[[{key}]]: expected 1 to {MAX_TENSORS} tensors, got {len(entries)}")
+        tensors = tuple(self.tensor(entry, f"{key}[{i}]", batched) for i, entry in enumerate(entries))
+        names = [tensor.name for tensor in tensors]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise self.error(f"[[{key}]]: the name '{twice[0]}' stands there twice")
+        return tensors
+
+    def tensor(self, entry: Any, where: str, batched: bool) -> TensorSpec:
+        if not isinstance(entry, dict):
+            raise self.error(f"{where}: expected a table, got {entry!r}")
+        self.known(entry, _TENSOR, where)
+        datatype = self.typed(entry, "datatype", str, where)
+        _one_of(datatype, tuple(DATATYPES), f"{self.file}: {where}.datatype")
+        kind = self.typed({"kind": "tensor", **entry}, "kind", str, where)
+        _one_of(kind, KINDS, f"{self.file}: {where}.kind")
+        return TensorSpec(
+            name=self.typed(entry, "name", str, where),
+            datatype=datatype,
+            shape=self.shape(self.typed(entry, "shape", list, where), where, batched),
+            kind=kind,
+            labels=self.labels(entry, where),
+            picture=self.picture(entry, where),
+        )
+
+    def shape(self, items: list[Any], where: str, batched: bool) -> tuple[Dim, ...]:
+        if len(items) > MAX_RANK:
+            raise self.error(f"{where}.shape: expected at most {MAX_RANK} dimensions, got {len(items)}")
+        try:
+            shape = tuple(Dim.parse(item) for item in items)
+        except BadFolder as error:
+            raise self.error(f"{where}.shape: {error}") from None
+        if batched and (not shape or shape[0].fixed):
+            raise self.error(
+                f"{where}.shape = {items}: the first axis is the batch and must be free (-1); "
+                "set max_batch_size = 0 for a model that is not batched"
+            )
+        return shape
+
+    def labels(self, entry: Mapping[str, Any], where: str) -> tuple[str, ...]:
+        if "labels_file" not in entry:
+            return tuple(self.strings(entry.get("labels", []), f"{where}.labels"))
+        path = self.existing(self.typed(entry, "labels_file", str, where), f"{where}.labels_file", None)
+        assert path is not None
+        return tuple(path.read_text().splitlines())
+
+    def picture(self, entry: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
+        picture = entry.get("picture")
+        if picture is None:
+            return None
+        if not isinstance(picture, dict):
+            raise self.error(f"{where}.picture: expected a table, got {picture!r}")
+        self.known(picture, ("size", "color", "scale", "mean", "std"), f"{where}.picture")
+        return picture
+
+    def source(self, source: str) -> str:
+        if not re.fullmatch(r"[^:]+\.py:[A-Za-z_]\w*", source):
+            raise self.error(
+                f"source = {source!r}: expected a Python file and a function, such as 'model.py:build'; "
+                "ONNX files, exported programs and transformers folders are not taken yet"
+            )
+        file = source.partition(":")[0]
+        self.existing(file, "source", None)
+        return source
+
+    def existing(self, value: Any, key: str, default: str | None) -> Path | None:
+        """The path that a key names inside the folder; the default only where it exists."""
+        if value is None:
+            path = self.file.parent / (default or "")
+            return path if default and path.is_file() else None
+        if not isinstance(value, str):
+            raise self.error(f"{key} = {value!r}: expected a file name")
+        path = self.file.parent / value
+        if not path.is_file():
+            raise self.error(f"{key} = {value!r}: there is no such file in {self.file.parent}")
+        return path
+
+    def table(self, data: Mapping[str, Any], key: str, fields: Mapping[str, type]) -> dict[str, Any]:
+        table = data.get(key, {})
+        if not isinstance(table, dict):
+            raise self.error(f"[{key}]: expected a table, got {table!r}")
+        self.known(table, fields, key)
+        return {name: self.typed(table, name, fields[name], key) for name in table}
+
+    def typed(self, data: Mapping[str, Any], key: str, kind: type, where: str = "") -> Any:
+        value = data.get(key)
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            place = f"{where}.{key}" if where else key
+            raise self.error(f"{place} = {value!r}: expected {_SPOKEN[kind]}")
+        return value
+
+    def strings(self, value: Any, key: str) -> list[str]:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.error(f"{key} = {value!r}: expected a list of strings")
+        return value
+
+    def known(self, data: Mapping[str, Any], fields: Iterable[str], where: str) -> None:
+        fields = list(fields)
+        for key in data:
+            if key not in fields:
+                near = difflib.get_close_matches(key, fields, n=1, cutoff=0.0)[0]
+                place = f"[{where}] " if where else ""
+                raise self.error(f"{place}the key '{key}' is unknown; the nearest known key is '{near}'")
+
+    def error(self, message: str) -> BadFolder:
+        return BadFolder(f"{self.file}: {message}")
+
+
+def _one_of(value: str, known: Iterable[str], where: str) -> None:
+    known = list(known)
+    if value not in known:
+        near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.0)
+        raise BadFolder(f"{where} = {value!r}: expected one of {', '.join(known)}; did you mean {near[0]!r}?")
+
+
+_PARITY = ("max_error_u", "min_sqnr_db", "min_slice_sqnr_db", "max_flips")
+_TOP = (
+    "name", "source", "path", "weights", "max_batch_size", "form",
+    "inputs", "outputs", "precision", "parity", "batching",
+)  # fmt: skip
+_TENSOR = ("name", "datatype", "shape", "kind", "labels", "labels_file", "picture")
+_SPOKEN = {str: "a string", int: "a whole number", float: "a number", list: "a list", dict: "a table"}

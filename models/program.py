@@ -1,0 +1,30 @@
+"""An exported program made ready to run: a plain graph of ATen calls, inputs and outputs in the spec's order."""
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.fx.graph import CodeGen
+
+_DROPOUTS = (torch.ops.aten.dropout.default, torch.ops.aten.feature_dropout.default)
+
+
+def runnable(program: ExportedProgram) -> GraphModule:
+    """The program as a module that takes tensors in order and gives a tuple.
+
+    Guards are left out (the protocol has held the request against the spec), and so are pytree handling,
+    dropout in evaluation (the identity) and weights that nothing reads.
+    """
+    module = program.module(check_guards=False)
+    assert isinstance(module, GraphModule)
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.target in _DROPOUTS and node.args[2] is False:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        elif node.target is torch.ops.aten._assert_tensor_metadata.default or (
+            node.op == "get_attr" and not node.users
+        ):
+            graph.erase_node(node)
+    graph.set_codegen(CodeGen())
+    module.recompile()
+    return module

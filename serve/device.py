@@ -1,0 +1,210 @@
+"""One thread that owns a device and all models on it.
+
+Autocast and CUDA streams belong to a thread, so this is not only tidy, it is right; and OpenMP gives every
+thread that runs a model its own pool, so two such threads on a CPU fight for its cores. The thread sleeps on
+a bell. Rung, it gives a turn to whoever's next batch is due first, then looks again. It never polls; it sets
+a timer only where an operator asked for a delay. Between batches it runs calls: load, prove, swap, close.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+from ..models.errors import NotReady
+
+logger = logging.getLogger("halfeven.device")
+T = TypeVar("T")
+
+
+class TakesTurns(Protocol):
+    """What runs its batches on a device (a batcher). The device thread calls all but ``refuse``."""
+
+    @property
+    def queued(self) -> int:
+        """How many requests the last ``due_ns`` found waiting."""
+        ...
+
+    def due_ns(self) -> int | None:
+        """When the next batch may start, on the device's clock (past: at once); None where nothing waits."""
+        ...
+
+    def turn(self) -> None:
+        """Run the batch that the last ``due_ns`` spoke of."""
+        ...
+
+    def refuse(self) -> None:
+        """Accept nothing more; what waits is still served."""
+        ...
+
+
+class Bell:
+    """Rung any number of times before it is heard, it is heard once. A bare lock: no allocation, no queue."""
+
+    def __init__(self) -> None:
+        self._silent = threading.Lock()
+        self._silent.acquire()
+
+    def ring(self) -> None:
+        if self._silent.locked():
+            try:
+                self._silent.release()
+            except RuntimeError:  # another thread rang in between: once is enough
+                return
+
+    def wait(self, timeout_ns: int | None = None) -> None:
+        """Sleep until it is rung, or until ``timeout_ns`` have passed."""
+        timeout_s = -1 if timeout_ns is None else min(timeout_ns / 1e9, threading.TIMEOUT_MAX)
+        self._silent.acquire(timeout=timeout_s)
+
+
+class DeviceThread:
+    """Start it once, attach batchers to it, stop it once. ``clock`` gives nanoseconds."""
+
+    def __init__(self, name: str = "cpu", clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self.name = name
+        self.clock = clock
+        self._bell = Bell()
+        self._door = threading.Lock()  # guards: the list of the attached, and calls against stopping
+        self._attached: tuple[
+            TakesTurns, ...
+        ] = ()  # replaced, never changed: the thread reads it without a lock
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._held_until: float | None = None
+        self._stopping = False
+        self._ended = False
+        self._thread = threading.Thread(target=self._live, name=f"halfeven-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """In this order: refuse new work, finish what waits, stop. False where the time did not suffice.
+
+        It blocks. A server first awaits ``Batcher.drain()``, so that its event loop can take the answers.
+        """
+        with self._door:
+            self._stopping = True
+        for one in self._attached:
+            one.refuse()
+        if self._thread.ident is None:
+            self._thread.start()  # never started: what waits is finished all the same
+        self.ring()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.error("device %s: a batch or call did not end within %g s", self.name, timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the device thread."""
+        return threading.get_ident() == self._thread.ident
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def attach(self, one: TakesTurns) -> None:
+        with self._door:
+            self._attached = (*self._attached, one)
+
+    def detach(self, one: TakesTurns) -> None:
+        """Give it no more turns. Await its ``drain()`` first: what still waits would not be answered."""
+        with self._door:
+            self._attached = tuple(other for other in self._attached if other is not one)
+
+    def ring(self) -> bool:
+        """Say that there is something to do. False where the thread has ended and will not look again."""
+        self._bell.ring()
+        return not self._ended
+
+    def call(self, fn: Callable[[], T]) -> Future[T]:
+        """Run ``fn`` on the device thread, between two batches; its result or exception is in the future.
+
+        While it runs nothing is served: slice long work (proving) into several calls, and wait for each.
+        One call runs between two batches, so a long line of calls does not starve the batches either.
+        On the device thread itself never wait for the future. Raises NotReady once the thread is stopping.
+        """
+        future: Future[T] = Future()
+        with self._door:
+            if self._stopping:
+                raise NotReady(f"device {self.name} is stopping and takes no more calls; start a new server")
+            self._calls.append((fn, future))
+        self._bell.ring()
+        return future
+
+    def hold(self, until_queued: int | None = None) -> None:
+        """Begin no batch until ``release()``, or until so many requests wait; calls are still run.
+
+        For tests and for looking closely, as TRITONSERVER_DELAY_SCHEDULER is. A batch under way is finished.
+        """
+        self._held_until = math.inf if until_queued is None else until_queued
+
+    def release(self) -> None:
+        self._held_until = None
+        self._bell.ring()
+
+    def _live(self) -> None:
+        while True:
+            stopping = self._stopping  # read before looking: what came earlier is then surely found
+            called = self._one_call()
+            wait_ns = self._one_turn()
+            if called or wait_ns == 0:
+                continue
+            if stopping:
+                break
+            self._bell.wait(wait_ns)
+        self._ended = True
+        while self._one_turn() == 0:  # whoever handed over before he could see the end
+            pass
+
+    def _one_call(self) -> bool:
+        if not self._calls:
+            return False
+        fn, future = self._calls.popleft()
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(fn())
+            except BaseException as error:  # SystemExit from a model's code must not end the thread either
+                future.set_exception(error)
+        return True
+
+    def _one_turn(self) -> int | None:
+        """Run the batch that is due first. 0: done; else nanoseconds until one may start; None: none may."""
+        first: TakesTurns | None = None
+        due_ns = 0
+        queued = 0
+        for one in self._attached:
+            its_ns = self._due_ns(one)
+            queued += one.queued
+            if its_ns is not None and (first is None or its_ns < due_ns):
+                first, due_ns = one, its_ns
+        if first is None or self._is_held(queued):
+            return None
+        wait_ns = due_ns - self.clock()
+        if wait_ns > 0 and not self._stopping:
+            return wait_ns
+        try:
+            first.turn()
+        except BaseException:
+            logger.exception("device %s: a turn raised; a mistake of ours, please report it", self.name)
+        return 0
+
+    def _due_ns(self, one: TakesTurns) -> int | None:
+        try:
+            return one.due_ns()
+        except BaseException:
+            logger.exception("device %s: a queue raised; a mistake of ours, please report it", self.name)
+            return None
+
+    def _is_held(self, queued: int) -> bool:
+        if self._held_until is None or self._stopping:
+            return False
+        if queued < self._held_until:
+            return True
+        self._held_until = None
+        return False

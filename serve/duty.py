@@ -1,0 +1,107 @@
+"""What the border, the batcher and the roster say to each other: who is on duty, and what an answer carries.
+
+Only words, no work: `batcher.py` answers, `roster.py` finds, `infer_asgi.py` and `app.py` ask.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypedDict
+
+import numpy as np
+
+from ..models.engines.engine import Engine
+from ..models.spec import ModelSpec
+
+
+@dataclass(slots=True, eq=False)
+class OnDuty:
+    """One version, loaded, proven on this device and warm.
+
+    ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``fp16-unproven``; ``reason`` says why it is that one.
+    """
+
+    version: str
+    digest: str
+    precision: str
+    engine: Engine
+    reason: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """One request's share of a batch: outputs in the spec's order, by whom, and what it cost.
+
+    ``queue_ns`` is the wait before the batch began, ``compute_ns`` the batch's run, ``batch_rows`` its rows.
+    """
+
+    outputs: list[np.ndarray]
+    duty: OnDuty
+    queue_ns: int
+    compute_ns: int
+    batch_rows: int
+
+
+class Statistics(TypedDict, total=False):
+    """Plain counters of one version since it went on duty; a missing key is zero.
+
+    Each pair is (count, nanoseconds), per request but for ``batches`` (rows of the batch → executions).
+    """
+
+    last_inference_ms: int  # Unix time of the last answer, milliseconds
+    inference_count: int  # rows answered
+    execution_count: int  # batches run
+    success: tuple[int, int]
+    fail: tuple[int, int]
+    queue: tuple[int, int]
+    compute_input: tuple[int, int]
+    compute_infer: tuple[int, int]
+    compute_output: tuple[int, int]
+    batches: dict[int, tuple[int, int]]
+
+
+class Submit(Protocol):
+    """The batcher as its callers see it."""
+
+    def submit(self, arrays: Sequence[np.ndarray], rows: int) -> asyncio.Future[Answer]:
+        """Queue one checked request (arrays in the spec's order); the future is cancelled by a caller who leaves.
+
+        Raises Overloaded where the queue is full, NotReady where nothing is on duty or the server drains.
+        """
+        ...
+
+
+class Served(Protocol):
+    """A model that has a version on duty. The spec is the same for all versions under one name."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def batcher(self) -> Submit: ...
+
+    @property
+    def duty(self) -> OnDuty: ...
+
+    def statistics(self) -> Statistics: ...
+
+
+class Roster(Protocol):
+    """Who serves which name."""
+
+    def find(self, name: str, version: str | None = None) -> Served:
+        """The model on duty under this name.
+
+        Raises UnknownName ("Request for unknown model: 'x' is not found"), NotReady where it has no version.
+        """
+        ...
+
+    def all(self) -> list[Served]: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    def not_ready_reasons(self) -> list[str]: ...

@@ -1,0 +1,271 @@
+"""Open Inference Protocol V2 infer: bytes in, arrays out, and back. No HTTP here.
+
+Source: Open Inference Protocol "Inference", Triton's binary tensor data extension; the refusals carry
+Triton's words, because clients match on them.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from ...models.errors import BadRequest, EngineFailed
+from ...models.spec import ModelSpec, TensorSpec
+from .infer_fields import DeclaredInput, read_inputs, read_outputs, refuse_parameters
+from .json_numbers import array_of, dump_flat, parse, writable
+
+_HEADER_LENGTH = re.compile(r"[0-9]{1,12}")
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+_PLANS, _PLAN_BYTES = 256, 4096  # how many request headers are remembered, and how long one may be
+
+
+class RequestedOutput(NamedTuple):
+    """``index`` into the spec's outputs; ``binary`` or JSON numbers."""
+
+    index: int
+    binary: bool
+
+
+class InferRequest(NamedTuple):
+    """A checked request. Binary ``arrays`` are read-only views of the body, possibly unaligned.
+
+    ``rows`` is the batch size, 1 where the model is not batched.
+    """
+
+    id: str | None
+    arrays: list[np.ndarray]
+    rows: int
+    outputs: tuple[RequestedOutput, ...]
+
+
+class InferResponse(NamedTuple):
+    """``header_length`` is the length of the JSON part, None where the body is JSON alone."""
+
+    body: bytes
+    header_length: int | None
+
+
+class _Plan(NamedTuple):
+    """What one JSON header says where every input is binary: it says all but the numbers."""
+
+    places: tuple[tuple[tuple[int, ...], np.dtype, int], ...]  # shape, dtype, offset in the body
+    length: int
+    rows: int
+    outputs: tuple[RequestedOutput, ...]
+
+
+class InferCodec:
+    """Reads requests for one model and writes its answers.
+
+    Callers repeat themselves: a client's JSON header is the same for every request of one shape, so its
+    meaning is remembered and such a request costs one dictionary look-up.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self._output_dtypes = [tensor.type.numpy for tensor in spec.outputs]
+        self._all_binary = tuple(RequestedOutput(i, True) for i in range(len(spec.outputs)))
+        self._plans: dict[bytes, _Plan] = {}
+
+    def read(self, body: bytes, header_length: str | None = None) -> InferRequest:
+        """Read a request body; ``header_length`` is the Inference-Header-Content-Length, as it came.
+
+        Raises BadRequest naming the tensor, what was expected and what came.
+        """
+        if header_length is None:
+            return self._read_fresh(body, len(body), False)
+        head = _head_size(header_length, len(body))
+        if head == 0:
+            return self._read_raw(body)
+        plan = self._plans.get(body[:head])
+        if plan is None or plan.length != len(body):
+            return self._read_fresh(body, head, head <= _PLAN_BYTES)
+        arrays = [np.ndarray(shape, dtype, body, offset) for shape, dtype, offset in plan.places]
+        return InferRequest(None, arrays, plan.rows, plan.outputs)
+
+    def _read_fresh(self, body: bytes, head: int, remember: bool) -> InferRequest:
+        text = body[:head]
+        message = parse(text)
+        if not isinstance(message, dict):
+            raise BadRequest('an inference request is a JSON object: {"inputs": [...]}')
+        id = message.get("id")
+        if id is not None and not isinstance(id, str):
+            raise BadRequest(f"the request's 'id' must be a string, got {type(id).__name__}")
+        refuse_parameters(message)
+        rows, declared = read_inputs(self.spec, message)
+        outputs = tuple(RequestedOutput(*item) for item in read_outputs(self.spec, message))
+        places = self._places(declared, head, len(body))
+        arrays = [
+            np.ndarray(item.shape, item.dtype, body, place)
+            if place is not None
+            else _from_json(item, self.spec.name)
+            for item, place in zip(declared, places, strict=True)
+        ]
+        if remember and id is None and None not in places:
+            self._remember(text, len(body), declared, places, rows, outputs)
+        return InferRequest(id, arrays, rows, outputs)
+
+    def _places(self, declared: Sequence[DeclaredInput], head: int, length: int) -> list[int | None]:
+        """Where each binary tensor begins in the body: one after the other, in the order of the JSON."""
+        places: list[int | None] = [None] * len(declared)
+        cursor = head
+        for index, item in sorted(enumerate(declared), key=lambda pair: pair[1].position):
+            if item.binary_size is None:
+                continue
+            if cursor + item.binary_size > length:
+                missing = cursor + item.binary_size - length
+                raise BadRequest(
+                    f"unexpected size for input '{item.name}', expecting {missing} additional bytes "
+                    f"for model '{self.spec.name}'"
+                )
+            places[index] = cursor
+            cursor += item.binary_size
+        if cursor != length:
+            raise BadRequest(
+                f"unexpected additional input data for model '{self.spec.name}': {length - cursor} bytes "
+                "follow the last tensor that the JSON declares"
+            )
+        return places
+
+    def _remember(
+        self,
+        text: bytes,
+        length: int,
+        declared: Sequence[DeclaredInput],
+        places: Sequence[int | None],
+        rows: int,
+        outputs: tuple[RequestedOutput, ...],
+    ) -> None:
+        if len(self._plans) >= _PLANS:
+            self._plans.clear()
+        where = tuple(
+            (item.shape, item.dtype, place or 0) for item, place in zip(declared, places, strict=True)
+        )
+        self._plans[text] = _Plan(where, length, rows, outputs)
+
+    def _read_raw(self, body: bytes) -> InferRequest:
+        """A header length of 0: the body is the one input's bytes, batch 1; all outputs come back binary."""
+        spec = self.spec
+        if len(spec.inputs) != 1:
+            raise BadRequest(
+                f"Raw request must only have 1 input (found 1) to be deduced but got {len(spec.inputs)} "
+                f"inputs in '{spec.name}' model configuration"
+            )
+        array = np.ndarray(_raw_shape(spec, len(body)), spec.inputs[0].type.numpy, body)
+        return InferRequest(None, [array], 1, self._all_binary)
+
+    def write(
+        self,
+        request: InferRequest,
+        outputs: Sequence[np.ndarray],
+        version: str,
+        parameters: Mapping[str, Any],
+    ) -> InferResponse:
+        """Write the asked outputs (``outputs`` is all of them, in the spec's order)."""
+        entries: list[dict[str, Any]] = []
+        chunks: list[np.ndarray | bytes] = []
+        for index, binary in request.outputs:
+            tensor, array = self.spec.outputs[index], outputs[index]
+            if array.dtype != self._output_dtypes[index]:
+                raise EngineFailed(_wrong_dtype(tensor, array))
+            entry = {"name": tensor.name, "datatype": tensor.datatype, "shape": array.shape}
+            if binary:
+                entry["parameters"] = {"binary_data_size": array.nbytes}
+                if array.nbytes:
+                    chunks.append(_raw_bytes(array, tensor))
+            else:
+                entry["data"] = writable(array).reshape(-1)
+            entries.append(entry)
+        message = {"model_name": self.spec.name, "model_version": version, "parameters": parameters}
+        if request.id is not None:
+            message = {"id": request.id, **message}
+        message["outputs"] = entries
+        text = orjson.dumps(message, option=_NUMPY)
+        if b"null" in text:  # orjson's word for a number that is not finite
+            text = _with_nan(message)
+        if not chunks:
+            return InferResponse(text, None)
+        return InferResponse(b"".join((text, *chunks)), len(text))
+
+
+def _head_size(text: str, length: int) -> int:
+    if not _HEADER_LENGTH.fullmatch(text):
+        raise BadRequest(f"Inference-Header-Content-Length must be a number of bytes, got: {text[:40]!r}")
+    if (head := int(text)) > length:
+        raise BadRequest(f"inference header size should be in range (0, {length}), got: {head}")
+    return head
+
+
+def _raw_shape(spec: ModelSpec, length: int) -> tuple[int, ...]:
+    tensor = spec.inputs[0]
+    shape = [1 if spec.batched else -1] if spec.batched else []
+    shape += [dim.wire for dim in tensor.shape[len(shape) :]]
+    if shape.count(-1) > 1:
+        raise BadRequest(
+            f"The shape of the raw input '{tensor.name}' can not be deduced because there are more than one "
+            "variable-sized dimension"
+        )
+    row = tensor.type.itemsize
+    for size in shape:
+        row *= size if size != -1 else 1
+    if -1 in shape and row:
+        shape[shape.index(-1)] = length // row
+        row *= length // row
+    if row != length:
+        raise BadRequest(
+            f"input byte size mismatch for input '{tensor.name}' for model '{spec.name}'. "
+            f"Expected {row}, got {length}"
+        )
+    if fault := tensor.fault(shape, tensor.datatype):
+        raise BadRequest(f"input '{tensor.name}' of model '{spec.name}': {fault}")
+    return tuple(shape)
+
+
+def _from_json(item: DeclaredInput, model: str) -> np.ndarray:
+    """JSON ``data``, flat or nested to the shape (axes of size 1 may be left out or added)."""
+    array = array_of(item.data, item.datatype, f"input '{item.name}' of model '{model}': data")
+    if array.size != item.count:
+        raise BadRequest(
+            f"Unable to parse 'data': Shape does not match true shape of 'data' field: input '{item.name}' "
+            f"declares the shape {list(item.shape)} = {item.count} elements, got {array.size}"
+        )
+    if array.ndim > 1 and _bare(array.shape) != _bare(item.shape):
+        raise BadRequest(
+            f"Unable to parse 'data': Shape does not match true shape of 'data' field: input '{item.name}' "
+            f"declares the shape {list(item.shape)}, but its data is nested to {list(array.shape)}"
+        )
+    return array.reshape(item.shape)
+
+
+def _bare(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size != 1]
+
+
+def _raw_bytes(array: np.ndarray, tensor: TensorSpec) -> np.ndarray | bytes:
+    """What ``b"".join`` takes without a copy; bfloat16 has no buffer format."""
+    if array.flags.c_contiguous and tensor.datatype != "BF16":
+        return array
+    return array.tobytes()
+
+
+def _with_nan(message: dict[str, Any]) -> bytes:
+    """Write again with bare NaN and Infinity tokens (as Triton does) and say how many there are."""
+    odd = 0
+    entries = []
+    for entry in message["outputs"]:
+        if "data" in entry:
+            text, count = dump_flat(entry["data"])
+            entry = {**entry, "data": orjson.Fragment(text)}
+            odd += count
+        entries.append(entry)
+    parameters = {**message["parameters"], "nonfinite_count": odd} if odd else message["parameters"]
+    return orjson.dumps({**message, "parameters": parameters, "outputs": entries}, option=_NUMPY)
+
+
+def _wrong_dtype(tensor: TensorSpec, array: np.ndarray) -> str:
+    return (
+        f"the engine gave output '{tensor.name}' as {array.dtype}, but the model's signature says "
+        f"{tensor.datatype}. This is a bug in halfeven, not in the request."
+    )

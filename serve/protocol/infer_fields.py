@@ -1,0 +1,229 @@
+"""The JSON part of an infer request, field by field, held against the model. Refusals in Triton's words."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...models.datatypes import Datatype
+from ...models.errors import BadRequest
+from ...models.spec import ModelSpec, TensorSpec
+
+_INT64_MAX = 2**63 - 1
+_SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
+
+
+class DeclaredInput(NamedTuple):
+    """One input as the JSON declares it: checked, but not yet read. ``position`` is its place in the JSON."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    count: int
+    position: int
+    binary_size: int | None
+    data: Any
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.datatype.numpy
+
+
+def refuse_parameters(message: Mapping[str, Any]) -> None:
+    """Refuse what would change the meaning of the request and is not offered."""
+    for key in _parameters(message, "the request"):
+        if key.startswith("triton_"):
+            raise BadRequest(
+                f"parameter '{key}' is reserved: parameters beginning with 'triton_' are refused"
+            )
+        if key.startswith("sequence_"):
+            raise BadRequest(
+                f"parameter '{key}': sequences are not offered. Models here keep no state between requests: "
+                "send the state as an input and read it back as an output"
+            )
+
+
+def read_inputs(spec: ModelSpec, message: Mapping[str, Any]) -> tuple[int, list[DeclaredInput]]:
+    """The rows and the inputs in the spec's order. Raises BadRequest."""
+    entries = _objects(message, "inputs")
+    _check_names(spec, [entry["name"] for entry in entries])
+    places = {entry["name"]: (place, entry) for place, entry in enumerate(entries)}
+    declared = [_declared(spec, tensor, *places[tensor.name]) for tensor in spec.inputs]
+    _check_equal_sizes(spec, declared)
+    return (declared[0].shape[0] if spec.batched else 1), declared
+
+
+def read_outputs(spec: ModelSpec, message: Mapping[str, Any]) -> Iterator[tuple[int, bool]]:
+    """(index, binary) of each output asked for; all of them where none is named. Raises BadRequest."""
+    binary = _flag(_parameters(message, "the request"), "binary_data_output", False)
+    names = [tensor.name for tensor in spec.outputs]
+    if not message.get("outputs"):
+        yield from ((index, binary) for index in range(len(names)))
+        return
+    seen: set[str] = set()
+    for entry in _objects(message, "outputs"):
+        name = entry["name"]
+        if name in seen:
+            raise BadRequest(f"output '{name}' already exists in request")
+        if name not in names:
+            raise BadRequest(f"unexpected inference output '{name}' for model '{spec.name}'; it has {names}")
+        seen.add(name)
+        parameters = _parameters(entry, f"output '{name}'")
+        _refuse_output_forms(name, parameters)
+        yield names.index(name), _flag(parameters, "binary_data", binary)
+
+
+def _refuse_output_forms(name: str, parameters: Mapping[str, Any]) -> None:
+    if parameters.get("classification"):
+        raise BadRequest(
+            f"output '{name}': the classification extension is not offered yet; POST to "
+            "/v1/models/{model}:predict, which adds labels, or take the scores and rank them"
+        )
+    if "shared_memory_region" in parameters:
+        raise BadRequest(_no_shared_memory(f"output '{name}'"))
+
+
+def _no_shared_memory(who: str) -> str:
+    return f"{who}: shared memory is not offered; send and receive binary tensors in the body"
+
+
+def _objects(message: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """The list under ``key``: objects that each have a name."""
+    entries = message.get(key)
+    if not isinstance(entries, list) or not entries:
+        raise BadRequest(f"Unable to parse '{key}': expected a list of tensors under '{key}'")
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            raise BadRequest(f"Unable to parse '{key}': {key}[{index}] must be an object with a 'name'")
+    return entries
+
+
+def _parameters(entry: Mapping[str, Any], who: str) -> Mapping[str, Any]:
+    parameters = entry.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise BadRequest(f"Unable to parse 'parameters': those of {who} must be an object")
+    for key, value in parameters.items():
+        if isinstance(value, list | dict):
+            raise BadRequest(
+                f"Unable to parse 'parameters': '{key}' of {who} must be a string, number or bool"
+            )
+    return parameters
+
+
+def _flag(parameters: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = parameters.get(key, default)
+    if not isinstance(value, bool):
+        raise BadRequest(f"Unable to parse '{key}': expected true or false, got {str(value)[:40]!r}")
+    return value
+
+
+def _check_names(spec: ModelSpec, came: Sequence[str]) -> None:
+    wanted = [tensor.name for tensor in spec.inputs]
+    if sorted(came) == sorted(wanted):
+        return
+    for index, name in enumerate(came):
+        if name in came[:index]:
+            raise BadRequest(f"input '{name}' already exists in request for model '{spec.name}'")
+    raise BadRequest(
+        f"expected {len(wanted)} inputs but got {len(came)} inputs for model '{spec.name}'. Got input(s) "
+        f"{list(came)}, but missing required input(s) {[name for name in wanted if name not in came]}. "
+        f"Please provide all required input(s): {wanted}."
+    )
+
+
+def _declared(spec: ModelSpec, tensor: TensorSpec, position: int, entry: dict[str, Any]) -> DeclaredInput:
+    shape = _shape(tensor.name, entry.get("shape"))
+    _check_datatype(spec, tensor, entry.get("datatype"))
+    itemsize = tensor.type.itemsize
+    # Before anything is multiplied by machine: numpy wraps where Python does not.
+    if prod(max(size, 1) for size in shape) > _INT64_MAX:
+        raise BadRequest(
+            f"the shape {list(shape)} of input '{tensor.name}' causes total element count to exceed maximum "
+            f"size of {_INT64_MAX}"
+        )
+    if (count := prod(shape)) * itemsize > _INT64_MAX:
+        raise BadRequest(f"byte size overflow for input '{tensor.name}': the shape is {list(shape)}")
+    _check_shape(spec, tensor, shape)
+    parameters = _parameters(entry, f"input '{tensor.name}'")
+    size = _binary_size(spec, tensor, entry, parameters)
+    if size is not None and size != count * itemsize:
+        raise BadRequest(
+            f"input byte size mismatch for input '{tensor.name}' for model '{spec.name}'. "
+            f"Expected {count * itemsize}, got {size}"
+        )
+    return DeclaredInput(tensor.name, tensor.type, shape, count, position, size, entry.get("data"))
+
+
+def _shape(name: str, shape: object) -> tuple[int, ...]:
+    if not isinstance(shape, list):
+        raise BadRequest(f"Unable to parse 'shape': input '{name}' must have a list of sizes there")
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise BadRequest(
+            "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer: "
+            f"input '{name}' came with {str(shape)[:80]}"
+        )
+    return tuple(shape)
+
+
+def _check_datatype(spec: ModelSpec, tensor: TensorSpec, came: object) -> None:
+    if came == tensor.datatype:
+        return
+    text = (
+        f"inference input '{tensor.name}' data-type is '{str(came)[:40]}', but model '{spec.name}' expects "
+    )
+    way_out = "; BYTES tensors are not offered: send numbers (token ids, pixels)" if came == "BYTES" else ""
+    raise BadRequest(f"{text}'{tensor.datatype}'{way_out}")
+
+
+def _check_shape(spec: ModelSpec, tensor: TensorSpec, shape: tuple[int, ...]) -> None:
+    if len(shape) == len(tensor.shape):
+        if spec.batched and shape[0] > spec.max_batch_size:
+            raise BadRequest(
+                f"inference request batch-size must be <= {spec.max_batch_size} for '{spec.name}': input "
+                f"'{tensor.name}' has {shape[0]} rows; split the request"
+            )
+        if all(dim.admits(size) for dim, size in zip(tensor.shape, shape, strict=True)):
+            return
+    raise BadRequest(
+        f"unexpected shape for input '{tensor.name}' for model '{spec.name}'. "
+        f"Expected {tensor.describe_shape()}, got [{','.join(map(str, shape))[:80]}]."
+    )
+
+
+def _binary_size(
+    spec: ModelSpec, tensor: TensorSpec, entry: Mapping[str, Any], parameters: Mapping[str, Any]
+) -> int | None:
+    """The declared ``binary_data_size``, or None where the numbers are in the JSON."""
+    sources = ("data" in entry, "binary_data_size" in parameters, "shared_memory_region" in parameters)
+    if sum(sources) != 1:
+        raise BadRequest(
+            f"Input must set only one of the following fields: {_SOURCES}. Input '{tensor.name}' for model "
+            f"'{spec.name}' sets {sum(sources)} of them"
+        )
+    if sources[2]:
+        raise BadRequest(_no_shared_memory(f"input '{tensor.name}'"))
+    if sources[0]:
+        return None
+    size = parameters["binary_data_size"]
+    if type(size) is not int or size < 0:
+        raise BadRequest(
+            f"Unable to parse 'binary_data_size' of input '{tensor.name}': got {str(size)[:40]!r}"
+        )
+    return size
+
+
+def _check_equal_sizes(spec: ModelSpec, declared: Sequence[DeclaredInput]) -> None:
+    """All inputs have the same batch, and dimensions of one name have one size."""
+    sizes: dict[str, tuple[int, str]] = {}
+    for tensor, item in zip(spec.inputs, declared, strict=True):
+        for axis, (dim, size) in enumerate(zip(tensor.shape, item.shape, strict=True)):
+            key = "(batch)" if spec.batched and axis == 0 else dim.name
+            known, where = sizes.setdefault(key, (size, item.name)) if key else (size, "")
+            if known != size:
+                raise BadRequest(
+                    f"input '{item.name}' for model '{spec.name}': axis {axis} ({key}) is {size}, but input "
+                    f"'{where}' has {known} there; they must be equal"
+                )

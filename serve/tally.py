@@ -1,0 +1,112 @@
+"""What one version has done, in plain integers: written once per batch, read by V2 statistics and /metrics.
+
+A lock is taken per batch and per reading, never per request, so that a reading is never torn.
+"""
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .duty import Statistics
+
+# Upper bounds in nanoseconds, 1 µs to 10 s; one more bucket takes what lies above.
+_SCALES_NS = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
+BOUNDS_NS = (*(scale * step // 10 for scale in _SCALES_NS for step in (10, 25, 50)), 10_000_000_000)
+
+
+def _empty_buckets() -> list[int]:
+    return [0] * (len(BOUNDS_NS) + 1)
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """Counters of one version of one model. All times are sums over requests, in nanoseconds.
+
+    ``compute_ns`` counts a batch's run once for each of its requests, as Triton's does; ``batches`` has
+    for each number of rows the executions and their own time. ``queue_buckets`` counts requests and
+    ``compute_buckets`` executions, each by ``BOUNDS_NS``. ``vanished`` are callers who left before their
+    batch began, ``rejected`` those that a full queue refused.
+    """
+
+    version: str
+    requests: int = 0
+    rows: int = 0
+    executions: int = 0
+    queue_ns: int = 0
+    compute_ns: int = 0
+    failures: int = 0
+    failures_ns: int = 0
+    vanished: int = 0
+    rejected: int = 0
+    last_inference_ms: int = 0
+    batches: dict[int, tuple[int, int]] = field(default_factory=dict)
+    queue_buckets: list[int] = field(default_factory=_empty_buckets)
+    compute_buckets: list[int] = field(default_factory=_empty_buckets)
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def executed(self, waits_ns: Sequence[int], rows: int, compute_ns: int) -> None:
+        """One batch was run and answered; ``waits_ns`` are its requests' waits, longest first."""
+        requests = len(waits_ns)
+        with self.lock:
+            self.requests += requests
+            self.rows += rows
+            self.executions += 1
+            self.queue_ns += sum(waits_ns)
+            self.compute_ns += compute_ns * requests
+            self.last_inference_ms = time.time_ns() // 1_000_000
+            count, spent_ns = self.batches.get(rows, (0, 0))
+            self.batches[rows] = (count + 1, spent_ns + compute_ns)
+            self.compute_buckets[bisect_left(BOUNDS_NS, compute_ns)] += 1
+            self._sort_waits(waits_ns)
+
+    def _sort_waits(self, waits_ns: Sequence[int]) -> None:
+        longest, shortest = bisect_left(BOUNDS_NS, waits_ns[0]), bisect_left(BOUNDS_NS, waits_ns[-1])
+        if longest == shortest:  # nearly always: two searches instead of one per request
+            self.queue_buckets[longest] += len(waits_ns)
+            return
+        for wait_ns in waits_ns:
+            self.queue_buckets[bisect_left(BOUNDS_NS, wait_ns)] += 1
+
+    def failed(self, spent_ns: int) -> None:
+        """One request's own execution failed, ``spent_ns`` after it came."""
+        with self.lock:
+            self.failures += 1
+            self.failures_ns += spent_ns
+
+    def copy(self) -> "Tally":
+        """All counters as of one moment, for a reader on another thread."""
+        with self.lock:
+            return Tally(
+                self.version,
+                self.requests,
+                self.rows,
+                self.executions,
+                self.queue_ns,
+                self.compute_ns,
+                self.failures,
+                self.failures_ns,
+                self.vanished,
+                self.rejected,
+                self.last_inference_ms,
+                dict(self.batches),
+                list(self.queue_buckets),
+                list(self.compute_buckets),
+            )
+
+    def statistics(self) -> Statistics:
+        """The same in the words of the V2 statistics extension. The engine's copies in and out are not told
+        apart from its run, so ``compute_input`` and ``compute_output`` are left out, which means zero.
+        """
+        now = self.copy()
+        return Statistics(
+            last_inference_ms=now.last_inference_ms,
+            inference_count=now.rows,
+            execution_count=now.executions,
+            success=(now.requests, now.queue_ns + now.compute_ns),
+            fail=(now.failures, now.failures_ns),
+            queue=(now.requests, now.queue_ns),
+            compute_infer=(now.requests, now.compute_ns),
+            batches=now.batches,
+        )
