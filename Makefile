@@ -64,5 +64,5 @@ weights: $(READY)
 	$(BIN)/python -m halfeven.models.zoo.digits.train
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -209,4 +209,5 @@ def _with_dtype(target: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def _to(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+    fits = not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype == dtype
+    return value if fits else value.to(dtype)

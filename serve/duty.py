@@ -64,7 +64,7 @@ class Submit(Protocol):
     """The batcher as its callers see it."""
 
     def submit(self, arrays: Sequence[np.ndarray], rows: int) -> asyncio.Future[Answer]:
-        """Queue one checked request (arrays in the spec's order); the future is cancelled by a caller who leaves.
+        """Queue one checked request (arrays in the spec's order). A caller who leaves cancels the future.
 
         Raises Overloaded where the queue is full, NotReady where nothing is on duty or the server drains.
         """

@@ -6,6 +6,7 @@ Triton's words, because clients match on them.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,8 @@ _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 _PLANS, _PLAN_BYTES = 256, 4096  # how many request headers are remembered, and how long one may be
 
 
-class RequestedOutput(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
     """``index`` into the spec's outputs; ``binary`` or JSON numbers."""
 
     index: int
@@ -165,13 +167,14 @@ class InferCodec:
     ) -> InferResponse:
         """Write the asked outputs (``outputs`` is all of them, in the spec's order)."""
         entries: list[dict[str, Any]] = []
-        chunks: list[np.ndarray | bytes] = []
-        for index, binary in request.outputs:
+        chunks: list[memoryview | bytes] = []
+        for asked in request.outputs:
+            index = asked.index
             tensor, array = self.spec.outputs[index], outputs[index]
             if array.dtype != self._output_dtypes[index]:
                 raise EngineFailed(_wrong_dtype(tensor, array))
             entry = {"name": tensor.name, "datatype": tensor.datatype, "shape": array.shape}
-            if binary:
+            if asked.binary:
                 entry["parameters"] = {"binary_data_size": array.nbytes}
                 if array.nbytes:
                     chunks.append(_raw_bytes(array, tensor))
@@ -226,10 +229,10 @@ def _raw_shape(spec: ModelSpec, length: int) -> tuple[int, ...]:
 def _from_json(item: DeclaredInput, model: str) -> np.ndarray:
     """JSON ``data``, flat or nested to the shape (axes of size 1 may be left out or added)."""
     array = array_of(item.data, item.datatype, f"input '{item.name}' of model '{model}': data")
-    if array.size != item.count:
+    if array.size != item.elements:
         raise BadRequest(
             f"Unable to parse 'data': Shape does not match true shape of 'data' field: input '{item.name}' "
-            f"declares the shape {list(item.shape)} = {item.count} elements, got {array.size}"
+            f"declares the shape {list(item.shape)} = {item.elements} elements, got {array.size}"
         )
     if array.ndim > 1 and _bare(array.shape) != _bare(item.shape):
         raise BadRequest(
@@ -243,10 +246,10 @@ def _bare(shape: Sequence[int]) -> list[int]:
     return [size for size in shape if size != 1]
 
 
-def _raw_bytes(array: np.ndarray, tensor: TensorSpec) -> np.ndarray | bytes:
+def _raw_bytes(array: np.ndarray, tensor: TensorSpec) -> memoryview | bytes:
     """What ``b"".join`` takes without a copy; bfloat16 has no buffer format."""
     if array.flags.c_contiguous and tensor.datatype != "BF16":
-        return array
+        return array.data
     return array.tobytes()
 
 

@@ -20,7 +20,7 @@ class DeclaredInput(NamedTuple):
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
-    count: int
+    elements: int
     position: int
     binary_size: int | None
     data: Any

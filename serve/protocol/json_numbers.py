@@ -102,13 +102,18 @@ def _typed(flat: list[Any], datatype: Datatype) -> np.ndarray:
     # Bools are integers to it; only zeros and ones can have been bools, so most data need no second walk.
     if ((wide == 0) | (wide == 1)).any() and bool in map(type, flat):
         raise TypeError
-    if not datatype.is_float:
-        return wide
-    with np.errstate(over="ignore"):
-        values = wide.astype(datatype.numpy, copy=False)
-    for index in np.flatnonzero(~np.isfinite(values)):
-        if math.isfinite(flat[index]):
-            raise OverflowError
+    return _narrowed(wide, flat, datatype) if datatype.is_float else wide
+
+
+def _narrowed(wide: np.ndarray, flat: list[Any], datatype: Datatype) -> np.ndarray:
+    """Rounded to the datatype. Raises OverflowError where a finite number is beyond it."""
+    values = wide
+    if wide.dtype != datatype.numpy:
+        with np.errstate(over="ignore"):
+            values = wide.astype(datatype.numpy)
+    finite = np.isfinite(values)
+    if not finite.all() and any(math.isfinite(flat[index]) for index in np.flatnonzero(~finite)):
+        raise OverflowError
     return values
 
 

@@ -1,0 +1,107 @@
+"""Where the marks of the report's plots stand, in the units of their viewBox; `report.html` draws them.
+
+A null in the data is a number that is not finite: an error without bound, or a slice without any noise.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WIDTH, HEIGHT = 640.0, 150.0
+BINS = 24
+CEILING_DB = 90.0  # FP32 against itself in another order; a better slice is drawn as high
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A value against its limit, both as percent of the bar's width."""
+
+    value: float
+    limit: float
+    over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    x: float
+    y: float
+    over: bool
+    endless: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorPlot:
+    """One dot per sample (or stretch of samples), the limit, and how the dots pile up at each height."""
+
+    dots: tuple[Dot, ...]
+    limit_y: float
+    ticks: tuple[tuple[float, str], ...]
+    pile: tuple[tuple[float, float, float], ...]  # y, height, width
+    logarithmic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePlot:
+    """One column per slice (or stretch): x, y, width, and whether it falls short; None where nothing is."""
+
+    columns: tuple[tuple[float, float, float, bool], ...]
+    limit_y: float
+    ceiling: float
+
+
+def error_bar(error_u: float | None, limit_u: float) -> Bar:
+    full = max(1.25 * limit_u, error_u or 0.0) or 1.0
+    if error_u is None:
+        return Bar(100.0, 80.0, True)
+    return Bar(100 * error_u / full, 100 * limit_u / full, not error_u <= limit_u)
+
+
+def error_plot(errors_u: Sequence[float | None], limit_u: float) -> ErrorPlot:
+    """Linear while the worst is near the limit, logarithmic once it is more than three times as large."""
+    known = [error for error in errors_u if error is not None]
+    most = max([*known, 1.25 * limit_u, 1e-9])
+    logarithmic = most > 3 * limit_u > 0
+    least = limit_u / 100
+
+    def y_of(error: float) -> float:
+        share = math.log(max(error, least) / least) / math.log(most / least) if logarithmic else error / most
+        return HEIGHT * (1 - 0.96 * share)
+
+    step = WIDTH / max(len(errors_u), 1)
+    dots = tuple(
+        Dot(step * (i + 0.5), 3.0 if e is None else y_of(e), e is None or not e <= limit_u, e is None)
+        for i, e in enumerate(errors_u)
+    )
+    marks = [limit_u * 10.0**power for power in range(-2, 6)] if logarithmic else _round_steps(most)
+    ticks = tuple((y_of(mark), f"{mark:g}u") for mark in marks if mark <= most)
+    return ErrorPlot(dots, y_of(limit_u), ticks, _pile([dot.y for dot in dots]), logarithmic)
+
+
+def slice_plot(db: Sequence[float | None], limit_db: float) -> SlicePlot:
+    ceiling = max([CEILING_DB, limit_db * 1.1])
+    step = WIDTH / max(len(db), 1)
+
+    def y_of(value: float) -> float:
+        return HEIGHT * (1 - min(max(value / ceiling, 0.01), 1.0))
+
+    columns = tuple(
+        (step * i, y_of(value), max(step * 0.8, step - 2), not value >= limit_db)
+        for i, value in enumerate(db)
+        if value is not None
+    )
+    return SlicePlot(columns, y_of(limit_db), ceiling)
+
+
+def _round_steps(most: float) -> list[float]:
+    step = 10.0 ** math.floor(math.log10(most))
+    step = next(part * step for part in (0.2, 0.5, 1.0, 2.0) if most / (part * step) <= 6)
+    return [step * count for count in range(int(most / step) + 1)]
+
+
+def _pile(heights: Sequence[float]) -> tuple[tuple[float, float, float], ...]:
+    counts = [0] * BINS
+    for height in heights:
+        counts[min(int(height / HEIGHT * BINS), BINS - 1)] += 1
+    tall = HEIGHT / BINS
+    most = max([*counts, 1])
+    return tuple((index * tall, tall - 1, 64 * count / most) for index, count in enumerate(counts) if count)

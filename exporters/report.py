@@ -1,0 +1,113 @@
+"""One conversion told to people: a page that stands alone, and a table for the terminal.
+
+Both read ``facts``, the JSON-able dict of one conversion: ``model``, ``version``, ``digest``, ``status``,
+``reason``, ``precision``, ``forms`` (each with its parity report as JSON), ``samples``, ``capture``,
+``environment``, ``replay``. Whatever is absent is not drawn.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from .plots import HEIGHT, WIDTH, error_bar, error_plot, slice_plot
+
+_UNITS = ("bytes", "KB", "MB", "GB", "TB")
+
+
+def render_html(facts: Mapping[str, Any]) -> str:
+    """The report as one page without any outside asset. Every text in ``facts`` is escaped."""
+    return _environment().get_template("report.html").render(facts=facts)
+
+
+def render_terminal(facts: Mapping[str, Any]) -> Group:
+    """One row for each form and output, and under the table every sentence of a refusal."""
+    table = Table(title=escape(f"{facts['model']}@{facts.get('version') or '–'}: {facts['status']}"))
+    for heading in ("form", "output", "verdict"):
+        table.add_column(heading)
+    for heading in ("error / limit (u)", "SQNR dB", "worst slice dB", "flips", "half nodes", "kept", "casts", "bytes"):
+        table.add_column(heading, justify="right")
+    sentences: list[Text] = []
+    for form, found in facts["forms"].items():
+        for row in _rows(form, found):
+            table.add_row(*row)
+        sentences += [Text(f"✗ {form}: {sentence}", style="red") for sentence in _sentences(found)]
+    return Group(table, *sentences)
+
+
+def _rows(form: str, found: Mapping[str, Any]) -> Iterable[list[str]]:
+    graph = [
+        f"{found.get('half_nodes', '–')}/{found.get('nodes', '–')}",
+        str(len(found.get("kept", ()))),
+        str(found.get("casts", "–")),
+        f"{size_text(found.get('bytes'))} of {size_text(found.get('bytes_fp32'))}",
+    ]
+    outputs = (found.get("parity") or {}).get("outputs") or []
+    for output in outputs:
+        decisions = output.get("decisions")
+        yield [
+            escape(form),
+            escape(output["name"]),
+            "[green]passed[/]" if output["passed"] else "[red]refused[/]",
+            f"{number_text(output['max_error_u'])} / {output['limit_u']:g}",
+            db_text(output["sqnr_db"], output["exact"]),
+            db_text((output.get("worst_slice") or {}).get("db"), output["exact"]),
+            f"{decisions['flipped']}/{decisions['decisions']}" if decisions else "–",
+            *graph,
+        ]
+    if not outputs:
+        verdict = "[green]passed[/]" if found.get("passed") else "[red]refused[/]"
+        yield [escape(form), "–", verdict, "–", "–", "–", "–", *graph]
+
+
+def _sentences(found: Mapping[str, Any]) -> list[str]:
+    failures = (found.get("parity") or {}).get("failures") or []
+    error = found.get("error")
+    return ([error] if error else []) + [failure["message"] for failure in failures]
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("halfeven.exporters", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(
+        error_bar=error_bar, error_plot=error_plot, slice_plot=slice_plot, WIDTH=WIDTH, HEIGHT=HEIGHT
+    )
+    environment.filters.update(size=size_text, number=number_text, db=db_text, share=share_text)
+    return environment
+
+
+def size_text(count: float | None) -> str:
+    """``18432`` → ``18.0 KB`` (1 KB = 1,024 bytes)."""
+    if count is None:
+        return "–"
+    power = 0
+    while count >= 1024 and power < len(_UNITS) - 1:
+        count, power = count / 1024, power + 1
+    return f"{count:.0f} bytes" if power == 0 else f"{count:.1f} {_UNITS[power]}"
+
+
+def number_text(value: float | None) -> str:
+    """Three significant digits; null is what has no bound."""
+    if value is None:
+        return "∞"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def db_text(value: float | None, exact: bool = False) -> str:
+    """Decibels; null is an answer without any error where ``exact``, else one without any signal."""
+    if value is None:
+        return "exact" if exact else "–"
+    return f"{value:.1f}"
+
+
+def share_text(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"

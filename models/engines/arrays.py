@@ -1,0 +1,31 @@
+"""Between numpy and torch without copies, bfloat16 included (numpy's comes from ml_dtypes)."""
+
+from collections.abc import Sequence
+
+import ml_dtypes
+import numpy as np
+import torch
+
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def to_torch(array: np.ndarray) -> torch.Tensor:
+    """A tensor over the array's memory; the array must be writable."""
+    if array.dtype == _BF16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """An array over a CPU tensor's memory, C-contiguous."""
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(_BF16)
+    return tensor.numpy()
+
+
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The parts along the first axis in fresh memory: what came off the wire is never written to."""
+    if len(parts) == 1:
+        return parts[0].copy()
+    return np.concatenate(parts)

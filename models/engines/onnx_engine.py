@@ -1,0 +1,57 @@
+"""Runs an ONNX file with ONNX Runtime, on its CPU or its CUDA execution provider."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+
+from ..errors import EngineFailed
+from .arrays import joined
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+class OnnxEngine:
+    """One session on one device. Never falls back in silence: the provider asked for is the one that runs."""
+
+    form = "onnx"
+
+    def __init__(self, path: Path, precision: str, device: torch.device) -> None:
+        self.precision = precision
+        self._session = _session(path, device)
+        self.device = f"{device} ({self._session.get_providers()[0]})"
+        self._names = [value.name for value in self._session.get_inputs()]
+
+    def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
+        self.run(parts)
+
+    def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+        feed = {name: joined(part) for name, part in zip(self._names, parts, strict=True)}
+        return list(self._session.run(None, feed))
+
+    def close(self) -> None:
+        del self._session
+
+
+def _session(path: Path, device: torch.device) -> onnxruntime.InferenceSession:
+    provider = _PROVIDERS[device.type]
+    if provider not in onnxruntime.get_available_providers():
+        raise EngineFailed(
+            f"{path.name} is to run on {device}, but this ONNX Runtime ({onnxruntime.__version__}) offers "
+            f"{onnxruntime.get_available_providers()}; run `halfeven doctor` to see what to install"
+        )
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    settings = {"device_id": str(device.index or 0), "use_tf32": "0"} if device.type == "cuda" else {}
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=[(provider, settings)])
+    except Exception as error:
+        raise EngineFailed(f"ONNX Runtime cannot load {path}: {str(error)[:800]}") from error
+    if session.get_providers()[0] != provider:
+        raise EngineFailed(
+            f"{path.name} was to run on {provider}, but ONNX Runtime fell back to {session.get_providers()}; "
+            "run `halfeven doctor` to see which CUDA libraries are missing"
+        )
+    return session

@@ -1,0 +1,102 @@
+"""The one table where meaning becomes an HTTP status or an exit code, and an error becomes a body.
+
+No other file knows both sides.
+"""
+
+import math
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+
+from ..models import errors
+
+
+class NotOffered(errors.BadInput):
+    """Part of a protocol that we do not do; the message names the way out."""
+
+    code = "not_offered"
+
+
+class SlowBody(errors.BadInput):
+    """The request's body did not arrive in time."""
+
+    code = "slow_body"
+
+
+# The nearest class along the error's own ancestry wins.
+_STATUS: dict[type[BaseException], HTTPStatus] = {
+    errors.BadInput: HTTPStatus.BAD_REQUEST,
+    errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.UnknownName: HTTPStatus.NOT_FOUND,
+    NotOffered: HTTPStatus.NOT_IMPLEMENTED,
+    SlowBody: HTTPStatus.REQUEST_TIMEOUT,
+    errors.CannotConvert: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.ParityRefused: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.CannotServe: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.EngineFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
+    BaseException: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+_EXIT: dict[type[BaseException], int] = {
+    errors.BadInput: 2,
+    errors.ParityRefused: 3,
+    errors.CannotConvert: 4,
+    BaseException: 1,
+}
+_HIDDEN = "internal error: this is a bug in halfeven, not in the request; the server's log has the traceback"
+
+
+def status_of(error: BaseException) -> int:
+    """The HTTP status that says what the error means."""
+    return int(_nearest(_STATUS, error))
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of a command that ends with this error (0 is for those that do not)."""
+    return _nearest(_EXIT, error)
+
+
+def _nearest[T](table: dict[type[BaseException], T], error: BaseException) -> T:
+    return next(table[kind] for kind in type(error).__mro__ if kind in table)
+
+
+def retry_after_of(error: BaseException) -> int | None:
+    """Whole seconds for ``Retry-After``, at least 1; None where coming back does not help."""
+    if isinstance(error, errors.Overloaded):
+        return max(1, math.ceil(error.retry_after_s))
+    return None
+
+
+def message_of(error: BaseException) -> str:
+    """What the asker may read: our own errors speak for themselves, others are not for strangers' eyes."""
+    return str(error) if isinstance(error, errors.HalfevenError) else _HIDDEN
+
+
+def v2_body(message: str) -> bytes:
+    """The error object of the Open Inference Protocol."""
+    return orjson.dumps({"error": message})
+
+
+def problem_body(status: int, code: str, message: str) -> bytes:
+    """An RFC 9457 problem; ``code`` is stable, machines match on it."""
+    problem: dict[str, Any] = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": message,
+        "code": code,
+    }
+    return orjson.dumps(problem)
+
+
+def body_of(error: BaseException, path: str) -> tuple[bytes, str]:
+    """The error's body and content type in the words of the path it was asked on."""
+    code = error.code if isinstance(error, errors.HalfevenError) else "internal_error"
+    return body_for(path, status_of(error), code, message_of(error))
+
+
+def body_for(path: str, status: int, code: str, message: str) -> tuple[bytes, str]:
+    """``{"error": …}`` on ``/v2``, problem+json elsewhere: the body and its content type."""
+    if path == "/v2" or path.startswith("/v2/"):
+        return v2_body(message), "application/json"
+    return problem_body(status, code, message), "application/problem+json"

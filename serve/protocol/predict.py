@@ -1,0 +1,106 @@
+"""``:predict``, the wire for people with curl: ``{"instances": [...]}`` in, ``{"predictions": [...]}`` out.
+
+Source of the words: TensorFlow Serving's REST API, row format.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from ...models.errors import BadRequest
+from ...models.spec import ModelSpec, TensorSpec
+from .json_numbers import array_of, parse, show, writable
+
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+
+
+class PredictRequest(NamedTuple):
+    """``arrays`` in the spec's order; ``rows`` is the number of instances."""
+
+    arrays: list[np.ndarray]
+    rows: int
+
+
+def read_predict(spec: ModelSpec, body: bytes) -> PredictRequest:
+    """Read instances: a nested list each, or an object by input name (a must where there are several).
+
+    A model that is not batched takes one instance, the whole input. Raises BadRequest naming the instance.
+    """
+    instances = _instances(spec, parse(body))
+    by_name = len(spec.inputs) > 1 or isinstance(instances[0], dict)
+    if by_name:
+        _check_instances(spec, instances)
+    arrays = {}
+    for tensor in spec.inputs:
+        where = f"input '{tensor.name}' of model '{spec.name}': instances"
+        data = [instance[tensor.name] for instance in instances] if by_name else instances
+        arrays[tensor.name] = _array(spec, tensor, data, where)
+    rows = spec.check_inputs(arrays)
+    return PredictRequest([arrays[tensor.name] for tensor in spec.inputs], rows)
+
+
+def _instances(spec: ModelSpec, message: Any) -> list[Any]:
+    instances = message.get("instances") if isinstance(message, dict) else None
+    if not isinstance(instances, list) or not instances:
+        raise BadRequest(
+            'expected {"instances": [...]} with at least one instance, got '
+            f"{list(message)[:5] if isinstance(message, dict) else show(message)}"
+        )
+    most = spec.max_batch_size or 1
+    if len(instances) > most:
+        raise BadRequest(
+            f"model '{spec.name}' takes at most {most} instances in one request, got {len(instances)}; "
+            "send several requests (the server batches them again)"
+        )
+    return instances
+
+
+def _check_instances(spec: ModelSpec, instances: Sequence[Any]) -> None:
+    wanted = {tensor.name for tensor in spec.inputs}
+    for index, instance in enumerate(instances):
+        if not isinstance(instance, dict):
+            raise BadRequest(
+                f"instances[{index}]: expected an object with the inputs {sorted(wanted)} of model "
+                f"'{spec.name}', got {show(instance)}"
+            )
+        if instance.keys() != wanted:
+            raise BadRequest(
+                f"instances[{index}]: expected the inputs {sorted(wanted)} of model '{spec.name}', "
+                f"got {sorted(instance)}"
+            )
+
+
+def _array(spec: ModelSpec, tensor: TensorSpec, data: list[Any], where: str) -> np.ndarray:
+    if not spec.batched and len(tensor.shape) == 0:
+        return array_of(data, tensor.type, where).reshape(())
+    if not spec.batched:
+        return array_of(data[0], tensor.type, f"{where}[0]")
+    return array_of(data, tensor.type, where)
+
+
+def write_predict(spec: ModelSpec, outputs: Sequence[np.ndarray]) -> bytes:
+    """One output: a list of its rows; several: a list of objects by name. Non-finite numbers are null.
+
+    Where the first output of logits or probabilities has labels, ``labels`` holds each row's best one.
+    """
+    plain = [writable(array) for array in outputs]
+    rows = plain if spec.batched else [array[None] for array in plain]
+    message: dict[str, Any] = {"predictions": rows[0] if len(rows) == 1 else _by_name(spec, rows)}
+    scored = next((i for i, t in enumerate(spec.outputs) if t.kind in ("logits", "probabilities")), None)
+    if scored is not None and spec.outputs[scored].labels:
+        message["labels"] = _labels(spec.outputs[scored].labels, rows[scored])
+    return orjson.dumps(message, option=_NUMPY)
+
+
+def _by_name(spec: ModelSpec, rows: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+    names = [tensor.name for tensor in spec.outputs]
+    return [dict(zip(names, row, strict=True)) for row in zip(*rows, strict=True)]
+
+
+def _labels(labels: tuple[str, ...], scores: np.ndarray) -> Any:
+    """The label of the largest score along the last axis; None where the scores are not all numbers."""
+    best = np.array(labels, dtype=object)[np.argmax(scores, axis=-1)]
+    best[np.isnan(scores).any(axis=-1)] = None
+    return best.tolist()

@@ -1,0 +1,571 @@
+"""What the batcher promises its callers. Every interleaving here is made by hooks, none by sleeping."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import pytest
+from halfeven.models.errors import BadRequest, EngineFailed, NotReady, Overloaded
+from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
+from halfeven.serve.batcher import Batcher
+from halfeven.serve.device import DeviceThread
+from halfeven.serve.duty import Answer, OnDuty
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+POISON = -1.0
+Future = asyncio.Future[Answer]
+
+
+@dataclass(eq=False)
+class Fake:
+    """y = factor · x, first column; raises on poison; remembers its batches; may wait for a gate."""
+
+    factor: float = 1.0
+    form: str = "torch"
+    precision: str = "fp16"
+    device: str = "cpu"
+    batches: list[list[tuple[int, ...]]] = field(default_factory=list)
+    closed: bool = False
+    gate: threading.Event | None = None
+    entered: Callable[[], object] = lambda: None
+
+    def warm_up(self, parts: Any) -> None:
+        self.run(parts)
+
+    def run(self, parts: Any) -> list[np.ndarray]:
+        assert not self.closed, "run after close"
+        self.batches.append([part.shape for part in parts[0]])
+        self.entered()
+        if self.gate is not None:
+            assert self.gate.wait(30)
+        joined = np.concatenate(parts[0])
+        if (joined == POISON).any():
+            raise ValueError("poison")
+        return [joined[:, :1] * np.float32(self.factor)]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Clock:
+    """A clock that a test moves by hand."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+def tensor(name: str, *shape: int) -> TensorSpec:
+    return TensorSpec(name, "FP32", tuple(Dim.parse(size) for size in shape))
+
+
+def spec(rows: int = 64, width: int = 4, queue: int = 1024, delay_us: int = 0) -> ModelSpec:
+    return ModelSpec(
+        "toy", (tensor("x", -1, width),), (tensor("y", -1, 1),), rows, batching=Batching(delay_us, queue)
+    )
+
+
+TOY = spec()
+
+
+def duty(engine: Any, version: str = "1") -> OnDuty:
+    return OnDuty(version, f"sha-{version}", "fp16", engine)
+
+
+def rows_of(*values: float, width: int = 4) -> list[np.ndarray]:
+    return [np.repeat(np.array(values, np.float32)[:, None], width, axis=1)]
+
+
+def async_test(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    @wraps(test)
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 60))
+
+    return run
+
+
+@asynccontextmanager
+async def serving(
+    engine: Any, spec: ModelSpec = TOY, clock: Clock | None = None
+) -> AsyncIterator[tuple[Batcher, DeviceThread]]:
+    device = DeviceThread(clock=clock) if clock else DeviceThread()
+    device.start()
+    batcher = Batcher(spec, device, duty(engine))
+    try:
+        yield batcher, device
+    finally:
+        device.release()
+        await batcher.drain()
+        assert await asyncio.to_thread(device.stop, 30)
+
+
+async def looked(device: DeviceThread) -> None:
+    """Return after the device thread has looked at its queues at least once."""
+    for _ in range(2):  # the first call's round ends with a look, before the second call is run
+        await asyncio.wrap_future(device.call(lambda: None))
+
+
+def gated() -> tuple[Fake, asyncio.Event]:
+    """An engine that waits inside its run, and the event that says it is there."""
+    loop, inside = asyncio.get_running_loop(), asyncio.Event()
+    return Fake(gate=threading.Event(), entered=lambda: loop.call_soon_threadsafe(inside.set)), inside
+
+
+# Answers
+
+
+@async_test
+async def test_every_caller_gets_its_own_rows() -> None:
+    seed = np.random.SeedSequence().entropy
+    random = np.random.default_rng(seed)
+    async with serving(Fake(factor=2.0)) as (batcher, _):
+        inputs = [random.random((int(random.integers(1, 5)), 4), np.float32) for _ in range(50)]
+        answers = await asyncio.gather(*(batcher.submit([x], len(x)) for x in inputs))
+        for x, answer in zip(inputs, answers, strict=True):
+            np.testing.assert_array_equal(answer.outputs[0], x[:, :1] * 2, err_msg=f"seed {seed}")
+            assert answer.duty.version == "1"
+
+
+@async_test
+async def test_what_waits_becomes_one_batch_and_the_answer_says_so() -> None:
+    engine, clock = Fake(), Clock()
+    engine.entered = lambda: setattr(clock, "now_ns", clock.now_ns + 500)
+    async with serving(engine, clock=clock) as (batcher, device):
+        device.hold()
+        futures = [batcher.submit(rows_of(i), 1) for i in range(5)]
+        await looked(device)
+        clock.now_ns = 2000
+        device.release()
+        answers = await asyncio.gather(*futures)
+        assert engine.batches == [[(1, 4)] * 5]
+        assert {(a.batch_rows, a.queue_ns, a.compute_ns) for a in answers} == {(5, 2000, 500)}
+
+
+@async_test
+async def test_the_hand_over_happens_once_per_loop_iteration_and_the_way_back_once_per_batch() -> None:
+    engine, rings, returns = Fake(), [], []
+    async with serving(engine) as (batcher, device):
+        loop = asyncio.get_running_loop()
+        ring, back = device.ring, loop.call_soon_threadsafe
+        device.ring = lambda: (rings.append(1), ring())[1]
+        setattr(loop, "call_soon_threadsafe", lambda *a, **kw: (returns.append(1), back(*a, **kw))[1])  # noqa: B010
+        await asyncio.gather(*(batcher.submit(rows_of(i), 1) for i in range(40)))
+        del device.ring, loop.call_soon_threadsafe
+    assert (len(rings), len(returns), len(engine.batches)) == (1, 1, 1)
+
+
+@async_test
+async def test_a_request_alone_in_its_batch_gets_the_outputs_as_the_engine_made_them() -> None:
+    made: list[np.ndarray] = []
+
+    class Keeping(Fake):
+        def run(self, parts: Any) -> list[np.ndarray]:
+            outputs = super().run(parts)
+            made.extend(outputs)
+            return outputs
+
+    async with serving(Keeping()) as (batcher, _):
+        answer = await batcher.submit(rows_of(1, 2), 2)
+        assert answer.outputs[0] is made[0]
+
+
+# Batches
+
+
+@async_test
+async def test_rows_are_counted_not_requests() -> None:
+    engine = Fake()
+    async with serving(engine, spec(rows=4)) as (batcher, device):
+        device.hold()
+        futures = [batcher.submit(rows_of(*[1.0] * n), n) for n in (3, 1, 2, 3, 4, 1, 1)]
+        device.release()
+        await asyncio.gather(*futures)
+    assert [[shape[0] for shape in batch] for batch in engine.batches] == [[3, 1], [2], [3], [4], [1, 1]]
+
+
+@async_test
+async def test_requests_of_different_lengths_are_never_mixed_and_the_oldest_goes_first() -> None:
+    engine = Fake()
+    async with serving(engine, spec(width=-1)) as (batcher, device):
+        device.hold()
+        futures = [batcher.submit(rows_of(1, width=w), 1) for w in (7, 3, 7, 3, 5, 7)]
+        device.release()
+        await asyncio.gather(*futures)
+    assert [[shape[1] for shape in batch] for batch in engine.batches] == [[7, 7, 7], [3, 3], [5]]
+
+
+@async_test
+async def test_a_model_that_is_not_batched_runs_one_request_per_execution() -> None:
+    whole = ModelSpec("toy", (tensor("x", 2, 4),), (tensor("y", -1, 1),), max_batch_size=0)
+    engine = Fake()
+    async with serving(engine, whole) as (batcher, _):
+        answers = await asyncio.gather(*(batcher.submit(rows_of(i, i), 1) for i in range(3)))
+    assert engine.batches == [[(2, 4)]] * 3
+    assert [a.outputs[0].shape for a in answers] == [(2, 1)] * 3
+
+
+@async_test
+async def test_a_request_with_more_rows_than_a_batch_is_refused_with_the_limit() -> None:
+    async with serving(Fake(), spec(rows=4)) as (batcher, _):
+        with pytest.raises(BadRequest, match="<= 4 for 'toy', got 5"):
+            batcher.submit(rows_of(1, 2, 3, 4, 5), 5)
+
+
+@async_test
+async def test_with_a_delay_the_oldest_waits_so_long_and_no_longer() -> None:
+    hour_us = 3_600_000_000
+    clock, engine = Clock(), Fake()
+    async with serving(engine, spec(delay_us=hour_us), clock) as (batcher, device):
+        first = batcher.submit(rows_of(1), 1)
+        await looked(device)
+        clock.now_ns = hour_us * 1000 - 1
+        second = batcher.submit(rows_of(2), 1)
+        await looked(device)
+        assert not first.done() and not engine.batches
+        clock.now_ns += 1
+        device.ring()
+        await asyncio.gather(first, second)
+    assert engine.batches == [[(1, 4), (1, 4)]]
+
+
+@async_test
+async def test_with_a_delay_a_full_batch_does_not_wait() -> None:
+    engine = Fake()
+    async with serving(engine, spec(rows=3, delay_us=3_600_000_000)) as (batcher, _):
+        await asyncio.gather(batcher.submit(rows_of(1, 2), 2), batcher.submit(rows_of(3), 1))
+    assert engine.batches == [[(2, 4), (1, 4)]]
+
+
+# Admission
+
+
+@async_test
+async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    clock, engine = Clock(), Fake()
+    engine.entered = lambda: setattr(clock, "now_ns", clock.now_ns + 500_000_000)
+    async with serving(engine, spec(queue=3), clock) as (batcher, device):
+        await batcher.submit(rows_of(0), 1)  # from this it knows: half a second per request
+        device.hold()
+        futures = [batcher.submit(rows_of(i), 1) for i in range(3)]
+        with pytest.raises(Overloaded, match="already has 3 requests waiting") as refused:
+            batcher.submit(rows_of(9), 1)
+        assert refused.value.retry_after_s == pytest.approx(1.5)
+        device.release()
+        await asyncio.gather(*futures)
+        await batcher.submit(rows_of(4), 1)  # there is room again
+        assert (batcher.waiting, batcher.tallies()[0].rejected) == (0, 1)
+
+
+@async_test
+async def test_a_batcher_used_from_a_second_event_loop_says_so() -> None:
+    async with serving(Fake()) as (batcher, _):
+        await batcher.submit(rows_of(1), 1)
+
+        async def elsewhere() -> None:
+            batcher.submit(rows_of(1), 1)
+
+        with pytest.raises(RuntimeError, match="two event loops"):
+            await asyncio.to_thread(asyncio.run, elsewhere())
+
+
+# Callers who leave
+
+
+@async_test
+async def test_a_caller_who_leaves_while_waiting_costs_nothing_and_is_counted() -> None:
+    engine = Fake()
+    async with serving(engine) as (batcher, device):
+        device.hold()
+        futures = [batcher.submit(rows_of(i), 1) for i in range(6)]
+        for gone in (0, 3, 5):
+            futures[gone].cancel()
+        device.release()
+        answers = await asyncio.gather(*(futures[i] for i in (1, 2, 4)))
+        assert [float(a.outputs[0][0, 0]) for a in answers] == [1, 2, 4]
+        assert engine.batches == [[(1, 4)] * 3]
+        await looked(device)
+        assert (batcher.tallies()[0].vanished, batcher.waiting) == (3, 0)
+
+
+@async_test
+async def test_a_caller_who_leaves_during_the_run_does_not_disturb_the_others() -> None:
+    engine, inside = gated()
+    assert engine.gate is not None
+    async with serving(engine) as (batcher, _):
+        futures = [batcher.submit(rows_of(i), 1) for i in range(3)]
+        await inside.wait()
+        futures[0].cancel()
+        engine.gate.set()
+        answers = await asyncio.gather(*futures[1:])
+        assert [float(a.outputs[0][0, 0]) for a in answers] == [1, 2]
+        assert float((await batcher.submit(rows_of(7), 1)).outputs[0][0, 0]) == 7
+
+
+# Failures
+
+
+@async_test
+async def test_a_poisonous_request_fails_alone_in_a_logarithm_of_runs() -> None:
+    engine = Fake()
+    async with serving(engine) as (batcher, _):
+        values = [POISON if i == 37 else float(i) for i in range(64)]
+        got = await asyncio.gather(*(batcher.submit(rows_of(v), 1) for v in values), return_exceptions=True)
+    for i, answer in enumerate(got):
+        if i == 37:
+            assert isinstance(answer, EngineFailed) and "ValueError: poison" in str(answer)
+        else:
+            assert isinstance(answer, Answer) and answer.outputs[0].item() == i
+    assert len(engine.batches) == 1 + 2 * 6
+
+
+@async_test
+async def test_an_engine_that_exits_the_interpreter_fails_its_batch_and_nothing_else() -> None:
+    class Leaving(Fake):
+        def run(self, parts: Any) -> list[np.ndarray]:
+            if (parts[0][0] == POISON).any():
+                raise SystemExit(1)
+            return super().run(parts)
+
+    async with serving(Leaving()) as (batcher, device):
+        with pytest.raises(EngineFailed, match="SystemExit"):
+            await batcher.submit(rows_of(POISON), 1)
+        assert (await batcher.submit(rows_of(3), 1)).outputs[0].item() == 3
+        assert device.alive
+
+
+@pytest.mark.parametrize("extra", ["row", "output"])
+def test_an_engine_that_returns_another_number_of_rows_or_outputs_has_failed(extra: str) -> None:
+    class Wrong(Fake):
+        def run(self, parts: Any) -> list[np.ndarray]:
+            (y,) = super().run(parts)
+            return [np.concatenate([y, y[:1]])] if extra == "row" else [y, y]
+
+    async def scene() -> None:
+        async with serving(Wrong()) as (batcher, _):
+            expected = r"'y' has shape \[3, 1\] for a batch of 2 rows" if extra == "row" else "2 outputs"
+            with pytest.raises(EngineFailed, match=expected):
+                await batcher.submit(rows_of(1, 2), 2)
+
+    asyncio.run(scene())
+
+
+@async_test
+async def test_a_batch_that_could_not_even_be_joined_is_answered() -> None:
+    async with serving(Fake()) as (batcher, device):
+        device.hold()
+        good, bad = batcher.submit(rows_of(1), 1), batcher.submit(rows_of(2, width=9), 1)
+        device.release()
+        assert (await good).outputs[0].item() == 1
+        assert (await bad).outputs[0].item() == 2  # a mismatch inside a batch ends in runs of one
+
+
+# Versions
+
+
+@async_test
+async def test_no_batch_mixes_versions_and_the_old_one_may_be_closed_at_once() -> None:
+    old, inside = gated()
+    new = Fake(factor=2.0)
+    assert old.gate is not None
+    async with serving(old) as (batcher, device):
+        before = [batcher.submit(rows_of(i), 1) for i in range(3)]
+        await inside.wait()
+        during = [batcher.submit(rows_of(i), 1) for i in range(3)]
+        swap = device.call(lambda: batcher.swap(duty(new, "2")))
+        assert not swap.done()  # a batch of the old one is under way
+        old.gate.set()
+        (await asyncio.wrap_future(swap)).engine.close()
+        after = [batcher.submit(rows_of(i), 1) for i in range(3)]
+        answers = await asyncio.gather(*before, *during, *after)
+    assert [a.duty.version for a in answers] == ["1"] * 3 + ["2"] * 6
+    assert [a.outputs[0].item() for a in answers] == [0, 1, 2, 0, 2, 4, 0, 2, 4]
+
+
+@async_test
+async def test_a_swap_off_the_device_thread_is_refused_with_the_way_to_do_it() -> None:
+    async with serving(Fake()) as (batcher, _):
+        with pytest.raises(RuntimeError, match=r"device\.call"):
+            batcher.swap(duty(Fake(), "2"))
+
+
+@async_test
+async def test_a_swap_that_lowers_the_limit_still_answers_the_large_request_that_waits() -> None:
+    engine = Fake()
+    async with serving(engine, spec(rows=8)) as (batcher, device):
+        device.hold()
+        futures = [batcher.submit(rows_of(*[1.0] * n), n) for n in (6, 2, 2)]
+        await asyncio.wrap_future(device.call(lambda: batcher.swap(duty(engine, "2"), spec(rows=4))))
+        device.release()
+        await asyncio.gather(*futures)
+        with pytest.raises(BadRequest):
+            batcher.submit(rows_of(*[1.0] * 5), 5)
+    assert [[shape[0] for shape in batch] for batch in engine.batches] == [[6], [2, 2]]
+
+
+@async_test
+async def test_statistics_are_kept_by_version_and_go_on_after_a_rollback() -> None:
+    async with serving(Fake()) as (batcher, device):
+        await asyncio.gather(*(batcher.submit(rows_of(1, 2), 2) for _ in range(3)))
+        first = await asyncio.wrap_future(device.call(lambda: batcher.swap(duty(Fake(), "2"))))
+        await batcher.submit(rows_of(1), 1)
+        with pytest.raises(EngineFailed):
+            await batcher.submit(rows_of(POISON), 1)
+        await asyncio.wrap_future(device.call(lambda: batcher.swap(first)))
+        await batcher.submit(rows_of(1), 1)
+        one, two = batcher.statistics("1"), batcher.statistics("2")
+    counts = [(s.get("inference_count"), s.get("execution_count")) for s in (one, two)]
+    assert counts == [(7, 2), (1, 1)]
+    assert [s.get("success", (0, 0))[0] for s in (one, two)] == [4, 1]
+    assert [s.get("fail", (9, 9))[0] for s in (one, two)] == [0, 1]
+    assert {rows: n for rows, (n, _) in one.get("batches", {}).items()} == {6: 1, 1: 1}
+    assert one.get("last_inference_ms", 0) > 1_700_000_000_000
+
+
+# Shutdown
+
+
+@async_test
+async def test_draining_refuses_new_work_and_finishes_what_waits() -> None:
+    async with serving(Fake()) as (batcher, device):
+        device.hold()
+        futures = [batcher.submit(rows_of(i), 1) for i in range(5)]
+        draining = asyncio.ensure_future(batcher.drain())
+        await looked(device)
+        assert not draining.done()
+        with pytest.raises(NotReady, match="shutting down"):
+            batcher.submit(rows_of(9), 1)
+        device.release()
+        await draining
+        assert all(future.done() for future in futures)
+        assert [future.result().outputs[0].item() for future in futures] == [0, 1, 2, 3, 4]
+
+
+@async_test
+async def test_draining_does_not_wait_for_callers_who_have_gone() -> None:
+    async with serving(Fake()) as (batcher, device):
+        device.hold()
+        future = batcher.submit(rows_of(1), 1)
+        future.cancel()
+        await batcher.drain()
+        assert batcher.waiting == 0
+
+
+@async_test
+async def test_stopping_the_device_finishes_what_waits() -> None:
+    device = DeviceThread()
+    device.start()
+    device.hold()
+    batcher = Batcher(spec(rows=2), device, duty(Fake()))
+    futures = [batcher.submit(rows_of(i), 1) for i in range(5)]
+    await looked(device)
+    assert await asyncio.to_thread(device.stop, 30)
+    assert [(await future).outputs[0].item() for future in futures] == [0, 1, 2, 3, 4]
+    with pytest.raises(NotReady):
+        batcher.submit(rows_of(1), 1)
+    await batcher.drain()
+
+
+@async_test
+async def test_a_request_accepted_but_not_handed_over_when_the_device_stops_is_answered() -> None:
+    device = DeviceThread()
+    device.start()
+    batcher = Batcher(spec(), device, duty(Fake()))
+    future = batcher.submit(rows_of(1), 1)
+    assert device.stop(30)  # on the loop, so the flush has had no chance
+    with pytest.raises(NotReady):
+        await future
+
+
+def test_answers_to_a_closed_loop_do_not_hurt_the_device() -> None:
+    device = DeviceThread()
+    device.start()
+    device.hold()
+    batcher = Batcher(spec(), device, duty(Fake()))
+
+    async def leave() -> None:
+        batcher.submit(rows_of(1), 1)
+        await looked(device)
+
+    async def come() -> Answer:
+        return await batcher.submit(rows_of(5), 1)
+
+    asyncio.run(leave())
+    device.release()
+    device.call(lambda: None).result(30)
+    device.call(lambda: None).result(30)
+    assert asyncio.run(come()).outputs[0].item() == 5
+    assert device.stop(30)
+
+
+# All of it at once
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(1, 4), st.integers(1, 3)),
+        st.tuples(st.just("poison"), st.integers(1, 4), st.integers(1, 3)),
+        st.tuples(st.just("cancel"), st.integers(0, 99)),
+        st.tuples(st.sampled_from(["swap", "hold", "release", "yield"])),
+    ),
+    max_size=40,
+)
+
+
+@given(steps=STEPS, limit=st.integers(4, 9))
+@settings(max_examples=150, deadline=None)
+def test_every_accepted_request_is_answered_exactly_once(steps: list[tuple[Any, ...]], limit: int) -> None:
+    asyncio.run(asyncio.wait_for(_play(steps, limit), 60))
+
+
+async def _play(steps: list[tuple[Any, ...]], limit: int) -> None:
+    engines = [Fake(factor=1.0)]
+    sent: list[tuple[Future, np.ndarray]] = []
+    answered: list[Future] = []
+    async with serving(engines[0], spec(rows=limit, width=-1)) as (batcher, device):
+        for step in steps:
+            if step[0] in ("submit", "poison"):
+                value = POISON if step[0] == "poison" else float(len(sent) + 1)
+                (x,) = rows_of(*[value] * step[1], width=step[2])
+                future = batcher.submit([x], len(x))
+                future.add_done_callback(answered.append)
+                sent.append((future, x))
+            elif step[0] == "cancel" and sent:
+                sent[step[1] % len(sent)][0].cancel()
+            elif step[0] == "swap":
+                engines.append(Fake(factor=len(engines) + 1.0))
+                new = duty(engines[-1], str(len(engines)))
+                device.call(lambda new=new: batcher.swap(new).engine.close())
+            elif step[0] == "yield":
+                await looked(device)
+            elif step[0] in ("hold", "release"):
+                getattr(device, step[0])()
+        device.release()
+        await batcher.drain()
+        await asyncio.sleep(0)  # the done callbacks
+        assert len(answered) == len(sent) and set(answered) == {future for future, _ in sent}
+        for future, x in sent:
+            _judge(future, x)
+        tallies = batcher.tallies()
+        assert sum(t.requests + t.failures + t.vanished for t in tallies) == len(sent)
+        assert batcher.waiting == 0
+    for engine in engines:
+        for batch in engine.batches:
+            assert sum(shape[0] for shape in batch) <= limit
+            assert len({shape[1:] for shape in batch}) == 1
+
+
+def _judge(future: Future, x: np.ndarray) -> None:
+    if future.cancelled():
+        return
+    if (x == POISON).any():
+        assert isinstance(future.exception(), EngineFailed)
+        return
+    answer = future.result()
+    np.testing.assert_array_equal(answer.outputs[0], x[:, :1] * np.float32(answer.duty.version))

@@ -1,0 +1,208 @@
+"""The thread that owns a device: fair, quiet, and not to be killed by what it runs."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from halfeven.models.errors import NotReady
+from halfeven.serve.device import Bell, DeviceThread
+
+
+class Turns:
+    """A batcher without requests: a list of arrival times, one batch each, told to a common diary."""
+
+    def __init__(self, name: str, diary: list[str], *arrivals_ns: int) -> None:
+        self.name, self.diary, self.arrivals_ns = name, diary, list(arrivals_ns)
+        self.refused = False
+
+    @property
+    def queued(self) -> int:
+        return len(self.arrivals_ns)
+
+    def due_ns(self) -> int | None:
+        return min(self.arrivals_ns, default=None)
+
+    def turn(self) -> None:
+        first_ns = min(self.arrivals_ns)
+        self.arrivals_ns.remove(first_ns)
+        self.diary.append(f"{self.name}{first_ns}")
+
+    def refuse(self) -> None:
+        self.refused = True
+
+
+@pytest.fixture
+def device() -> Iterator[DeviceThread]:
+    device = DeviceThread(clock=lambda: 100)
+    yield device
+    assert device.stop(30)
+
+
+def looked(device: DeviceThread) -> None:
+    """Return after the thread has looked at least once and found nothing to do but calls."""
+    for _ in range(2):
+        device.call(lambda: None).result(30)
+
+
+def test_the_oldest_waiting_request_of_all_models_goes_first(device: DeviceThread) -> None:
+    diary: list[str] = []
+    device.attach(Turns("a", diary, 1, 4, 5))
+    device.attach(Turns("b", diary, 2, 3, 6))
+    device.start()
+    assert device.stop(30)
+    assert diary == ["a1", "b2", "b3", "a4", "a5", "b6"]
+
+
+def test_calls_run_on_the_device_thread_and_their_results_and_errors_come_back(device: DeviceThread) -> None:
+    device.start()
+    assert device.call(lambda: device.here).result(30)
+    assert not device.here
+    with pytest.raises(ZeroDivisionError):
+        device.call(lambda: 1 / 0).result(30)
+    assert device.call(lambda: 7).result(30) == 7
+
+
+def test_a_call_cancelled_before_its_turn_is_not_run(device: DeviceThread) -> None:
+    ran: list[int] = []
+    future = device.call(lambda: ran.append(1))
+    assert future.cancel()
+    device.start()
+    looked(device)
+    assert ran == []
+
+
+def test_a_long_line_of_calls_does_not_starve_the_batches(device: DeviceThread) -> None:
+    diary: list[str] = []
+    device.attach(Turns("a", diary, 1, 2, 3))
+    for _ in range(4):
+        device.call(lambda: diary.append("call"))
+    device.start()
+    assert device.stop(30)
+    assert diary == ["call", "a1", "call", "a2", "call", "a3", "call"]
+
+
+@pytest.mark.parametrize("where", ["turn", "due_ns"])
+def test_a_queue_that_raises_kills_neither_the_thread_nor_the_other_models(
+    device: DeviceThread, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    diary: list[str] = []
+    broken = Turns("broken", diary, 1)
+
+    def fail() -> Any:
+        broken.arrivals_ns.clear()
+        raise MemoryError
+
+    setattr(broken, where, fail)
+    device.attach(broken)
+    device.attach(Turns("a", diary, 2))
+    device.start()
+    looked(device)
+    assert diary == ["a2"] and device.alive
+    assert "MemoryError" in caplog.text
+    device.detach(broken)
+
+
+def test_a_call_that_exits_the_interpreter_does_not_end_the_thread(device: DeviceThread) -> None:
+    def leave() -> None:
+        raise SystemExit(3)
+
+    device.start()
+    with pytest.raises(SystemExit):
+        device.call(leave).result(30)
+    assert device.call(lambda: 1).result(30) == 1
+
+
+def test_it_sleeps_without_a_timer_unless_a_batch_is_due_later(device: DeviceThread) -> None:
+    slept: list[int | None] = []
+    wait = device._bell.wait
+    device._bell.wait = lambda timeout_ns=None: (slept.append(timeout_ns), wait(timeout_ns))[1]
+    later = Turns("a", [], 100 + 3_600_000_000_000)
+    device.start()
+    looked(device)
+    assert set(slept) <= {None}
+    device.attach(later)
+    looked(device)
+    device.ring()
+    looked(device)
+    assert 3_600_000_000_000 in slept
+    device.detach(later)
+
+
+def test_held_it_begins_no_batch_but_runs_calls(device: DeviceThread) -> None:
+    diary: list[str] = []
+    device.hold()
+    device.attach(Turns("a", diary, 1))
+    device.start()
+    looked(device)
+    assert diary == []
+    device.release()
+    looked(device)
+    assert diary == ["a1"]
+
+
+def test_held_until_so_many_wait_it_goes_on_by_itself(device: DeviceThread) -> None:
+    diary: list[str] = []
+    a, b = Turns("a", diary, 1, 2), Turns("b", diary)
+    device.hold(until_queued=3)
+    device.attach(a)
+    device.attach(b)
+    device.start()
+    looked(device)
+    assert diary == []
+    b.arrivals_ns.append(3)
+    device.ring()
+    looked(device)
+    assert device.stop(30)
+    assert diary == ["a1", "a2", "b3"]
+
+
+def test_stopping_refuses_first_then_finishes_what_waits(device: DeviceThread) -> None:
+    diary: list[str] = []
+    turns = Turns("a", diary, 1, 2, 9_999)  # the last is due later: stopping does not wait for it
+    device.attach(turns)
+    device.hold()
+    device.start()
+    last = device.call(lambda: diary.append("call"))
+    assert device.stop(30)
+    assert turns.refused and last.done() and not device.alive
+    assert sorted(diary) == ["a1", "a2", "a9999", "call"]
+    with pytest.raises(NotReady, match="stopping"):
+        device.call(lambda: None)
+    assert not device.ring()
+
+
+def test_stopping_one_that_was_never_started_still_finishes_what_waits() -> None:
+    device = DeviceThread()
+    future = device.call(lambda: 5)
+    assert device.stop(30)
+    assert future.result(0) == 5
+
+
+def test_stopping_says_so_when_a_call_outlasts_its_time(device: DeviceThread) -> None:
+    inside, gate = threading.Event(), threading.Event()
+
+    def long() -> None:
+        inside.set()
+        assert gate.wait(30)
+
+    device.start()
+    future = device.call(long)
+    assert inside.wait(30)
+    assert not device.stop(0)
+    gate.set()
+    assert future.result(30) is None
+
+
+def test_a_bell_rung_many_times_is_heard_once() -> None:
+    bell = Bell()
+    for _ in range(3):
+        bell.ring()
+    bell.wait()
+    heard = threading.Event()
+    listener = threading.Thread(target=lambda: (bell.wait(), heard.set()))
+    listener.start()
+    assert not heard.is_set()
+    bell.ring()
+    assert heard.wait(30)
+    listener.join()
