@@ -1,3 +1,5 @@
 """halfeven: half precision, even answers."""
 
-__version__ = "0.1.0"
+from .models.version import __version__
+
+__all__ = ["__version__"]

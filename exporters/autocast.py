@@ -112,7 +112,10 @@ class Autocast(Interpreter):
             return tensor
         key = (id(tensor), dtype)
         if key not in self._done:
-            self._done[key] = (self._new_cast(tensor, dtype), tensor)  # keeps `tensor` alive: its id is the key
+            self._done[key] = (
+                self._new_cast(tensor, dtype),
+                tensor,
+            )  # keeps `tensor` alive: its id is the key
         return self._done[key][0]
 
     def _new_cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -148,7 +151,9 @@ class _Uses(Autocast):
 def stored_bytes(program: ExportedProgram) -> int:
     """Bytes of parameters, buffers and constants; a tensor that several names share counts once."""
     tensors = [*program.state_dict.values(), *program.constants.values()]
-    storages = {t.untyped_storage()._cdata: t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor)}
+    storages = {
+        t.untyped_storage()._cdata: t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor)
+    }
     return sum(storages.values())
 
 

@@ -125,7 +125,9 @@ def _name(model: onnx.ModelProto, spec: ModelSpec) -> None:
     for values, tensors in ((model.graph.input, spec.inputs), (model.graph.output, spec.outputs)):
         for value, tensor in zip(values, tensors, strict=True):
             value.name = tensor.name
-            for axis, (dim, found) in enumerate(zip(tensor.shape, value.type.tensor_type.shape.dim, strict=True)):
+            for axis, (dim, found) in enumerate(
+                zip(tensor.shape, value.type.tensor_type.shape.dim, strict=True)
+            ):
                 if not dim.fixed:
                     batch = spec.batched and axis == 0
                     found.dim_param = "batch" if batch else dim.name or f"{tensor.name}_{axis}"

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 640.0, 150.0
+SLICE_HEIGHT = 92.0
+MAX_COLUMN = 12.0
 BINS = 24
 CEILING_DB = 90.0  # FP32 against itself in another order; a better slice is drawn as high
 
@@ -61,7 +63,7 @@ def error_plot(errors_u: Sequence[float | None], limit_u: float) -> ErrorPlot:
     known = [error for error in errors_u if error is not None]
     most = max([*known, 1.25 * limit_u, 1e-9])
     logarithmic = most > 3 * limit_u > 0
-    least = limit_u / 100
+    least = limit_u / 10
 
     def y_of(error: float) -> float:
         share = math.log(max(error, least) / least) / math.log(most / least) if logarithmic else error / most
@@ -72,7 +74,7 @@ def error_plot(errors_u: Sequence[float | None], limit_u: float) -> ErrorPlot:
         Dot(step * (i + 0.5), 3.0 if e is None else y_of(e), e is None or not e <= limit_u, e is None)
         for i, e in enumerate(errors_u)
     )
-    marks = [limit_u * 10.0**power for power in range(-2, 6)] if logarithmic else _round_steps(most)
+    marks = [limit_u * 10.0**power for power in range(-1, 6)] if logarithmic else _round_steps(most)
     ticks = tuple((y_of(mark), f"{mark:g}u") for mark in marks if mark <= most)
     return ErrorPlot(dots, y_of(limit_u), ticks, _pile([dot.y for dot in dots]), logarithmic)
 
@@ -80,12 +82,13 @@ def error_plot(errors_u: Sequence[float | None], limit_u: float) -> ErrorPlot:
 def slice_plot(db: Sequence[float | None], limit_db: float) -> SlicePlot:
     ceiling = max([CEILING_DB, limit_db * 1.1])
     step = WIDTH / max(len(db), 1)
+    width = min(max(step * 0.8, step - 2), MAX_COLUMN)
 
     def y_of(value: float) -> float:
-        return HEIGHT * (1 - min(max(value / ceiling, 0.01), 1.0))
+        return SLICE_HEIGHT * (1 - min(max(value / ceiling, 0.02), 1.0))
 
     columns = tuple(
-        (step * i, y_of(value), max(step * 0.8, step - 2), not value >= limit_db)
+        (step * (i + 0.5) - width / 2, y_of(value), width, not value >= limit_db)
         for i, value in enumerate(db)
         if value is not None
     )

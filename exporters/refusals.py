@@ -12,17 +12,22 @@ from ..models.spec import ParityLimits, TensorSpec
 from .divergence import SENTINEL, Divergence
 from .verdict import AxisSlices, DecisionVerdict, Failure
 
+MAX_TOLERABLE_SHARE = 0.1  # an error of a tenth of S, a tenth of the choices: no override is offered
+MIN_TOLERABLE_DB = 10.0
 _KEEP = "keep the node behind it in FP32 (--keep PATTERN, or keep = [...] under [precision])"
 _OURS = "this is a fault of the rewritten program, not of the model: please report it"
 
 
-def _accept(key: str, value: float, up: bool) -> str:
-    """The override that would accept it, rounded to the lenient side; nothing where no number would."""
-    if not math.isfinite(value):
+def _accept(key: str, value: float, step: float, up: bool, tolerable: bool) -> str:
+    """The override that would accept it, rounded to the lenient side; none for an answer that is garbage."""
+    if not tolerable:
         return ""
-    step = 1e4 if key == "max_flips" else 10
-    rounded = (math.ceil if up else math.floor)(value * step) / step
-    return f", or accept it by setting {key} = {rounded:g} under [parity]"
+    rounded = (math.ceil if up else math.floor)(value / step) * step
+    return f", or accept it by setting {key} = {rounded:.4g} under [parity]"
+
+
+def _accept_db(key: str, value: float) -> str:
+    return _accept(key, value, 0.1, up=False, tolerable=value >= MIN_TOLERABLE_DB)
 
 
 def _place(samples: Sequence[int], wrong: np.ndarray) -> tuple[tuple[int, ...], str]:
@@ -89,11 +94,12 @@ def unequal(
 
 def error(spec: TensorSpec, divergence: Divergence, limits: ParityLimits, u: float) -> Failure:
     came = divergence.in_units(divergence.worst, u)
+    accept = _accept("max_error_u", came, 0.1, up=True, tolerable=came * u <= MAX_TOLERABLE_SHARE)
     return Failure(
         "max_error",
         f"output '{spec.name}' errs by {divergence.worst:.4g} at sample {divergence.worst_sample}, which is "
         f"{came:.4g}u of its largest magnitude {divergence.scale:.4g}: expected at most "
-        f"{limits.max_error_u:g}u; {_KEEP}{_accept('max_error_u', came, up=True)}",
+        f"{limits.max_error_u:g}u; {_KEEP}{accept}",
     )
 
 
@@ -102,7 +108,7 @@ def sqnr(spec: TensorSpec, divergence: Divergence, minimum: float) -> Failure:
     return Failure(
         "sqnr",
         f"output '{spec.name}' has a signal-to-noise ratio of {came:.1f} dB over all samples: expected at "
-        f"least {minimum:.1f} dB; {_KEEP}{_accept('min_sqnr_db', came, up=False)}",
+        f"least {minimum:.1f} dB; {_KEEP}{_accept_db('min_sqnr_db', came)}",
     )
 
 
@@ -111,7 +117,7 @@ def slice_sqnr(spec: TensorSpec, axis: AxisSlices, minimum: float) -> Failure:
         "slice_sqnr",
         f"slice {axis.worst_index} along axis {axis.axis} of output '{spec.name}' has a signal-to-noise "
         f"ratio of {axis.worst_db:.1f} dB: expected at least {minimum:g} dB in every slice, so that none "
-        f"dies behind larger ones; {_KEEP}{_accept('min_slice_sqnr_db', axis.worst_db, up=False)}",
+        f"dies behind larger ones; {_KEEP}{_accept_db('min_slice_sqnr_db', axis.worst_db)}",
     )
 
 
@@ -126,12 +132,12 @@ def divergence_nats(spec: TensorSpec, decisions: DecisionVerdict) -> Failure:
 def flips(spec: TensorSpec, decisions: DecisionVerdict) -> Failure:
     share = decisions.flipped / decisions.decisions
     first = decisions.flips[0]
+    accept = _accept("max_flips", share, 1e-4, up=True, tolerable=share <= MAX_TOLERABLE_SHARE)
     return Failure(
         "flips",
         f"output '{spec.name}' changes its first choice in {decisions.flipped} of {decisions.decisions} "
         f"decisions: expected at most {decisions.max_flips:.3g} of them, got {share:.3g} (first at sample "
-        f"{first.sample}: {first.whole} became {first.half}, margin {first.margin:.3g}); "
-        f"{_KEEP}{_accept('max_flips', share, up=True)}",
+        f"{first.sample}: {first.whole} became {first.half}, margin {first.margin:.3g}); {_KEEP}{accept}",
     )
 
 

@@ -6,15 +6,16 @@ Both read ``facts``, the JSON-able dict of one conversion: ``model``, ``version`
 """
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from .plots import HEIGHT, WIDTH, error_bar, error_plot, slice_plot
+from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, error_bar, error_plot, slice_plot
 
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
@@ -29,7 +30,16 @@ def render_terminal(facts: Mapping[str, Any]) -> Group:
     table = Table(title=escape(f"{facts['model']}@{facts.get('version') or '–'}: {facts['status']}"))
     for heading in ("form", "output", "verdict"):
         table.add_column(heading)
-    for heading in ("error / limit (u)", "SQNR dB", "worst slice dB", "flips", "half nodes", "kept", "casts", "bytes"):
+    for heading in (
+        "error / limit (u)",
+        "SQNR dB",
+        "worst slice dB",
+        "flips",
+        "half nodes",
+        "kept",
+        "casts",
+        "bytes",
+    ):
         table.add_column(heading, justify="right")
     sentences: list[Text] = []
     for form, found in facts["forms"].items():
@@ -41,10 +51,10 @@ def render_terminal(facts: Mapping[str, Any]) -> Group:
 
 def _rows(form: str, found: Mapping[str, Any]) -> Iterable[list[str]]:
     graph = [
-        f"{found.get('half_nodes', '–')}/{found.get('nodes', '–')}",
+        f"{found['half_nodes']}/{found['nodes']}" if "nodes" in found else "–",
         str(len(found.get("kept", ()))),
         str(found.get("casts", "–")),
-        f"{size_text(found.get('bytes'))} of {size_text(found.get('bytes_fp32'))}",
+        f"{size_text(found['bytes'])} of {size_text(found['bytes_fp32'])}" if "bytes" in found else "–",
     ]
     outputs = (found.get("parity") or {}).get("outputs") or []
     for output in outputs:
@@ -72,15 +82,14 @@ def _sentences(found: Mapping[str, Any]) -> list[str]:
 
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("halfeven.exporters", "."),
+        loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=ChainableUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(
-        error_bar=error_bar, error_plot=error_plot, slice_plot=slice_plot, WIDTH=WIDTH, HEIGHT=HEIGHT
-    )
+    environment.globals.update(error_bar=error_bar, error_plot=error_plot, slice_plot=slice_plot)
+    environment.globals.update(WIDTH=WIDTH, HEIGHT=HEIGHT, SLICE_HEIGHT=SLICE_HEIGHT)
     environment.filters.update(size=size_text, number=number_text, db=db_text, share=share_text)
     return environment
 

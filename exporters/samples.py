@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -120,11 +121,12 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
         raise BadSamples(f"neither a safetensors nor an npz file ({error})") from error
 
 
-def _to_numpy(name: str, view: Mapping) -> np.ndarray:
-    datatype = DATATYPES.get(_NAMES.get(view["dtype"], view["dtype"]))
+def _to_numpy(name: str, view: Mapping[str, Any]) -> np.ndarray:
+    written: str = view["dtype"]
+    datatype = DATATYPES.get(_NAMES.get(written, written))
     if datatype is None:
         known = ", ".join(DATATYPES)
-        raise BadSamples(f"tensor '{name}': expected one of the datatypes {known}, got {view['dtype']}")
+        raise BadSamples(f"tensor '{name}': expected one of the datatypes {known}, got {written}")
     return np.frombuffer(view["data"], datatype.numpy).reshape(view["shape"])
 
 

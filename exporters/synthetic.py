@@ -6,6 +6,7 @@ deviation, ids stay small, masks are masks, and free dimensions that may be one 
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -84,7 +85,7 @@ def _draw(
 
 
 def _pixels(
-    picture: Mapping,
+    picture: Mapping[str, Any],
     tensor: TensorSpec,
     inner: tuple[Dim, ...],
     shape: tuple[int, ...],

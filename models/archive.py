@@ -90,7 +90,9 @@ def _put_in(program: ExportedProgram, state: Mapping[str, torch.Tensor], path: P
         tensor = state.get(name)
         if tensor is None or tensor.shape != stub.shape or tensor.dtype != stub.dtype:
             came = "no such tensor" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
-            raise DamagedFile(f"the weights of {path}: '{name}' must be {stub.dtype} {list(stub.shape)}, got {came}")
+            raise DamagedFile(
+                f"the weights of {path}: '{name}' must be {stub.dtype} {list(stub.shape)}, got {came}"
+            )
         is_parameter = isinstance(stub, torch.nn.Parameter)
         program.state_dict[name] = torch.nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
 

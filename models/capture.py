@@ -54,7 +54,10 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray], limits: Limi
     limits = limits or Limits(memory_bytes=_most_of_the_memory())
     with tempfile.TemporaryDirectory(prefix="halfeven-capture-") as name:
         out = Path(name)
-        save_file({key: np.ascontiguousarray(value[:8]) for key, value in samples.items()}, out / "samples.safetensors")
+        save_file(
+            {key: np.ascontiguousarray(value[:8]) for key, value in samples.items()},
+            out / "samples.safetensors",
+        )
         request = _request(folder, out, limits)
         (out / "request.json").write_text(json.dumps(request))
         result = _run_child(out, folder, limits)
@@ -90,7 +93,8 @@ def _request(folder: ModelFolder, out: Path, limits: Limits) -> dict[str, Any]:
         "weights": str(folder.weights) if folder.weights else None,
         "samples": str(out / "samples.safetensors"),
         "inputs": [
-            {"name": t.name, "dims": [[dim.minimum, dim.maximum] for dim in t.shape]} for t in folder.spec.inputs
+            {"name": t.name, "dims": [[dim.minimum, dim.maximum] for dim in t.shape]}
+            for t in folder.spec.inputs
         ],
         "outputs": [t.name for t in folder.spec.outputs],
         "max_batch_size": folder.spec.max_batch_size,
@@ -100,7 +104,10 @@ def _request(folder: ModelFolder, out: Path, limits: Limits) -> dict[str, Any]:
 
 
 def _run_child(out: Path, folder: ModelFolder, limits: Limits) -> dict[str, Any]:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # captured on the CPU: no device constant to remove
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+    }  # captured on the CPU: no device constant to remove
     with (out / "log").open("w+b") as log:
         child = subprocess.Popen(
             [sys.executable, "-P", str(CHILD), str(out / "request.json")],
@@ -179,7 +186,11 @@ def _exact_dim(spec: ModelSpec, tensor: TensorSpec, axis: int, dim: Dim, found: 
 def _check_outputs(program: ExportedProgram, spec: ModelSpec) -> None:
     """The outputs are what model.toml says: datatype and fixed sizes. Raises BadFolder naming the output."""
     nodes = {node.name: node for node in program.graph.nodes}
-    names = [output.arg.name for output in program.graph_signature.output_specs if output.kind.name == "USER_OUTPUT"]
+    names = [
+        output.arg.name
+        for output in program.graph_signature.output_specs
+        if output.kind.name == "USER_OUTPUT"
+    ]
     for tensor, name in zip(spec.outputs, names, strict=True):
         value = nodes[name].meta["val"]
         fits = len(value.shape) == len(tensor.shape) and all(

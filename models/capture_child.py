@@ -158,7 +158,9 @@ class Flat:
             return tuple(answer[name] for name in self.outputs)
         answer = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
         if len(answer) != len(self.outputs):
-            raise Refused(f"forward gave {len(answer)} outputs, model.toml names {len(self.outputs)}: {self.outputs}")
+            raise Refused(
+                f"forward gave {len(answer)} outputs, model.toml names {len(self.outputs)}: {self.outputs}"
+            )
         return answer
 
 
@@ -184,7 +186,11 @@ def export(torch, flat, samples, request):
 def dim(torch, spec, axis, batched, request):
     """How free an axis is to ``torch.export``: the batch must stay free, others as free as they can be."""
     if axis == 0 and request["max_batch_size"] > 0:
-        return torch.export.Dim.DYNAMIC(min=1, max=request["max_batch_size"]) if batched else torch.export.Dim.STATIC
+        return (
+            torch.export.Dim.DYNAMIC(min=1, max=request["max_batch_size"])
+            if batched
+            else torch.export.Dim.STATIC
+        )
     low, high = spec["dims"][axis]
     if low == high:
         return torch.export.Dim.STATIC
@@ -279,7 +285,11 @@ def axis_range(program, size):
         return [str(expression), 1, None]
     high = int(bounds.upper) if bounds.upper.is_Integer and int(bounds.upper) < 2**40 else None
     low = int(bounds.lower) if bounds.lower.is_Integer else 1
-    return [str(expression), 1 if low <= 2 else low, high]  # torch writes 2 where 1 works: it specialises 0 and 1
+    return [
+        str(expression),
+        1 if low <= 2 else low,
+        high,
+    ]  # torch writes 2 where 1 works: it specialises 0 and 1
 
 
 if __name__ == "__main__":

@@ -84,7 +84,9 @@ class _Reader:
         for key in ("name", "source", "inputs", "outputs"):
             if key not in data:
                 raise self.error(f"the key '{key}' is missing")
-        precision = self.table(data, "precision", {"level": str, "dtype": str, "keep": list, "embeddings": str})
+        precision = self.table(
+            data, "precision", {"level": str, "dtype": str, "keep": list, "embeddings": str}
+        )
         return ModelFolder(
             folder=self.file.parent,
             source=self.source(self.typed(data, "source", str)),

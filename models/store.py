@@ -115,7 +115,9 @@ class Store:
         except OSError:
             return None
         if not text.strip().isdigit():
-            raise DamagedFile(f"{self._folder(name) / 'live'} must hold one version number, it holds {text!r}")
+            raise DamagedFile(
+                f"{self._folder(name) / 'live'} must hold one version number, it holds {text!r}"
+            )
         return int(text)
 
     def live(self, name: str) -> Version | None:
@@ -229,7 +231,9 @@ def _read_manifest(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise DamagedFile(f"{path} cannot be read: {error}; convert the model again") from error
     if not isinstance(manifest, dict) or not {"status", "digest", "files"} <= manifest.keys():
-        raise DamagedFile(f"{path} is not a manifest: it needs status, digest and files; convert the model again")
+        raise DamagedFile(
+            f"{path} is not a manifest: it needs status, digest and files; convert the model again"
+        )
     return manifest
 
 

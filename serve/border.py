@@ -5,11 +5,13 @@ No other file knows both sides.
 
 import math
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
 from ..models import errors
+
+T = TypeVar("T")
 
 
 class NotOffered(errors.BadInput):
@@ -56,7 +58,7 @@ def exit_code_of(error: BaseException) -> int:
     return _nearest(_EXIT, error)
 
 
-def _nearest[T](table: dict[type[BaseException], T], error: BaseException) -> T:
+def _nearest(table: dict[type[BaseException], T], error: BaseException) -> T:
     return next(table[kind] for kind in type(error).__mro__ if kind in table)
 
 

@@ -53,7 +53,9 @@ class TorchEngine:
         """One copy in and one out per tensor, through page-locked memory of torch's caching host allocator."""
         inputs = [self._staged(part).to(self._device, non_blocking=True) for part in parts]
         answers = self._module(*inputs)
-        hosts = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in answers]
+        hosts = [
+            torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in answers
+        ]
         torch.cuda.current_stream(self._device).synchronize()
         return [to_numpy(host) for host in hosts]
 

@@ -104,7 +104,12 @@ def model_statistics(name: str, version: str, counters: Mapping[str, Any]) -> di
 def _batch(rows: int, pair: tuple[int, int]) -> dict[str, Any]:
     # The engine's one run includes its copies; the count must be the same in all three.
     copies = _duration((pair[0], 0))
-    return {"batch_size": rows, "compute_input": copies, "compute_infer": _duration(pair), "compute_output": copies}
+    return {
+        "batch_size": rows,
+        "compute_input": copies,
+        "compute_infer": _duration(pair),
+        "compute_output": copies,
+    }
 
 
 def _duration(pair: tuple[int, int]) -> dict[str, int]:

@@ -88,9 +88,8 @@ def write_predict(spec: ModelSpec, outputs: Sequence[np.ndarray]) -> bytes:
     plain = [writable(array) for array in outputs]
     rows = plain if spec.batched else [array[None] for array in plain]
     message: dict[str, Any] = {"predictions": rows[0] if len(rows) == 1 else _by_name(spec, rows)}
-    scored = next((i for i, t in enumerate(spec.outputs) if t.kind in ("logits", "probabilities")), None)
-    if scored is not None and spec.outputs[scored].labels:
-        message["labels"] = _labels(spec.outputs[scored].labels, rows[scored])
+    if labels := _labels(spec, rows):
+        message["labels"] = labels
     return orjson.dumps(message, option=_NUMPY)
 
 
@@ -99,8 +98,14 @@ def _by_name(spec: ModelSpec, rows: Sequence[np.ndarray]) -> list[dict[str, Any]
     return [dict(zip(names, row, strict=True)) for row in zip(*rows, strict=True)]
 
 
-def _labels(labels: tuple[str, ...], scores: np.ndarray) -> Any:
-    """The label of the largest score along the last axis; None where the scores are not all numbers."""
-    best = np.array(labels, dtype=object)[np.argmax(scores, axis=-1)]
+def _labels(spec: ModelSpec, rows: Sequence[np.ndarray]) -> list[Any] | None:
+    """Each row's label of the largest score; None (JSON null) for a row with a score that is no number."""
+    scored = (
+        (t, a) for t, a in zip(spec.outputs, rows, strict=True) if t.kind in ("logits", "probabilities")
+    )
+    tensor, scores = next(scored, (None, rows[0]))
+    if tensor is None or scores.ndim < 2 or scores.shape[-1] != len(tensor.labels):
+        return None
+    best = np.array(tensor.labels, dtype=object)[np.argmax(scores, axis=-1)]
     best[np.isnan(scores).any(axis=-1)] = None
     return best.tolist()

@@ -1,0 +1,71 @@
+"""The gate again, for a version that is in the store: on another device, or because somebody asks."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from ..models.engines.engine import Engine
+from ..models.engines.load import load_half, load_whole
+from ..models.spec import ModelSpec
+from ..models.store import Version
+from .environment import environment
+from .prove import Answers, Exam, answers_of, judged, set_exam, take
+from .samples import Samples
+from .verdict import ParityReport
+
+T = TypeVar("T")
+OnDevice = Callable[[Callable[[], T]], T]  # runs a call where the device's work belongs, and waits for it
+
+
+def at_once(call: Callable[[], T]) -> T:
+    """Where there is no device thread: here and now."""
+    return call()
+
+
+def holds_here(version: Version, device: torch.device) -> bool:
+    """Whether the stored proof was made on this kind of device under these libraries."""
+    return version.json("parity.json")["environment"] == environment(device)
+
+
+def reprove(
+    version: Version, half: Engine, device: torch.device, samples: Samples, on_device: OnDevice[Any] = at_once
+) -> ParityReport:
+    """Judge ``half``, loaded on ``device``, against the version's whole on the same device.
+
+    ``samples`` are divided as at conversion: the part that chose the plan does not judge.
+    """
+    spec = version.spec()
+    whole = on_device(partial(load_whole, version, "torch", device))
+    try:
+        _, judging = samples.split()
+        exam = set_exam(spec, judging, _on(on_device, answers_of(spec, whole)))
+        trials = list(_trials(version, spec, half, device, exam, on_device))
+        return judged(exam, half.precision, trials)
+    finally:
+        on_device(whole.close)
+
+
+def _trials(
+    version: Version,
+    spec: ModelSpec,
+    half: Engine,
+    device: torch.device,
+    exam: Exam,
+    on_device: OnDevice[Any],
+) -> Iterator[tuple[list[Any], list[Any]]]:
+    yield take(exam, _on(on_device, answers_of(spec, half)))
+    if half.form == "onnx" and device.type == "cpu":
+        # ONNX Runtime's CPU provider computes FP16 in FP32: the program's own half storage judges as well
+        storage = on_device(partial(load_half, version, "torch", device))
+        yield take(exam, _on(on_device, answers_of(spec, storage)))
+        on_device(storage.close)
+
+
+def _on(on_device: OnDevice[Any], answers: Answers) -> Answers:
+    def answer(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return on_device(partial(answers, arrays))
+
+    return answer

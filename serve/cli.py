@@ -1,0 +1,256 @@
+"""The command line. Each command is one thin function; ``--json`` makes the last line on stdout one object."""
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..models.errors import HalfevenError
+from .border import exit_code_of
+
+app = typer.Typer(
+    name="halfeven",
+    help="Half precision, even answers: an inference server that proves FP16 equal before it serves it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+out = Console(highlight=False)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")]
+StoreAt = Annotated[Path, typer.Option("--store", envvar="HALFEVEN_STORE", help="Where versions lie.")]
+DEFAULT_STORE = Path("halfeven-store")
+
+
+def main() -> None:
+    """The console script. Errors of ours end as one sentence on stderr and an exit code."""
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
+    )
+    app()
+
+
+def finish(command: Callable[[], tuple[Mapping[str, Any], Any, int]], as_json: bool) -> None:
+    """Run a command's work: (facts, what to show a person, exit code). The one place that ends a command."""
+    try:
+        facts, shown, code = command()
+    except KeyboardInterrupt:
+        errors.print("interrupted; nothing half-written is left behind")
+        raise typer.Exit(1) from None
+    except HalfevenError as error:
+        errors.print(f"error: {error}", markup=False)
+        if as_json:
+            print_json({"error": str(error), "code": error.code, "status": "failed", "forms": {}})
+        raise typer.Exit(exit_code_of(error)) from None
+    if as_json:
+        print_json(facts)
+    elif shown is not None:
+        out.print(shown)
+    raise typer.Exit(code)
+
+
+def print_json(facts: Mapping[str, Any]) -> None:
+    sys.stdout.write(orjson.dumps(facts, option=orjson.OPT_NON_STR_KEYS).decode() + "\n")
+    sys.stdout.flush()
+
+
+def say(sentence: str) -> None:
+    errors.print(sentence, markup=False)
+
+
+@app.command()
+def convert(
+    folder: Annotated[Path, typer.Argument(help="A model folder with a model.toml.")],
+    store: StoreAt = DEFAULT_STORE,
+    form: Annotated[str | None, typer.Option(help="auto, torch, onnx, both or live; default both.")] = None,
+    level: Annotated[str | None, typer.Option(help="O0 to O3, or Keras' words.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="fp16 or bf16.")] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(help="Keep in FP32: op:NAME, node or module path.")
+    ] = None,
+    samples: Annotated[Path | None, typer.Option(help="Samples instead of the folder's.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write the HTML report here.")] = None,
+    new_signature: Annotated[
+        bool, typer.Option("--new-signature", help="Inputs or outputs changed.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Capture, convert, prove and publish a model folder."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..exporters.convert import Options, convert
+        from ..exporters.report import render_terminal
+        from .history import store_at
+
+        options = Options(_forms(form), level, dtype, tuple(keep or ()), samples, new_signature)
+        with errors.status("converting") as status:
+            done = convert(folder, store_at(store), options, status.update)
+        if report is not None:
+            report.write_bytes(done.version.file("report.html").read_bytes())
+        if done.unchanged:
+            say(f"{done.version}: the folder has not changed since; no new version")
+        passed = done.asked_passed if form else done.any_passed
+        refused = 3 if any("error" not in f for f in done.facts["forms"].values() if not f["passed"]) else 4
+        return done.facts, render_terminal(done.shown()), 0 if passed else refused
+
+    finish(work, as_json)
+
+
+def _forms(word: str | None) -> tuple[str, ...]:
+    from ..models.errors import BadSetting
+
+    known = {None: ("torch", "onnx"), "auto": ("torch", "onnx"), "both": ("torch", "onnx")}
+    known |= {name: (name,) for name in ("torch", "onnx", "live")}
+    if word not in known:
+        raise BadSetting(f"--form {word!r}: expected one of auto, torch, onnx, both, live")
+    return known[word]
+
+
+@app.command()
+def parity(
+    target: Annotated[str, typer.Argument(help="A model folder, or NAME or NAME@VERSION in the store.")],
+    store: StoreAt = DEFAULT_STORE,
+    samples: Annotated[Path | None, typer.Option(help="Judge with these instead of the stored ones.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Run the parity gate again and print it."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..exporters.report import render_terminal
+        from .rejudge import judge_again
+        from .history import store_at
+
+        facts = judge_again(target, store_at(store), samples, device, say)
+        passed = all(form["passed"] for form in facts["forms"].values())
+        return facts, render_terminal(facts), 0 if passed else 3
+
+    finish(work, as_json)
+
+
+@app.command()
+def serve(
+    store: Annotated[Path | None, typer.Option(help="Where versions lie.")] = None,
+    models: Annotated[Path | None, typer.Option(help="Also convert the model folders found here.")] = None,
+    host: Annotated[str | None, typer.Option(help="Loopback unless told otherwise.")] = None,
+    port: Annotated[int | None, typer.Option(help="0 takes a free one.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda:N.")] = None,
+    fallback: Annotated[str | None, typer.Option(help="fp32 or none: when a half is refused.")] = None,
+    expose_without_auth: Annotated[
+        bool | None, typer.Option("--expose-without-auth", help="Listen beyond this machine without keys.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Serve every live version in the store, and follow the store."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from .history import store_at
+        from .server import serve
+        from .settings import read_settings
+
+        settings = read_settings(
+            store=store, models=models, host=host, port=port, device=device, fallback=fallback,
+            expose_without_auth=expose_without_auth,
+        )  # fmt: skip
+        serve(settings, store_at(settings.store), say)
+        return {"status": "stopped"}, None, 0
+
+    finish(work, as_json)
+
+
+@app.command()
+def predict(
+    name: str,
+    file: Annotated[Path, typer.Argument(help="npz, safetensors or JSON ({input: nested lists}).")],
+    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    as_json: Json = False,
+) -> None:
+    """Send a file's tensors to a running server and print the answers."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from .client import predict_file
+
+        facts = predict_file(url, name, file)
+        return facts, orjson.dumps(facts, option=orjson.OPT_INDENT_2).decode(), 0
+
+    finish(work, as_json)
+
+
+@app.command()
+def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
+    """List what is in the store."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from .history import history_of, store_at
+
+        opened = store_at(store)
+        found = {name: history_of(opened).versions(name) for name in opened.names()}
+        table = Table("model", "version", "on duty", "status", "forms", "reason")
+        for name, versions in found.items():
+            for version in versions:
+                forms = ", ".join(f for f, facts in version["forms"].items() if facts["passed"]) or "-"
+                live = "●" if version["live"] else ""
+                table.add_row(
+                    name, str(version["version"]), live, version["status"], forms, version["reason"]
+                )
+        return {"models": found}, table, 0
+
+    finish(work, as_json)
+
+
+@app.command()
+def rollback(name: str, store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
+    """Put the previous version back on duty; a running server follows within two seconds."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from .history import history_of, store_at
+
+        facts = history_of(store_at(store)).rollback(name)
+        return facts, f"{name}@{facts['version']} is on duty", 0
+
+    finish(work, as_json)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """What this machine can do, and what to install."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from .doctor import examine
+
+        facts = examine()
+        table = Table("what", "found", "advice")
+        for check in facts["checks"]:
+            table.add_row(check["what"], check["found"], check["advice"])
+        return facts, table, 0
+
+    finish(work, as_json)
+
+
+@app.command()
+def demo(
+    keep_store: Annotated[
+        Path | None, typer.Option("--store", help="Keep the store and reports here.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The whole story on real handwritten digits, in under two minutes on two cores."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from .demo import tell
+
+        facts, table = tell(keep_store, say)
+        return facts, table, 0 if facts["passed"] else 1
+
+    finish(work, as_json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""``halfeven parity``: the gate once more, for a version in the store or for a folder that nobody published."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..exporters.convert import Options, convert, facts_of
+from ..exporters.environment import environment
+from ..exporters.reprove import reprove
+from ..exporters.samples import load_samples
+from ..models.engines.load import load_half
+from ..models.engines.placement import resolve_device
+from ..models.engines.torch_engine import use_true_fp32
+from ..models.errors import BadInput, UnknownName
+from ..models.store import Store, Version
+
+Say = Callable[[str], None]
+
+
+def judge_again(target: str, store: Store, samples: Path | None, device: str, say: Say) -> dict[str, Any]:
+    """Facts as `report.render_terminal` takes them. ``target``: a folder, NAME or NAME@VERSION.
+
+    Raises UnknownName for what is neither, BadInput for a version that has no half to judge.
+    """
+    if (Path(target) / "model.toml").is_file():
+        with tempfile.TemporaryDirectory(prefix="halfeven-parity-") as folder:
+            return convert(Path(target), Store(Path(folder)), Options(samples=samples), say).shown()
+    return _judge_version(_version(target, store), samples, device, say)
+
+
+def _version(target: str, store: Store) -> Version:
+    name, _, number = target.partition("@")
+    if name not in store.names():
+        raise UnknownName(
+            f"{target!r} is neither a model folder nor a model of the store: it has {store.names()}"
+        )
+    if number:
+        if not number.isdigit():
+            raise UnknownName(
+                f"{target!r}: expected NAME@VERSION with one of the versions {store.numbers(name)}"
+            )
+        return store.version(name, int(number))
+    version = store.live(name) or store.newest(name)
+    assert version is not None
+    return version
+
+
+def _judge_version(version: Version, samples: Path | None, device: str, say: Say) -> dict[str, Any]:
+    use_true_fp32()
+    where = resolve_device(device)
+    facts = facts_of(version)
+    halves = [form for form, found in facts["forms"].items() if found["passed"] and found["half_nodes"]]
+    if not halves:
+        raise BadInput(f"{version} has no proven half to judge again: {facts['reason']}")
+    spec = version.spec()
+    judging = load_samples(samples or version.file("samples.safetensors"), spec)
+    for form in halves:
+        say(f"judging the {form} form on {where}")
+        engine = load_half(version, form, where)
+        report = reprove(version, engine, where, judging)
+        engine.close()
+        found = report.to_json()
+        facts["forms"][form] |= {key: found[key] for key in ("passed", "max_error_u", "sqnr_db")} | {
+            "parity": found
+        }
+    return facts | {"environment": environment(where)}

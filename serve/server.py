@@ -1,0 +1,115 @@
+"""The server's life: start the device, follow the store, answer; then refuse, finish, stop."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from ..exporters.convert import Options, convert
+from ..models.engines.placement import resolve_device
+from ..models.engines.torch_engine import use_true_fp32
+from ..models.errors import BadSetting, HalfevenError
+from ..models.store import Store
+from .app import build_app
+from .device import DeviceThread
+from .history import history_of
+from .infer_asgi import InferFront
+from .metrics import metrics_text, new_registry
+from .readying import Place
+from .roster import Roster
+from .settings import Settings
+
+logger = logging.getLogger("halfeven")
+Say = Callable[[str], None]
+
+
+def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
+    """The ASGI application (its lifespan starts and stops the roster) and the roster behind it."""
+    use_true_fp32()
+    device = resolve_device(settings.device)
+    place = Place(device, DeviceThread(str(device)), settings.fallback == "fp32")
+    roster = Roster(store, place)
+    registry = new_registry(lambda: [served.batcher for served in roster.all()])
+    max_body_bytes = settings.max_body_mib * 2**20
+    app = build_app(roster, lambda: metrics_text(registry), history_of(store), max_body_bytes=max_body_bytes)
+    app.router.lifespan_context = _lifespan(roster, settings.shutdown_seconds)
+    return InferFront(app, roster, max_body_bytes, settings.body_seconds), roster
+
+
+def serve(settings: Settings, store: Store, say: Say) -> None:
+    """Serve until a signal comes. Raises BadSetting where the address cannot be had."""
+    if settings.models is not None:
+        convert_all(settings.models, store, say)
+    app, roster = build(settings, store)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        lifespan="on",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.shutdown_seconds),
+    )
+    server = _Announcing(config, roster, say)
+    try:
+        server.run()
+    except SystemExit as error:  # uvicorn's word for a port that is taken
+        raise BadSetting(
+            f"cannot listen on {settings.host}:{settings.port}: is another server there? Choose another --port"
+        ) from error
+
+
+def convert_all(folder: Path, store: Store, say: Say) -> None:
+    """Convert every model folder below ``folder``; one that cannot be converted is said and passed over."""
+    if not folder.is_dir():
+        raise BadSetting(f"--models {folder}: there is no such folder")
+    for path in sorted(p.parent for p in folder.glob("*/model.toml")):
+        try:
+            converted = convert(path, store, Options(), say)
+            say(f"{converted.version} is {converted.version.status}: {converted.facts['reason']}")
+        except HalfevenError as error:
+            say(f"{path.name}: {error}")
+
+
+class _Announcing(uvicorn.Server):
+    """Says where it listens once it does: with port 0 nobody else knows."""
+
+    def __init__(self, config: uvicorn.Config, roster: Roster, say: Say) -> None:
+        super().__init__(config)
+        self._roster = roster
+        self._say = say
+
+    async def startup(self, sockets: list[object] | None = None) -> None:
+        await super().startup(sockets)  # type: ignore[arg-type]
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            self._say(f"halfeven listens on http://{host}:{port}")
+            asyncio.get_running_loop().run_in_executor(None, self._say_ready)
+
+    def _say_ready(self) -> None:
+        self._roster.wait()
+        for served in self._roster.all():
+            duty = served.duty
+            self._say(
+                f"{served.name}@{duty.version} is on duty: {duty.precision}, {duty.engine.form} on {duty.engine.device} ({duty.reason})"
+            )
+        for fault in self._roster.not_ready_reasons():
+            self._say(f"not ready: {fault}")
+
+
+def _lifespan(roster: Roster, shutdown_seconds: float) -> Callable[[FastAPI], object]:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        roster.start()
+        yield
+        await roster.stop(shutdown_seconds)
+
+    return lifespan

@@ -1,0 +1,186 @@
+"""A roster whose batchers answer at once (or when told to), and a real server around it in a thread."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import uvicorn
+from halfeven.models.errors import HalfevenError, NotReady, UnknownName
+from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.serve.app import History, build_app
+from halfeven.serve.duty import Answer, OnDuty, Statistics
+from halfeven.serve.infer_asgi import InferFront
+
+DIGEST = "0123456789abcdef" * 4
+
+
+class FakeEngine:
+    form, precision, device = "torch", "fp16", "cpu"
+
+    def warm_up(self, parts: Any) -> None: ...
+
+    def run(self, parts: Any) -> list[np.ndarray]:
+        raise NotImplementedError
+
+    def close(self) -> None: ...
+
+
+@dataclass(eq=False)
+class FakeServed:
+    """Its own batcher. ``holding``: futures are kept in ``held`` instead of being answered."""
+
+    spec: ModelSpec
+    compute: Callable[..., list[np.ndarray]]
+    duty: OnDuty
+    holding: bool = False
+    refusal: HalfevenError | None = None
+    held: list[asyncio.Future[Answer]] = field(default_factory=list)
+    submitted: threading.Event = field(default_factory=threading.Event)
+    rows: list[int] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def batcher(self) -> "FakeServed":
+        return self
+
+    def submit(self, arrays: Sequence[np.ndarray], rows: int) -> asyncio.Future[Answer]:
+        if self.refusal is not None:
+            raise self.refusal
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.rows.append(rows)
+        if self.holding:
+            self.held.append(future)
+        else:
+            future.set_result(Answer(self.compute(*arrays), self.duty, 1_500_000, 2_250_000, rows))
+        self.submitted.set()
+        return future
+
+    def statistics(self) -> Statistics:
+        return Statistics(inference_count=sum(self.rows), success=(len(self.rows), 7), batches={2: (3, 9)})
+
+
+@dataclass(eq=False)
+class FakeRoster:
+    models: dict[str, FakeServed]
+    reasons: list[str] = field(default_factory=list)
+
+    def find(self, name: str, version: str | None = None) -> FakeServed:
+        if name == "starting":
+            raise NotReady("model 'starting' has no version on duty yet")
+        if name not in self.models or version not in (None, self.models[name].duty.version):
+            raise UnknownName(f"Request for unknown model: '{name}' is not found")
+        return self.models[name]
+
+    def all(self) -> list[FakeServed]:
+        return list(self.models.values())
+
+    @property
+    def ready(self) -> bool:
+        return not self.reasons
+
+    def not_ready_reasons(self) -> list[str]:
+        return self.reasons
+
+
+def tensor(name: str, datatype: str, *shape: int | str, **more: Any) -> TensorSpec:
+    return TensorSpec(name, datatype, tuple(Dim.parse(size) for size in shape), **more)
+
+
+def doubled(x: np.ndarray) -> list[np.ndarray]:
+    return [x * 2]
+
+
+def make_roster() -> FakeRoster:
+    specs = (
+        (ModelSpec("double", (tensor("x", "FP32", -1, 4),), (tensor("y", "FP32", -1, 4),), 8), doubled),
+        (
+            ModelSpec(
+                "scores",
+                (tensor("x", "FP32", -1, 3),),
+                (tensor("logits", "FP32", -1, 3, kind="logits", labels=("ant", "bee", "cat")),),
+                8,
+            ),
+            doubled,
+        ),
+        (
+            ModelSpec(
+                "pair",
+                (tensor("ids", "INT64", -1, "length=1..6"), tensor("mask", "FP32", -1, "length=1..6")),
+                (tensor("total", "FP32", -1), tensor("masked", "FP32", -1, "length=1..6")),
+                8,
+            ),
+            lambda ids, mask: [(ids * mask).sum(1).astype(np.float32), (ids * mask).astype(np.float32)],
+        ),
+    )
+    duty = OnDuty("3", DIGEST, "fp16", FakeEngine(), "measured faster")
+    return FakeRoster({spec.name: FakeServed(spec, compute, duty) for spec, compute in specs})
+
+
+def _known(model: str) -> None:
+    if model != "double":
+        raise UnknownName(f"no model '{model}' in the store")
+
+
+def _versions(model: str) -> list[dict[str, Any]]:
+    _known(model)
+    return [{"version": 3, "status": "live"}, {"version": 2, "status": "refused"}]
+
+
+HISTORY = History(
+    versions=_versions,
+    report=lambda model, version: f"<p>report of {model} {version}</p>",
+    plan=lambda model, version: {"kept": [model, version]},
+    lineage=lambda model, version: {"parent": None},
+    rollback=lambda model: {"model": model, "live": 2},
+)
+
+
+@pytest.fixture
+def roster() -> FakeRoster:
+    return make_roster()
+
+
+@pytest.fixture
+def front(roster: FakeRoster) -> InferFront:
+    """The whole application as it is served, with a small body limit and a quick body time-out."""
+    app = build_app(roster, lambda: b"halfeven_up 1\n", HISTORY, "triton", max_body_bytes=4096)
+    return InferFront(app, roster, max_body_bytes=4096, body_timeout_s=0.2)
+
+
+@pytest.fixture
+def server(front: InferFront) -> Iterator[str]:
+    """``host:port`` of a real server."""
+    with running(front) as address:
+        yield address
+
+
+@contextmanager
+def running(app: Any) -> Iterator[str]:
+    """A uvicorn server in a thread, as uvicorn's own tests run it; ready when entered, gone when left."""
+    config = uvicorn.Config(app, port=0, log_level="error", access_log=False, timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    started = threading.Event()
+    startup = server.startup
+
+    async def announced(*arguments: Any, **more: Any) -> None:
+        await startup(*arguments, **more)
+        started.set()
+
+    server.startup = announced
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert started.wait(20)
+        host, port = server.servers[0].sockets[0].getsockname()[:2]
+        yield f"{host}:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
