@@ -209,7 +209,7 @@ def _decide(
 
 
 def _rule_4(spec: TensorSpec, decisions: DecisionVerdict, pairs: Sequence[Pair]) -> Iterator[Failure]:
-    if not (decisions.kl_nats >= decisions.kl_limit):
+    if not (decisions.kl_nats <= decisions.kl_limit):
         yield refusals.divergence_nats(spec, decisions)
     if not (decisions.flipped <= decisions.max_flips * decisions.decisions):
         yield refusals.flips(spec, decisions)

@@ -16,8 +16,6 @@ from torch._ops import OpOverload
 
 HALF: Mapping[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
-# Unit roundoff: half the distance from 1 to the next number.
-UNIT_ROUNDOFF: Mapping[str, float] = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 
 
 class Rule(Enum):

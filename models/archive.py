@@ -1,10 +1,11 @@
 """Exported programs on disk: ``.pt2`` archives that are checked before torch opens them.
 
-``torch.export.load`` is not safe on a crafted file: sample inputs and custom objects are pickles,
-shape expressions go through ``sympy.sympify`` (which evaluates them), and a node's target may name any
-function below ``torch``. So an archive of ours has none of the first (its sample inputs are an empty member, which torch's
-reader wants to see), and what is left is held against
-an allow-list here, before anything of it is loaded.
+``torch.export.load`` is not safe on a crafted file. Sample inputs and custom objects are pickles; shape
+expressions go through ``sympy.sympify``, which evaluates them; a node's target may name any function below
+``torch``; a pytree may import any module; guards, names of inputs and names of weights become source code
+when the program is unpacked. So an archive of ours has none of the first (its sample inputs are an empty
+member, which torch's reader wants to see), its guards are forgotten (the protocol holds every request against
+the spec), and the rest is held against allow-lists here, before any of it is loaded.
 """
 
 import io
@@ -27,19 +28,31 @@ _MEMBER = re.compile(
     r"data/constants/(tensor_\d+|model_constants_config\.json))"
 )
 _TARGET = re.compile(
-    r"(torch\.ops\.(aten|prims|higher_order)\.\w+(\.\w+)?|_operator\.\w+|math\.\w+|"
+    r"(torch\.ops\.(?!aten\.(save|from_file)\.)(aten|prims)\.\w+\.\w+|_operator\.\w+|math\.\w+|"
+    r"torch\.ops\.higher_order\.(wrap_with_autocast|wrap_with_set_grad_enabled|cond|while_loop|scan)|"
     r"torch\.sym_(int|float|max|min|not|ite|sqrt|sum)|torch\._sym_sqrt)"
 )
-# Numbers, symbols, arithmetic, comparisons, and torch's own sympy functions: no attribute, no dunder.
+# A shape expression, as sympy's srepr writes it: these words, symbols and numbers; no other name.
 _EXPRESSION = re.compile(r"[\w\s+\-*/%(),<>=&|~!.]*")
-_SYMBOL = re.compile(r"Symbol\('\w+'")
-_CALL = re.compile(r"([A-Za-z_]\w*)\s*\(")
+_SYMBOL = re.compile(r"Symbol\('([a-z]+\d+)'")
+_NUMBER = re.compile(r"\b\d+\.?\d*(e[+-]?\d+)?|'-?\d[\d.e+-]*'")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_SYMBOL_NAME = re.compile(r"[a-z]+\d+")
 _FUNCTIONS = {
     "Max", "Min", "Mod", "PythonMod", "FloorDiv", "CleanDiv", "CeilDiv", "CeilToInt", "FloorToInt",
     "TruncToInt", "TruncToFloat", "IntTrueDiv", "FloatTrueDiv", "ToFloat", "PowByNatural", "FloatPow",
-    "RoundToInt", "RoundDecimal", "ModularIndexing", "Where", "Eq", "Ne", "Lt", "Le", "Gt", "Ge", "Not",
-    "And", "Or", "Add", "Mul", "Pow", "Float", "Identity", "Integer", "Symbol", "Rational", "Abs", "floor", "ceiling", "OpaqueUnaryFn_sqrt",
+    "RoundToInt", "RoundDecimal", "ModularIndexing", "Where", "LShift", "RShift", "Identity",
+    "IsNonOverlappingAndDenseIndicator", "Eq", "Ne", "Lt", "Le", "Gt", "Ge", "Not", "And", "Or", "Equality",
+    "Unequality", "GreaterThan", "LessThan", "StrictGreaterThan", "StrictLessThan", "Add", "Mul", "Pow",
+    "Abs", "Float", "Integer", "Rational", "Symbol", "floor", "ceiling", "OpaqueUnaryFn_sqrt",
+    "true", "false", "True", "False", "oo", "int_oo",
+    "precision", "integer", "positive", "negative", "nonnegative", "real", "evaluate",
 }  # fmt: skip
+_NAME = re.compile(r"\w*")  # becomes a variable in the source code that torch.fx makes of a graph
+_PATH = re.compile(r'[^"\\\x00-\x1f]*')  # becomes getattr(module, "…") there
+_WORDS = re.compile(r"[\w.+\-]*")  # devices, versions, kinds
+_PATHS = ("parameter_name", "buffer_name", "tensor_constant_name", "fqn", "path_name")
+_FREE_TEXT = ("metadata", "guards_code", "as_string", "as_strings")  # stays text, or is thrown away
 MAX_ENTRIES = 200_000
 
 
@@ -72,14 +85,17 @@ def load_program(path: Path, state: Mapping[str, torch.Tensor] | None = None) ->
     Raises DamagedFile naming the file and what about it is not allowed.
     """
     try:
-        check_archive(path)
+        data = io.BytesIO(path.read_bytes())  # what was checked is what is loaded
+        check_archive(path, data)
+        data.seek(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about the absent sample inputs
-            program = torch.export.load(io.BytesIO(path.read_bytes()))
+            program = torch.export.load(data)
     except DamagedFile:
         raise
     except Exception as error:
         raise DamagedFile(f"{path} cannot be loaded by torch {torch.__version__}: {error}") from error
+    program._guards_code = []
     if state is not None:
         _put_in(program, state, path)
     return program
@@ -97,19 +113,14 @@ def _put_in(program: ExportedProgram, state: Mapping[str, torch.Tensor], path: P
         program.state_dict[name] = torch.nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
 
 
-def check_archive(path: Path) -> None:
-    """Refuse an archive with anything in it that loading could execute."""
+def check_archive(path: Path, data: io.BytesIO) -> None:
+    """Refuse an archive (the bytes of ``path``) with anything in it that loading could execute."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(data) as archive:
             names = archive.namelist()
-            if len(names) > MAX_ENTRIES:
-                raise DamagedFile(f"{path} has {len(names)} members; {MAX_ENTRIES} is the limit")
-            for name in names:
-                empty = "/sample_inputs/" in name and archive.getinfo(name).file_size == 0
-                if not empty and not _MEMBER.fullmatch(name.partition("/")[2]):
-                    raise DamagedFile(f"{path}: the member '{name}' does not belong into a program of ours")
+            _check_members(path, archive, names)
             documents = {name: json.loads(archive.read(name)) for name in names if name.endswith(".json")}
-    except (OSError, zipfile.BadZipFile, ValueError) as error:
+    except (zipfile.BadZipFile, ValueError, EOFError) as error:
         raise DamagedFile(f"{path} is not a program archive: {error}") from error
     for name, document in documents.items():
         for key, value in _walk(document):
@@ -117,42 +128,73 @@ def check_archive(path: Path) -> None:
                 raise DamagedFile(f"{path}: {name} holds {fault}, which loading could execute")
 
 
+def _check_members(path: Path, archive: zipfile.ZipFile, names: list[str]) -> None:
+    """Each member once and below one folder: torch's own reader must find what was checked."""
+    if len(names) > MAX_ENTRIES:
+        raise DamagedFile(f"{path} has {len(names)} members; {MAX_ENTRIES} is the limit")
+    if len(set(names)) != len(names) or len({name.partition("/")[0] for name in names}) > 1:
+        raise DamagedFile(f"{path} has a member twice, or members of two archives")
+    for name in names:
+        empty = "/sample_inputs/" in name and archive.getinfo(name).file_size == 0
+        if not empty and not _MEMBER.fullmatch(name.partition("/")[2]):
+            raise DamagedFile(f"{path}: the member '{name}' does not belong into a program of ours")
+
+
 def _fault(key: str, value: Any) -> str | None:
     if key == "use_pickle" and value:
         return "a pickled tensor"
-    if key == "target" and isinstance(value, str) and _resolved(value) and not _TARGET.fullmatch(value):
-        return f"the target {value!r}"
-    if key == "expr_str" and not _harmless(value):
-        return f"the expression {value!r}"
-    if key in ("as_custom_obj", "custom_obj", "as_operator") and value:
+    if key in ("as_custom_obj", "custom_obj", "custom_obj_values", "as_operator") and value:
         return f"a custom object ({value!r})"
+    if isinstance(value, str) and not _allowed(key, value):
+        return f"{key} = {value[:200]!r}"
     return None
 
 
-def _resolved(target: str) -> bool:
-    """Whether torch would look this name up; any other string stays a string."""
-    return target.startswith(("torch", "_operator", "math", "#"))
+def _allowed(key: str, text: str) -> bool:
+    if key == "target":
+        return _TARGET.fullmatch(text) is not None
+    if key == "expr_str":
+        return _harmless(text)
+    if key in ("in_spec", "out_spec"):
+        return _plain_tree(json.loads(text)[1])
+    if key in ("name", "as_name", "forward_arg_names"):
+        return _NAME.fullmatch(text) is not None
+    return (_PATH if key in _PATHS else _WORDS).fullmatch(text) is not None
 
 
-def _harmless(expression: Any) -> bool:
-    if not isinstance(expression, str) or len(expression) > 4096:
-        return False
-    expression = _SYMBOL.sub("Symbol(", expression)  # the one place for a quoted word
+def _harmless(expression: str) -> bool:
+    bare = _NUMBER.sub("0", _SYMBOL.sub(r"Symbol(\1", expression))  # the two places for quotes
     return (
-        _EXPRESSION.fullmatch(expression) is not None
-        and "__" not in expression
-        and not re.search(r"\.\s*[A-Za-z_]", expression)
-        and set(_CALL.findall(expression)) <= _FUNCTIONS
+        len(expression) <= 4096
+        and _EXPRESSION.fullmatch(bare) is not None
+        and all(word in _FUNCTIONS or _SYMBOL_NAME.fullmatch(word) for word in _WORD.findall(bare))
     )
 
 
-def _walk(node: Any) -> Iterator[tuple[str, Any]]:
-    stack = [node]
+def _plain_tree(tree: Any) -> bool:
+    """Tuples, lists and dictionaries of leaves: other types in a pytree may import a module."""
+    kind, context, children = tree["type"], tree["context"], tree["children_spec"]
+    if not all(_plain_tree(child) for child in children):
+        return False
+    if kind == "builtins.dict":
+        return all(isinstance(key, str) and _NAME.fullmatch(key) for key in json.loads(context))
+    return (kind is None and context is None) or (
+        kind in ("builtins.tuple", "builtins.list") and context == "null"
+    )
+
+
+def _walk(document: Any) -> Iterator[tuple[str, Any]]:
+    """Every value with the key that it, or the list that holds it, stands under; no free text."""
+    stack: list[tuple[str, Any]] = [("", document)]
     while stack:
-        current = stack.pop()
-        if isinstance(current, dict):
-            for key, value in current.items():
-                yield key, value
-                stack.append(value)
-        elif isinstance(current, list):
-            stack.extend(current)
+        key, value = stack.pop()
+        items = (
+            list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        )
+        if key in _FREE_TEXT and all(isinstance(item, str) for item in items):
+            continue
+        yield key, value
+        if isinstance(value, dict):
+            stack.extend(value.items())
+        elif isinstance(value, list):
+            stack.extend((key, item) for item in value)

@@ -1,6 +1,7 @@
 """A model folder: ``model.toml`` and the files it names, read strictly and without running any of them."""
 
 import difflib
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -90,7 +91,7 @@ class _Reader:
         return ModelFolder(
             folder=self.file.parent,
             source=self.source(self.typed(data, "source", str)),
-            path=tuple(self.file.parent / p for p in self.strings(data.get("path", []), "path")),
+            path=tuple(self.root(item) for item in self.strings(data.get("path", []), "path")),
             weights=self.existing(data.get("weights"), "weights", "weights.safetensors"),
             samples=self.existing(None, "samples", "samples.safetensors"),
             spec=self.spec(data),
@@ -105,7 +106,7 @@ class _Reader:
 
     def spec(self, data: Mapping[str, Any]) -> ModelSpec:
         name = self.typed(data, "name", str)
-        if not NAME.match(name):
+        if not NAME.fullmatch(name):
             raise self.error(f"name = {name!r} is not a model name: expected {NAME.pattern}")
         rows = self.typed({"max_batch_size": 64, **data}, "max_batch_size", int)
         if not 0 <= rows <= 65536:
@@ -113,11 +114,13 @@ class _Reader:
         form = self.typed({"form": "auto", **data}, "form", str)
         _one_of(form, FORMS, f"{self.file}: form")
         limits = self.table(data, "parity", dict.fromkeys(_PARITY, float))
-        if bad := [key for key, value in limits.items() if not value >= 0]:
-            raise self.error(f"[parity] {bad[0]} = {limits[bad[0]]}: expected a number of at least 0")
-        batching = self.table(data, "batching", {"max_queue_delay_us": int, "max_queue_size": int})
-        if bad := [key for key, value in batching.items() if value < 0]:
-            raise self.error(f"[batching] {bad[0]} = {batching[bad[0]]}: expected a number of at least 0")
+        if bad := [key for key, value in limits.items() if not 0 <= value < math.inf]:
+            raise self.error(f"[parity] {bad[0]} = {limits[bad[0]]}: expected a finite number of at least 0")
+        batching = self.table(data, "batching", dict.fromkeys(_BATCHING, int))
+        if bad := [key for key, value in batching.items() if value < _BATCHING[key]]:
+            raise self.error(
+                f"[batching] {bad[0]} = {batching[bad[0]]}: expected a number of at least {_BATCHING[bad[0]]}"
+            )
         return ModelSpec(
             name=name,
             inputs=self.tensors(data, "inputs", batched=rows > 0),
@@ -146,8 +149,11 @@ class _Reader:
         _one_of(datatype, tuple(DATATYPES), f"{self.file}: {where}.datatype")
         kind = self.typed({"kind": "tensor", **entry}, "kind", str, where)
         _one_of(kind, KINDS, f"{self.file}: {where}.kind")
+        name = self.typed(entry, "name", str, where)
+        if not name:
+            raise self.error(f"{where}.name is empty: a tensor needs a name")
         return TensorSpec(
-            name=self.typed(entry, "name", str, where),
+            name=name,
             datatype=datatype,
             shape=self.shape(self.typed(entry, "shape", list, where), where, batched),
             kind=kind,
@@ -172,17 +178,26 @@ class _Reader:
     def labels(self, entry: Mapping[str, Any], where: str) -> tuple[str, ...]:
         if "labels_file" not in entry:
             return tuple(self.strings(entry.get("labels", []), f"{where}.labels"))
+        if "labels" in entry:
+            raise self.error(f"{where} has both labels and labels_file: expected one of them")
         path = self.existing(self.typed(entry, "labels_file", str, where), f"{where}.labels_file", None)
         assert path is not None
-        return tuple(path.read_text().splitlines())
+        try:
+            return tuple(path.read_text(encoding="utf-8").splitlines())
+        except UnicodeDecodeError as error:
+            raise self.error(f"{where}.labels_file: {path} is not UTF-8 text ({error})") from error
 
     def picture(self, entry: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
-        picture = entry.get("picture")
-        if picture is None:
+        if "picture" not in entry:
             return None
-        if not isinstance(picture, dict):
-            raise self.error(f"{where}.picture: expected a table, got {picture!r}")
-        self.known(picture, ("size", "color", "scale", "mean", "std"), f"{where}.picture")
+        picture = self.table(entry, "picture", _PICTURE, where)
+        if "size" in picture and not (
+            len(picture["size"]) == 2 and all(_is_size(n) for n in picture["size"])
+        ):
+            raise self.error(f"{where}.picture.size = {picture['size']}: expected [height, width] in pixels")
+        for key in ("mean", "std"):
+            if not all(isinstance(value, int | float) for value in picture.get(key, [])):
+                raise self.error(f"{where}.picture.{key} = {picture[key]}: expected a number per channel")
         return picture
 
     def source(self, source: str) -> str:
@@ -207,19 +222,33 @@ class _Reader:
             raise self.error(f"{key} = {value!r}: there is no such file in {self.file.parent}")
         return path
 
-    def table(self, data: Mapping[str, Any], key: str, fields: Mapping[str, type]) -> dict[str, Any]:
+    def root(self, item: str) -> Path:
+        """An import root, as ``path`` names it from the folder."""
+        path = self.file.parent / item
+        if not path.is_dir():
+            raise self.error(
+                f"path = {item!r}: there is no such folder (it is taken from {self.file.parent})"
+            )
+        return path
+
+    def table(
+        self, data: Mapping[str, Any], key: str, fields: Mapping[str, type], where: str = ""
+    ) -> dict[str, Any]:
+        place = f"{where}.{key}" if where else key
         table = data.get(key, {})
         if not isinstance(table, dict):
-            raise self.error(f"[{key}]: expected a table, got {table!r}")
-        self.known(table, fields, key)
-        return {name: self.typed(table, name, fields[name], key) for name in table}
+            raise self.error(f"[{place}]: expected a table, got {table!r}")
+        self.known(table, fields, place)
+        return {name: self.typed(table, name, fields[name], place) for name in table}
 
     def typed(self, data: Mapping[str, Any], key: str, kind: type, where: str = "") -> Any:
-        value = data.get(key)
+        place = f"{where}.{key}" if where else key
+        if key not in data:
+            raise self.error(f"the key '{place}' is missing: expected {_SPOKEN[kind]}")
+        value = data[key]
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if not isinstance(value, kind) or isinstance(value, bool):
-            place = f"{where}.{key}" if where else key
             raise self.error(f"{place} = {value!r}: expected {_SPOKEN[kind]}")
         return value
 
@@ -247,7 +276,13 @@ def _one_of(value: str, known: Iterable[str], where: str) -> None:
         raise BadFolder(f"{where} = {value!r}: expected one of {', '.join(known)}; did you mean {near[0]!r}?")
 
 
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+_PICTURE = {"size": list, "color": str, "scale": float, "mean": list, "std": list}
 _PARITY = ("max_error_u", "min_sqnr_db", "min_slice_sqnr_db", "max_flips")
+_BATCHING = {"max_queue_delay_us": 0, "max_queue_size": 1}  # with the least value of each
 _TOP = (
     "name", "source", "path", "weights", "max_batch_size", "form",
     "inputs", "outputs", "precision", "parity", "batching",

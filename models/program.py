@@ -25,6 +25,8 @@ def runnable(program: ExportedProgram) -> GraphModule:
             node.op == "get_attr" and not node.users
         ):
             graph.erase_node(node)
+    module._forward_pre_hooks.clear()  # the range check of every call
+    module._forward_pre_hooks_with_kwargs.clear()
     graph.set_codegen(CodeGen())
     module.recompile()
     return module

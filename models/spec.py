@@ -18,7 +18,7 @@ from .errors import BadFolder, BadInput, BadRequest
 KINDS = ("tensor", "logits", "probabilities", "indices", "embedding", "image")
 FORMS = ("auto", "torch", "onnx", "live")
 _FREE = re.compile(
-    r"^(?:(?P<name>[A-Za-z_]\w*)(?:=(?P<low1>\d+)\.\.(?P<high1>\d+))?|(?P<low2>\d+)\.\.(?P<high2>\d+))$"
+    r"(?P<name>[A-Za-z_]\w*)(?:=(?P<low1>\d+)\.\.(?P<high1>\d*))?|(?P<low2>\d+)\.\.(?P<high2>\d*)"
 )
 
 
@@ -35,18 +35,18 @@ class Dim:
 
     @classmethod
     def parse(cls, text: int | str) -> "Dim":
-        """Read ``8``, ``-1``, ``"1..512"``, ``"length"`` or ``"length=2..512"``."""
+        """Read ``8``, ``-1``, ``"1..512"``, ``"2.."``, ``"length"`` or ``"length=2..512"``."""
         if isinstance(text, int) and not isinstance(text, bool):
             if text == -1:
                 return cls()
             if text >= 0:
                 return cls(text, text)
-        elif isinstance(text, str) and (match := _FREE.match(text)):
+        elif isinstance(text, str) and (match := _FREE.fullmatch(text)):
             low, high = match["low1"] or match["low2"], match["high1"] or match["high2"]
             if low is None:
                 return cls(name=match["name"])
-            if int(low) <= int(high):
-                return cls(int(low), int(high), match["name"])
+            if not high or int(low) <= int(high):
+                return cls(int(low), int(high) if high else None, match["name"])
         raise BadFolder(
             f"the dimension {text!r} is not one: expected a size (8), a free dimension (-1), "
             'bounds ("1..512"), a name ("length") or both ("length=2..512")'
@@ -62,9 +62,9 @@ class Dim:
     def to_json(self) -> int | str:
         if self.fixed:
             return self.minimum
-        bounds = f"{self.minimum}..{self.maximum}" if self.maximum is not None else ""
-        if not bounds:
+        if self.maximum is None and self.minimum == 1:
             return self.name or -1
+        bounds = f"{self.minimum}..{'' if self.maximum is None else self.maximum}"
         return f"{self.name}={bounds}" if self.name else bounds
 
     @property

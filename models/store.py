@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from .errors import BadInput, DamagedFile, StoreError, UnknownName
 from .spec import ModelSpec
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+_READABLE = 0o644
+_NUMBER = re.compile(r"^[1-9][0-9]{0,17}$")
 LIVE, REFUSED = "live", "refused"
 
 
@@ -92,14 +94,14 @@ class Store:
         """Every model that has at least one version, in order."""
         if not self._models.is_dir():
             return []
-        return sorted(p.name for p in self._models.iterdir() if p.is_dir() and NAME.match(p.name))
+        return sorted(p.name for p in self._models.iterdir() if NAME.fullmatch(p.name) and self.numbers(p.name))
 
     def numbers(self, name: str) -> list[int]:
         """The version numbers of a model, rising; empty where there is no such model."""
         folder = self._folder(name)
         if not folder.is_dir():
             return []
-        return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and p.is_dir())
+        return sorted(int(p.name) for p in folder.iterdir() if _NUMBER.fullmatch(p.name) and p.is_dir())
 
     def version(self, name: str, number: int) -> Version:
         """Raises UnknownName where there is none, DamagedFile where its manifest cannot be read."""
@@ -110,14 +112,13 @@ class Store:
 
     def live_number(self, name: str) -> int | None:
         """The number in the alias file, or None where nothing is on duty. Cheap: asked every second."""
+        path = self._folder(name) / "live"
         try:
-            text = (self._folder(name) / "live").read_text()
-        except OSError:
+            text = path.read_text(errors="replace").strip()
+        except FileNotFoundError:
             return None
-        if not text.strip().isdigit():
-            raise DamagedFile(
-                f"{self._folder(name) / 'live'} must hold one version number, it holds {text!r}"
-            )
+        if not _NUMBER.fullmatch(text):
+            raise DamagedFile(f"{path} must hold one version number, it holds {text[:80]!r}")
         return int(text)
 
     def live(self, name: str) -> Version | None:
@@ -137,9 +138,10 @@ class Store:
         with os.fdopen(handle, "w") as file:
             file.write(f"{version.number}\n")
             file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, folder / "live")
-        _fsync_folder(folder)
+            os.fchmod(handle, _READABLE)  # mkstemp's is for its owner alone; the server may be another user
+            os.fsync(handle)
+        Path(draft).replace(folder / "live")
+        _fsync(folder)
 
     def rollback(self, name: str) -> Version:
         """Put the newest live version older than the one on duty on duty, and give it.
@@ -161,18 +163,22 @@ class Store:
     @contextmanager
     def draft(self, name: str) -> Iterator["Draft"]:
         """A folder to fill. It vanishes when the block ends, unless it was published."""
-        folder = self._folder(name)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
+        path = self._empty_draft(self._folder(name))
         try:
             yield Draft(self, name, path)
         finally:
             shutil.rmtree(path, ignore_errors=True)
-            if not any(folder.iterdir()):
-                folder.rmdir()
+            with suppress(OSError):  # not empty: it has versions, or another draft
+                path.parent.rmdir()
+
+    def _empty_draft(self, folder: Path) -> Path:
+        while True:
+            folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # another draft of this name vanished, and the folder with it
+                return Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
 
     def _folder(self, name: str) -> Path:
-        if not NAME.match(name):
+        if not NAME.fullmatch(name):
             raise BadInput(f"'{name}' is not a model name: expected {NAME.pattern}")
         return self._models / name
 
@@ -199,16 +205,15 @@ class Draft:
             if path.is_file()
         }
         digest = hashlib.sha256("".join(f"{name}\0{sha}\n" for name, sha in files.items()).encode())
-        manifest = {"status": status, "digest": digest.hexdigest(), **facts, "files": files}
-        self.write_json("manifest.json", manifest)
-        for path in self.folder.rglob("*"):
-            if path.is_file():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-        self.folder.chmod(0o755)
-        _fsync_folder(self.folder)
+        self.write_json(
+            "manifest.json", {**facts, "status": status, "digest": digest.hexdigest(), "files": files}
+        )
+        for path in [*self.folder.rglob("*"), self.folder]:
+            path.chmod(_READABLE | (0o111 if path.is_dir() else 0))  # safetensors writes for its owner alone
+            _fsync(path)
+        number = max(self._store.numbers(self._name), default=0)
         while True:
-            number = max(self._store.numbers(self._name), default=0) + 1
+            number += 1
             target = self.folder.parent / str(number)
             try:
                 self.folder.rename(target)
@@ -216,7 +221,7 @@ class Draft:
                 if not target.exists():
                     raise
                 continue
-            _fsync_folder(target.parent)
+            _fsync(target.parent)
             return self._store.version(self._name, number)
 
 
@@ -230,15 +235,19 @@ def _read_manifest(path: Path) -> Mapping[str, Any]:
         manifest = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DamagedFile(f"{path} cannot be read: {error}; convert the model again") from error
-    if not isinstance(manifest, dict) or not {"status", "digest", "files"} <= manifest.keys():
+    if not (
+        isinstance(manifest, dict)
+        and {"status", "digest", "files"} <= manifest.keys()
+        and isinstance(manifest["files"], dict)
+    ):
         raise DamagedFile(
             f"{path} is not a manifest: it needs status, digest and files; convert the model again"
         )
     return manifest
 
 
-def _fsync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

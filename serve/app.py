@@ -62,6 +62,7 @@ def build_app(
     history: History,
     server_name: str = "halfeven",
     max_body_bytes: int = MAX_BODY_BYTES,
+    body_timeout_s: float = 30.0,
 ) -> FastAPI:
     """Every route but infer. ``server_name`` is what /v2 says (Triton's own example asks for ``triton``)."""
     app = FastAPI(title="halfeven", version=_VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -69,7 +70,7 @@ def build_app(
     _add_health(app, roster, server_name)
     _add_models(app, roster)
     _add_repository(app, roster)
-    _add_predict(app, roster, max_body_bytes)
+    _add_predict(app, roster, max_body_bytes, body_timeout_s)
     _add_history(app, roster, history)
     _add_pages(app, roster, metrics_text)
     return app
@@ -85,6 +86,13 @@ def _add_errors(app: FastAPI) -> None:
         seconds = retry_after_of(error)
         headers = None if seconds is None else {"retry-after": str(seconds)}
         return Response(body, status_of(error), headers, kind)
+
+    async def nobody_s(request: Request, error: Exception) -> Response:
+        response = await ours(request, error)
+        response.headers["connection"] = (
+            "close"  # Starlette raises it again for the log, and uvicorn hangs up
+        )
+        return response
 
     async def of_the_framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -102,7 +110,7 @@ def _add_errors(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, of_the_framework)
     app.add_exception_handler(RequestValidationError, of_validation)
     app.add_exception_handler(CallerLeft, nobody_there)
-    app.add_exception_handler(Exception, ours)
+    app.add_exception_handler(Exception, nobody_s)
 
 
 def _add_health(app: FastAPI, roster: Roster, server_name: str) -> None:
@@ -200,13 +208,13 @@ def _refusing(way_out: str) -> Callable[[], Any]:
     return refuse
 
 
-def _add_predict(app: FastAPI, roster: Roster, max_body_bytes: int) -> None:
+def _add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_s: float) -> None:
     @app.post("/v1/models/{m}/versions/{v}:predict", tags=["predict"])
     @app.post("/v1/models/{m}:predict", tags=["predict"])
     async def predict(m: str, request: Request, v: str | None = None) -> Response:
         """`{"instances": [...]}` → `{"predictions": [...]}`."""
         served = roster.find(m, v)
-        body = await read_body(request.scope["headers"], request.receive, max_body_bytes)
+        body = await read_body(request.scope["headers"], request.receive, max_body_bytes, body_timeout_s)
         asked = read_predict(served.spec, body)
         answer = await answer_or_leave(served.batcher.submit(asked.arrays, asked.rows), request.receive)
         response = Response(write_predict(served.spec, answer.outputs), media_type="application/json")

@@ -170,9 +170,9 @@ class Batcher:
         except BaseException as error:  # out of memory, or a mistake of ours: still everybody is answered
             logger.exception("a batch of '%s' could not be run", self.spec.name)
             outcomes = [(request, EngineFailed(f"{type(error).__name__}: {error}")) for request in batch]
-        self._on_loop(_settle, outcomes)
         cost_ns = (self._clock() - began_ns) / len(batch)
         self._ns_per_request += (cost_ns - self._ns_per_request) * (_RECENT if self._ns_per_request else 1.0)
+        self._on_loop(_settle, outcomes)  # last: who has his answer finds all counters up to date
 
     def swap(self, duty: OnDuty, spec: ModelSpec | None = None) -> OnDuty:
         """Put another version on duty and return the old one, which no batch uses any more: close it freely.

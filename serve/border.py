@@ -45,6 +45,7 @@ _EXIT: dict[type[BaseException], int] = {
     errors.CannotConvert: 4,
     BaseException: 1,
 }
+_LONGEST = 4000  # characters: a message quotes what came, and what came may be endless
 _HIDDEN = "internal error: this is a bug in halfeven, not in the request; the server's log has the traceback"
 
 
@@ -71,7 +72,7 @@ def retry_after_of(error: BaseException) -> int | None:
 
 def message_of(error: BaseException) -> str:
     """What the asker may read: our own errors speak for themselves, others are not for strangers' eyes."""
-    return str(error) if isinstance(error, errors.HalfevenError) else _HIDDEN
+    return str(error)[:_LONGEST] if isinstance(error, errors.HalfevenError) else _HIDDEN
 
 
 def v2_body(message: str) -> bytes:

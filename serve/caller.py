@@ -142,6 +142,8 @@ class _Ear:
         self._listen()
 
     def _listen(self, _: object = None) -> None:
+        if self._future.done():  # answered while this call was on its way
+            return
         try:
             waiting = next(self._steps)
         except StopIteration as heard:

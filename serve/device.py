@@ -70,9 +70,8 @@ class DeviceThread:
         self.clock = clock
         self._bell = Bell()
         self._door = threading.Lock()  # guards: the list of the attached, and calls against stopping
-        self._attached: tuple[
-            TakesTurns, ...
-        ] = ()  # replaced, never changed: the thread reads it without a lock
+        # The attached: replaced, never changed, so that the thread reads them without a lock.
+        self._attached: tuple[TakesTurns, ...] = ()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._held_until: float | None = None
         self._stopping = False

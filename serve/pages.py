@@ -9,7 +9,8 @@ from typing import Any
 _STYLE = """<style>
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
 table{border-collapse:collapse;width:100%}
-td,th{text-align:left;padding:.3rem .8rem .3rem 0;vertical-align:top;border-bottom:1px solid #ddd}code{font:14px ui-monospace,monospace}h2{margin-top:2rem}
+td,th{text-align:left;padding:.3rem .8rem .3rem 0;vertical-align:top}
+td,th{border-bottom:1px solid #ddd}code{font:14px ui-monospace,monospace}h2{margin-top:2rem}
 @media(prefers-color-scheme:dark){body{background:#181818;color:#ddd}td,th{border-color:#444}a{color:#8bf}}
 </style>"""
 _INFER = {

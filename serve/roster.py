@@ -4,6 +4,7 @@ One thread looks at the aliases twice a second. A version that was put on duty i
 beside the one that serves, then swapped in between two batches; the old one is closed when no batch uses it.
 """
 
+import asyncio
 import gc
 import logging
 import threading
@@ -67,8 +68,10 @@ class Roster:
         self._stopping.set()
         for served in self._served.values():
             await served.batcher.drain()
-        self._thread.join(timeout_s)
-        self._place.thread.stop(timeout_s)
+        await asyncio.to_thread(self._thread.join, timeout_s)
+        for served in self._served.values():
+            self._place.thread.call(served.duty.engine.close)
+        await asyncio.to_thread(self._place.thread.stop, timeout_s)
 
     def find(self, name: str, version: str | None = None) -> ServedModel:
         served = self._served.get(name)

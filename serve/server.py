@@ -36,7 +36,13 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
     roster = Roster(store, place)
     registry = new_registry(lambda: [served.batcher for served in roster.all()])
     max_body_bytes = settings.max_body_mib * 2**20
-    app = build_app(roster, lambda: metrics_text(registry), history_of(store), max_body_bytes=max_body_bytes)
+    app = build_app(
+        roster,
+        lambda: metrics_text(registry),
+        history_of(store),
+        max_body_bytes=max_body_bytes,
+        body_timeout_s=settings.body_seconds,
+    )
     app.router.lifespan_context = _lifespan(roster, settings.shutdown_seconds)
     return InferFront(app, roster, max_body_bytes, settings.body_seconds), roster
 

@@ -33,11 +33,12 @@ def tensor(name: str, datatype: str, shape: Sequence[int | str], **more: Any) ->
 def write_folder(
     path: Path,
     source_code: str = LINEAR,
+    /,
     *,
     inputs: Sequence[Mapping[str, Any]] = (tensor("x", "FP32", [-1, 4]),),
     outputs: Sequence[Mapping[str, Any]] = (tensor("y", "FP32", [-1, 3]),),
     samples: Mapping[str, np.ndarray] | None = None,
-    weights: Mapping[str, torch.Tensor] | None = None,
+    weights: Mapping[str, torch.Tensor] | str | None = None,
     files: Mapping[str, str] | None = None,
     extra_toml: str = "",
     **settings: Any,
@@ -46,10 +47,12 @@ def write_folder(
 
     ``settings`` are keys of model.toml: a plain value stands at the top, a dictionary becomes a table
     (``precision={"level": "O3"}``). ``extra_toml`` is put at the end as it is. ``files``: other text files
-    by name. ``samples`` and ``weights`` become safetensors files.
+    by name. ``samples`` and ``weights`` become safetensors files; ``weights`` as a string is the key's value.
     """
     path.mkdir(parents=True, exist_ok=True)
     settings = {"name": path.name, "source": "model.py:build", **settings}
+    if isinstance(weights, str):
+        settings["weights"] = weights
     (path / "model.toml").write_text(_toml(settings, inputs, outputs) + extra_toml)
     for name, text in {"model.py": source_code, **(files or {})}.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +60,7 @@ def write_folder(
     if samples is not None:
         arrays = {name: np.ascontiguousarray(array) for name, array in samples.items()}
         save_file(arrays, path / "samples.safetensors")
-    if weights is not None:
+    if isinstance(weights, Mapping):
         save_tensors({name: t.contiguous() for name, t in weights.items()}, path / "weights.safetensors")
     return path
 

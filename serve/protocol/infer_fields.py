@@ -1,5 +1,6 @@
 """The JSON part of an infer request, field by field, held against the model. Refusals in Triton's words."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -124,12 +125,12 @@ def _check_names(spec: ModelSpec, came: Sequence[str]) -> None:
     wanted = [tensor.name for tensor in spec.inputs]
     if sorted(came) == sorted(wanted):
         return
-    for index, name in enumerate(came):
-        if name in came[:index]:
-            raise BadRequest(f"input '{name}' already exists in request for model '{spec.name}'")
+    name, times = Counter(came).most_common(1)[0]
+    if times > 1:
+        raise BadRequest(f"input '{name}' already exists in request for model '{spec.name}'")
     raise BadRequest(
         f"expected {len(wanted)} inputs but got {len(came)} inputs for model '{spec.name}'. Got input(s) "
-        f"{list(came)}, but missing required input(s) {[name for name in wanted if name not in came]}. "
+        f"{list(came[:20])}, but missing required input(s) {[name for name in wanted if name not in came]}. "
         f"Please provide all required input(s): {wanted}."
     )
 

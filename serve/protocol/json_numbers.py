@@ -147,7 +147,9 @@ def show(value: object) -> str:
     """What came, as JSON, cut to a length that a message can bear."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
-    text = json.dumps(value)
+    if isinstance(value, dict):
+        return f"an object with {len(value)} keys"
+    text = json.dumps(value[:60] if isinstance(value, str) else value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

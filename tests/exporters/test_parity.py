@@ -98,6 +98,11 @@ def test_which_infinity_it_is_matters(random, value, other):
     assert rules(judged(*placed(random, value, other=other), limits=LOOSE)) == ["masks"]
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_true_infinity_is_no_sentinel_and_must_come_back_infinite(random, sign):
+    assert rules(judged(*placed(random, sign * math.inf, other=sign * 65504.0), limits=LOOSE)) == ["masks"]
+
+
 @pytest.mark.parametrize("value", [-3.4e38, 3.4e38, -1e9, 1e9])
 @pytest.mark.parametrize("other", [65504.0, 1e4, math.inf])
 def test_a_sentinel_may_land_anywhere_far_out_on_its_side(random, value, other):
@@ -315,12 +320,17 @@ def test_a_refusal_names_an_override_for_a_small_excess_and_none_for_garbage(ran
     assert "max_error_u = 7.3 under [parity]" in small and "--keep" in small
     garbage = judged(*with_error(random, 0.9), datatype="FP64").failures[0].message
     assert "under [parity]" not in garbage
+    reference = close_logits(random, 10, [])
+    verdict = judged(reference, -reference, kind="logits", datatype="FP64")
+    assert len(verdict.failures) == 5
+    assert not any("under [parity]" in failure.message for failure in verdict.failures)
 
 
 def test_bfloat16_outputs_are_compared_as_numbers(random):
     reference = numbers(random, 6, 5).astype(ml_dtypes.bfloat16)
     assert judged(reference, reference.copy(), datatype="BF16", dtype="bf16").passed
-    assert "max_error" in rules(judged(reference, -reference, datatype="BF16", dtype="bf16"))
+    negated = np.negative(reference)
+    assert "max_error" in rules(judged(reference, negated, datatype="BF16", dtype="bf16"))
 
 
 # Rule 4
@@ -344,6 +354,7 @@ def test_changed_first_choices_are_counted_and_listed_with_their_margin(random):
         verdict = judged(reference, candidate, limits=limits, kind="logits", datatype="FP64")
         assert rules(verdict) == expected
         assert verdict.decisions and verdict.decisions.flipped == 3 and verdict.decisions.decisions == 100
+        assert all("max_flips = 0.03 under [parity]" in failure.message for failure in verdict.failures)
         found = [(flip.sample, flip.position, flip.whole, flip.half) for flip in verdict.decisions.flips]
         assert found == [(row, (), 0, 1) for row in range(3)]
         assert [flip.margin for flip in verdict.decisions.flips] == pytest.approx(margins, rel=1e-6)

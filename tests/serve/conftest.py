@@ -41,6 +41,7 @@ class FakeServed:
     refusal: HalfevenError | None = None
     held: list[asyncio.Future[Answer]] = field(default_factory=list)
     submitted: threading.Event = field(default_factory=threading.Event)
+    cancelled: threading.Event = field(default_factory=threading.Event)
     rows: list[int] = field(default_factory=list)
 
     @property
@@ -58,6 +59,7 @@ class FakeServed:
         self.rows.append(rows)
         if self.holding:
             self.held.append(future)
+            future.add_done_callback(lambda done: self.cancelled.set() if done.cancelled() else None)
         else:
             future.set_result(Answer(self.compute(*arrays), self.duty, 1_500_000, 2_250_000, rows))
         self.submitted.set()
@@ -79,7 +81,7 @@ class FakeRoster:
             raise UnknownName(f"Request for unknown model: '{name}' is not found")
         return self.models[name]
 
-    def all(self) -> list[FakeServed]:
+    def all(self) -> list[Any]:
         return list(self.models.values())
 
     @property
@@ -143,23 +145,27 @@ HISTORY = History(
 )
 
 
-@pytest.fixture
-def roster() -> FakeRoster:
-    return make_roster()
-
-
-@pytest.fixture
-def front(roster: FakeRoster) -> InferFront:
+@pytest.fixture(scope="session")
+def serving() -> Iterator[tuple[FakeRoster, str]]:
     """The whole application as it is served, with a small body limit and a quick body time-out."""
+    roster = make_roster()
     app = build_app(roster, lambda: b"halfeven_up 1\n", HISTORY, "triton", max_body_bytes=4096)
-    return InferFront(app, roster, max_body_bytes=4096, body_timeout_s=0.2)
+    with running(InferFront(app, roster, max_body_bytes=4096, body_timeout_s=0.2)) as address:
+        yield roster, address
 
 
 @pytest.fixture
-def server(front: InferFront) -> Iterator[str]:
-    """``host:port`` of a real server."""
-    with running(front) as address:
-        yield address
+def roster(serving: tuple[FakeRoster, str]) -> FakeRoster:
+    """The served roster, as new."""
+    fresh = make_roster()
+    serving[0].models, serving[0].reasons = fresh.models, fresh.reasons
+    return serving[0]
+
+
+@pytest.fixture
+def server(serving: tuple[FakeRoster, str], roster: FakeRoster) -> str:
+    """``host:port`` of a real server around the roster."""
+    return serving[1]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The one table: every error of ours has a status, an exit code and a body, and no stranger's error speaks."""
+"""The one table: each error of ours has a status, an exit code and a body; a stranger's does not speak."""
 
 import json
 
@@ -72,3 +72,8 @@ def test_only_a_full_queue_says_when_to_come_back_in_whole_seconds() -> None:
     assert retry_after_of(errors.Overloaded("full", 0.001)) == 1
     assert retry_after_of(errors.NotReady("starting")) is None
     assert retry_after_of(KeyError()) is None
+
+
+def test_a_message_that_quotes_an_endless_name_is_cut() -> None:
+    body, _ = body_of(errors.BadRequest("no input " + "x" * 10**6), "/v2/models")
+    assert body.startswith(b'{"error":"no input xxx') and len(body) < 5000

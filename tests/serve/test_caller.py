@@ -19,7 +19,9 @@ def chunk(body: bytes, more: bool) -> Message:
 GONE = {"type": "http.disconnect"}
 
 
-def receiving(*messages: Message, pause: Callable[[], Awaitable[Any]] | None = None) -> Callable[[], Awaitable[Message]]:
+def receiving(
+    *messages: Message, pause: Callable[[], Awaitable[Any]] | None = None
+) -> Callable[[], Awaitable[Message]]:
     """``receive()`` that gives these messages one by one, each after a pause, and then waits for ever."""
     left = list(messages)
 
@@ -40,7 +42,9 @@ def later() -> Awaitable[None]:
     return future
 
 
-def read(*messages: Message, headers: Any = (), limit: int = 100, pause: Any = None, timeout_s: float = 30) -> bytes:
+def read(
+    *messages: Message, headers: Any = (), limit: int = 100, pause: Any = None, timeout_s: float = 30
+) -> bytes:
     async def reading() -> bytes:
         return await read_body(headers, receiving(*messages, pause=pause), limit, timeout_s)
 
@@ -147,6 +151,21 @@ def test_listening_stops_with_the_answer() -> None:
 
     assert waited(receive, lambda future: future.set_result(7))[0] == 7
     assert stopped == [True]
+
+
+def test_a_caller_who_leaves_in_the_moment_of_the_answer_makes_no_noise() -> None:
+    async def both_at_once() -> tuple[Any, list[Any]]:
+        loop = asyncio.get_running_loop()
+        noises: list[Any] = []
+        loop.set_exception_handler(lambda _, context: noises.append(context))
+        future, hung_up = loop.create_future(), loop.create_future()
+        loop.call_soon(future.set_result, 7)
+        loop.call_soon(hung_up.set_result, None)
+        answer = await answer_or_leave(future, receiving(GONE, pause=lambda: hung_up))
+        await asyncio.sleep(0)
+        return answer, noises
+
+    assert asyncio.run(both_at_once()) == (7, [])
 
 
 def test_a_cancelled_request_task_cancels_what_was_asked_and_stays_cancelled() -> None:

@@ -1,4 +1,4 @@
-"""The codec against a stranger's: requests are made and answers are read by tritonclient, without a network."""
+"""The codec against a stranger's: tritonclient makes the requests and reads the answers, with no network."""
 
 import json
 from typing import Any
@@ -45,8 +45,11 @@ def read_by_client(body: bytes, head: int | None) -> Any:
 
 
 def body_of(data: Any = None, **changes: Any) -> bytes:
+    """A JSON request for x; ``given`` are the input's parameters, ``...`` leaves a field out."""
     entry = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4] if data is None else data}
     more = {key: changes.pop(key) for key in ("id", "parameters", "outputs") if key in changes}
+    if "given" in changes:
+        entry["parameters"] = changes.pop("given")
     entry = {key: value for key, value in {**entry, **changes}.items() if value is not ...}
     return json.dumps({"inputs": [entry], **more}).encode()
 
@@ -134,7 +137,11 @@ def test_json_answers_are_flat_and_compact_with_triton_s_key_order() -> None:
 
 def test_mixed_json_and_binary_inputs_arrive_in_the_spec_s_order() -> None:
     codec = model(tensor("a", "INT32", -1, 2), tensor("b", "FP32", -1, 2), tensor("c", "FP16", -1, 2))
-    arrays = {"c": np.float16([[1, 2]]), "a": np.int32([[3, 4]]), "b": np.float32([[5, 6]])}
+    arrays = {
+        "c": np.array([[1, 2]], np.float16),
+        "a": np.array([[3, 4]], np.int32),
+        "b": np.array([[5, 6]], np.float32),
+    }
     tensors = []
     for name, array in arrays.items():  # an order that is not the spec's
         given = triton.InferInput(name, [1, 2], {"a": "INT32", "b": "FP32", "c": "FP16"}[name])
@@ -156,7 +163,7 @@ def test_an_output_s_own_binary_data_overrides_the_request_s() -> None:
 
 def test_numbers_that_are_not_finite_are_written_as_tokens_and_counted() -> None:
     request = CODEC.read(body_of())
-    odd = np.float32([[np.nan, np.inf, -np.inf, 1.5]])
+    odd = np.array([[np.nan, np.inf, -np.inf, 1.5]], np.float32)
     response = CODEC.write(request, [odd], "3", PARAMETERS)
     assert b"[NaN,Infinity,-Infinity,1.5]" in response.body
     assert json.loads(response.body)["parameters"] == {**PARAMETERS, "nonfinite_count": 3}
@@ -215,48 +222,99 @@ BAD = {
     "inputs of numbers": (b'{"inputs": [1]}', r"inputs\[0\] must be an object with a 'name'"),
     "another name": (body_of(name="X"), r"Got input\(s\) \['X'\], but missing required input\(s\) \['x'\]"),
     "an id that is a number": (body_of(id=7), "'id' must be a string"),
-    "another datatype": (body_of(datatype="FP64"), "inference input 'x' data-type is 'FP64', but model 'm' expects 'FP32'"),
+    "another datatype": (
+        body_of(datatype="FP64"),
+        "inference input 'x' data-type is 'FP64', but model 'm' expects 'FP32'",
+    ),
     "BYTES": (body_of(datatype="BYTES"), "BYTES tensors are not offered"),
-    "another shape": (body_of(shape=[1, 3]), r"unexpected shape for input 'x' for model 'm'. Expected \[-1,4\], got \[1,3\]"),
+    "another shape": (
+        body_of(shape=[1, 3]),
+        r"unexpected shape for input 'x' for model 'm'. Expected \[-1,4\], got \[1,3\]",
+    ),
     "another rank": (body_of(shape=[4]), r"unexpected shape for input 'x'.*got \[4\]"),
     "no shape": (body_of(shape=...), "input 'x' must have a list of sizes"),
-    "a negative dimension": (body_of(shape=[-1, 4]), "attempt to access JSON non-unsigned-integer as unsigned-integer: input 'x'"),
+    "a negative dimension": (
+        body_of(shape=[-1, 4]),
+        "attempt to access JSON non-unsigned-integer as unsigned-integer: input 'x'",
+    ),
     "a fractional dimension": (body_of(shape=[1.0, 4]), "JSON non-unsigned-integer"),
     "batch 0": (body_of([], shape=[0, 4]), r"unexpected shape for input 'x'.*got \[0,4\]"),
-    "batch 9 of 8": (body_of([0] * 36, shape=[9, 4]), "inference request batch-size must be <= 8 for 'm': input 'x' has 9 rows"),
-    "too many elements": (body_of(shape=[2**4, 2**60 + 2]), "input 'x' causes total element count to exceed maximum size of"),
+    "batch 9 of 8": (
+        body_of([0] * 36, shape=[9, 4]),
+        "inference request batch-size must be <= 8 for 'm': input 'x' has 9 rows",
+    ),
+    "too many elements": (
+        body_of(shape=[2**4, 2**60 + 2]),
+        "input 'x' causes total element count to exceed maximum size of",
+    ),
     "too many bytes": (body_of(shape=[2**2, 2**60 + 2]), "byte size overflow for input 'x'"),
     "zero times too many": (body_of(shape=[0, 2**63]), "input 'x' causes total element count to exceed"),
     "too few numbers": (body_of([1, 2, 3]), r"input 'x' declares the shape \[1, 4\] = 4 elements, got 3"),
     "too many numbers": (body_of([1, 2, 3, 4, 5]), "4 elements, got 5"),
     "transposed": (body_of([[1], [2], [3], [4]] * 2, shape=[2, 4]), r"nested to \[8, 1\]"),
-    "ragged": (body_of([[1, 2], [3]]), r"input 'x' of model 'm': data\[1\]: expected a list of 2 like the others, got a list of 1"),
+    "ragged": (
+        body_of([[1, 2], [3]]),
+        r"input 'x' of model 'm': data\[1\]: expected a list of 2 like the others, got a list of 1",
+    ),
     "no list": (body_of(5), "data: expected a list of numbers, nested or flat, got 5"),
     "a string": (body_of([1, 2, "a", 4]), r"data\[2\]: expected a number for FP32 .* got \"a\""),
     "a number in a string": (body_of([1, 2, 3, "4"]), r"data\[3\]: expected a number"),
     "true": (body_of([1, True, 3, 4]), r"data\[1\]: expected a number for FP32 .* got true"),
     "null": (body_of([[1, 2, 3, None]]), r"data\[0\]\[3\]: expected a number for FP32 .* got null"),
-    "beyond FP32": (body_of([1, 1e39, 3, 4]), r"data\[1\]: expected a number for FP32 \(at most 3.40282e\+38\), got 1e\+39"),
+    "beyond FP32": (
+        body_of([1, 1e39, 3, 4]),
+        r"data\[1\]: expected a number for FP32 \(at most 3.40282e\+38\), got 1e\+39",
+    ),
     "an object": (body_of([1, {}, 3, 4]), r"data\[1\]: expected a number"),
     "101 levels": (deep(101), r"JSON nesting depth exceeds maximum allowed limit \(100\)"),
     "250000 levels": (deep(250_000), "JSON nesting depth exceeds"),
     "no data": (body_of(data=...), "Input must set only one of the following fields.*Input 'x'"),
-    "data twice": (body_of().replace(b'"data"', b'"parameters": {"binary_data_size": 16}, "data"'), "only one of the following fields"),
-    "shared memory": (body_of(data=...).replace(b'"FP32"', b'"FP32", "parameters": {"shared_memory_region": "r"}'), "input 'x': shared memory is not offered"),
-    "bytes without a header": (body_of(data=...).replace(b'"FP32"', b'"FP32", "parameters": {"binary_data_size": 16}'), "unexpected size for input 'x', expecting 16 additional bytes"),
-    "a byte count that is text": (body_of(data=...).replace(b'"FP32"', b'"FP32", "parameters": {"binary_data_size": "16"}'), "'binary_data_size' of input 'x'"),
-    "a negative byte count": (body_of(data=...).replace(b'"FP32"', b'"FP32", "parameters": {"binary_data_size": -16}'), "'binary_data_size' of input 'x'"),
-    "an unknown output": (body_of(outputs=[{"name": "z"}]), r"unexpected inference output 'z' for model 'm'; it has \['x'\]"),
-    "an output twice": (body_of(outputs=[{"name": "x"}, {"name": "x"}]), "output 'x' already exists in request"),
+    "data twice": (body_of(given={"binary_data_size": 16}), "only one of the following fields"),
+    "shared memory": (
+        body_of(data=..., given={"shared_memory_region": "r"}),
+        "input 'x': shared memory is not offered",
+    ),
+    "bytes without a header": (
+        body_of(data=..., given={"binary_data_size": 16}),
+        "unexpected size for input 'x', expecting 16 additional bytes",
+    ),
+    "a byte count that is text": (
+        body_of(data=..., given={"binary_data_size": "16"}),
+        "'binary_data_size' of input 'x'",
+    ),
+    "a negative byte count": (
+        body_of(data=..., given={"binary_data_size": -16}),
+        "'binary_data_size' of input 'x'",
+    ),
+    "an unknown output": (
+        body_of(outputs=[{"name": "z"}]),
+        r"unexpected inference output 'z' for model 'm'; it has \['x'\]",
+    ),
+    "an output twice": (
+        body_of(outputs=[{"name": "x"}, {"name": "x"}]),
+        "output 'x' already exists in request",
+    ),
     "outputs by name": (body_of(outputs=["x"]), r"outputs\[0\] must be an object"),
-    "classification": (body_of(outputs=[{"name": "x", "parameters": {"classification": 3}}]), "output 'x': the classification extension is not offered"),
-    "output to shared memory": (body_of(outputs=[{"name": "x", "parameters": {"shared_memory_region": "r"}}]), "output 'x': shared memory"),
+    "classification": (
+        body_of(outputs=[{"name": "x", "parameters": {"classification": 3}}]),
+        "output 'x': the classification extension is not offered",
+    ),
+    "output to shared memory": (
+        body_of(outputs=[{"name": "x", "parameters": {"shared_memory_region": "r"}}]),
+        "output 'x': shared memory",
+    ),
     "a sequence": (body_of(parameters={"sequence_id": 1}), "sequences are not offered"),
     "a reserved parameter": (body_of(parameters={"triton_x": 1}), "'triton_x' is reserved"),
-    "a nested parameter": (body_of(parameters={"a": [[]]}), "'a' of the request must be a string, number or bool"),
+    "a nested parameter": (
+        body_of(parameters={"a": [[]]}),
+        "'a' of the request must be a string, number or bool",
+    ),
     "parameters in a list": (body_of(parameters=[]), "those of the request must be an object"),
-    "binary_data_output 1": (body_of(parameters={"binary_data_output": 1}), "'binary_data_output': expected true or false"),
-}  # fmt: skip
+    "binary_data_output 1": (
+        body_of(parameters={"binary_data_output": 1}),
+        "'binary_data_output': expected true or false",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -268,9 +326,22 @@ def test_a_bad_request_is_refused_by_name(case: str) -> None:
 
 @pytest.mark.parametrize(
     ("datatype", "bad"),
-    [("UINT8", 300), ("UINT8", -1), ("INT8", -129), ("INT64", 1.5), ("INT64", 1.0), ("INT64", 2**63), ("INT32", True),
-     ("UINT64", 2**64), ("BOOL", 1), ("BOOL", "true"), ("FP16", 70000), ("BF16", 3.4e38 * 1.01), ("FP64", None)],
-)  # fmt: skip
+    [
+        ("UINT8", 300),
+        ("UINT8", -1),
+        ("INT8", -129),
+        ("INT64", 1.5),
+        ("INT64", 1.0),
+        ("INT64", 2**63),
+        ("INT32", True),
+        ("UINT64", 2**64),
+        ("BOOL", 1),
+        ("BOOL", "true"),
+        ("FP16", 70000),
+        ("BF16", 3.4e38 * 1.01),
+        ("FP64", None),
+    ],
+)
 def test_a_number_that_the_datatype_does_not_hold_is_named_with_its_place(datatype: str, bad: Any) -> None:
     good = [False] if datatype == "BOOL" else [1]
     data = [good * 2, [*good, bad], good * 2]
@@ -302,7 +373,7 @@ def test_a_header_length_beyond_the_body_is_refused_with_the_range() -> None:
 def test_a_byte_count_that_is_not_the_shape_s_is_refused() -> None:
     body, head = asked(np.ones((1, 4), np.float32), "FP32", True)
     with pytest.raises(
-        BadRequest, match="input byte size mismatch for input 'x' for model 'm'. Expected 16, got 17"
+        BadRequest, match=r"input byte size mismatch for input 'x' for model 'm'\. Expected 16, got 17"
     ):
         CODEC.read(body.replace(b"16", b"17") + b"!", head)
 
@@ -334,14 +405,33 @@ def test_an_input_given_twice_is_refused() -> None:
         CODEC.read(json.dumps({"inputs": [entry, entry]}).encode())
 
 
+def test_a_million_inputs_are_refused_at_once() -> None:
+    entry = b'{"name":"%d"}'
+    body = b'{"inputs":[' + b",".join(entry % i for i in range(1_000_000)) + b"]}"
+    with pytest.raises(BadRequest, match="expected 1 inputs but got 1000000 inputs"):
+        CODEC.read(body)
+
+
 RAW = {
-    "two inputs": (model(X, tensor("z", "FP32", -1)), 16, r"Raw request must only have 1 input \(found 1\) .* got 2 inputs"),
-    "two free sizes": (model(tensor("x", "FP32", -1, -1, -1)), 16, "can not be deduced because there are more than one"),
+    "two inputs": (
+        model(X, tensor("z", "FP32", -1)),
+        16,
+        r"Raw request must only have 1 input \(found 1\) .* got 2 inputs",
+    ),
+    "two free sizes": (
+        model(tensor("x", "FP32", -1, -1, -1)),
+        16,
+        "can not be deduced because there are more than one",
+    ),
     "another size": (CODEC, 20, "input byte size mismatch for input 'x' for model 'm'. Expected 16, got 20"),
     "a part of a row": (model(tensor("x", "FP32", -1, -1, 2)), 20, "Expected 16, got 20"),
-    "beyond the bounds": (model(tensor("x", "FP32", -1, "1..3")), 16, r"expected shape \[-1,1..3\], got \[1,4\]"),
+    "beyond the bounds": (
+        model(tensor("x", "FP32", -1, "1..3")),
+        16,
+        r"expected shape \[-1,1..3\], got \[1,4\]",
+    ),
     "nothing": (CODEC, 0, "Expected 16, got 0"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", RAW)

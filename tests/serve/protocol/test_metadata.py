@@ -32,9 +32,17 @@ def test_config_dims_leave_the_batch_out_only_where_there_is_one() -> None:
 
 
 def test_statistics_have_every_phase_and_one_line_per_batch_size_in_order() -> None:
-    counters = {"inference_count": 7, "execution_count": 3, "queue": (4, 90), "batches": {4: (1, 5), 1: (2, 6)}}
+    counters = {
+        "inference_count": 7,
+        "execution_count": 3,
+        "queue": (4, 90),
+        "batches": {4: (1, 5), 1: (2, 6)},
+    }
     entry = model_statistics("m", "3", counters)
     assert (entry["inference_count"], entry["execution_count"], entry["last_inference"]) == (7, 3, 0)
     assert entry["inference_stats"]["queue"] == {"count": 4, "ns": 90}
     assert entry["inference_stats"]["cache_hit"] == {"count": 0, "ns": 0}
-    assert [(line["batch_size"], line["compute_infer"]["ns"]) for line in entry["batch_stats"]] == [(1, 6), (4, 5)]
+    assert [(line["batch_size"], line["compute_infer"]["ns"]) for line in entry["batch_stats"]] == [
+        (1, 6),
+        (4, 5),
+    ]

@@ -56,7 +56,7 @@ def test_a_model_that_is_not_batched_takes_one_instance_and_gives_one_prediction
     request = read_predict(whole, b'{"instances": [[[1, 2], [3, 4]]]}')
     np.testing.assert_array_equal(request.arrays[0], [[1, 2], [3, 4]])
     assert request.rows == 1
-    assert written(whole, np.float32([5, 6, 7])) == {"predictions": [[5, 6, 7]]}
+    assert written(whole, np.array([5, 6, 7], np.float32)) == {"predictions": [[5, 6, 7]]}
     with pytest.raises(BadRequest, match="at most 1 instances in one request, got 2"):
         read(whole, [[[1, 2], [3, 4]]] * 2)
 
@@ -66,17 +66,49 @@ BAD = {
     "another key": (ONE, b'{"inputs": []}', r'expected {"instances": \[...\]} .* got \[\'inputs\'\]'),
     "a list": (ONE, b"[1]", r'expected {"instances"'),
     "none": (ONE, b'{"instances": []}', "at least one instance"),
-    "too many": (ONE, json.dumps({"instances": [0] * 5}).encode(), "'one' takes at most 4 instances in one request, got 5"),
-    "ragged": (ONE, b'{"instances": [[[1,2,3],[4,5,6]], [[1,2,3]]]}', r"input 'x' of model 'one': instances\[1\]: expected a list of 2"),
-    "a string": (ONE, b'{"instances": [[[1,2,3],[4,"5",6]]]}', r"instances\[0\]\[1\]\[1\]: expected a number for FP32 .* got \"5\""),
-    "another shape": (ONE, b'{"instances": [[1,2,3]]}', r"input 'x' of model 'one': expected shape \[-1,2,3\], got \[1,3\]"),
-    "an unknown name": (ONE, b'{"instances": [{"y": 1}]}', r"instances\[0\]: expected the inputs \['x'\] of model 'one', got \['y'\]"),
-    "a missing name": (TWO, b'{"instances": [{"ids": [1], "mask": [true]}, {"ids": [1]}]}', r"instances\[1\]: expected the inputs \['ids', 'mask'\]"),
+    "too many": (
+        ONE,
+        json.dumps({"instances": [0] * 5}).encode(),
+        "'one' takes at most 4 instances in one request, got 5",
+    ),
+    "ragged": (
+        ONE,
+        b'{"instances": [[[1,2,3],[4,5,6]], [[1,2,3]]]}',
+        r"input 'x' of model 'one': instances\[1\]: expected a list of 2",
+    ),
+    "a string": (
+        ONE,
+        b'{"instances": [[[1,2,3],[4,"5",6]]]}',
+        r"instances\[0\]\[1\]\[1\]: expected a number for FP32 .* got \"5\"",
+    ),
+    "another shape": (
+        ONE,
+        b'{"instances": [[1,2,3]]}',
+        r"input 'x' of model 'one': expected shape \[-1,2,3\], got \[1,3\]",
+    ),
+    "an unknown name": (
+        ONE,
+        b'{"instances": [{"y": 1}]}',
+        r"instances\[0\]: expected the inputs \['x'\] of model 'one', got \['y'\]",
+    ),
+    "a missing name": (
+        TWO,
+        b'{"instances": [{"ids": [1], "mask": [true]}, {"ids": [1]}]}',
+        r"instances\[1\]: expected the inputs \['ids', 'mask'\]",
+    ),
     "no object": (TWO, b'{"instances": [[1]]}', r"instances\[0\]: expected an object with the inputs"),
-    "mixed": (ONE, b'{"instances": [{"x": [[1,2,3],[4,5,6]]}, [[1,2,3],[4,5,6]]]}', r"instances\[1\]: expected an object"),
+    "mixed": (
+        ONE,
+        b'{"instances": [{"x": [[1,2,3],[4,5,6]]}, [[1,2,3],[4,5,6]]]}',
+        r"instances\[1\]: expected an object",
+    ),
     "unequal lengths": (TWO, b'{"instances": [{"ids": [1, 2], "mask": [true]}]}', r"axis 1 \(n\)"),
-    "a fraction": (TWO, b'{"instances": [{"ids": [1.5], "mask": [true]}]}', r"input 'ids' of model 'two': instances\[0\]\[0\]: expected an integer for INT64"),
-}  # fmt: skip
+    "a fraction": (
+        TWO,
+        b'{"instances": [{"ids": [1.5], "mask": [true]}]}',
+        r"input 'ids' of model 'two': instances\[0\]\[0\]: expected an integer for INT64",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -95,26 +127,28 @@ def test_one_output_is_a_list_of_its_rows(datatype: str) -> None:
 
 def test_several_outputs_are_objects_by_name() -> None:
     spec = ModelSpec("m", (X,), (tensor("total", "FP32", -1), tensor("parts", "INT64", -1, 2)))
-    answer = written(spec, np.float32([1.5, 2.5]), np.array([[1, 2], [3, 4]]))
+    answer = written(spec, np.array([1.5, 2.5], np.float32), np.array([[1, 2], [3, 4]]))
     assert answer == {"predictions": [{"total": 1.5, "parts": [1, 2]}, {"total": 2.5, "parts": [3, 4]}]}
 
 
 def test_numbers_that_are_not_finite_are_null_alone_and_among_several_outputs() -> None:
-    odd = np.float32([[np.nan, np.inf, 1]])
+    odd = np.array([[np.nan, np.inf, 1]], np.float32)
     assert written(ModelSpec("m", (X,), (X,)), odd) == {"predictions": [[None, None, 1]]}
     spec = ModelSpec("m", (X,), (tensor("a", "FP32", -1), X))
-    assert written(spec, np.float32([np.nan]), odd)["predictions"] == [{"a": None, "x": [None, None, 1]}]
+    assert written(spec, np.array([np.nan], np.float32), odd)["predictions"] == [
+        {"a": None, "x": [None, None, 1]}
+    ]
 
 
 @pytest.mark.parametrize("kind", ["logits", "probabilities"])
 def test_scores_with_labels_stay_numbers_and_the_best_label_is_named_beside_them(kind: str) -> None:
-    scores = np.float32([[1, 3, 2], [5, 4, 3]])
+    scores = np.array([[1, 3, 2], [5, 4, 3]], np.float32)
     answer = written(scoring(kind), scores)
     assert answer == {"predictions": scores.tolist(), "labels": ["bee", "ant"]}
 
 
 def test_a_row_with_a_score_that_is_no_number_has_no_label() -> None:
-    assert written(scoring(), np.float32([[1, 3, 2], [5, np.nan, 3]]))["labels"] == ["bee", None]
+    assert written(scoring(), np.array([[1, 3, 2], [5, np.nan, 3]], np.float32))["labels"] == ["bee", None]
 
 
 def test_there_are_no_labels_where_none_belong() -> None:

@@ -1,0 +1,223 @@
+"""model.toml: every documented key, its default, and what is said where one is wrong."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from halfeven.models.errors import BadFolder
+from halfeven.models.package import Precision, read_folder
+from halfeven.models.spec import Batching, Dim, ParityLimits
+
+from tests.model_folders import samples_of, tensor, write_folder
+
+X = tensor("x", "FP32", [-1, 4])
+Y = tensor("y", "FP32", [-1, 3])
+
+
+def test_everything_but_name_source_inputs_and_outputs_has_the_documented_default(tmp_path: Path) -> None:
+    folder = read_folder(write_folder(tmp_path / "net"))
+    assert (folder.source, folder.path, folder.weights, folder.samples) == ("model.py:build", (), None, None)
+    assert folder.precision == Precision("O1", "fp16", (), "keep")
+    spec = folder.spec
+    assert (spec.name, spec.max_batch_size, spec.form) == ("net", 64, "auto")
+    assert spec.parity == ParityLimits(4.0, None, 30.0, 0.005, overridden=())
+    assert spec.batching == Batching(max_queue_delay_us=0, max_queue_size=1024)
+    assert (spec.inputs[0].kind, spec.inputs[0].labels, spec.inputs[0].picture) == ("tensor", (), None)
+
+
+def test_every_documented_key_is_read(tmp_path: Path) -> None:
+    picture = {"size": [8, 8], "color": "L", "scale": 0.0625, "mean": [0.0], "std": [1]}
+    written = write_folder(
+        tmp_path / "repository" / "net",
+        name="an.other_name-1",
+        inputs=[
+            tensor("image", "FP32", [-1, 1, 8, 8], picture=picture),
+            tensor("tokens", "INT64", [-1, "length=2..512"]),
+        ],
+        outputs=[tensor("scores", "FP32", [-1, 2], kind="logits", labels=["no", "yes"])],
+        path=[".."],
+        weights="half.pth",
+        max_batch_size=8,
+        form="onnx",
+        precision={"level": "O2", "dtype": "bf16", "keep": ["op:softmax", "a.*"], "embeddings": "half"},
+        parity={"max_error_u": 8, "min_sqnr_db": 40.5, "min_slice_sqnr_db": 0, "max_flips": 0.25},
+        batching={"max_queue_delay_us": 500, "max_queue_size": 1},
+        files={"half.pth": ""},
+        samples=samples_of({"image": (1, 8, 8)}),
+    )
+    folder = read_folder(written)
+    assert folder.path == (written / "..",) and folder.weights == written / "half.pth"
+    assert folder.samples == written / "samples.safetensors"
+    assert folder.precision == Precision("O2", "bf16", ("op:softmax", "a.*"), "half")
+    spec = folder.spec
+    assert (spec.name, spec.max_batch_size, spec.form) == ("an.other_name-1", 8, "onnx")
+    assert spec.inputs[0].picture == picture
+    assert spec.inputs[1].shape == (Dim(), Dim(2, 512, "length"))
+    assert (spec.outputs[0].kind, spec.outputs[0].labels) == ("logits", ("no", "yes"))
+    overridden = ("max_error_u", "max_flips", "min_slice_sqnr_db", "min_sqnr_db")
+    assert spec.parity == ParityLimits(8.0, 40.5, 0.0, 0.25, overridden)
+    assert spec.batching == Batching(500, 1)
+
+
+def test_weights_and_samples_are_found_by_their_documented_names(tmp_path: Path) -> None:
+    files = {"weights.safetensors": "", "samples.safetensors": ""}
+    folder = read_folder(write_folder(tmp_path / "net", files=files))
+    assert folder.weights == tmp_path / "net/weights.safetensors"
+    assert folder.samples == tmp_path / "net/samples.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("word", "level", "dtype"),
+    [
+        ("float32", "O0", "fp16"),
+        ("mixed_float16", "O1", "fp16"),
+        ("mixed_bfloat16", "O1", "bf16"),
+        ("float16", "O3", "fp16"),
+        ("bfloat16", "O3", "bf16"),
+        *((level, level, "fp16") for level in ("O0", "O1", "O2", "O3")),
+    ],
+)
+def test_the_level_takes_the_words_of_keras(word: str, level: str, dtype: str, tmp_path: Path) -> None:
+    precision = read_folder(write_folder(tmp_path / "net", precision={"level": word})).precision
+    assert (precision.level, precision.dtype) == (level, dtype)
+
+
+def test_labels_may_stand_in_a_file_one_per_line(tmp_path: Path) -> None:
+    outputs = [tensor("y", "FP32", [-1, 3], labels_file="words.txt")]
+    folder = write_folder(tmp_path / "net", outputs=outputs, files={"words.txt": "eins\nzwei\ndrei ü\n"})
+    assert read_folder(folder).spec.outputs[0].labels == ("eins", "zwei", "drei ü")
+
+
+def test_without_a_batch_shapes_are_exact_and_an_output_may_be_free(tmp_path: Path) -> None:
+    inputs, outputs = [tensor("x", "FP32", [4])], [tensor("y", "FP32", [-1, 3]), tensor("n", "INT64", [])]
+    spec = read_folder(write_folder(tmp_path / "n", inputs=inputs, outputs=outputs, max_batch_size=0)).spec
+    assert not spec.batched
+    assert [t.shape for t in (*spec.inputs, *spec.outputs)] == [(Dim(4, 4),), (Dim(), Dim(3, 3)), ()]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_batchsize": 3}, ["'max_batchsize'", "'max_batch_size'"]),
+        ({"precission": {"level": "O1"}}, ["'precission'", "'precision'"]),
+        ({"precision": {"levle": "O1"}}, ["[precision]", "'levle'", "'level'"]),
+        ({"parity": {"max_eror_u": 3.0}}, ["[parity]", "'max_error_u'"]),
+        ({"batching": {"queue_size": 3}}, ["[batching]", "'max_queue_size'"]),
+        ({"inputs": [{**X, "dtype": "FP32"}]}, ["inputs[0]", "'dtype'", "'datatype'"]),
+        ({"outputs": [Y, {**Y, "name": "z", "label": []}]}, ["outputs[1]", "'labels'"]),
+        ({"inputs": [{**X, "picture": {"sizes": [1, 1]}}]}, ["inputs[0].picture", "'size'"]),
+        ({"precision": {"level": "O4"}}, ["[precision] level", "'O4'", "O0, O1, O2, O3"]),
+        ({"precision": {"level": "mixed_float61"}}, ["did you mean 'mixed_float16'"]),
+        ({"precision": {"dtype": "fp61"}}, ["fp16, bf16"]),
+        ({"precision": {"embeddings": "hlaf"}}, ["embeddings", "'half'"]),
+        ({"form": "onx"}, ["form", "'onnx'"]),
+        ({"inputs": [tensor("x", "FP23", [-1])]}, ["inputs[0].datatype", "'FP32'"]),
+        ({"outputs": [{**Y, "kind": "logit"}]}, ["outputs[0].kind", "'logits'"]),
+    ],
+)
+def test_an_unknown_key_or_word_is_told_with_the_file_and_the_nearest_known_one(
+    settings: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    _refused(write_folder(tmp_path / "net", **settings), words)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"name": ""}, ["name", "''"]),
+        ({"name": "-x"}, ["'-x'"]),
+        ({"name": "a" * 129}, ["aaa"]),
+        ({"name": "net\n"}, [r"'net\n'"]),
+        ({"name": 3}, ["name = 3", "a string"]),
+        ({"source": "model.py"}, ["'model.py'", "model.py:build"]),
+        ({"source": "model.onnx"}, ["'model.onnx'", "not taken yet"]),
+        ({"source": "nothing.py:build"}, ["source", "'nothing.py'", "no such file"]),
+        ({"path": ".."}, ["path", "list of strings"]),
+        ({"path": ["../nowhere"]}, ["path", "'../nowhere'", "no such folder"]),
+        ({"weights": "nowhere.safetensors"}, ["weights", "'nowhere.safetensors'", "no such file"]),
+        ({"max_batch_size": -1}, ["max_batch_size = -1", "0 (not batched)"]),
+        ({"max_batch_size": "8"}, ["max_batch_size = '8'", "a whole number"]),
+        ({"max_batch_size": True}, ["max_batch_size = True", "a whole number"]),
+        ({"max_batch_size": 1.5}, ["max_batch_size = 1.5", "a whole number"]),
+        ({"form": 3}, ["form = 3"]),
+        ({"precision": {"level": 1}}, ["precision.level = 1", "a string"]),
+        ({"precision": {"keep": "op:softmax"}}, ["precision.keep", "a list"]),
+        ({"precision": {"keep": [3]}}, ["precision.keep", "list of strings"]),
+        ({"precision": "O1"}, ["[precision]", "a table"]),
+        ({"parity": {"max_error_u": float("inf")}}, ["[parity] max_error_u = inf", "finite"]),
+        ({"parity": {"max_flips": float("nan")}}, ["[parity] max_flips = nan", "finite"]),
+        ({"parity": {"min_sqnr_db": -1.0}}, ["[parity] min_sqnr_db = -1.0", "at least 0"]),
+        ({"parity": {"max_error_u": "4"}}, ["parity.max_error_u = '4'", "a number"]),
+        ({"parity": {"max_error_u": True}}, ["parity.max_error_u = True", "a number"]),
+        ({"batching": {"max_queue_delay_us": -1}}, ["[batching] max_queue_delay_us", "at least 0"]),
+        ({"batching": {"max_queue_size": 0}}, ["[batching] max_queue_size", "at least 1"]),
+        ({"batching": {"max_queue_size": 1.5}}, ["batching.max_queue_size = 1.5", "a whole number"]),
+        ({"inputs": []}, ["'inputs' is missing"]),
+        ({"inputs": [X, X]}, ["[[inputs]]", "'x'", "twice"]),
+        ({"inputs": [tensor("", "FP32", [-1])]}, ["inputs[0].name", "empty"]),
+        ({"inputs": [{"name": "x", "shape": [-1]}]}, ["'inputs[0].datatype' is missing"]),
+        ({"inputs": [{"name": "x", "datatype": "FP32"}]}, ["'inputs[0].shape' is missing"]),
+        ({"inputs": [tensor("x", "FP32", [-1, "2..1"])]}, ["inputs[0].shape", "'2..1'"]),
+        ({"inputs": [tensor("x", "FP32", [])]}, ["inputs[0].shape", "first axis is the batch"]),
+        ({"inputs": [tensor("x", "FP32", [8, 4])]}, ["first axis is the batch", "max_batch_size = 0"]),
+        ({"inputs": [tensor("x", "FP32", [-1] * 17)]}, ["inputs[0].shape", "at most 16"]),
+        ({"outputs": [{**Y, "labels": "a b c"}]}, ["outputs[0].labels", "list of strings"]),
+        ({"outputs": [{**Y, "labels_file": "no.txt"}]}, ["outputs[0].labels_file", "'no.txt'"]),
+        ({"outputs": [{**Y, "labels_file": "model.py", "labels": ["a"]}]}, ["labels and labels_file"]),
+        ({"inputs": [{**X, "picture": "L"}]}, ["inputs[0].picture", "a table"]),
+        ({"inputs": [{**X, "picture": {"size": [8]}}]}, ["picture.size", "[height, width]"]),
+        ({"inputs": [{**X, "picture": {"mean": ["0"]}}]}, ["picture.mean", "a number per channel"]),
+        ({"inputs": [{**X, "picture": {"scale": "1"}}]}, ["picture.scale", "a number"]),
+    ],
+)
+def test_a_wrong_value_is_told_with_file_key_what_came_and_what_was_expected(
+    settings: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    _refused(write_folder(tmp_path / "net", **settings), words)
+
+
+@pytest.mark.parametrize("key", ["name", "source", "inputs", "outputs"])
+def test_the_four_keys_without_default_must_be_there(key: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "net")
+    text = (folder / "model.toml").read_text()
+    pattern = rf"^{key} = .*\n" if key in ("name", "source") else rf"^\[\[{key}\]\]\n(.+\n)*"
+    text, replaced = re.subn(pattern, "", text, count=1, flags=re.MULTILINE)
+    (folder / "model.toml").write_text(text)
+    assert replaced == 1
+    _refused(folder, [f"'{key}' is missing"])
+
+
+def test_a_file_that_is_not_there_or_not_toml_or_not_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    _refused(tmp_path / "empty", ["does not exist", "needs a model.toml"])
+    _refused(write_folder(tmp_path / "torn", extra_toml="[precision\n"), ["cannot be read", "line"])
+    folder = write_folder(tmp_path / "bytes")
+    (folder / "model.toml").write_bytes(b"name = '\xff'")
+    _refused(folder, ["cannot be read"])
+
+
+def test_weights_that_are_no_file_name_are_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "net", weights="model.py")
+    text = (folder / "model.toml").read_text()
+    (folder / "model.toml").write_text(text.replace('weights = "model.py"', "weights = 3"))
+    _refused(folder, ["weights = 3", "a file name"])
+
+
+def test_labels_that_are_not_text_are_refused_by_name(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "net", outputs=[{**Y, "labels_file": "labels.txt"}])
+    (folder / "labels.txt").write_bytes(b"\xff\xfe\x00")
+    _refused(folder, ["outputs[0].labels_file", "UTF-8"])
+
+
+def test_reading_a_folder_runs_none_of_it(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    read_folder(write_folder(tmp_path / "net", f"open({str(canary)!r}, 'w').close()\ndef build(): ...\n"))
+    assert not canary.exists()
+
+
+def _refused(folder: Path, words: list[str]) -> None:
+    with pytest.raises(BadFolder) as caught:
+        read_folder(folder)
+    message = str(caught.value)
+    assert all(word in message for word in [str(folder.resolve() / "model.toml"), *words]), message

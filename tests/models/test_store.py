@@ -1,0 +1,299 @@
+"""The store: a draft becomes a version by one rename or vanishes; what is damaged is refused by name."""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import numpy as np
+import pytest
+from halfeven.models.errors import BadInput, DamagedFile, StoreError, UnknownName
+from halfeven.models.store import LIVE, REFUSED, Store, Version, sha256_of
+from safetensors.numpy import save_file
+
+
+def publish(store: Store, name: str = "net", status: str = LIVE, text: str = "hello") -> Version:
+    with store.draft(name) as draft:
+        (draft.folder / "source").mkdir()
+        (draft.folder / "source/model.py").write_text(text)
+        draft.write_json("spec.json", {"text": text})
+        save_file({"x": np.arange(3)}, draft.folder / "samples.safetensors")
+        return draft.publish(status, {"half": "fp16"})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def hidden(store: Store) -> list[str]:
+    return [path.name for path in store.root.rglob(".*")]
+
+
+def test_a_published_version_has_its_files_its_facts_and_their_digests(store: Store) -> None:
+    version = publish(store)
+    assert (version.name, version.number, version.status, str(version)) == ("net", 1, LIVE, "net@1")
+    assert version.folder == store.root / "models/net/1"
+    assert version.json("spec.json") == {"text": "hello"} and version.manifest["half"] == "fp16"
+    manifest = json.loads((version.folder / "manifest.json").read_text())
+    files = {p.relative_to(version.folder).as_posix(): p for p in version.folder.rglob("*") if p.is_file()}
+    del files["manifest.json"]
+    assert manifest["files"] == {name: sha256_of(path) for name, path in files.items()}
+    assert manifest["files"].keys() == {"source/model.py", "spec.json", "samples.safetensors"}
+    assert version.has("source/model.py") and not version.has("half.pt2")
+
+
+def test_facts_cannot_pretend_another_status(store: Store) -> None:
+    with store.draft("net") as draft:
+        assert draft.publish(REFUSED, {"status": LIVE, "files": {}, "digest": ""}).status == REFUSED
+
+
+def test_the_digest_is_that_of_the_files_whatever_the_number(store: Store) -> None:
+    one, same, other = publish(store), publish(store), publish(store, text="other")
+    assert one.digest == same.digest != other.digest
+    assert [version.number for version in (one, same, other)] == [1, 2, 3]
+
+
+def test_publishing_is_one_rename_of_a_folder_that_is_whole(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[list[str], list[int]]] = []
+    rename = Path.rename
+
+    def watched(path: Path, target: Path) -> Path:
+        seen.append((sorted(p.name for p in path.rglob("*") if p.is_file()), store.numbers("net")))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", watched)
+    publish(store)
+    assert seen == [(["manifest.json", "model.py", "samples.safetensors", "spec.json"], [])]
+
+
+def test_everything_is_on_the_disk_before_the_rename(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: Counter[str] = Counter()
+    fsync, rename = os.fsync, Path.rename
+
+    def watched(handle: int) -> None:
+        synced[Path(os.readlink(f"/proc/self/fd/{handle}")).name] += 1
+        fsync(handle)
+
+    def renamed(path: Path, target: Path) -> Path:
+        synced["(rename)"] = len(synced)
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    monkeypatch.setattr(Path, "rename", renamed)
+    publish(store)
+    names = list(synced)
+    before, after = names[: names.index("(rename)")], names[names.index("(rename)") + 1 :]
+    assert {"source", "model.py", "spec.json", "samples.safetensors", "manifest.json"} < set(before)
+    assert any(name.startswith(".draft-") for name in before) and after == ["net"]
+
+
+def test_a_draft_that_is_not_published_vanishes_with_its_folder(store: Store) -> None:
+    with store.draft("net") as draft:
+        draft.write_json("spec.json", {})
+        assert store.names() == [] and store.numbers("net") == []
+    assert list((store.root / "models").iterdir()) == []
+    with pytest.raises(RuntimeError, match="mine"), store.draft("net"):
+        raise RuntimeError("mine")
+    assert list((store.root / "models").iterdir()) == []
+
+
+def test_a_draft_that_fails_leaves_earlier_versions_alone(store: Store) -> None:
+    publish(store)
+    with pytest.raises(ValueError), store.draft("net") as draft:
+        draft.write_json("spec.json", {"x": float("nan")})
+    assert store.numbers("net") == [1] and hidden(store) == []
+
+
+def test_threads_that_publish_at_once_get_a_number_each(store: Store) -> None:
+    barrier = Barrier(8)
+
+    def one(i: int) -> Version:
+        with store.draft("net") as draft:
+            draft.write_json("spec.json", {"i": i})
+            barrier.wait(timeout=30)
+            return draft.publish(LIVE, {})
+
+    with ThreadPoolExecutor(8) as pool:
+        versions = list(pool.map(one, range(8)))
+    assert sorted(version.number for version in versions) == list(range(1, 9))
+    assert {version.json("spec.json")["i"] for version in versions} == set(range(8))
+    assert hidden(store) == []
+
+
+def test_a_number_that_another_process_took_first_is_not_taken_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other publishes between the look at the numbers and the rename."""
+    code = "import sys; from pathlib import Path; from halfeven.models.store import Store\n"
+    code += "with Store(Path(sys.argv[1])).draft('net') as draft: draft.publish('live', {'who': 'other'})"
+    rename = Path.rename
+
+    def late(path: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "rename", rename)
+        subprocess.run([sys.executable, "-c", code, str(store.root)], check=True, timeout=60)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    version = publish(store)
+    assert version.number == 2 and store.numbers("net") == [1, 2]
+    assert store.version("net", 1).manifest["who"] == "other"
+
+
+def test_drafts_of_one_name_that_come_and_go_do_not_disturb_each_other(store: Store) -> None:
+    def come_and_go(_: int) -> None:
+        for _ in range(25):
+            with store.draft("net") as draft:
+                draft.write_json("spec.json", {})
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(come_and_go, range(4)))
+    assert list((store.root / "models").iterdir()) == []
+
+
+def test_what_is_not_a_version_is_no_version(store: Store) -> None:
+    publish(store)
+    folder = store.root / "models/net"
+    for name in ("02", "²", "3x", ".draft-abc"):
+        (folder / name).mkdir()
+    (folder / "2").write_text("a file")
+    (store.root / "models/empty").mkdir()
+    assert store.numbers("net") == [1] and store.names() == ["net"]
+    assert publish(store).number == 3
+
+
+def test_promotion_writes_one_number_and_only_that(store: Store) -> None:
+    first, second = publish(store), publish(store)
+    assert store.live("net") is None and store.live_number("net") is None
+    store.promote(second)
+    assert (store.root / "models/net/live").read_text() == "2\n"
+    store.promote(first)
+    live = store.live("net")
+    assert live is not None and live.number == 1
+    assert hidden(store) == []
+
+
+def test_a_refused_version_is_kept_but_never_put_on_duty(store: Store) -> None:
+    store.promote(publish(store))
+    refused = publish(store, status=REFUSED)
+    with pytest.raises(StoreError, match="net@2 was refused"):
+        store.promote(refused)
+    assert store.live_number("net") == 1
+    assert store.newest("net") == refused and refused.json("spec.json") == {"text": "hello"}
+
+
+def test_rollback_goes_to_the_newest_earlier_version_that_was_not_refused(store: Store) -> None:
+    for status in (LIVE, LIVE, REFUSED, LIVE):
+        publish(store, status=status)
+    store.promote(store.version("net", 4))
+    assert store.rollback("net").number == 2
+    assert store.live_number("net") == 2
+    assert store.rollback("net").number == 1
+    with pytest.raises(StoreError, match="no version before 1"):
+        store.rollback("net")
+    assert store.live_number("net") == 1
+
+
+def test_rollback_of_a_name_that_nobody_knows_says_which_there_are(store: Store) -> None:
+    publish(store, "other")
+    with pytest.raises(UnknownName, match=r"'net'.*\['other'\]"):
+        store.rollback("net")
+
+
+def test_unknown_versions_and_impossible_names_are_refused(store: Store) -> None:
+    publish(store)
+    with pytest.raises(UnknownName, match=r"no version 7: it has \[1\]"):
+        store.version("net", 7)
+    for name in ("", "..", "../net", "a/b", ".hidden", "net\n"):
+        with pytest.raises(BadInput, match="not a model name"):
+            store.numbers(name)
+
+
+@pytest.mark.parametrize("file", ["spec.json", "samples.safetensors", "source/model.py"])
+def test_a_damaged_file_is_refused_by_name(file: str, store: Store) -> None:
+    version = publish(store)
+    path = version.folder / file
+    assert version.file(file) == path
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedFile, match=f"{path} is damaged.*restore"):
+        version.file(file)
+
+
+def test_a_missing_file_is_refused_by_name(store: Store) -> None:
+    version = publish(store)
+    (version.folder / "spec.json").unlink()
+    with pytest.raises(DamagedFile, match="spec.json cannot be read"):
+        version.json("spec.json")
+    with pytest.raises(DamagedFile, match=r"net@1 has no file 'half.pt2'.*spec\.json"):
+        version.file("half.pt2")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"status": "live"}', "\x00", '{"status":"live","digest":"","files":[]}']
+)
+def test_a_damaged_manifest_is_refused_by_name(text: str, store: Store) -> None:
+    path = publish(store).folder / "manifest.json"
+    path.write_text(text)
+    with pytest.raises(DamagedFile, match=str(path)):
+        store.version("net", 1)
+    path.unlink()
+    with pytest.raises(DamagedFile, match=str(path)):
+        store.version("net", 1)
+
+
+@pytest.mark.parametrize("text", ["", "one", "1 2", "-1", "0", "²"])
+def test_a_damaged_alias_is_refused_by_name(text: str, store: Store) -> None:
+    publish(store)
+    alias = store.root / "models/net/live"
+    alias.write_text(text)
+    with pytest.raises(DamagedFile, match=f"{alias} must hold one version number"):
+        store.live_number("net")
+
+
+def test_a_spec_that_is_not_json_is_refused_by_name(store: Store) -> None:
+    with store.draft("net") as draft:
+        (draft.folder / "spec.json").write_text("{")
+        version = draft.publish(LIVE, {})
+    with pytest.raises(DamagedFile, match="spec.json is not JSON"):
+        version.spec()
+
+
+def test_others_may_read_what_was_published(store: Store) -> None:
+    """safetensors and mkstemp write files that only their owner may read; the server may be another user."""
+    umask = os.umask(0o077)
+    try:
+        version = publish(store)
+        store.promote(version)
+    finally:
+        os.umask(umask)
+    paths = [*version.folder.rglob("*"), version.folder, store.root / "models/net/live"]
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in paths}
+    folders = {"source", "1"}
+    assert modes == {name: 0o755 if name in folders else 0o644 for name in modes}
+
+
+def test_a_store_that_does_not_exist_is_empty_and_reading_makes_nothing(store: Store) -> None:
+    assert (store.names(), store.numbers("net"), store.newest("net"), store.live("net")) == (
+        [],
+        [],
+        None,
+        None,
+    )
+    assert not store.root.exists()
+
+
+def test_a_store_may_be_moved_whole(store: Store, tmp_path: Path) -> None:
+    store.promote(publish(store))
+    moved = Store(Path(shutil.move(store.root, tmp_path / "elsewhere")))
+    live = moved.live("net")
+    assert live is not None and live.json("spec.json") == {"text": "hello"}

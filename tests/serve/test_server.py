@@ -1,0 +1,233 @@
+"""A real server on the zoo's digits: real clients on the wire, versions swapped under their hands."""
+
+import json
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.samples import Samples, load_samples
+from halfeven.models.engines.torch_engine import TorchEngine
+from halfeven.models.store import Store
+from halfeven.models.zoo import zoo_folder
+from halfeven.serve import readying
+from halfeven.serve.roster import Roster
+from halfeven.serve.server import build
+from halfeven.serve.settings import Settings
+from halfeven.serve.traffic import Traffic
+
+from tests.serve.conftest import running
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with three versions of the digits, all asking for the torch half: O1 on duty, O3, and a
+    refused one (an overridden limit that no half can meet)."""
+    where = tmp_path_factory.mktemp("digits")
+    folder = Path(shutil.copytree(zoo_folder("digits"), where / "digits"))
+    toml = (folder / "model.toml").read_text().replace('form = "auto"', 'form = "torch"')
+    (folder / "model.toml").write_text(toml)
+    store = Store(where / "store")
+    first = convert(folder, store)
+    assert first.asked_passed
+    assert convert(folder, store, Options(forms=("torch",), level="O3")).asked_passed
+    (folder / "model.toml").write_text(toml + "\n[parity]\nmax_error_u = 0.0001\n")
+    assert not convert(folder, store, Options(forms=("torch",))).any_passed
+    store.promote(first.version)
+    return store.root
+
+
+@pytest.fixture
+def store(converted: Path, tmp_path: Path) -> Store:
+    """A copy that a test may do with as it likes."""
+    return Store(Path(shutil.copytree(converted, tmp_path / "store")))
+
+
+@pytest.fixture(scope="module")
+def samples(converted: Path) -> Samples:
+    version = Store(converted).version("digits", 1)
+    return load_samples(version.file("samples.safetensors"), version.spec())
+
+
+@contextmanager
+def serving(store: Store, **settings: Any) -> Iterator[tuple[str, Roster]]:
+    app, roster = build(Settings(store=store.root, device="cpu", **settings), store)
+    with running(app) as address:
+        roster.wait(60)
+        yield address, roster
+
+
+def get(address: str, path: str, body: bytes | None = None) -> tuple[int, Any, Any]:
+    """(status, headers, JSON or text) of a plain request."""
+    try:
+        answer = urllib.request.urlopen(urllib.request.Request(f"http://{address}{path}", body), timeout=30)
+    except urllib.error.HTTPError as error:
+        answer = error
+    content = answer.read()
+    kind = answer.headers["content-type"] or ""
+    return answer.status, answer.headers, json.loads(content) if "json" in kind else content.decode()
+
+
+def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("rows", [1, 7])
+def test_tritonclient_lists_checks_and_infers(store: Store, samples: Samples, rows: int, binary: bool) -> None:
+    with serving(store) as (address, _):
+        client = triton.InferenceServerClient(address)
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("digits")
+        assert [model["name"] for model in client.get_model_repository_index()] == ["digits"]
+        assert client.get_model_metadata("digits")["inputs"][0]["shape"] == [-1, 1, 8, 8]
+        assert client.get_model_config("digits")["max_batch_size"] == 64
+        asked = triton.InferInput("image", [rows, 1, 8, 8], "FP32")
+        asked.set_data_from_numpy(samples.arrays["image"][:rows], binary_data=binary)
+        wanted = [triton.InferRequestedOutput("logits", binary_data=binary)]
+        answer = client.infer("digits", [asked], outputs=wanted, request_id="seven")
+        logits = answer.as_numpy("logits")
+        assert logits is not None
+        assert logits.shape == (rows, 10)
+        assert (logits.argmax(-1) == samples.targets["logits"][:rows]).all()
+        said = answer.get_response()
+        assert said["id"] == "seven"
+        assert said["model_version"] == "1"
+        assert said["parameters"]["halfeven_precision"] == "fp16"
+        counted = client.get_inference_statistics("digits")["model_stats"][0]
+        assert counted["inference_count"] == rows
+
+
+def test_every_answer_names_the_version_and_precision_that_made_it(store: Store, samples: Samples) -> None:
+    image = samples.arrays["image"][:2].tolist()
+    with serving(store) as (address, _):
+        body = json.dumps({"instances": image}).encode()
+        status, headers, answer = get(address, "/v1/models/digits:predict", body)
+        assert status == 200
+        assert headers["halfeven-version"] == "1"
+        assert headers["halfeven-precision"] == "fp16"
+        assert headers["halfeven-digest"] == store.version("digits", 1).manifest["files"]["half.pt2"]
+        assert "compute;dur=" in headers["server-timing"]
+        assert answer["labels"] == [str(target) for target in samples.targets["logits"][:2]]
+        assert get(address, "/v1/models/digits/versions")[2]["versions"][2]["status"] == "refused"
+        assert "<html" in get(address, "/v1/models/digits/versions/1/report")[2]
+        assert get(address, "/v1/models/digits/versions/1/plan")[2]["level"] == "O1"
+        assert get(address, "/v1/models/digits/versions/9/plan")[0] == 404
+        assert 'halfeven_on_duty{model="digits"' in get(address, "/metrics")[2]
+        assert get(address, "/v2/models/nobody")[0] == 404
+        assert "Request for unknown model" in get(address, "/v2/models/nobody/infer", b"{}")[2]["error"]
+
+
+def test_a_swap_and_a_rollback_under_traffic_lose_no_request(store: Store, samples: Samples) -> None:
+    with serving(store) as (address, roster):
+        port = int(address.rpartition(":")[2])
+        with Traffic(port, "digits", samples.arrays, connections=4) as traffic:
+            until(lambda: traffic.by_version["1"] > 20)
+            store.promote(store.version("digits", 2))
+            until(lambda: traffic.by_version["2"] > 20)
+            assert store.rollback("digits").number == 1
+            before = traffic.by_version["1"]
+            until(lambda: traffic.by_version["1"] > before + 20)
+        assert (traffic.failed, traffic.faults) == (0, [])
+        assert roster.find("digits").duty.version == "1"
+
+
+def test_a_version_that_is_refused_on_this_device_does_not_relieve_the_one_on_duty(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(store) as (address, roster):
+        unequal_on_this_device(monkeypatch)
+        store.promote(store.version("digits", 2))
+        until(lambda: roster.fault("digits") is not None)
+        assert "not equal on cpu" in (roster.fault("digits") or "")
+        assert roster.find("digits").duty.version == "1"
+        assert get(address, "/v2/health/ready")[0] == 200
+
+
+def test_where_nothing_is_on_duty_the_fp32_whole_of_a_refused_half_serves(store: Store, samples: Samples) -> None:
+    for number in (1, 2):
+        shutil.rmtree(store.root / "models" / "digits" / str(number))
+    (store.root / "models" / "digits" / "live").unlink()
+    with serving(store) as (address, _):
+        body = json.dumps({"instances": samples.arrays["image"][:1].tolist()}).encode()
+        status, headers, _ = get(address, "/v1/models/digits:predict", body)
+        assert (status, headers["halfeven-precision"], headers["halfeven-version"]) == (200, "fp32", "3")
+        reason = get(address, "/v2/models/digits")[2]["properties"]["halfeven_reason"]
+        assert "refused" in reason
+        assert headers["halfeven-digest"] == store.version("digits", 3).manifest["files"]["whole.pt2"]
+
+
+def test_a_half_that_is_not_equal_is_never_served_and_without_fallback_nothing_is(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unequal_on_this_device(monkeypatch)
+    with serving(store) as (_, roster):
+        assert roster.find("digits").duty.precision == "fp32"
+        assert "not equal on cpu" in roster.find("digits").duty.reason
+    with serving(store, fallback="none") as (address, roster):
+        status, _, answer = get(address, "/v2/health/ready")
+        assert status == 503
+        assert "--fallback none" in answer["error"]
+        assert get(address, "/v2/models/digits/infer", b"{}")[0] == 503
+
+
+def unequal_on_this_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the proof came from another device, and the half kernels here gave something else."""
+
+    class Off(TorchEngine):
+        def run(self, parts: Any) -> list[np.ndarray]:
+            return [output + np.float32(0.5) for output in super().run(parts)]
+
+    def load(version: Any, form: str, device: Any) -> Any:
+        from halfeven.models.archive import load_program
+
+        return Off(load_program(version.file("half.pt2")), "fp16", device)
+
+    monkeypatch.setattr(readying, "holds_here", lambda version, device: False)
+    monkeypatch.setattr(readying, "load_half", load)
+
+
+def test_a_proof_from_elsewhere_is_made_again_here(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readying, "holds_here", lambda version, device: False)
+    with serving(store) as (_, roster):
+        assert roster.find("digits").duty.precision == "fp16"
+
+
+def test_a_damaged_file_is_refused_by_name_and_others_go_on(store: Store, samples: Samples) -> None:
+    shutil.copytree(store.root / "models" / "digits", store.root / "models" / "twin")
+    damaged = store.root / "models" / "twin" / "1" / "weights.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
+    (store.root / "models" / "twin" / "1" / "half.pt2").write_bytes(b"PK nonsense")
+    with serving(store) as (address, roster):
+        status, _, answer = get(address, "/v2/health/ready")
+        assert status == 503
+        assert "weights.safetensors is damaged" in answer["error"]
+        assert get(address, "/v2/models/twin/infer", b"{}")[0] == 503
+        assert roster.find("digits").duty.version == "1"
+
+
+def test_shutdown_finishes_what_waits(store: Store, samples: Samples) -> None:
+    answered = []
+    with serving(store) as (address, roster):
+        thread = roster.find("digits").batcher._device
+        thread.hold()
+        client = triton.InferenceServerClient(address, concurrency=3)
+        asked = triton.InferInput("image", [1, 1, 8, 8], "FP32")
+        asked.set_data_from_numpy(samples.arrays["image"][:1])
+        waiting = [client.async_infer("digits", [asked]) for _ in range(3)]
+        until(lambda: roster.find("digits").batcher.waiting == 3)
+        thread.release()
+    answered = [request.get_result().as_numpy("logits") for request in waiting]
+    assert all(logits is not None and logits.shape == (1, 10) for logits in answered)
