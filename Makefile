@@ -56,8 +56,8 @@ gpu:
 	  { echo "make gpu needs a torch that sees a CUDA device, and the one of $(PYTHON) does not"; exit 2; }
 	mkdir -p .links && ln -sfn .. .links/halfeven
 	timeout $(GPU_SECONDS) sh -c 'failed=0; \
-	  $(PYTHON) -m pytest -m gpu $(if $(OUT),--junitxml="$(OUT)/gpu-tests.xml") || failed=1; \
-	  $(PYTHON) tests/benchmarks/gpu.py $(if $(OUT),--out="$(OUT)/gpu.json") || failed=1; \
+	  $(PYTHON) -m pytest -m gpu tests/models tests/exporters $(if $(OUT),--junitxml="$(OUT)/gpu-tests.xml") || failed=1; \
+	  $(PYTHON) -m tests.benchmarks.gpu $(if $(OUT),--out="$(OUT)/gpu.json") || failed=1; \
 	  exit $$failed'
 
 weights: $(READY)

@@ -27,7 +27,7 @@ from .autocast import HalfProgram, rewrite
 from .environment import environment
 from .onnx import write_onnx
 from .plan import make_plan
-from .prove import Exam, answers_of, check_whole_form, emulated, judged, set_exam, take
+from .prove import Exam, Taken, answers_of, check_whole_form, emulated, judged, set_exam, take
 from .report import render_html
 from .samples import Samples, load_samples
 from .synthetic import generate
@@ -154,10 +154,13 @@ class _Road:
         self.say("answering the judging samples in FP32")
         exam = set_exam(self.spec, judging, answers_of(self.spec, whole_engine))
         self._write_whole()
+        if half.half_nodes:
+            save_program(half.program, self.draft.folder / "half.pt2", weights=True)
         forms = {name: self._form(name, half, exam, example) for name in self.options.forms}
         if all(form.error for form in forms.values()):
             raise next(form.error for form in forms.values() if form.error)
         status = LIVE if any(form.passed for form in forms.values()) else REFUSED
+        self._drop_refused(forms, status)
         reason = _reason(forms, half)
         evidence = self._write_evidence(half, forms, status, reason, planning, judging)
         version = self.draft.publish(status, self._manifest(fingerprint, half, forms, reason, started))
@@ -197,15 +200,20 @@ class _Road:
             facts |= {key: found[key] for key in ("passed", "max_error_u", "sqnr_db")}
         if facts["passed"]:
             facts |= {"file": file, "digest": sha256_of(self.draft.folder / file)}
-        else:
-            (self.draft.folder / file).unlink()
         return Form(facts, report)
 
+    def _drop_refused(self, forms: Mapping[str, Form], status: str) -> None:
+        """A file that was refused is not kept where somebody could load it.
+
+        The half program stays beside a proven ONNX form: on a CPU that form is judged with its help.
+        """
+        if status == REFUSED:
+            (self.draft.folder / "half.pt2").unlink(missing_ok=True)
+        if "onnx" in forms and not forms["onnx"].passed:
+            (self.draft.folder / "half.onnx").unlink(missing_ok=True)
+
     def _torch_form(self, half: HalfProgram, exam: Exam) -> tuple[str, ParityReport | None]:
-        if not half.half_nodes:
-            return "whole.pt2", None
-        save_program(half.program, self.draft.folder / "half.pt2", weights=True)
-        return "half.pt2", self._judged(half, exam, [])
+        return ("half.pt2", self._judged(half, exam)) if half.half_nodes else ("whole.pt2", None)
 
     def _onnx_form(
         self, half: HalfProgram, exam: Exam, example: Sequence[Tensor]
@@ -224,9 +232,9 @@ class _Road:
         write_onnx(half.program, self.spec, folder / "half.onnx", example, about)
         session = OnnxEngine(folder / "half.onnx", self.asked.precision.dtype, CPU)
         # ONNX Runtime computes FP16 chains in FP32 on a CPU: the program's own half storage judges as well
-        return "half.onnx", self._judged(half, exam, [take(exam, answers_of(self.spec, session))])
+        return "half.onnx", self._judged(half, exam, take(exam, answers_of(self.spec, session)))
 
-    def _judged(self, half: HalfProgram, exam: Exam, others: list[Any]) -> ParityReport:
+    def _judged(self, half: HalfProgram, exam: Exam, *others: Taken) -> ParityReport:
         engine = TorchEngine(half.program, self.asked.precision.dtype, CPU)
         trials = take(exam, answers_of(self.spec, engine), emulated(self.spec, half.program))
         return judged(exam, self.asked.precision.dtype, [trials, *others])

@@ -11,11 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-import torch
 from torch._ops import OpOverload
-
-HALF: Mapping[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
 
 
 class Rule(Enum):
@@ -71,7 +67,8 @@ CUDA = OpLists(
     fp32=_names("""
         acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
         pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm
-        norm.Scalar norm.ScalarOpt_dim frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss
+        norm.Scalar norm.ScalarOpt_dim frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity
+        poisson_nll_loss
         cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss
         mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
         multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
@@ -104,7 +101,8 @@ CPU = OpLists(
         _grid_sampler_2d_cpu_fallback binary_cross_entropy mse_loss cosine_embedding_loss nll_loss nll_loss2d
         hinge_embedding_loss poisson_nll_loss smooth_l1_loss cross_entropy_loss l1_loss huber_loss
         margin_ranking_loss soft_margin_loss triplet_margin_loss multi_margin_loss ctc_loss kl_div
-        multilabel_margin_loss multilabel_margin_loss_forward binary_cross_entropy_with_logits fft_fft fft_ifft fft_fft2 fft_ifft2 fft_fftn
+        multilabel_margin_loss multilabel_margin_loss_forward
+        binary_cross_entropy_with_logits fft_fft fft_ifft fft_fft2 fft_ifft2 fft_fftn
         fft_ifftn fft_rfft fft_irfft fft_rfft2 fft_irfft2 fft_rfftn fft_irfftn fft_hfft fft_ihfft stft polar
         view_as_complex prod quantile nanquantile cdist trace fake_quantize_per_tensor_affine cholesky
         cholesky_inverse cholesky_solve inverse pinverse lu_solve _lu_with_info qr svd geqrf orgqr ormqr

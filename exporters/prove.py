@@ -6,7 +6,7 @@ FP32, so there an ONNX half is judged by the same program's half storage as well
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,15 +34,27 @@ SAME_IN_FP32 = 1e-4  # of the output's largest value: kernels may sum in another
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """Inputs, the samples in their rows, and the whole's answer."""
+
+    samples: tuple[int, ...]
+    inputs: Arrays
+    reference: Arrays
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Exam:
-    """The inputs of one proof with the whole's answers to them: made once, used for every form."""
+    """The questions of one proof: asked of the whole once, then of every form."""
 
     spec: ModelSpec
-    small: list[Trial]
-    bulk: list[Trial]
-    adversarial: list[Trial]
-    inputs: dict[int, Arrays]
+    small: list[Question]
+    bulk: list[Question]
+    adversarial: list[Question]
     targets: Mapping[str, np.ndarray]
+
+
+Taken = tuple[list[Trial], list[Trial]]  # real ones, adversarial ones
 
 
 def answers_of(spec: ModelSpec, engine: Engine) -> Answers:
@@ -70,50 +82,41 @@ def emulated(spec: ModelSpec, program: ExportedProgram) -> Answers:
 def set_exam(spec: ModelSpec, judging: Samples, whole: Answers) -> Exam:
     """Let the whole answer the judging samples at batch sizes 1, 2, 3 and max, and the adversarial inputs."""
     judging = judging.take(slice(0, MAX_JUDGED))
-    inputs: dict[int, Arrays] = {}
 
-    def trial(indices: tuple[int, ...], arrays: Arrays, name: str = "") -> Trial:
-        reference = whole(arrays)
-        made = Trial(indices, reference, {}, name=name)
-        inputs[id(made)] = arrays
-        return made
+    def ask(samples: tuple[int, ...], inputs: Arrays, name: str = "") -> Question:
+        return Question(samples, inputs, whole(inputs), name)
 
     largest = min(spec.max_batch_size, max(judging.count, 3)) if spec.batched else 0
-    sizes = sorted({rows for rows in (1, 2, 3) if rows < largest})
-    small = [
-        trial(indices, arrays) for rows in sizes for indices, arrays in judging.batches(rows, SMALL_BATCHES)
-    ]
-    bulk = [trial(indices, arrays) for indices, arrays in judging.batches(largest)]
-    odd = [
-        trial(tuple(range(_rows(spec, arrays))), arrays, name) for name, arrays in adversarial(spec, judging)
-    ]
-    return Exam(spec, small, bulk, odd, inputs, judging.targets)
+    sizes = [rows for rows in (1, 2, 3) if rows < largest]
+    return Exam(
+        spec,
+        small=[ask(*batch) for rows in sizes for batch in judging.batches(rows, SMALL_BATCHES)],
+        bulk=[ask(*batch) for batch in judging.batches(largest)],
+        adversarial=[
+            ask(tuple(range(_rows(spec, inputs))), inputs, name)
+            for name, inputs in adversarial(spec, judging)
+        ],
+        targets=judging.targets,
+    )
 
 
-def prove(exam: Exam, dtype: str, half: Answers, stand_in: Answers | None = None) -> ParityReport:
-    """Judge ``half`` (the form on its device).
+def take(exam: Exam, half: Answers, stand_in: Answers | None = None) -> Taken:
+    """Put every question to ``half``, the form on its device.
 
-    ``stand_in`` is the emulated half program: it takes the bulk where ``half`` would take too long.
+    ``stand_in``, the emulated half program, takes the bulk where ``half`` would take too long.
     """
-    real, odd = take(exam, half, stand_in)
-    return judge(exam.spec, dtype, real, odd, exam.targets)
+    real = _answered(exam.small, half)
+    start = time.perf_counter()
+    real += _answered(exam.bulk[:1], half)
+    slow = (time.perf_counter() - start) * (len(exam.bulk) - 1) > TRUE_KERNELS_SECONDS
+    real += _answered(exam.bulk[1:], stand_in if slow and stand_in else half)
+    return real, _answered(exam.adversarial, half)
 
 
-def take(exam: Exam, half: Answers, stand_in: Answers | None = None) -> tuple[list[Trial], list[Trial]]:
-    """The answered trials: real ones, adversarial ones."""
-    real = list(_answered(exam, exam.small, half))
-    if exam.bulk:
-        start = time.perf_counter()
-        real += _answered(exam, exam.bulk[:1], half)
-        slow = (time.perf_counter() - start) * (len(exam.bulk) - 1) > TRUE_KERNELS_SECONDS
-        real += _answered(exam, exam.bulk[1:], stand_in if slow and stand_in else half)
-    return real, list(_answered(exam, exam.adversarial, half))
-
-
-def judged(exam: Exam, dtype: str, trials: Sequence[tuple[list[Trial], list[Trial]]]) -> ParityReport:
-    """One report over the trials of several executions of the same half."""
-    real = [trial for one, _ in trials for trial in one]
-    odd = [trial for _, one in trials for trial in one]
+def judged(exam: Exam, dtype: str, takes: Sequence[Taken]) -> ParityReport:
+    """One report over all executions of the same half."""
+    real = [trial for one, _ in takes for trial in one]
+    odd = [trial for _, one in takes for trial in one]
     return judge(exam.spec, dtype, real, odd, exam.targets)
 
 
@@ -122,9 +125,9 @@ def check_whole_form(exam: Exam, answers: Answers) -> None:
 
     Raises ExportFailed naming the output.
     """
-    for trial in (*exam.small, *exam.bulk[:1]):
-        came = answers(exam.inputs[id(trial)])
-        for name, expected in trial.reference.items():
+    for question in (*exam.small, *exam.bulk[:1]):
+        came = answers(question.inputs)
+        for name, expected in question.reference.items():
             gap = _gap(expected, came[name])
             if not gap <= SAME_IN_FP32:
                 raise ExportFailed(
@@ -134,9 +137,8 @@ def check_whole_form(exam: Exam, answers: Answers) -> None:
                 )
 
 
-def _answered(exam: Exam, trials: Iterable[Trial], half: Answers) -> Iterable[Trial]:
-    for trial in trials:
-        yield Trial(trial.samples, trial.reference, half(exam.inputs[id(trial)]), trial.ties, trial.name)
+def _answered(questions: Sequence[Question], half: Answers) -> list[Trial]:
+    return [Trial(q.samples, q.reference, half(q.inputs), name=q.name) for q in questions]
 
 
 def _rows(spec: ModelSpec, arrays: Arrays) -> int:

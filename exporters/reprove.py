@@ -12,7 +12,7 @@ from ..models.engines.load import load_half, load_whole
 from ..models.spec import ModelSpec
 from ..models.store import Version
 from .environment import environment
-from .prove import Answers, Exam, answers_of, judged, set_exam, take
+from .prove import Answers, Exam, Taken, answers_of, judged, set_exam, take
 from .samples import Samples
 from .verdict import ParityReport
 
@@ -55,7 +55,7 @@ def _trials(
     device: torch.device,
     exam: Exam,
     on_device: OnDevice[Any],
-) -> Iterator[tuple[list[Any], list[Any]]]:
+) -> Iterator[Taken]:
     yield take(exam, _on(on_device, answers_of(spec, half)))
     if half.form == "onnx" and device.type == "cpu":
         # ONNX Runtime's CPU provider computes FP16 in FP32: the program's own half storage judges as well

@@ -11,6 +11,7 @@ the spec), and the rest is held against allow-lists here, before any of it is lo
 import io
 import json
 import re
+import threading
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -54,6 +55,7 @@ _WORDS = re.compile(r"[\w.+\-]*")  # devices, versions, kinds
 _PATHS = ("parameter_name", "buffer_name", "tensor_constant_name", "fqn", "path_name")
 _FREE_TEXT = ("metadata", "guards_code", "as_string", "as_strings")  # stays text, or is thrown away
 MAX_ENTRIES = 200_000
+_ONE_AT_A_TIME = threading.Lock()  # torch.export keeps its serialiser in a global
 
 
 def save_program(program: ExportedProgram, path: Path, *, weights: bool) -> None:
@@ -69,7 +71,7 @@ def save_program(program: ExportedProgram, path: Path, *, weights: bool) -> None
             program.state_dict[name] = torch.nn.Parameter(stub, requires_grad=False) if is_parameter else stub
     buffer = io.BytesIO()
     try:
-        with warnings.catch_warnings():
+        with _ONE_AT_A_TIME, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that an expanded stub is not a complete tensor
             torch.export.save(program, buffer)
     finally:
@@ -88,7 +90,7 @@ def load_program(path: Path, state: Mapping[str, torch.Tensor] | None = None) ->
         data = io.BytesIO(path.read_bytes())  # what was checked is what is loaded
         check_archive(path, data)
         data.seek(0)
-        with warnings.catch_warnings():
+        with _ONE_AT_A_TIME, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about the absent sample inputs
             program = torch.export.load(data)
     except DamagedFile:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -122,8 +123,8 @@ def _run_child(out: Path, folder: ModelFolder, limits: Limits) -> dict[str, Any]
             child.wait(timeout=limits.seconds)
         except subprocess.TimeoutExpired:
             raise CaptureFailed(
-                f"the model code in {folder.folder} did not finish within {limits.seconds:g} s and was stopped; "
-                f"its last output: {_last_output(out)}"
+                f"the model code in {folder.folder} did not finish within {limits.seconds:g} s and was "
+                f"stopped; its last output: {_last_output(out)}"
             ) from None
         finally:
             _kill_group(child)
@@ -142,15 +143,15 @@ def _run_child(out: Path, folder: ModelFolder, limits: Limits) -> dict[str, Any]
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
     """The child and whatever it started: nothing of the user's code outlives the capture."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     child.wait()
 
 
 def _last_output(out: Path) -> str:
-    text = (out / "log").read_bytes()[-2000:].decode(errors="replace").strip()
+    with (out / "log").open("rb") as log:  # may be large
+        log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
+        text = log.read().decode(errors="replace").strip()
     return "\n" + text if text else "(none)"
 
 
@@ -159,28 +160,51 @@ def _most_of_the_memory() -> int:
 
 
 def _exact(spec: ModelSpec, found: Sequence[Sequence[Any]]) -> ModelSpec:
-    """The spec with the sizes, ranges and equalities of the captured program in its free dimensions."""
+    """The spec with the sizes, ranges and equalities of the captured program in its free dimensions.
+
+    Raises BadFolder where model.toml promises sizes that the program does not take.
+    """
+    names = _equal_names(spec, found)
     inputs = tuple(
         replace(
-            tensor,
-            shape=tuple(
-                _exact_dim(spec, tensor, axis, dim, found[i][axis]) for axis, dim in enumerate(tensor.shape)
-            ),
+            tensor, shape=tuple(_exact_dim(spec, tensor, axis, sizes, names) for axis in range(len(sizes)))
         )
-        for i, tensor in enumerate(spec.inputs)
+        for tensor, sizes in zip(spec.inputs, found, strict=True)
     )
     return replace(spec, inputs=inputs)
 
 
-def _exact_dim(spec: ModelSpec, tensor: TensorSpec, axis: int, dim: Dim, found: Any) -> Dim:
+def _equal_names(spec: ModelSpec, found: Sequence[Sequence[Any]]) -> dict[str, str]:
+    """The program's symbol → the name of all dimensions that have it: the operator's, or the symbol's."""
+    names: dict[str, str] = {}
+    seen: set[str] = set()
+    for tensor, sizes in zip(spec.inputs, found, strict=True):
+        for dim, size in list(zip(tensor.shape, sizes, strict=True))[1 if spec.batched else 0 :]:
+            if isinstance(size, int):
+                continue
+            if dim.name is not None:
+                names.setdefault(size[0], dim.name)
+            elif size[0] in seen and size[0].isidentifier():
+                names.setdefault(size[0], size[0])
+            seen.add(size[0])
+    return names
+
+
+def _exact_dim(
+    spec: ModelSpec, tensor: TensorSpec, axis: int, sizes: Sequence[Any], names: Mapping[str, str]
+) -> Dim:
+    dim, size = tensor.shape[axis], sizes[axis]
     if dim.fixed or (spec.batched and axis == 0):
         return dim
-    if isinstance(found, int):
-        return Dim(found, found)
-    symbol, low, high = found
-    if dim.maximum is not None:  # the operator's own bounds are within the program's: the export held them
-        return dim
-    return Dim(max(low, dim.minimum), high, dim.name or (symbol if symbol.isidentifier() else None))
+    symbol, low, high = (None, size, size) if isinstance(size, int) else size
+    taken = Dim(low, high, None if symbol is None else names.get(symbol))
+    if dim.maximum is not None and not (taken.admits(dim.minimum) and taken.admits(dim.maximum)):
+        raise BadFolder(
+            f"input '{tensor.name}' of '{spec.name}': model.toml says {dim.to_json()} for axis {axis}, the "
+            f"captured program takes {replace(taken, name=None).to_json()} there; write that, or -1"
+        )
+    high = high if dim.maximum is None else dim.maximum
+    return Dim(max(low, dim.minimum), high, taken.name or dim.name)
 
 
 def _check_outputs(program: ExportedProgram, spec: ModelSpec) -> None:
@@ -194,7 +218,7 @@ def _check_outputs(program: ExportedProgram, spec: ModelSpec) -> None:
     for tensor, name in zip(spec.outputs, names, strict=True):
         value = nodes[name].meta["val"]
         fits = len(value.shape) == len(tensor.shape) and all(
-            not isinstance(size, int) or dim.admits(size)
+            dim.admits(size) if isinstance(size, int) else not dim.fixed
             for dim, size in zip(tensor.shape, value.shape, strict=True)
         )
         if value.dtype != tensor.type.torch or not fits:

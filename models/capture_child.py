@@ -7,6 +7,7 @@ has its own ``models/`` or ``errors.py`` finds its own. Writes ``program.pt2`` a
 request's ``out`` folder; a failure is a ``result.json`` with the kind, a sentence and the traceback's tail.
 """
 
+import importlib.machinery
 import importlib.util
 import inspect
 import json
@@ -15,6 +16,7 @@ import resource
 import shutil
 import sys
 import traceback
+import types
 import zipfile
 from pathlib import Path
 
@@ -45,25 +47,32 @@ def failure(error, request):
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         limit = request["memory_limit_bytes"] / 2**30
         sentence = f"ran out of memory: the limit for the model's own code is {limit:.1f} GiB"
-        return {"error": sentence, "traceback": tail(error)}
-    return {"error": f"{type(error).__name__}: {first_lines(error)}", "traceback": tail(error)}
+    else:
+        sentence = f"{type(error).__name__}: {first_lines(error)}"
+    return {"error": sentence, "traceback": tail(error, request)}
 
 
 def first_lines(error):
     return "\n".join(str(error).strip().splitlines()[:12])
 
 
-def tail(error):
-    return "".join(traceback.format_exception(error)[-8:])[-4000:]
+def tail(error, request):
+    """The last frames of the user's own code and the very last one: between them lie torch's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    roots = [Path(root).resolve() for root in (request["folder"], *request["path"])]
+    own = [frame for frame in frames if set(roots) & set(Path(frame.filename).parents)]
+    shown = own[-6:] or frames[-6:]
+    shown += [frame for frame in frames[-1:] if frame not in shown]
+    return "Traceback (most recent call last):\n" + "".join(traceback.format_list(shown))[-4000:]
 
 
 def capture(request, out):
     limit_memory(request["memory_limit_bytes"])
     folder = Path(request["folder"])
     os.chdir(folder)
-    sys.path[:0] = [str(folder), *request["path"]]
-    import torch
+    import torch  # before the folder is on the path: a sibling named as a module of Python's is not torch's
 
+    sys.path[:0] = [str(folder), *request["path"]]
     torch.backends.mha.set_fastpath_enabled(False)  # its fused op would hide the layers from the policy
     torch.manual_seed(0)
     module = build(torch, request, folder)
@@ -86,10 +95,11 @@ def limit_memory(limit):
 def build(torch, request, folder):
     file, _, function = request["source"].partition(":")
     path = folder / file
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    user_module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = user_module
-    spec.loader.exec_module(user_module)
+    sys.modules[path.stem] = user_module = types.ModuleType(path.stem)
+    loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
+    user_module.__spec__ = importlib.util.spec_from_loader(path.stem, loader)
+    user_module.__file__ = str(path)
+    loader.exec_module(user_module)
     if not callable(getattr(user_module, function, None)):
         raise Refused(f"{file} has no function '{function}', which source = {request['source']!r} names")
     module = getattr(user_module, function)()
@@ -140,7 +150,8 @@ class Flat:
         self.outputs = request["outputs"]
         self.original = module.forward
         parameters = inspect.signature(self.original).parameters
-        self.by_name = all(name in parameters for name in self.inputs)
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        self.by_name = all(name in parameters and parameters[name].kind in named for name in self.inputs)
         module.forward = self.forward  # hooks and parameter names stay the module's own
 
     def forward(self, *tensors):
@@ -155,12 +166,15 @@ class Flat:
             missing = [name for name in self.outputs if name not in answer]
             if missing:
                 raise Refused(f"forward gave outputs {sorted(answer.keys())}, but model.toml names {missing}")
-            return tuple(answer[name] for name in self.outputs)
+            answer = tuple(answer[name] for name in self.outputs)
         answer = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
         if len(answer) != len(self.outputs):
             raise Refused(
                 f"forward gave {len(answer)} outputs, model.toml names {len(self.outputs)}: {self.outputs}"
             )
+        for name, value in zip(self.outputs, answer, strict=True):
+            if not hasattr(value, "untyped_storage"):
+                raise Refused(f"output '{name}' must be a tensor, forward gave {type(value).__name__}")
         return answer
 
 
@@ -198,7 +212,7 @@ def dim(torch, spec, axis, batched, request):
 
 
 def check(torch, flat, program, samples, request):
-    """Hold the program against the module at batch sizes 1, 2, 3 and max, and each row against itself alone."""
+    """Hold the program against the module at batch sizes 1, 2, 3 and max, and rows against themselves alone."""
     run = program.module(check_guards=False)
     largest = request["max_batch_size"]
     notes = []
@@ -232,8 +246,8 @@ def batch_gap(torch, run, samples, request):
         for one, many in zip(alone, together, strict=True):
             if many.ndim == 0 or many.shape[0] != rows:
                 raise Refused(
-                    f"an output has shape {list(many.shape)} for a batch of {rows}: its first axis must be the "
-                    "batch; set max_batch_size = 0 for a model that is not batched"
+                    f"an output has shape {list(many.shape)} for a batch of {rows}: its first axis must be "
+                    "the batch; set max_batch_size = 0 for a model that is not batched"
                 )
             worst = max(worst, distance(torch, many[row : row + 1], one, many))
     return worst
@@ -266,7 +280,7 @@ def save(torch, program, path):
 
 
 def dims(program):
-    """Per input and axis what the program takes: a size, or [symbol, low, high] with high null if unbounded."""
+    """Per input and axis what the program takes: a size, or [symbol, low, high]; high is null if unbounded."""
     import torch
 
     found = []
@@ -280,6 +294,8 @@ def dims(program):
 
 def axis_range(program, size):
     expression = size.node.expr
+    if expression.is_Integer:
+        return int(expression)  # a size that the code turned out to depend on
     bounds = program.range_constraints.get(expression)
     if bounds is None:
         return [str(expression), 1, None]

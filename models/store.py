@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,9 @@ class Store:
         """Every model that has at least one version, in order."""
         if not self._models.is_dir():
             return []
-        return sorted(p.name for p in self._models.iterdir() if NAME.fullmatch(p.name) and self.numbers(p.name))
+        return sorted(
+            p.name for p in self._models.iterdir() if NAME.fullmatch(p.name) and self.numbers(p.name)
+        )
 
     def numbers(self, name: str) -> list[int]:
         """The version numbers of a model, rising; empty where there is no such model."""
@@ -163,19 +165,13 @@ class Store:
     @contextmanager
     def draft(self, name: str) -> Iterator["Draft"]:
         """A folder to fill. It vanishes when the block ends, unless it was published."""
-        path = self._empty_draft(self._folder(name))
+        folder = self._folder(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
         try:
             yield Draft(self, name, path)
         finally:
             shutil.rmtree(path, ignore_errors=True)
-            with suppress(OSError):  # not empty: it has versions, or another draft
-                path.parent.rmdir()
-
-    def _empty_draft(self, folder: Path) -> Path:
-        while True:
-            folder.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # another draft of this name vanished, and the folder with it
-                return Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
 
     def _folder(self, name: str) -> Path:
         if not NAME.fullmatch(name):

@@ -125,8 +125,8 @@ def parity(
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ..exporters.report import render_terminal
-        from .rejudge import judge_again
         from .history import store_at
+        from .rejudge import judge_again
 
         facts = judge_again(target, store_at(store), samples, device, say)
         passed = all(form["passed"] for form in facts["forms"].values())

@@ -58,7 +58,9 @@ def tell(store_path: Path | None, say: Say) -> tuple[dict[str, Any], Table]:
                 say("4. rolling back, while requests come in")
                 store.rollback(MODEL)
                 _await_version(port, first.version.number, say)
-    facts = _facts(store, first, second, accuracy, _accuracy_of_whole(first.version, samples), steady, traffic)
+    facts = _facts(
+        store, first, second, accuracy, _accuracy_of_whole(first.version, samples), steady, traffic
+    )
     facts["seconds"] = round(time.perf_counter() - started, 1)
     return facts, _table(facts)
 
@@ -213,5 +215,3 @@ def _caption(facts: dict[str, Any]) -> Text:
 
 def _indented(say: Say) -> Say:
     return lambda sentence: say(f"   {sentence}")
-
-

@@ -166,9 +166,8 @@ class Roster:
     def _absent(self, name: str) -> HalfevenError:
         if name in self._faults:
             return NotReady(f"model '{name}' is not ready: {self._faults[name]}")
-        if name in self._seen or not self._first_look.done():
-            if name in self.store.names():
-                return NotReady(f"model '{name}' is being made ready; ask again in a moment")
+        if (name in self._seen or not self._first_look.done()) and name in self.store.names():
+            return NotReady(f"model '{name}' is being made ready; ask again in a moment")
         return UnknownName(f"Request for unknown model: '{name}' is not found")
 
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import uvicorn
@@ -93,8 +94,8 @@ class _Announcing(uvicorn.Server):
         self._roster = roster
         self._say = say
 
-    async def startup(self, sockets: list[object] | None = None) -> None:
-        await super().startup(sockets)  # type: ignore[arg-type]
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             self._say(f"halfeven listens on http://{host}:{port}")
@@ -104,14 +105,15 @@ class _Announcing(uvicorn.Server):
         self._roster.wait()
         for served in self._roster.all():
             duty = served.duty
-            self._say(
-                f"{served.name}@{duty.version} is on duty: {duty.precision}, {duty.engine.form} on {duty.engine.device} ({duty.reason})"
-            )
+            who = f"{served.name}@{duty.version} is on duty: {duty.precision}, {duty.engine.form}"
+            self._say(f"{who} on {duty.engine.device} ({duty.reason})")
         for fault in self._roster.not_ready_reasons():
             self._say(f"not ready: {fault}")
 
 
-def _lifespan(roster: Roster, shutdown_seconds: float) -> Callable[[FastAPI], object]:
+def _lifespan(
+    roster: Roster, shutdown_seconds: float
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         roster.start()

@@ -89,7 +89,9 @@ class Traffic:
         row = first % count
         while not self._over.is_set():
             try:
-                _, headers = caller.infer({name: array[row : row + 1] for name, array in self._arrays.items()})
+                _, headers = caller.infer(
+                    {name: array[row : row + 1] for name, array in self._arrays.items()}
+                )
             except Exception as error:
                 self._failed(f"{type(error).__name__}: {error}")
                 caller.close()

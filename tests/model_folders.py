@@ -1,8 +1,8 @@
 """Small model folders, written where a test wants them.
 
-    from tests.model_folders import samples_of, tensor, write_folder
+from tests.model_folders import samples_of, tensor, write_folder
 
-    folder = write_folder(tmp_path / "net", LINEAR, max_batch_size=8, precision={"level": "O3"})
+folder = write_folder(tmp_path / "net", LINEAR, max_batch_size=8, precision={"level": "O3"})
 """
 
 import json

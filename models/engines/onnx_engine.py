@@ -29,7 +29,7 @@ class OnnxEngine:
 
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         feed = {name: joined(part) for name, part in zip(self._names, parts, strict=True)}
-        return list(self._session.run(None, feed))
+        return [np.asarray(output) for output in self._session.run(None, feed)]
 
     def close(self) -> None:
         del self._session

@@ -1,6 +1,6 @@
 """The three models that peers are measured with, as model folders, and a store made of them.
 
-    python tests/benchmarks/workloads.py STORE [--level O0] [--form torch]
+    python -m tests.benchmarks.workloads STORE [--level O0] [--form torch]
 
 tiny: MLP 64-256-10 (overhead). encoder: 6 × 384 transformer on 32 ids (compute). image: small residual net
 on 3×64×64 (payload and compute). Input ``x``, output ``y``, FP32, random weights from seed 0.
@@ -12,7 +12,7 @@ from pathlib import Path
 from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
 
-SOURCE = '''
+SOURCE = """
 import torch
 from torch import nn
 
@@ -73,7 +73,7 @@ def encoder():
 def image():
     torch.manual_seed(0)
     return Image()
-'''
+"""
 WORKLOADS = {
     "tiny": ("FP32", "[-1, 64]", "[-1, 10]"),
     "encoder": ("INT64", "[-1, 32]", "[-1, 384]"),

@@ -83,7 +83,9 @@ def refused(path: Path, canary: Path, *words: str) -> None:
     with pytest.raises(DamagedFile) as caught:
         load_program(path)
     assert not canary.exists(), "something from the archive was executed"
-    assert all(word in str(caught.value) for word in (str(path), *words)), caught.value
+    message = str(caught.value)
+    assert str(path) in message
+    assert all(word in message.replace(str(path), "") for word in words), message
 
 
 def writes(canary: Path) -> str:
@@ -302,30 +304,22 @@ def test_an_expression_that_is_no_arithmetic_is_refused(
     refused(crafted(saved, tmp_path, MODEL, change), canary, "expr_str")
 
 
-def _rename_input(name: str) -> Change:
-    """Rename the input wherever it is named: the archive is consistent, only the name is odd."""
-
-    def change(document: dict[str, Any]) -> None:
-        text = json.dumps(document).replace('"tokens"', json.dumps(name))
-        document.clear()
-        document.update(json.loads(text))
-
-    return change
-
-
-def _rename_weight(name: str) -> Change:
-    def change(document: dict[str, Any]) -> None:
-        for entry in document["graph_module"]["signature"]["input_specs"]:
-            if entry.get("buffer", {}).get("buffer_name") == "offset":
-                entry["buffer"]["buffer_name"] = name
-
-    return change
-
-
-def test_a_name_that_would_become_code_is_refused(saved: Path, tmp_path: Path, canary: Path) -> None:
+@pytest.mark.parametrize("where", ["input", "weight"])
+def test_a_name_that_would_become_code_is_refused(
+    where: str, saved: Path, tmp_path: Path, canary: Path
+) -> None:
     """torch.fx writes source code with the names of inputs and weights in it, and executes it."""
-    for change in (_rename_input(f"tokens={writes(canary)}"), _rename_weight(f'a"), {writes(canary)}, ("')):
-        refused(crafted(saved, tmp_path, MODEL, change), canary, "name")
+    old, new = {
+        "input": ("tokens", f"tokens={writes(canary)}"),
+        "weight": ("offset", f"a\"), open('{canary}', 'w'), (\""),
+    }[where]
+    path = tmp_path / "crafted.pt2"
+    with zipfile.ZipFile(saved) as source, zipfile.ZipFile(path, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name).replace(f'"{old}"'.encode(), json.dumps(new).encode()))
+    with pytest.raises(DamagedFile, match=r"name(s)? = "):
+        runnable(load_program(path))
+    assert not canary.exists()
 
 
 def _spec_of(kind: str, context: Any) -> str:

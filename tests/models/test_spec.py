@@ -96,7 +96,7 @@ def test_unequal_batches_and_unequal_named_dimensions_are_refused_with_both_inpu
     model = spec(tensor("x", -1, "length"), tensor("mask", -1, "length"))
     for shape in ((2, 5), (3, 4)):
         arrays = {"x": np.zeros((2, 4), np.float32), "mask": np.zeros(shape, np.float32)}
-        with pytest.raises(BadRequest, match="'mask'.*'x'"):
+        with pytest.raises(BadRequest, match=r"'mask'.*'x'"):
             model.check_inputs(arrays)
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
-
 from halfeven.models.store import Store
 from halfeven.serve.cli import app
+from typer.testing import CliRunner
 
 from tests.model_folders import LINEAR, samples_of, tensor, write_folder
 
@@ -73,7 +72,9 @@ def overflowing(path: Path) -> Path:
     return write_folder(path, OVERFLOWS, inputs=ins, outputs=outs, samples=samples_of({"x": [16]}, 24))
 
 
-def test_a_half_that_overflows_is_refused_with_exit_3_and_passes_once_its_nodes_are_kept(tmp_path: Path) -> None:
+def test_a_half_that_overflows_is_refused_with_exit_3_and_passes_once_its_nodes_are_kept(
+    tmp_path: Path,
+) -> None:
     folder, store = overflowing(tmp_path / "overflows"), tmp_path / "store"
     code, facts, _ = run("convert", folder, "--store", store, "--level", "O3", "--form", "torch")
     assert code == 3
@@ -163,13 +164,24 @@ def test_the_facts_of_a_conversion_are_those_of_the_contract(converted: tuple[Pa
     assert facts["version"] == 1
     assert set(facts["forms"]) == {"torch", "onnx"}
     for form in facts["forms"].values():
-        wanted = {"passed", "max_error_u", "sqnr_db", "nodes", "half_nodes", "fp32_by_policy", "kept", "casts"}
+        wanted = {
+            "passed",
+            "max_error_u",
+            "sqnr_db",
+            "nodes",
+            "half_nodes",
+            "fp32_by_policy",
+            "kept",
+            "casts",
+        }
         assert wanted | {"bytes", "bytes_fp32", "path", "digest"} <= set(form)
         assert form["bytes"] * 2 == form["bytes_fp32"]
         assert (store / form["path"]).is_file()
     assert facts["digest"] == facts["forms"]["torch"]["digest"]
     manifest = Store(store).version("net", 1).manifest
-    assert {"whole.pt2", "whole.onnx", "half.pt2", "half.onnx", "weights.safetensors"} <= set(manifest["files"])
+    assert {"whole.pt2", "whole.onnx", "half.pt2", "half.onnx", "weights.safetensors"} <= set(
+        manifest["files"]
+    )
     assert "source/model.py" in manifest["files"]
 
 
@@ -181,7 +193,9 @@ def test_parity_judges_a_version_of_the_store_again_with_other_samples(
     assert code == 0
     assert again["forms"]["torch"]["max_error_u"] == pytest.approx(facts["forms"]["torch"]["max_error_u"])
     np.savez(tmp_path / "huge.npz", x=np.full((4, 4), 1e6, np.float32))
-    code, again, _ = run("parity", "net", "--store", store, "--samples", tmp_path / "huge.npz", "--device", "cpu")
+    code, again, _ = run(
+        "parity", "net", "--store", store, "--samples", tmp_path / "huge.npz", "--device", "cpu"
+    )
     assert code == 3, "inputs that half cannot hold must not pass"
     assert again["forms"]["torch"]["passed"] is False
 
@@ -198,7 +212,9 @@ def test_models_lists_versions_and_rollback_needs_one_to_go_back_to(
 
 def test_a_program_without_a_half_node_is_published_in_fp32(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "net", LINEAR)
-    code, facts, _ = run("convert", folder, "--store", tmp_path / "store", "--level", "float32", "--form", "torch")
+    code, facts, _ = run(
+        "convert", folder, "--store", tmp_path / "store", "--level", "float32", "--form", "torch"
+    )
     assert code == 0
     form = facts["forms"]["torch"]
     assert form["half_nodes"] == 0

@@ -85,7 +85,9 @@ def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
 
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("rows", [1, 7])
-def test_tritonclient_lists_checks_and_infers(store: Store, samples: Samples, rows: int, binary: bool) -> None:
+def test_tritonclient_lists_checks_and_infers(
+    store: Store, samples: Samples, rows: int, binary: bool
+) -> None:
     with serving(store) as (address, _):
         client = triton.InferenceServerClient(address)
         assert client.is_server_live()
@@ -156,7 +158,9 @@ def test_a_version_that_is_refused_on_this_device_does_not_relieve_the_one_on_du
         assert get(address, "/v2/health/ready")[0] == 200
 
 
-def test_where_nothing_is_on_duty_the_fp32_whole_of_a_refused_half_serves(store: Store, samples: Samples) -> None:
+def test_where_nothing_is_on_duty_the_fp32_whole_of_a_refused_half_serves(
+    store: Store, samples: Samples
+) -> None:
     for number in (1, 2):
         shutil.rmtree(store.root / "models" / "digits" / str(number))
     (store.root / "models" / "digits" / "live").unlink()
