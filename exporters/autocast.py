@@ -20,7 +20,7 @@ from torch.fx.node import map_aggregate
 
 from ..models.program import runnable
 from ..models.spec import ModelSpec
-from .folding import SHARED, fold_casts, fold_constants
+from .folding import fold_casts, fold_constants, half_copy
 from .plan import Action, PrecisionPlan
 from .trace import export_as_run
 
@@ -48,12 +48,13 @@ def rewrite(
     ``example``: one tensor per input, with a batch of at least 2 where the batch is free. Raises
     ExportFailed where the program cannot be exported under its new dtypes.
     """
-    graph = fold_constants(runnable(whole))
+    graph = fold_constants(runnable(whole), lambda node: _folds(plan, node))
     folded = fold_casts(graph, _weight_uses(graph, plan, example), plan.dtype)
 
     def run(*tensors: Tensor) -> tuple[Any, ...]:
-        answers = Autocast(folded, plan).run(*tensors)
-        return tuple(_to(answer, t.type.torch) for answer, t in zip(answers, spec.outputs, strict=True))
+        autocast = Autocast(folded, plan)
+        answers = zip(autocast.run(*tensors), spec.outputs, strict=True)
+        return tuple(autocast.cast(answer, tensor.type.torch) for answer, tensor in answers)
 
     program = export_as_run(folded, run, spec, example)
     nodes, half_nodes, casts = _count(program, plan.dtype)
@@ -121,7 +122,7 @@ class Autocast(Interpreter):
     def _new_cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         weight = self._weights.get(id(tensor))
         if weight is not None and dtype == self._plan.dtype:
-            rounded = getattr(self.module, weight.replace(".", "_") + SHARED, None)
+            rounded = half_copy(self.module, weight)
             if rounded is not None:
                 return rounded
         return tensor.to(dtype)
@@ -155,6 +156,11 @@ def stored_bytes(program: ExportedProgram) -> int:
         t.untyped_storage()._cdata: t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor)
     }
     return sum(storages.values())
+
+
+def _folds(plan: PrecisionPlan, node: Node) -> bool:
+    """Whether an op on weights alone may be done before the cast: not one that autocast does in half."""
+    return plan.precision.level != "O1" or plan.actions.get(node.name) is not Action.HALF
 
 
 def _weight_uses(
@@ -198,7 +204,7 @@ def _each_tensor(values: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def _widest(values: Any, half: torch.dtype) -> torch.dtype:
     dtypes = {tensor.dtype for tensor in _tensors(values) if tensor.is_floating_point()}
-    return half if dtypes <= {half} else torch.float32
+    return half if dtypes <= {half, torch.float64} else torch.float32
 
 
 def _with_dtype(target: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -211,8 +217,3 @@ def _with_dtype(target: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if given is not None:
         return args, kwargs
     return args[: schema.index("dtype")], {**kwargs, "dtype": torch.float32}
-
-
-def _to(value: Any, dtype: torch.dtype) -> Any:
-    fits = not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype == dtype
-    return value if fits else value.to(dtype)

@@ -45,4 +45,7 @@ class Emulation(Interpreter):
 
         wide_args, wide_kwargs = map_aggregate((args, kwargs), widen)
         result = super().call_function(target, wide_args, wide_kwargs)
-        return result.to(next(iter(halves))) if halves else result
+        if not halves:
+            return result
+        dtype = halves.pop()
+        return map_aggregate(result, lambda value: value.to(dtype) if isinstance(value, Tensor) else value)

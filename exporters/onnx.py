@@ -71,14 +71,31 @@ class _ForOnnx(Interpreter):
             island = super().call_function(target, (args[0].float(), *args[1:]), kwargs)
             return island.to(args[0].dtype)
         if target is torch.ops.aten.scaled_dot_product_attention.default:
-            bias = args[3] if len(args) > 3 else kwargs.get("attn_mask")
-            if isinstance(bias, Tensor) and bias.is_floating_point():
-                return _attention(args[0], args[1], args[2], bias, kwargs.get("scale"))
+            mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+            if mask is not None:
+                query, key, value = _equal_heads(args, kwargs)
+                return _attention(query, key, value, _bias(mask, query), kwargs.get("scale"))
         return super().call_function(target, args, kwargs)
 
 
 def _mixed(args: Sequence[Any]) -> bool:
     return len({arg.dtype for arg in args[:5] if isinstance(arg, Tensor)}) > 1
+
+
+def _equal_heads(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value ``[…, heads, length, width]``; grouped-query heads are repeated."""
+    query, key, value = args[:3]
+    if kwargs.get("enable_gqa"):
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))
+    return query, key, value
+
+
+def _bias(mask: Tensor, query: Tensor) -> Tensor:
+    """A mask as what is added to the scores: true is 0, false is -inf; a floating one is that already."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -math.inf)
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float | None) -> Tensor:
@@ -114,6 +131,7 @@ def _exported(program: ExportedProgram, spec: ModelSpec) -> onnx.ModelProto:
 
 def _name(model: onnx.ModelProto, spec: ModelSpec) -> None:
     """Give inputs and outputs the spec's names and their free dimensions a symbol each."""
+    _make_outputs_differ(model)
     renamed: dict[str, str] = {}
     for values, tensors in ((model.graph.input, spec.inputs), (model.graph.output, spec.outputs)):
         for value, tensor in zip(values, tensors, strict=True):
@@ -131,6 +149,17 @@ def _name(model: onnx.ModelProto, spec: ModelSpec) -> None:
                 if not dim.fixed:
                     batch = spec.batched and axis == 0
                     found.dim_param = "batch" if batch else dim.name or f"{tensor.name}_{axis}"
+
+
+def _make_outputs_differ(model: onnx.ModelProto) -> None:
+    """An output that is an input, or another output, becomes a value of its own: it has a name of its own."""
+    taken = {value.name for value in model.graph.input}
+    for index, value in enumerate(model.graph.output):
+        if value.name in taken:
+            own = f"{value.name}__output_{index}"
+            model.graph.node.append(onnx.helper.make_node("Identity", [value.name], [own]))
+            value.name = own
+        taken.add(value.name)
 
 
 def _make_room(model: onnx.ModelProto, wanted: set[str], renamed: dict[str, str]) -> None:

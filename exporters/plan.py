@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from ..models.errors import BadSetting
 from ..models.package import Precision
-from .policy import EMBEDDINGS, LISTS, NORMALISATION, OpLists, Rule
+from .policy import EMBEDDINGS, LISTS, NORMALISATION, RECURRENT, OpLists, Rule
 
 
 class Action(Enum):
@@ -102,8 +102,12 @@ def make_plan(graph: Graph, precision: Precision, lists: str = "cuda") -> Precis
     nodes = [node for node in graph.nodes if isinstance(node.target, OpOverload)]
     actions = {node.name: _action(node, precision, LISTS[lists]) for node in nodes}
     kept = []
+    if precision.level in ("O2", "O3"):  # at O1 they are FP32 by policy
+        loops = [node for node in nodes if op_name(node) in RECURRENT]
+        kept += [Kept(node.name, op_name(node), "no half kernel on every device") for node in loops]
     for node, pattern in _matches(nodes, precision.keep):
-        if actions[node.name] in (Action.HALF, Action.INPUT, Action.WIDEST):
+        may_be_half = actions[node.name] in (Action.HALF, Action.INPUT, Action.WIDEST)
+        if may_be_half and precision.level != "O0" and not _is_mutable(node):
             kept.append(Kept(node.name, op_name(node), f"asked for by keep = {pattern!r}"))
             actions[node.name] = Action.FP32
     return PrecisionPlan(precision, lists, actions, tuple(kept))
@@ -125,15 +129,22 @@ def _action(node: Node, precision: Precision, lists: OpLists) -> Action:
     assert isinstance(target, OpOverload)
     if precision.level == "O0":
         return Action.INPUT
+    if name in RECURRENT:
+        return Action.FP32
     if precision.level == "O1":
         if name in EMBEDDINGS and precision.embeddings == "half":
             return Action.HALF
         return _BY_RULE[lists.rule(target)]
-    if target._schema.is_mutable:
-        return Action.INPUT  # a cast would be a copy, and the change would be lost
+    if _is_mutable(node):
+        return Action.INPUT
     if precision.level == "O2" and name in NORMALISATION:
         return Action.FP32_BACK
     return Action.HALF
+
+
+def _is_mutable(node: Node) -> bool:
+    """Whether an op changes its input: a cast would be a copy, and the change would be lost."""
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _matches(nodes: Sequence[Node], patterns: Sequence[str]) -> list[tuple[Node, str]]:
@@ -156,7 +167,7 @@ def _matches_one(node: Node, pattern: str) -> bool:
     if pattern.startswith("op:"):
         return fnmatch.fnmatchcase(op_name(node), pattern[3:])
     path = module_path(node)
-    return (
+    return bool(pattern) and (
         fnmatch.fnmatchcase(node.name, pattern)
         or fnmatch.fnmatchcase(path, pattern)
         or path.startswith(f"{pattern}.")

@@ -123,3 +123,6 @@ NORMALISATION = _names(
     "native_group_norm instance_norm rms_norm"
 )
 EMBEDDINGS = _names("embedding embedding_bag")
+# Loops over time in one op. Autocast acts inside them, where a plan cannot look, and a CPU has no FP16 kernel
+# for all of them (oneDNN's LSTM): FP32 at every level.
+RECURRENT = _names("lstm gru rnn_tanh rnn_relu")

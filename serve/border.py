@@ -80,14 +80,18 @@ def v2_body(message: str) -> bytes:
     return orjson.dumps({"error": message})
 
 
-def problem_body(status: int, code: str, message: str) -> bytes:
-    """An RFC 9457 problem; ``code`` is stable, machines match on it."""
+def problem_body(status: int, code: str, message: str, param: str | None = None) -> bytes:
+    """An RFC 9457 problem; ``code`` is stable, machines match on it.
+
+    ``error`` says the same once more where OpenAI's clients look for it; they show nothing else.
+    """
     problem: dict[str, Any] = {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": message,
         "code": code,
+        "error": {"message": message, "type": code, "code": code, "param": param},
     }
     return orjson.dumps(problem)
 
@@ -95,11 +99,11 @@ def problem_body(status: int, code: str, message: str) -> bytes:
 def body_of(error: BaseException, path: str) -> tuple[bytes, str]:
     """The error's body and content type in the words of the path it was asked on."""
     code = error.code if isinstance(error, errors.HalfevenError) else "internal_error"
-    return body_for(path, status_of(error), code, message_of(error))
+    return body_for(path, status_of(error), code, message_of(error), getattr(error, "param", None))
 
 
-def body_for(path: str, status: int, code: str, message: str) -> tuple[bytes, str]:
+def body_for(path: str, status: int, code: str, message: str, param: str | None = None) -> tuple[bytes, str]:
     """``{"error": …}`` on ``/v2``, problem+json elsewhere: the body and its content type."""
     if path == "/v2" or path.startswith("/v2/"):
         return v2_body(message), "application/json"
-    return problem_body(status, code, message), "application/problem+json"
+    return problem_body(status, code, message, param), "application/problem+json"

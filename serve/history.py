@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ..exporters.convert import facts_of
+from ..exporters.evidence import facts_of
 from ..models.errors import UnknownName
 from ..models.store import Store, Version
 from .app import History

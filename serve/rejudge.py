@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..exporters.convert import Options, convert, facts_of
+from ..exporters.convert import Options, convert
 from ..exporters.environment import environment
+from ..exporters.evidence import facts_of
 from ..exporters.reprove import reprove
 from ..exporters.samples import load_samples
 from ..models.engines.load import load_half

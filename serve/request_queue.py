@@ -36,12 +36,15 @@ class _Lane:
 class RequestQueue:
     """``limit``: the rows of a full batch. ``delay_ns``: how long the oldest may wait for a batch to fill.
 
+    ``expected`` and ``linger_ns``: the rows of the batch just answered, and how long to wait for as many again.
     ``present`` is how many wait here; ``taken`` how many ever left, ``vanished`` how many of those had gone.
     """
 
     def __init__(self, limit: int, delay_ns: int) -> None:
         self.limit = limit
         self.delay_ns = delay_ns
+        self.expected = 0
+        self.linger_ns = 0
         self.present = 0
         self.taken = 0
         self.vanished = 0
@@ -70,10 +73,15 @@ class RequestQueue:
             if not lane.requests:
                 del self._lanes[shapes]
                 continue
-            due_ns = lane.requests[0].since_ns + (0 if lane.rows >= self.limit else self.delay_ns)
+            due_ns = lane.requests[0].since_ns + self._wait_ns(lane.rows)
             if earliest_ns is None or due_ns < earliest_ns:
                 earliest_ns, self._next = due_ns, lane
         return earliest_ns
+
+    def _wait_ns(self, rows: int) -> int:
+        if rows >= self.limit:
+            return 0
+        return max(self.delay_ns, self.linger_ns if rows < self.expected else 0)
 
     def form(self) -> list[Request]:
         """The batch that ``due_ns`` spoke of: as many requests from the front of its lane as fit.

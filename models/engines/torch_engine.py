@@ -12,7 +12,7 @@ from torch.export.passes import move_to_device_pass
 from ..program import runnable
 from .arrays import joined, to_numpy, to_torch
 
-_WORTH_THREADS = 0.9  # more threads must bring at least a tenth: idle they burn cores that others need
+_SHORT_SECONDS = 1e-3  # below this a batch is over before a second thread has begun, and HTTP needs the core
 
 
 class TorchEngine:
@@ -71,12 +71,14 @@ class TorchEngine:
         return tensor
 
     def _calibrated(self, parts: Sequence[Sequence[np.ndarray]]) -> int:
-        cores = len(os.sched_getaffinity(0))
+        """One thread for a batch that is short, all cores for any other.
+
+        Not the faster of the two as measured now: while a model is loaded something else often has a core, and
+        two threads on one core look worse than they are for as long as the server then lives.
+        """
         self._threads = 1
         alone = median_seconds(lambda: self.run(parts))
-        self._threads = cores
-        together = median_seconds(lambda: self.run(parts))
-        return cores if together < alone * _WORTH_THREADS else 1
+        return 1 if alone < _SHORT_SECONDS else len(os.sched_getaffinity(0))
 
 
 def median_seconds(run: Callable[[], object], budget_s: float = 0.15) -> float:

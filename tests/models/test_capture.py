@@ -171,7 +171,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Captures:
-    """Every case is captured once, two at a time; a test asks for its own."""
+    """Every case is captured once, three at a time (one of them sleeps); a test asks for its own."""
 
     def __init__(self, root: Path, pool: ThreadPoolExecutor) -> None:
         self.root = root
@@ -204,7 +204,7 @@ class Captures:
 
 @pytest.fixture(scope="module")
 def captures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Captures]:
-    with ThreadPoolExecutor(max_workers=2) as pool:
+    with ThreadPoolExecutor(max_workers=3) as pool:
         yield Captures(tmp_path_factory.mktemp("captures"), pool)
 
 

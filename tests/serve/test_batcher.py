@@ -260,8 +260,33 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
         assert refused.value.retry_after_s == pytest.approx(1.5)
         device.release()
         await asyncio.gather(*futures)
-        await batcher.submit(rows_of(4), 1)  # there is room again
+        again = batcher.submit(rows_of(4), 1)  # there is room again
+        clock.now_ns += 2_000_000  # the breath after a batch of several
+        await again
         assert (batcher.waiting, batcher.tallies()[0].rejected) == (0, 1)
+
+
+@async_test
+async def test_callers_who_were_answered_together_are_waited_for_a_breath_and_a_lone_one_never() -> None:
+    clock, engine = Clock(), Fake()
+    engine.entered = lambda: setattr(clock, "now_ns", clock.now_ns + 10_000_000)
+    async with serving(engine, spec(), clock) as (batcher, device):
+        await batcher.submit(rows_of(0), 1)
+        await batcher.submit(
+            rows_of(0), 1
+        )  # after a batch of one nothing is waited for: the clock stands still
+        device.hold()
+        together = [batcher.submit(rows_of(i), 1) for i in range(3)]
+        device.release()
+        await asyncio.gather(*together)
+        first = batcher.submit(rows_of(3), 1)
+        await looked(device)
+        assert not first.done(), "a batch of its own would make the others wait for it"
+        await asyncio.gather(first, *(batcher.submit(rows_of(i), 1) for i in (4, 5)))
+        assert engine.batches[-1] == [(1, 4)] * 3
+        late = batcher.submit(rows_of(6), 1)
+        clock.now_ns += 400_000  # a twenty-fifth of what the batch took
+        await late
 
 
 @async_test

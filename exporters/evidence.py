@@ -1,0 +1,153 @@
+"""What a version leaves behind of its conversion: manifest, plan, parity report, page, and the folder's text."""
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..models.errors import CannotConvert
+from ..models.program import runnable
+from ..models.store import Draft, Version
+from .autocast import HalfProgram
+from .environment import environment
+from .report import render_html
+from .subject import FurtherVerdict, Subject
+from .verdict import ParityReport
+
+SOURCE_SUFFIXES = (".py", ".toml", ".md", ".txt", ".json")
+SOURCE_MAX_BYTES = 2**20
+
+
+@dataclass(slots=True)
+class Form:
+    """What became of one form: ``facts`` as the command line prints them, ``report`` where it was judged."""
+
+    facts: dict[str, Any]
+    report: ParityReport | None = None
+    error: CannotConvert | None = None
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.facts["passed"])
+
+
+def program_facts(half: HalfProgram) -> dict[str, Any]:
+    """The counts of a half program, before any verdict."""
+    return {
+        "passed": False,
+        "max_error_u": None,
+        "sqnr_db": None,
+        "nodes": half.nodes,
+        "half_nodes": half.half_nodes,
+        "fp32_by_policy": half.plan.fp32_by_policy,
+        "kept": [kept.to_json() for kept in half.plan.kept],
+        "casts": half.casts,
+        "bytes": half.bytes,
+        "bytes_fp32": half.bytes_fp32,
+    }
+
+
+def facts_of(version: Version) -> dict[str, Any]:
+    """What the command line prints for a version (design, §3.2); paths are relative to the store."""
+    forms = {}
+    for name, facts in version.manifest["forms"].items():
+        file = facts.get("file")
+        path = (
+            {"path": f"models/{version.name}/{version.number}/{file}"} if file and version.has(file) else {}
+        )
+        forms[name] = {key: value for key, value in facts.items() if key != "file"} | path
+    return {
+        "model": version.name,
+        "version": version.number,
+        "digest": next((form["digest"] for form in forms.values() if form.get("digest")), version.digest),
+        "status": version.status,
+        "reason": version.manifest["reason"],
+        "notes": version.manifest["notes"],
+        "forms": forms,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that was found on the road, ready to be written down."""
+
+    subject: Subject
+    half: HalfProgram
+    forms: Mapping[str, Form]
+    status: str
+    further: FurtherVerdict | None = None
+
+    @property
+    def reason(self) -> str:
+        """One sentence for people: why the version is what it is."""
+        refusals = [
+            f"{name}: {form.report.summary() if form.report else form.facts['error']}"
+            for name, form in self.forms.items()
+            if not form.passed
+        ]
+        if self.further is not None and not self.further.passed:
+            refusals.append(self.further.reason)
+        if not refusals and not self.half.half_nodes:
+            return "no node of the program is half under this policy: it is served in FP32"
+        return "; ".join(refusals) or "proven equal in every form asked for"
+
+    def write(self, draft: Draft, planning: int, judging: int) -> None:
+        """Plan, parity report and page, into the draft. ``planning`` and ``judging`` count samples."""
+        subject, here = self.subject, environment(torch.device("cpu"))
+        reports = {name: form.report.to_json() for name, form in self.forms.items() if form.report}
+        draft.write_json("parity.json", {"environment": here, "forms": reports})
+        draft.write_json("precision.json", self.half.plan.to_json(runnable(subject.program).graph))
+        facts = {
+            "model": subject.spec.name,
+            "version": "",
+            "digest": next((f.facts["digest"] for f in self.forms.values() if "digest" in f.facts), ""),
+            "status": self.status,
+            "reason": self.reason,
+            "precision": {
+                "level": subject.precision.level,
+                "dtype": subject.precision.dtype,
+                "policy lists": f"torch.autocast, {self.half.plan.lists}",
+            },
+            "forms": {name: form.facts | {"parity": reports.get(name)} for name, form in self.forms.items()},
+            "samples": {
+                "source": subject.samples.source,
+                "planning": planning,
+                "judging": judging,
+                "batch_sizes": next((report["batch_sizes"] for report in reports.values()), []),
+            },
+            "environment": here,
+            "capture": {"notes": list(subject.notes)},
+            "gate": self.further and dict(self.further.numbers),
+            "replay": f"halfeven parity {subject.spec.name}",
+        }
+        (draft.folder / "report.html").write_text(render_html(facts))
+
+    def manifest(self, seconds: float) -> dict[str, Any]:
+        """The facts that stand in the manifest beside the files' digests."""
+        return {
+            "model": self.subject.spec.name,
+            "half": self.subject.precision.dtype if self.half.half_nodes else None,
+            "reason": self.reason,
+            "notes": list(self.subject.notes),
+            "forms": {name: form.facts for name, form in self.forms.items()},
+            "gate": self.further and dict(self.further.numbers),
+            "environment": environment(torch.device("cpu")),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "seconds": round(seconds, 2),
+            **self.subject.origin,
+        }
+
+
+def copy_source(folder: Path, target: Path) -> None:
+    """The folder's text, for the trainer and for making the program again under another torch."""
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        hidden = any(part.startswith((".", "__pycache__")) for part in inside.parts)
+        fits = path.suffix in SOURCE_SUFFIXES and path.is_file() and path.stat().st_size < SOURCE_MAX_BYTES
+        if fits and not hidden:
+            (target / inside).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target / inside)

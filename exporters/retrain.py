@@ -1,0 +1,71 @@
+"""New weights for a version: its captured program, its plan's wishes and its samples, and the same road.
+
+No second capture: what was captured is the program; fine-tuning changes numbers, not the graph.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch.export import ExportedProgram
+
+from ..models.archive import load_program
+from ..models.errors import BadInput, CannotConvert
+from ..models.package import Precision
+from ..models.store import Store, Version
+from .road import Say, travel
+from .samples import load_samples
+from .subject import Further, Subject
+
+
+def with_new_weights(
+    parent: Version, weights: Path, store: Store, origin: Mapping[str, Any], further: Further, say: Say
+) -> Version:
+    """Take ``parent`` with other FP32 weights down the road; live and on duty, or kept as refused.
+
+    ``weights`` is a safetensors file with every tensor of the parent. ``origin`` goes into the manifest
+    (parent, lineage). Raises BadInput naming the tensor that does not fit or is not finite.
+    """
+    subject = subject_of(parent, further)
+    subject.program.state_dict.update(_checked(subject.program, weights))
+    asked = {"source": parent.manifest["source"], "fingerprint": None, **origin}
+    return travel(replace(subject, origin=asked), store, say)
+
+
+def subject_of(version: Version, further: Further | None = None) -> Subject:
+    """A version of the store as it once came onto the road, with the forms that were asked for then."""
+    spec = version.spec()
+    plan = version.json("precision.json")
+    precision = Precision(plan["level"], plan["dtype"], tuple(plan["keep"]), plan["embeddings"])
+    return Subject(
+        program=load_program(version.file("whole.pt2"), load_file(version.file("weights.safetensors"))),
+        spec=spec,
+        samples=load_samples(version.file("samples.safetensors"), spec),
+        precision=precision,
+        forms=tuple(version.manifest["forms"]),
+        source=version.folder / "source",
+        origin={},
+        further=further,
+    )
+
+
+def _checked(program: ExportedProgram, weights: Path) -> dict[str, torch.Tensor]:
+    try:
+        state = load_file(weights)
+    except (OSError, SafetensorError) as error:
+        raise CannotConvert(f"the new weights {weights} cannot be read: {error}") from error
+    found: dict[str, torch.Tensor] = {}
+    for name, old in program.state_dict.items():
+        new = state.get(name)
+        if new is None or new.shape != old.shape or new.dtype != old.dtype:
+            came = "nothing" if new is None else f"{new.dtype} {list(new.shape)}"
+            raise BadInput(f"the new weights: '{name}' must be {old.dtype} {list(old.shape)}, got {came}")
+        if new.is_floating_point() and not bool(torch.isfinite(new).all()):
+            raise BadInput(f"the new weights: '{name}' holds NaN or infinite values; the training diverged")
+        is_parameter = isinstance(old, torch.nn.Parameter)
+        found[name] = torch.nn.Parameter(new, requires_grad=False) if is_parameter else new
+    return found

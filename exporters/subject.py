@@ -1,0 +1,44 @@
+"""What travels the road: an FP32 program, what is asked of its half, and where both come from."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.export import ExportedProgram
+
+from ..models.package import Precision
+from ..models.spec import ModelSpec
+from .prove import Answers
+from .samples import Samples
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherVerdict:
+    """What somebody else has to say about a form that is equal: numbers for the record, and a verdict."""
+
+    passed: bool
+    reason: str
+    numbers: Mapping[str, Any]
+
+
+Further = Callable[[Mapping[str, Answers]], FurtherVerdict]  # form → the converted artefact as a function
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What travels: an FP32 program with its weights, and everything that is asked of its half.
+
+    ``origin``: what the manifest says of where it comes from. ``further`` judges the proven forms once more
+    (a fine-tuned model must also be good); where it refuses, the version is kept as refused.
+    """
+
+    program: ExportedProgram
+    spec: ModelSpec
+    samples: Samples
+    precision: Precision
+    forms: tuple[str, ...]
+    source: Path
+    origin: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    further: Further | None = None

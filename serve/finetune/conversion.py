@@ -1,0 +1,95 @@
+"""From new weights to a version on duty, in a process of its own: beside serving, and gone when it goes.
+
+    python -m halfeven.serve.finetune.conversion REQUEST.json
+
+Reports one JSON object per line on stdout: ``{"type": "stage", …}`` while it travels, ``{"type": "done", …}`` or
+``{"type": "failed", …}`` at the end. Its stdin is the server's end of a pipe: when that closes it leaves.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...exporters.prove import Answers
+from ...exporters.retrain import with_new_weights
+from ...exporters.samples import load_samples
+from ...exporters.subject import FurtherVerdict
+from ...models.errors import HalfevenError
+from ...models.store import Store
+from .gate import judge, scores, scores_from_json
+
+
+def main() -> None:
+    """Run one request, whatever happens ending with one last line."""
+    request = json.loads(Path(sys.argv[1]).read_text())
+    threading.Thread(target=_leave_with_the_server, daemon=True).start()
+    os.nice(request["nice"])
+    torch.set_num_threads(request["threads"])
+    lines = os.fdopen(os.dup(1), "w")
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            last = _convert(request, lambda stage: _line(lines, {"type": "stage", "stage": stage}))
+        except HalfevenError as error:
+            last = {"type": "failed", "code": error.code.upper(), "message": str(error)}
+        except Exception as error:
+            last = {"type": "failed", "code": "INTERNAL", "message": f"{type(error).__name__}: {error}"}
+    _line(lines, last)
+
+
+def _convert(request: Mapping[str, Any], say: Any) -> dict[str, Any]:
+    store = Store(Path(request["store"]))
+    parent = store.version(request["model"], request["parent"])
+    spec = parent.spec()
+    sets = {"held_out": load_samples(Path(request["held_out"]), spec)}
+    _, judging = load_samples(parent.file("samples.safetensors"), spec).split()
+    if judging.targets:
+        sets["judging"] = judging
+    on_duty = {name: scores_from_json(found) for name, found in request["on_duty"].items()}
+
+    def further(forms: Mapping[str, Answers]) -> FurtherVerdict:
+        say("gating")
+        found = {
+            form: {name: scores(spec, answers, samples) for name, samples in sets.items()}
+            for form, answers in forms.items()
+        }
+        return judge(found, on_duty, request["tolerance"])
+
+    origin = {"parent": request["parent"], "lineage": request["lineage"]}
+    version = with_new_weights(
+        parent, Path(request["weights"]), store, origin, further, lambda sentence: say(_stage(sentence))
+    )
+    return {
+        "type": "done",
+        "version": version.number,
+        "status": version.status,
+        "reason": version.manifest["reason"],
+        "gate": version.manifest["gate"],
+    }
+
+
+def _stage(sentence: str) -> str:
+    if sentence.startswith("proving"):
+        return "proving"
+    return "gating" if sentence.startswith("judging") else "converting"
+
+
+def _line(lines: Any, message: Mapping[str, Any]) -> None:
+    lines.write(json.dumps(message) + "\n")
+    lines.flush()
+
+
+def _leave_with_the_server() -> None:
+    while sys.stdin.buffer.read(1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The last gate: what was learnt must show in the converted artefact, and what was known must stay.
+
+Measured on the artefact as it will be served, not on the weights that came out of training: on held-out rows
+of the training file, and on the parent's own judging samples (forgetting).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...exporters.prove import Answers
+from ...exporters.samples import Samples
+from ...exporters.subject import FurtherVerdict
+from ...models.spec import ModelSpec, TensorSpec
+
+FORGETTING_TOLERANCE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One output's metric on one set: ``accuracy`` (share of right classes) or ``mse`` (mean squared error)."""
+
+    metric: str
+    value: float
+    rows: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"metric": self.metric, "value": self.value, "rows": self.rows}
+
+    def loss_against(self, other: "Score") -> float:
+        """How much worse this is: a difference of accuracies, a relative growth of the squared error."""
+        if self.metric == "accuracy":
+            return other.value - self.value
+        return (self.value - other.value) / max(other.value, 1e-12)
+
+
+Scores = Mapping[str, Score]
+
+
+def scores(spec: ModelSpec, answers: Answers, samples: Samples) -> dict[str, Score]:
+    """Every output that has targets. The answers come in batches of at most ``max_batch_size``."""
+    rows = max(1, min(spec.max_batch_size, samples.count)) if spec.batched else 0
+    right: dict[str, list[float]] = {name: [] for name in samples.targets}
+    seen: set[int] = set()
+    for indices, inputs in samples.batches(rows):
+        outputs = answers(inputs)
+        fresh = [place for place, index in enumerate(indices) if index not in seen]
+        seen.update(indices)
+        for tensor in spec.outputs:
+            if tensor.name in right:
+                came = outputs[tensor.name] if spec.batched else outputs[tensor.name][None]
+                wanted = samples.targets[tensor.name][list(indices)]
+                right[tensor.name] += _each_row(tensor, came, wanted)[fresh].tolist()
+    metric = {tensor.name: "accuracy" if _classifies(tensor) else "mse" for tensor in spec.outputs}
+    return {name: Score(metric[name], float(np.mean(each)), len(each)) for name, each in right.items()}
+
+
+def judge(
+    forms: Mapping[str, Mapping[str, Scores]], on_duty: Mapping[str, Scores], tolerance: float
+) -> FurtherVerdict:
+    """``forms``: form → set (``held_out``, ``judging``) → scores; ``on_duty``: the same sets, who serves now.
+
+    On held-out rows nothing may be worse than what is on duty; on the parent's judging samples the loss may
+    not exceed ``tolerance``.
+    """
+    faults = []
+    for form, sets in forms.items():
+        for name, allowed in (("held_out", 0.0), ("judging", tolerance)):
+            for output, old in on_duty.get(name, {}).items():
+                new = sets[name][output]
+                if not new.loss_against(old) <= allowed + 1e-9:
+                    faults.append(_fault(form, name, output, new, old, allowed))
+    numbers = {
+        "on_duty": {name: _json(found) for name, found in on_duty.items()},
+        "forms": {form: {name: _json(found) for name, found in sets.items()} for form, sets in forms.items()},
+        "tolerance": tolerance,
+        "passed": not faults,
+    }
+    return FurtherVerdict(not faults, "; ".join(faults) or "as good as what is on duty, or better", numbers)
+
+
+def scores_from_json(found: Mapping[str, Any]) -> dict[str, Score]:
+    return {name: Score(one["metric"], one["value"], one["rows"]) for name, one in found.items()}
+
+
+def _json(found: Scores) -> dict[str, Any]:
+    return {name: score.to_json() for name, score in found.items()}
+
+
+def _fault(form: str, name: str, output: str, new: Score, old: Score, allowed: float) -> str:
+    where = "held-out rows of the training file" if name == "held_out" else "the parent's own judging samples"
+    much = f" (at most {allowed:g} worse is allowed)" if allowed else ""
+    return (
+        f"the {form} form has {new.metric} {new.value:.4g} on {new.rows} {where} for output '{output}', what is on "
+        f"duty has {old.value:.4g}{much}: it was not put on duty; train longer, on more data, or with samples of "
+        "the old task among the new"
+    )
+
+
+def _classifies(tensor: TensorSpec) -> bool:
+    return tensor.kind in ("logits", "probabilities")
+
+
+def _each_row(tensor: TensorSpec, came: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Per row the share of right classes, or the mean squared error."""
+    if _classifies(tensor):
+        hits = (came.argmax(-1) == wanted).astype(np.float64)
+        return hits.reshape(len(hits), -1).mean(-1)
+    gaps = (came.astype(np.float64) - wanted.astype(np.float64)) ** 2
+    return gaps.reshape(len(gaps), -1).mean(-1)

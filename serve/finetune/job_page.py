@@ -1,0 +1,180 @@
+"""A fine-tuning job told to people: one page that stands alone, drawn from the job's own JSON."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import ChainableUndefined, Environment, FileSystemLoader
+
+from .curves import HEIGHT, WIDTH, Curve, finite, loss_curve, norm_curve, scale_curve, x_ticks
+from .gate import Score
+from .reasons import ENDED, was_refused
+
+REFRESH_S = 2
+MOST_EVENTS = 200
+
+Facts = Mapping[str, Any]
+
+
+def render_job(job: Facts, steps: Sequence[Facts], events: Sequence[Facts]) -> str:
+    """The page of one job (OpenAI's shape with our ``halfeven`` object), its step records and its events.
+
+    ``halfeven.gate`` is the gate's own JSON; ``halfeven.version`` the version that the job made, refused or
+    not. Whatever is absent is not drawn; every text is escaped. While the job runs the page asks for itself
+    again every ``REFRESH_S`` seconds.
+    """
+    ours = job.get("halfeven") or {}
+    return (
+        _environment()
+        .get_template("job.html")
+        .render(
+            job=job,
+            ours=ours,
+            ended=job.get("status") in ENDED,
+            state="refused" if was_refused(job) else job["status"],
+            reason=reason_of(job),
+            plots=_plots(job, steps),
+            skipped=_causes(steps),
+            links=_links(job),
+            checks=gate_checks(ours.get("gate") or {}),
+            events=list(reversed(events))[:MOST_EVENTS],
+            older=max(0, len(events) - MOST_EVENTS),
+        )
+    )
+
+
+def reason_of(job: Facts) -> str:
+    """Why the job is in its state, in one sentence."""
+    ours, error = job.get("halfeven") or {}, job.get("error") or {}
+    if error.get("message"):
+        return str(error["message"])
+    match job.get("status"):
+        case "succeeded":
+            return f"{job.get('fine_tuned_model')} passed every check and is on duty."
+        case "running":
+            return f"{str(ours.get('stage') or 'starting').capitalize()}."
+        case "cancelled":
+            return "Cancelled as asked; the version on duty was not touched."
+        case "queued" | "validating_files":
+            return "Waiting for the trainer: jobs run one at a time."
+        case _:
+            return ""
+
+
+def _plots(job: Facts, steps: Sequence[Facts]) -> dict[str, Any]:
+    chosen = job.get("hyperparameters") or {}
+    known = [int(number) for step in steps if (number := finite(step.get("step"))) is not None]
+    planned = 0 if job.get("status") in ENDED else _progress(job).get("total_steps")
+    last = max([*known, int(finite(planned) or 0), 1])
+    floor, clip = finite(chosen.get("scale_floor")), finite(chosen.get("clip_norm"))
+    curves: dict[str, Curve | None] = {
+        "loss": loss_curve(steps, last),
+        "scale": scale_curve(steps, last, floor),
+        "norm": norm_curve(steps, last, clip),
+    }
+    return {
+        **curves,
+        "x_ticks": x_ticks(last),
+        "floor": floor,
+        "clip": clip,
+        "thinned": max(known, default=0) > len(known) > 0,
+    }
+
+
+def _progress(job: Facts) -> Facts:
+    return (job.get("halfeven") or {}).get("progress") or {}
+
+
+def gate_checks(gate: Facts) -> list[dict[str, Any]]:
+    """The gate's numbers as rows: which form, whose samples, the metric before and after, and the verdict."""
+    rows = []
+    for form, sets in (gate.get("forms") or {}).items():
+        for name, allowed in (("held_out", 0.0), ("judging", finite(gate.get("tolerance")))):
+            for output, old in ((gate.get("on_duty") or {}).get(name) or {}).items():
+                new = (sets.get(name) or {}).get(output) or {}
+                facts = {"form": form, "set": name, "output": output, "allowed": allowed, **new}
+                rows.append(
+                    {
+                        **facts,
+                        "before": old.get("value"),
+                        "after": new.get("value"),
+                        "passed": _holds(new, old, allowed),
+                    }
+                )
+    return rows
+
+
+def _holds(new: Facts, old: Facts, allowed: float | None) -> bool:
+    before, after = finite(old.get("value")), finite(new.get("value"))
+    if before is None or after is None or allowed is None:
+        return False
+    metric = str(new.get("metric"))
+    return Score(metric, after, 0).loss_against(Score(metric, before, 0)) <= allowed + 1e-9
+
+
+def _causes(steps: Sequence[Facts]) -> dict[str, int]:
+    """How many steps were skipped, by cause."""
+    counts: dict[str, int] = {}
+    for step in steps:
+        if step.get("skipped"):
+            cause = str(step.get("cause") or "cause not recorded")
+            counts[cause] = counts.get(cause, 0) + 1
+    return counts
+
+
+def _links(job: Facts) -> dict[str, str]:
+    """Where to read on: the version that was made and the one that it was made from."""
+    ours = job.get("halfeven") or {}
+    name, _, made = str(job.get("fine_tuned_model") or job.get("model") or "").partition("@")
+    version = ours.get("version") or (made if job.get("fine_tuned_model") else None)
+    links: dict[str, str] = {}
+    if name and version:
+        here = _version_path(name, version)
+        links[f"{name}@{version}"] = here
+        links["its parity report"] = f"{here}/report"
+        links["its lineage"] = f"{here}/lineage"
+    if name and ours.get("parent_version"):
+        links[f"its parent {name}@{ours['parent_version']}"] = _version_path(name, ours["parent_version"])
+    return links
+
+
+def _version_path(name: str, version: object) -> str:
+    return f"/v1/models/{quote(name, safe='')}/versions/{quote(str(version), safe='')}"
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=ChainableUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(WIDTH=WIDTH, HEIGHT=HEIGHT, REFRESH_S=REFRESH_S)
+    environment.filters.update(number=number_text, measure=measure_text, moment=moment_text)
+    return environment
+
+
+def number_text(value: object) -> str:
+    """Four significant digits; a dash for what is not a finite number."""
+    known = finite(value)
+    if known is None:
+        return "–"
+    return f"{known:,.0f}" if abs(known) >= 10_000 else f"{known:.4g}"
+
+
+def measure_text(value: object, metric: object) -> str:
+    """A share as percent where the metric is one."""
+    known = finite(value)
+    return f"{100 * known:.2f} %" if known is not None and metric == "accuracy" else number_text(value)
+
+
+def moment_text(seconds: object) -> str:
+    """Seconds since 1970 as UTC."""
+    known = finite(seconds)
+    try:
+        return datetime.fromtimestamp(known, UTC).strftime("%Y-%m-%d %H:%M:%S") if known is not None else "–"
+    except (OverflowError, OSError, ValueError):
+        return "–"

@@ -1,0 +1,233 @@
+"""Engines: both kinds answer as the program does, in the spec's order, and leave what came off the wire alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from halfeven.exporters.onnx import write_onnx
+from halfeven.models.archive import save_program
+from halfeven.models.engines.arrays import joined, to_numpy, to_torch
+from halfeven.models.engines.engine import Engine
+from halfeven.models.engines.load import load_half, load_whole
+from halfeven.models.engines.onnx_engine import OnnxEngine
+from halfeven.models.engines.placement import resolve_device
+from halfeven.models.engines.torch_engine import TorchEngine
+from halfeven.models.errors import BadSetting, DamagedFile, EngineFailed
+from halfeven.models.store import LIVE, Store, Version
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from tests.programs import Whole, whole
+
+CPU = torch.device("cpu")
+
+
+class Net(nn.Module):
+    """Two inputs, two outputs, and the first input changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        x.mul_(2.0)
+        return self.linear(x), index + 1
+
+
+@pytest.fixture(scope="module")
+def net() -> Whole:
+    return whole(Net(), {"x": torch.randn(8, 4), "index": torch.arange(8).reshape(8, 1)})
+
+
+@pytest.fixture(scope="module")
+def onnx_file(net: Whole, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("onnx") / "whole.onnx"
+    write_onnx(net.program, net.spec, path, net.example, {})
+    return path
+
+
+@pytest.fixture(params=["torch", "onnx"])
+def engine(request: pytest.FixtureRequest, net: Whole, onnx_file: Path) -> Engine:
+    if request.param == "onnx":
+        return OnnxEngine(onnx_file, "fp32", CPU)
+    return TorchEngine(net.program, "fp32", CPU)
+
+
+def parts(*rows: int) -> list[list[np.ndarray]]:
+    """One array per request and input, read-only as views of a request's body are."""
+    random = np.random.default_rng()
+    requests = [
+        [random.standard_normal((n, 4)).astype(np.float32) for n in rows],
+        [random.integers(0, 9, (n, 1)) for n in rows],
+    ]
+    for arrays in requests:
+        for array in arrays:
+            array.setflags(write=False)
+    return requests
+
+
+@pytest.mark.parametrize("rows", [(1,), (7,), (64,), (1, 2, 3), (5, 1)])
+def test_an_engine_answers_as_the_program_does_whole_and_in_the_specs_order(
+    rows: tuple[int, ...], engine: Engine, net: Whole
+) -> None:
+    requests = parts(*rows)
+    together = [torch.from_numpy(np.concatenate(arrays)) for arrays in requests]
+    expected = net.run(*together)
+    came = engine.run(requests)
+    assert [array.dtype for array in came] == [np.float32, np.int64]
+    np.testing.assert_allclose(came[0], expected[0].numpy(), rtol=1e-5, atol=1e-6)
+    assert np.array_equal(came[1], expected[1].numpy())
+    assert all(array.flags.c_contiguous for array in came)
+
+
+def test_what_came_off_the_wire_is_never_written_to(engine: Engine) -> None:
+    for rows in ((2,), (2, 3)):
+        requests = parts(*rows)
+        before = [[array.copy() for array in arrays] for arrays in requests]
+        engine.run(requests)
+        assert all(
+            np.array_equal(one, other)
+            for a, b in zip(requests, before, strict=True)
+            for one, other in zip(a, b, strict=True)
+        )
+
+
+def test_answers_do_not_change_when_the_engine_runs_again(engine: Engine) -> None:
+    first = engine.run(parts(3))
+    kept = [array.copy() for array in first]
+    engine.run(parts(3))
+    assert all(np.array_equal(one, other) for one, other in zip(first, kept, strict=True))
+
+
+def test_warming_up_changes_no_answer(engine: Engine) -> None:
+    requests = parts(2)
+    cold = engine.run(requests)
+    engine.warm_up(parts(4))
+    np.testing.assert_allclose(engine.run(requests)[0], cold[0], rtol=1e-5, atol=1e-6)
+    assert (engine.precision, engine.device.split()[0]) == ("fp32", "cpu")
+
+
+def test_a_closed_engine_gives_its_program_back(engine: Engine) -> None:
+    engine.close()
+    with pytest.raises(AttributeError):
+        engine.run(parts(1))
+
+
+def test_bfloat16_goes_in_and_comes_out() -> None:
+    class Double(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    program = whole(Double(), {"x": torch.randn(3, 4).bfloat16()}).program
+    array = np.random.default_rng().standard_normal((5, 4)).astype(ml_dtypes.bfloat16)
+    (came,) = TorchEngine(program, "bf16", CPU).run([[array[:2], array[2:]]])
+    assert came.dtype == ml_dtypes.bfloat16
+    assert np.array_equal(came.astype(np.float32), array.astype(np.float32) * 2)
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.bool_, np.uint8, np.uint16, np.uint32, np.uint64, np.int8, np.float16, np.float64]
+)
+def test_arrays_become_tensors_and_back_without_a_copy(dtype: type) -> None:
+    array = np.random.default_rng().integers(0, 2, (2, 3)).astype(dtype)
+    tensor = to_torch(array)
+    assert tensor.data_ptr() == array.ctypes.data
+    assert np.array_equal(to_numpy(tensor), array) and to_numpy(tensor).dtype == array.dtype
+
+
+def test_joining_gives_fresh_memory_even_for_one_part_and_for_no_dimensions() -> None:
+    for array in (np.zeros((2, 3)), np.zeros(())):
+        one = joined([array])
+        assert one.shape == array.shape and not np.shares_memory(one, array)
+    assert joined([np.zeros((2, 3)), np.ones((1, 3))]).shape == (3, 3)
+
+
+def test_a_tensor_that_is_not_contiguous_comes_out_so() -> None:
+    tensor = torch.arange(6).reshape(2, 3).t()
+    assert to_numpy(tensor).flags.c_contiguous and to_numpy(tensor).tolist() == tensor.tolist()
+
+
+def test_a_model_without_a_batch_takes_scalars_too(tmp_path: Path) -> None:
+    class Scale(nn.Module):
+        def forward(self, x: Tensor, by: Tensor) -> Tensor:
+            return x * by
+
+    program = torch.export.export(Scale(), (torch.randn(3), torch.tensor(2.0)))
+    x, by = np.arange(3, dtype=np.float32), np.array(3.0, np.float32)
+    (came,) = TorchEngine(program, "fp32", CPU).run([[x], [by]])
+    assert came.tolist() == [0.0, 3.0, 6.0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_onnx_asked_for_cuda_without_it_says_what_there_is_and_never_falls_back(onnx_file: Path) -> None:
+    with pytest.raises(EngineFailed) as caught:
+        OnnxEngine(onnx_file, "fp32", torch.device("cuda:0"))
+    assert "CPUExecutionProvider" in str(caught.value) and "halfeven doctor" in str(caught.value)
+
+
+def test_onnx_runtime_without_the_cuda_provider_is_told_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    with pytest.raises(EngineFailed, match=r"offers \['CPUExecutionProvider'\].*halfeven doctor"):
+        OnnxEngine(tmp_path / "absent.onnx", "fp32", torch.device("cuda:0"))
+
+
+def test_a_file_that_is_no_onnx_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "torn.onnx"
+    path.write_bytes(b"not a model")
+    with pytest.raises(EngineFailed, match=str(path)):
+        OnnxEngine(path, "fp32", CPU)
+
+
+def test_a_device_is_auto_cpu_or_cuda_with_a_number() -> None:
+    assert resolve_device("cpu") == resolve_device("cpu:0") == CPU
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    for word in ("gpu", "", "cuda:x", "mps", "meta"):
+        with pytest.raises(BadSetting, match="expected auto, cpu or cuda:N"):
+            resolve_device(word)
+    with pytest.raises(BadSetting, match="CUDA devices"):
+        resolve_device("cuda:99")
+
+
+@pytest.fixture
+def version(net: Whole, onnx_file: Path, tmp_path: Path) -> Version:
+    with Store(tmp_path).draft("net") as draft:
+        save_program(net.program, draft.folder / "whole.pt2", weights=False)
+        save_program(net.program, draft.folder / "half.pt2", weights=True)
+        save_file(dict(net.program.state_dict), draft.folder / "weights.safetensors")
+        for name in ("whole.onnx", "half.onnx"):
+            (draft.folder / name).write_bytes(onnx_file.read_bytes())
+        return draft.publish(LIVE, {"half": "bf16"})
+
+
+@pytest.mark.parametrize("form", ["torch", "onnx"])
+@pytest.mark.parametrize(("load", "precision"), [(load_whole, "fp32"), (load_half, "bf16")])
+def test_a_version_is_loaded_in_either_form(
+    load: Callable[[Version, str, torch.device], Engine],
+    precision: str,
+    form: str,
+    version: Version,
+    net: Whole,
+) -> None:
+    engine = load(version, form, CPU)
+    assert (engine.form, engine.precision) == (form, precision)
+    requests = parts(2)
+    expected = net.run(*[torch.from_numpy(arrays[0].copy()) for arrays in requests])
+    np.testing.assert_allclose(engine.run(requests)[0], expected[0].numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("file", "form"), [("weights.safetensors", "torch"), ("whole.pt2", "torch"), ("whole.onnx", "onnx")]
+)
+def test_a_version_with_a_damaged_file_is_not_loaded(file: str, form: str, version: Version) -> None:
+    path = version.folder / file
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedFile, match=file):
+        load_whole(version, form, CPU)

@@ -1,0 +1,66 @@
+"""Whole programs for tests, captured as the child captures them, but here: no process, no folder."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from halfeven.models import capture_child
+from halfeven.models.capture import normalise
+from halfeven.models.datatypes import DATATYPES
+from halfeven.models.program import runnable
+from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+_NAMES = {datatype.torch: name for name, datatype in DATATYPES.items()}
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A captured FP32 program with its spec, and ``example``: one batch of samples, an input each."""
+
+    program: ExportedProgram
+    spec: ModelSpec
+    example: list[Tensor]
+
+    def run(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        with torch.inference_mode():
+            return tuple(runnable(self.program)(*tensors))
+
+
+def whole(
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    free: Mapping[int, Dim] | None = None,
+    max_batch_size: int = 64,
+) -> Whole:
+    """Capture ``module`` on ``inputs`` (samples first) with a free batch; ``free``: further free axes of all."""
+    torch.backends.mha.set_fastpath_enabled(False)  # as the child does
+    module = module.eval().requires_grad_(False)
+    specs = [_spec(name, tensor, free or {}) for name, tensor in inputs.items()]
+    samples = list(inputs.values())
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of the weights of recurrent nets
+        answer = module(**inputs)
+        names = [f"y{i}" for i in range(len(answer) if isinstance(answer, tuple) else 1)]
+        request = {
+            "inputs": [{"name": t.name, "dims": [[d.minimum, d.maximum] for d in t.shape]} for t in specs],
+            "outputs": names,
+            "max_batch_size": max_batch_size,
+        }
+        program = capture_child.export(torch, capture_child.Flat(module, request), samples, request)
+    nodes = {node.name: node for node in program.graph.nodes}
+    values = [nodes[str(name)].meta["val"] for name in program.graph_signature.user_outputs]
+    outputs = [
+        TensorSpec(name, _NAMES[v.dtype], tuple(Dim(s, s) if isinstance(s, int) else Dim() for s in v.shape))
+        for name, v in zip(names, values, strict=True)
+    ]
+    example = capture_child.rows_of(samples, min(3, max_batch_size), request)
+    spec = ModelSpec("net", tuple(specs), tuple(outputs), max_batch_size=max_batch_size)
+    return Whole(normalise(program), spec, example)
+
+
+def _spec(name: str, tensor: Tensor, free: Mapping[int, Dim]) -> TensorSpec:
+    sizes = tuple(free.get(axis, Dim(size, size)) for axis, size in enumerate(tensor.shape))
+    return TensorSpec(name, _NAMES[tensor.dtype], (Dim(), *sizes[1:]))

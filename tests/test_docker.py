@@ -1,0 +1,222 @@
+"""The container files make sense: what can be told without an engine. (docker/README.md says what was run.)"""
+
+import fnmatch
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.serve.duty import OnDuty
+from halfeven.serve.metrics import metrics_text, new_registry
+from halfeven.serve.settings import Settings
+from halfeven.serve.tally import Tally
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCKER = ROOT / "docker"
+PORT = str(Settings.model_fields["port"].default)
+OTHERS = {"up"}  # Prometheus's own
+FUNCTIONS = {"sum", "by", "rate", "increase", "histogram_quantile", "le", "model", "version", "reason"}
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions in order, each with its arguments on one line."""
+    text = re.sub(r"^\s*#.*\n", "", (DOCKER / "Dockerfile").read_text(), flags=re.MULTILINE)
+    lines = re.sub(r"\\\n", " ", text).splitlines()
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines) if word]
+
+
+def stages() -> dict[str, list[tuple[str, str]]]:
+    """Each stage by its name: what it stands on comes first, its own instructions after."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    own: list[tuple[str, str]] = []
+    for word, rest in instructions():
+        if word == "FROM":
+            parent, _, name = rest.partition(" AS ")
+            own = found[name] = [*found.get(parent, [("FROM", parent)])]
+        else:
+            own.append((word, rest))
+    return found
+
+
+def last(stage: str, word: str) -> str:
+    return [rest for found, rest in stages()[stage] if found == word][-1]
+
+
+def compose() -> dict[str, Any]:
+    return yaml.safe_load((DOCKER / "compose.yaml").read_text())
+
+
+def in_context(path: Path) -> bool:
+    """Whether .dockerignore lets the path into the build (the last line that fits decides)."""
+    relative = path.relative_to(ROOT)
+    names = [relative.as_posix(), *(folder.as_posix() for folder in relative.parents)]
+    kept = True
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        pattern = line.removeprefix("!")
+        anywhere = pattern.startswith("**/") and pattern[3:] in relative.parts
+        if (
+            line
+            and not line.startswith("#")
+            and (anywhere or any(fnmatch.fnmatch(n, pattern) for n in names))
+        ):
+            kept = line.startswith("!")
+    return kept
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_the_server_runs_as_a_numbered_user_who_is_not_root(target: str) -> None:
+    assert int(last(target, "USER").partition(":")[0]) >= 1000
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_it_listens_beyond_the_container_only_by_the_explicit_word(target: str) -> None:
+    command = [*json.loads(last(target, "ENTRYPOINT")), *json.loads(last(target, "CMD"))]
+    assert command == ["halfeven", "serve", "--host", "0.0.0.0", "--expose-without-auth"]
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_the_store_is_a_volume_that_the_server_is_told_of(target: str) -> None:
+    environment = dict(
+        pair.split("=", 1) for word, rest in stages()[target] if word == "ENV" for pair in shlex.split(rest)
+    )
+    assert last(target, "VOLUME") == environment["HALFEVEN_STORE"] == "/store"
+    known = {f"HALFEVEN_{name.upper()}" for name in Settings.model_fields}
+    assert {name for name in environment if name.startswith("HALFEVEN_")} <= known
+
+
+def test_the_health_check_is_python_that_compiles_and_asks_healthz_at_the_default_port() -> None:
+    options, _, command = last("cpu", "HEALTHCHECK").partition(" CMD ")
+    assert all(option.startswith("--") for option in options.split())
+    python, flag, code = json.loads(command)
+    assert (python, flag) == ("python", "-c")
+    compile(code, "healthcheck", "exec")
+    assert "/healthz" in code and f"'{PORT}'" in code
+    assert last("cpu", "EXPOSE") == PORT
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_no_installer_and_no_compiler_reaches_the_final_image(target: str) -> None:
+    final = stages()[target]
+    assert "apt-get" not in json.dumps(final)
+    copied = [rest for word, rest in final if word == "COPY"]
+    assert copied == [f"--from=installed-{target} /opt/halfeven /opt/halfeven"]
+    before = " ".join(rest for word, rest in stages()[f"installed-{target}"] if word == "RUN")
+    assert before.endswith("/opt/halfeven/bin/python -m pip uninstall --yes pip")
+
+
+def test_every_installation_keeps_to_the_constraints() -> None:
+    installs = [part for _, rest in instructions() for part in rest.split("&&") if "pip install" in part]
+    assert len(installs) == 4
+    assert all("-c constraints.txt" in part for part in installs)
+
+
+def test_no_image_floats() -> None:
+    defaults = dict(rest.split("=", 1) for word, rest in instructions() if word == "ARG" and "=" in rest)
+    for stage in stages().values():
+        image = re.sub(r"\$\{(\w+)\}", lambda found: defaults[found[1]], stage[0][1])
+        assert re.fullmatch(r"[\w./-]+:\d[\w.-]*", image), image
+    for service in compose()["services"].values():
+        tag = service["image"].rpartition(":")[2]
+        assert tag and tag != "latest" and (re.match(r"v?\d+\.\d+\.\d+$", tag) or "build" in service)
+
+
+def test_everything_that_is_copied_exists_and_is_in_the_build_context() -> None:
+    copied = [rest.split()[:-1] for word, rest in instructions() if word == "COPY" and "--from" not in rest]
+    assert copied
+    for name in {name for names in copied for name in names}:
+        assert (ROOT / name).exists() and (name == "." or in_context(ROOT / name))
+
+
+def test_the_build_context_is_what_the_wheel_is_made_of_and_nothing_else() -> None:
+    wanted = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "py.typed", "__init__.py")
+    rooms = [file for room in ("models", "exporters", "serve") for file in (ROOT / room).rglob("*.*")]
+    sources = [file for file in rooms if file.is_file() and "__pycache__" not in file.parts]
+    assert all(in_context(file) for file in [ROOT / name for name in wanted] + sources)
+    for name in (
+        ".git/config",
+        "tests/test_docker.py",
+        "halfeven-store/x",
+        ".venv/bin/python",
+        ".env",
+        "docker/Dockerfile",
+    ):
+        assert not in_context(ROOT / name), name
+    assert not in_context(ROOT / "serve/__pycache__/cli.pyc")
+
+
+def test_every_published_port_is_published_on_loopback_only() -> None:
+    published = [port for service in compose()["services"].values() for port in service.get("ports", [])]
+    assert len(published) >= 3
+    assert all(isinstance(port, str) and re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in published)
+    assert all(service.get("network_mode") != "host" for service in compose()["services"].values())
+
+
+def test_every_build_target_and_every_mounted_file_and_volume_exists() -> None:
+    found = compose()
+    for service in found["services"].values():
+        if "build" in service:
+            assert service["build"]["target"] in stages()
+            assert (DOCKER / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+        for mount in service.get("volumes", []):
+            source = mount.partition(":")[0]
+            assert (DOCKER / source).exists() if source.startswith(".") else source in found["volumes"], mount
+
+
+def test_prometheus_scrapes_the_server_under_its_name_and_grafana_reads_prometheus() -> None:
+    services = compose()["services"]
+    (job,) = yaml.safe_load((DOCKER / "prometheus.yml").read_text())["scrape_configs"]
+    (target,) = job["static_configs"][0]["targets"]
+    assert target.partition(":")[0] in services
+    provisioned = yaml.safe_load((DOCKER / "grafana/provisioning/datasources/prometheus.yaml").read_text())
+    (source,) = provisioned["datasources"]
+    assert source["url"] == "http://prometheus:9090" and "prometheus" in services
+    panels = json.loads((DOCKER / "grafana/dashboards/halfeven.json").read_text())["panels"]
+    assert {panel["datasource"]["uid"] for panel in panels} == {source["uid"]}
+    mounted = " ".join(services["grafana"]["volumes"])
+    boards = yaml.safe_load((DOCKER / "grafana/provisioning/dashboards/halfeven.yaml").read_text())
+    assert f"./grafana/dashboards:{boards['providers'][0]['options']['path']}:" in mounted
+
+
+class _Engine:
+    form, precision, device = "torch", "fp16", "cpu"
+
+    def warm_up(self, parts: Any) -> None: ...
+
+    def run(self, parts: Any) -> list[np.ndarray]:
+        return []
+
+    def close(self) -> None: ...
+
+
+class _Loaded:
+    spec = ModelSpec("m", (TensorSpec("x", "FP32", (Dim(),)),), (TensorSpec("y", "FP32", (Dim(),)),))
+    duty = OnDuty("1", "sha", "fp16", _Engine())
+    waiting = 0
+
+    def tallies(self) -> list[Tally]:
+        return [Tally("1")]
+
+
+def exposed() -> set[str]:
+    """Every sample name that the server writes at /metrics."""
+    text = metrics_text(new_registry(lambda: [_Loaded()])).decode()
+    return {match[0] for match in re.findall(r"^(\w+)(\{| )", text, re.MULTILINE)}
+
+
+def queries() -> list[str]:
+    panels = json.loads((DOCKER / "grafana/dashboards/halfeven.json").read_text())["panels"]
+    groups = yaml.safe_load((DOCKER / "rules.yml").read_text())["groups"]
+    shown = [target["expr"] for panel in panels for target in panel["targets"]]
+    return shown + [rule["expr"] for group in groups for rule in group["rules"]]
+
+
+@pytest.mark.parametrize("query", queries())
+def test_every_metric_of_dashboard_and_alerts_is_one_that_the_server_writes(query: str) -> None:
+    plain = re.sub(r'"[^"]*"|\[[^]]*\]', "", query)
+    names = set(re.findall(r"[A-Za-z_]\w+", plain)) - FUNCTIONS - {"job"}
+    assert names and names <= exposed() | OTHERS
