@@ -184,6 +184,36 @@ def predict(
 
 
 @app.command()
+def finetune(
+    name: Annotated[str, typer.Argument(help="NAME (the version on duty) or NAME@VERSION.")],
+    data: Annotated[Path, typer.Option("--data", help="safetensors or npz, with target:OUTPUT.")],
+    validation: Annotated[Path | None, typer.Option(help="Held-out rows of your own.")] = None,
+    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows per step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="AdamW's.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp16, bf16 or fp32.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the split and the order of the data.")] = None,
+    suffix: Annotated[str | None, typer.Option(help="A word of yours, kept with the job.")] = None,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Watch until it ends.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a model at a running server; Ctrl-C cancels the job."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from .finetune.command import exit_code, fine_tune, sentence_of
+
+        asked = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
+        facts = fine_tune(
+            url, name, data, validation=validation, suffix=suffix, seed=seed,
+            hyperparameters={**asked, "precision": precision}, follow=follow, say=say, console=errors,
+        )  # fmt: skip
+        return facts, sentence_of(facts), exit_code(facts, follow)
+
+    finish(work, as_json)
+
+
+@app.command()
 def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
     """List what is in the store."""
 

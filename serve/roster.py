@@ -101,6 +101,11 @@ class Roster:
             return ["models are being made ready"]
         return [fault for name, fault in sorted(self._faults.items()) if name not in self._served]
 
+    def on_duty(self, name: str) -> str | None:
+        """The version on duty under a name, if any."""
+        served = self._served.get(name)
+        return served.duty.version if served is not None else None
+
     def fault(self, name: str) -> str | None:
         """Why the newest word of the store about a name was not followed, if it was not."""
         return self._faults.get(name)

@@ -18,6 +18,10 @@ from ..models.errors import BadSetting, HalfevenError
 from ..models.store import Store
 from .app import build_app
 from .device import DeviceThread
+from .finetune.api import router
+from .finetune.files import Files
+from .finetune.ledger import Ledger
+from .finetune.supervisor import Supervisor
 from .history import history_of
 from .infer_asgi import InferFront
 from .metrics import metrics_text, new_registry
@@ -32,6 +36,7 @@ Say = Callable[[str], None]
 def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
     """The ASGI application (its lifespan starts and stops the roster) and the roster behind it."""
     use_true_fp32()
+    store.root.mkdir(parents=True, exist_ok=True)
     device = resolve_device(settings.device)
     place = Place(device, DeviceThread(str(device)), settings.fallback == "fp32")
     roster = Roster(store, place)
@@ -44,7 +49,11 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
         max_body_bytes=max_body_bytes,
         body_timeout_s=settings.body_seconds,
     )
-    app.router.lifespan_context = _lifespan(roster, settings.shutdown_seconds)
+    ledger = Ledger(store.root / "halfeven.db")
+    files = Files(store.root / "files", settings.max_upload_mib * 2**20)
+    supervisor = Supervisor(ledger, files, store, roster, place, settings.trainer_threads)
+    app.include_router(router(ledger, files, store, supervisor.wake))
+    app.router.lifespan_context = _lifespan(roster, supervisor, ledger, settings.shutdown_seconds)
     return InferFront(app, roster, max_body_bytes, settings.body_seconds), roster
 
 
@@ -112,12 +121,15 @@ class _Announcing(uvicorn.Server):
 
 
 def _lifespan(
-    roster: Roster, shutdown_seconds: float
+    roster: Roster, supervisor: Supervisor, ledger: Ledger, shutdown_seconds: float
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         roster.start()
+        supervisor.start()
         yield
+        await asyncio.to_thread(supervisor.stop, shutdown_seconds)
         await roster.stop(shutdown_seconds)
+        ledger.close()
 
     return lifespan

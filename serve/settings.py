@@ -23,6 +23,8 @@ class Settings(BaseSettings):
     fallback: Literal["fp32", "none"] = "fp32"
     expose_without_auth: bool = False
     max_body_mib: int = Field(64, ge=1, le=65536)
+    max_upload_mib: int = Field(1024, ge=1, le=2**20)
+    trainer_threads: int = Field(1, ge=1, le=1024)
     body_seconds: float = Field(30.0, gt=0)
     shutdown_seconds: float = Field(30.0, gt=0)
 

@@ -197,18 +197,17 @@ def test_tied_and_transposed_weights_are_rounded_once(tmp_path: Path) -> None:
 
 
 def test_two_weights_whose_paths_differ_in_a_dot_do_not_become_one() -> None:
+    def both(x: Tensor, weight: Tensor) -> Tensor:
+        """Read in half by the product, in FP32 by the sum."""
+        return F.linear(x, weight) + (x[:, None, :] * weight).sum(-1)
+
     inner = nn.Module()
     inner.register_parameter("b", nn.Parameter(torch.randn(4, 4)))
-    module = net(
-        lambda self, x: F.linear(x, self.a.b) * self.a.b.sum() + F.linear(x, self.a_b) * self.a_b.sum(),
-        a=inner,
-        a_b=torch.randn(4, 4),
-    )
-    model = whole(module, {"x": torch.randn(8, 4)})
-    x = torch.randn(3, 4)
-    assert torch.equal(
-        run(half_of(model, Precision()).program, x)[0], live(model.program, torch.half, x)[0].float()
-    )
+    module = net(lambda self, x: both(x, self.a.b) - both(x, self.a_b), a=inner, a_b=torch.randn(4, 4))
+    model, x = whole(module, {"x": torch.randn(8, 4)}), torch.randn(3, 4)
+    half = half_of(model, Precision())
+    assert half.bytes == 2 * 4 * 4 * (2 + 4)
+    assert torch.equal(run(half.program, x)[0], live(model.program, torch.half, x)[0].float())
 
 
 def test_O0_is_the_whole_bit_for_bit() -> None:
