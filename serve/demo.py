@@ -1,18 +1,13 @@
 """``halfeven demo``: the whole story on real handwritten digits, told while it happens.
 
 Convert in both forms, prove, serve, predict what the model has never seen, convert again under another
-policy and watch the swap under live traffic, roll back. Everything goes through the same doors that users
+policy and watch the swap under live traffic, roll back; then fine-tune through the API on digits that version 1
+cannot read, and watch what was learnt walk the same road. Everything goes through the same doors that users
 have: the road of `exporters.convert`, a server process, HTTP.
 """
 
-import os
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +19,17 @@ from ..exporters.report import size_text
 from ..exporters.samples import Samples, load_samples
 from ..models.engines.load import load_whole
 from ..models.engines.placement import resolve_device
-from ..models.errors import NotReady
 from ..models.package import read_folder
 from ..models.store import Store, Version
-from ..models.zoo import zoo_folder
-from .traffic import Caller, Traffic, served_version
+from .demo_digits import OUTPUT, SEED, shifted_samples, write_training_file
+from .demo_stage import MODEL, Say, await_version, own_folder, server
+from .finetune.command import fine_tune
+from .traffic import Caller, Traffic
 
-Say = Callable[[str], None]
-MODEL, OUTPUT = "digits", "logits"
-SWAP_SECONDS = 20.0
 STEADY_SECONDS = 1.5
 CONNECTIONS = 8
+BATCH = 40
+LESSON = {"n_epochs": 4, "batch_size": 32, "learning_rate": 3e-3, "precision": "fp16"}
 
 
 def tell(store_path: Path | None, say: Say) -> tuple[dict[str, Any], Table]:
@@ -43,140 +38,110 @@ def tell(store_path: Path | None, say: Say) -> tuple[dict[str, Any], Table]:
     where = store_path or Path(tempfile.mkdtemp(prefix="halfeven-demo-"))
     store = Store(where.resolve())
     with tempfile.TemporaryDirectory(prefix="halfeven-demo-model-") as name:
-        folder = _folder(Path(name))
+        folder = own_folder(Path(name))
         samples = load_samples(folder / "samples.safetensors", read_folder(folder).spec)
         say("1. converting the digits under level O1 (the lists of torch.autocast), in both forms")
         first = convert(folder, store, Options(), _indented(say))
-        say("2. serving what was proven, and predicting held-out digits over HTTP")
-        with _server(store, say) as port:
-            accuracy = _accuracy_over_http(port, samples)
-            steady = _steady(port, samples)
-            say("3. converting again under level O3 (everything in half), while requests come in")
-            with Traffic(port, MODEL, samples.arrays, CONNECTIONS) as traffic:
-                second = convert(folder, store, Options(level="O3"), _indented(say))
-                _await_version(port, second.version.number, say)
-                say("4. rolling back, while requests come in")
-                store.rollback(MODEL)
-                _await_version(port, first.version.number, say)
-    facts = _facts(
-        store, first, second, accuracy, _accuracy_of_whole(first.version, samples), steady, traffic
-    )
+        with server(store, say) as port:
+            facts = _first_half(port, folder, store, samples, first, say)
+            facts |= _second_half(port, store, samples, Path(name), say)
+    facts["accuracy_fp32"] = _accuracy_of_whole(first.version, samples)
+    facts["passed"] = _passed(facts)
+    facts["store"] = str(store.root)
     facts["seconds"] = round(time.perf_counter() - started, 1)
     return facts, _table(facts)
 
 
-def _folder(target: Path) -> Path:
-    """The zoo's digits, asking for the torch half on duty: on a CPU ``auto`` would rightly prefer FP32."""
-    folder = target / MODEL
-    shutil.copytree(zoo_folder(MODEL), folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "samples.safetensors").chmod(0o644)
-    manifest = folder / "model.toml"
-    lines = [line for line in manifest.read_text().splitlines() if not line.startswith("form")]
-    manifest.write_text('form = "torch"\n' + "\n".join(lines) + "\n")
-    return folder
+def _first_half(
+    port: int, folder: Path, store: Store, samples: Samples, first: Conversion, say: Say
+) -> dict[str, Any]:
+    """Serve, predict, swap and roll back under traffic."""
+    say("2. serving what was proven, and predicting held-out digits over HTTP")
+    accuracy, precision = _accuracy_over_http(port, samples)
+    with Traffic(port, MODEL, samples.arrays, CONNECTIONS) as steady:
+        time.sleep(STEADY_SECONDS)
+    say("3. converting again under level O3 (everything in half), while requests come in")
+    with Traffic(port, MODEL, samples.arrays, CONNECTIONS) as traffic:
+        second = convert(folder, store, Options(level="O3"), _indented(say))
+        await_version(port, second.version.number, say)
+        say("4. rolling back, while requests come in")
+        store.rollback(MODEL)
+        await_version(port, first.version.number, say)
+    return {
+        "versions": [
+            _version_facts(first.version, first.facts, "O1"),
+            _version_facts(second.version, second.facts, "O3"),
+        ],
+        "all_equal": first.asked_passed and second.asked_passed,
+        "accuracy_fp16": accuracy,
+        "precision": precision,
+        "held_out": samples.count // BATCH * BATCH,
+        "requests_per_second": round(steady.answered / steady.seconds),
+        "swap": _traffic_facts(traffic),
+    }
 
 
-@contextmanager
-def _server(store: Store, say: Say) -> Iterator[int]:
-    """A server process of its own on a free port of this machine; stopped gracefully at the end."""
-    command = [sys.executable, "-m", "halfeven.serve.cli", "serve", "--store", str(store.root), "--port", "0"]
-    log = store.root / "server.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, cwd=store.root, env={**os.environ})
-    try:
-        port = _await_port(process, log)
-        _await_version(port, None, say)
-        yield port
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def _second_half(port: int, store: Store, samples: Samples, folder: Path, say: Say) -> dict[str, Any]:
+    """Fine-tune on digits that version 1 cannot read, under traffic, and look at both kinds afterwards."""
+    new = shifted_samples(samples)
+    say("5. the same digits turned and inverted: version 1 cannot read them; fine-tuning it through the API")
+    before = {"new": _accuracy_over_http(port, new)[0], "old": _accuracy_over_http(port, samples)[0]}
+    say(f"   version 1 reads {before['new']:.1%} of them (and {before['old']:.1%} of the old ones)")
+    file = write_training_file(folder / "shifted.safetensors")
+    with Traffic(port, MODEL, samples.arrays, 2) as traffic:
+        job = fine_tune(
+            f"http://127.0.0.1:{port}", MODEL, file, seed=SEED, hyperparameters=LESSON, say=_indented(say)
+        )
+        if job["fine_tuned_model"]:
+            await_version(port, int(job["fine_tuned_model"].partition("@")[2]), say)
+    after = {"new": _accuracy_over_http(port, new)[0], "old": _accuracy_over_http(port, samples)[0]}
+    return {"job": job, "before": before, "after": after, "learning_traffic": _traffic_facts(traffic)}
 
 
-def _await_port(process: subprocess.Popen[bytes], log: Path) -> int:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        for line in log.read_text(errors="replace").splitlines():
-            if line.startswith("halfeven listens on http://"):
-                return int(line.rpartition(":")[2])
-        time.sleep(0.1)
-    raise NotReady(f"the demo's server did not start; its log: {log.read_text(errors='replace')[-2000:]}")
-
-
-def _await_version(port: int, number: int | None, say: Say) -> None:
-    """Until the server answers with this version (any, where None)."""
-    began = time.monotonic()
-    found = None
-    while time.monotonic() < began + SWAP_SECONDS:
-        found = served_version(port, MODEL)
-        if found is not None and number in (None, int(found)):
-            say(f"   version {found} is on duty ({time.monotonic() - began:.1f} s)")
-            return
-        time.sleep(0.05)
-    raise NotReady(f"version {number or '(any)'} of {MODEL} did not come on duty: the server says {found}")
-
-
-def _accuracy_over_http(port: int, samples: Samples) -> dict[str, Any]:
+def _accuracy_over_http(port: int, samples: Samples) -> tuple[float, str]:
+    """The share of right digits, and the precision that the server says it answered in."""
     caller = Caller(port, MODEL)
-    right = 0
-    precision = ""
-    for indices, arrays in samples.batches(40, samples.count // 40):
+    right, precision = 0, ""
+    for indices, arrays in samples.batches(BATCH, samples.count // BATCH):
         answer, headers = caller.infer(arrays)
         right += int((answer[OUTPUT].argmax(-1) == samples.targets[OUTPUT][list(indices)]).sum())
         precision = headers["halfeven-precision"]
-    asked = samples.count // 40 * 40
-    return {"accuracy": right / asked, "samples": asked, "precision": precision}
+    caller.close()
+    return right / (samples.count // BATCH * BATCH), precision
 
 
 def _accuracy_of_whole(version: Version, samples: Samples) -> float:
     engine = load_whole(version, "torch", resolve_device("cpu"))
-    asked = samples.count // 40 * 40
-    spec = version.spec()
-    (logits,) = engine.run([[samples.arrays[tensor.name][:asked]] for tensor in spec.inputs])
+    asked = samples.count // BATCH * BATCH
+    (logits,) = engine.run([[samples.arrays[tensor.name][:asked]] for tensor in version.spec().inputs])
     return float((logits.argmax(-1) == samples.targets[OUTPUT][:asked]).mean())
 
 
-def _steady(port: int, samples: Samples) -> dict[str, Any]:
-    with Traffic(port, MODEL, samples.arrays, CONNECTIONS) as traffic:
-        time.sleep(STEADY_SECONDS)
-    return {"answered": traffic.answered, "per_second": round(traffic.answered / traffic.seconds)}
+def _version_facts(done: Conversion, level: str) -> dict[str, Any]:
+    return dict(done.facts, report=str(done.version.folder / "report.html"), level=level)
 
 
-def _facts(
-    store: Store,
-    first: Conversion,
-    second: Conversion,
-    half: dict[str, Any],
-    accuracy_whole: float,
-    steady: dict[str, Any],
-    traffic: Traffic,
-) -> dict[str, Any]:
-    versions = [
-        dict(done.facts, report=str(done.version.folder / "report.html"), level=level)
-        for done, level in ((first, "O1"), (second, "O3"))
-    ]
-    passed = (
-        traffic.failed == 0
-        and half["accuracy"] == accuracy_whole
-        and half["precision"] == "fp16"
-        and first.asked_passed
-        and second.asked_passed
-    )
+def _traffic_facts(traffic: Traffic) -> dict[str, Any]:
     return {
-        "passed": passed,
-        "store": str(store.root),
-        "versions": versions,
-        "accuracy_fp32": accuracy_whole,
-        "accuracy_fp16": half["accuracy"],
-        "held_out": half["samples"],
-        "requests_per_second": steady["per_second"],
-        "connections": CONNECTIONS,
-        "swap": {"answered": traffic.answered, "failed": traffic.failed, "by_version": traffic.by_version},
+        "answered": traffic.answered,
+        "failed": traffic.failed,
+        "by_version": dict(traffic.by_version),
         "faults": traffic.faults,
     }
+
+
+def _passed(facts: dict[str, Any]) -> bool:
+    """What the story promises; anything else ends with exit code 1."""
+    tolerance = facts["job"]["hyperparameters"]["forgetting_tolerance"]
+    return (
+        facts["all_equal"]
+        and facts["precision"] == "fp16"
+        and facts["accuracy_fp16"] == facts["accuracy_fp32"]
+        and facts["swap"]["failed"] == facts["learning_traffic"]["failed"] == 0
+        and facts["job"]["status"] == "succeeded"
+        and facts["after"]["new"] >= 0.95
+        and facts["after"]["old"] >= facts["before"]["old"] - tolerance
+    )
 
 
 def _table(facts: dict[str, Any]) -> Table:
@@ -199,18 +164,25 @@ def _table(facts: dict[str, Any]) -> Table:
 
 
 def _caption(facts: dict[str, Any]) -> Text:
-    swap = facts["swap"]
-    by_version = ", ".join(f"version {v}: {n}" for v, n in sorted(swap["by_version"].items()))
+    before, after, job = facts["before"], facts["after"], facts["job"]
+    learnt = job["fine_tuned_model"] or f"nothing ({job['error']})"
     lines = [
         f"accuracy on {facts['held_out']} held-out digits: FP32 {facts['accuracy_fp32']:.2%}, "
         f"FP16 over HTTP {facts['accuracy_fp16']:.2%}",
-        f"during swap and rollback: {swap['answered']} requests answered ({by_version}), {swap['failed']} failed",
-        f"{facts['requests_per_second']} requests per second from {facts['connections']} connections of one "
-        "Python client on this machine",
+        f"swap and rollback: {_told(facts['swap'])}",
+        f"fine-tuned to {learnt}: turned and inverted digits {before['new']:.1%} → {after['new']:.1%}, "
+        f"digits as they were {before['old']:.1%} → {after['old']:.1%}",
+        f"while it learnt and was swapped in: {_told(facts['learning_traffic'])}",
+        f"{facts['requests_per_second']} requests per second from {CONNECTIONS} connections of one Python client",
         *(f"report of version {v['version']}: {v['report']}" for v in facts["versions"]),
         f"all of it in {facts['seconds']} s",
     ]
     return Text("\n".join(lines), style="default")
+
+
+def _told(traffic: dict[str, Any]) -> str:
+    versions = ", ".join(f"version {v}: {n}" for v, n in sorted(traffic["by_version"].items()))
+    return f"{traffic['answered']} requests answered ({versions}), {traffic['failed']} failed"
 
 
 def _indented(say: Say) -> Say:
