@@ -26,8 +26,8 @@ from .tally import Tally
 logger = logging.getLogger("halfeven.batcher")
 _RECENT = 0.1  # weight of the newest batch in the moving average of what a request costs
 # Who was answered together often asks again together. Without a breath the first of them would be a batch of
-# its own, and the others would wait for it: measured, a tenth of the throughput at 32 callers. The breath is a
-# small share of what the batch took, so short models never wait.
+# its own, and the others would wait for it. The breath is a small share of what the batch took, so short models
+# never wait; it ends early when everybody is back.
 _BREATH_SHARE, _BREATH_MAX_NS = 25, 2_000_000
 
 
@@ -175,8 +175,9 @@ class Batcher:
             logger.exception("a batch of '%s' could not be run", self.spec.name)
             outcomes = [(request, EngineFailed(f"{type(error).__name__}: {error}")) for request in batch]
         took_ns = self._clock() - began_ns
-        self._queue.expected = sum([request.rows for request in batch])
-        self._queue.linger_ns = min(took_ns // _BREATH_SHARE, _BREATH_MAX_NS) if len(batch) > 1 else 0
+        if len(batch) > 1:
+            breath_ns = min(took_ns // _BREATH_SHARE, _BREATH_MAX_NS)
+            self._queue.breathe(sum([request.rows for request in batch]), began_ns + took_ns + breath_ns)
         cost_ns = took_ns / len(batch)
         self._ns_per_request += (cost_ns - self._ns_per_request) * (_RECENT if self._ns_per_request else 1.0)
         self._on_loop(_settle, outcomes)  # last: who has his answer finds all counters up to date

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..models.errors import NotReady
 from ..models.store import Store
+from ..models.zoo import zoo_folder
 from .traffic import served_version
 
 Say = Callable[[str], None]

@@ -36,15 +36,15 @@ class _Lane:
 class RequestQueue:
     """``limit``: the rows of a full batch. ``delay_ns``: how long the oldest may wait for a batch to fill.
 
-    ``expected`` and ``linger_ns``: the rows of the batch just answered, and how long to wait for as many again.
+    After a batch the next may be given a breath (`breathe`): time for those just answered to ask again.
     ``present`` is how many wait here; ``taken`` how many ever left, ``vanished`` how many of those had gone.
     """
 
     def __init__(self, limit: int, delay_ns: int) -> None:
         self.limit = limit
         self.delay_ns = delay_ns
-        self.expected = 0
-        self.linger_ns = 0
+        self._expected = 0
+        self._breath_ends_ns = 0
         self.present = 0
         self.taken = 0
         self.vanished = 0
@@ -73,15 +73,23 @@ class RequestQueue:
             if not lane.requests:
                 del self._lanes[shapes]
                 continue
-            due_ns = lane.requests[0].since_ns + self._wait_ns(lane.rows)
+            due_ns = self._due_ns(lane)
             if earliest_ns is None or due_ns < earliest_ns:
                 earliest_ns, self._next = due_ns, lane
         return earliest_ns
 
-    def _wait_ns(self, rows: int) -> int:
-        if rows >= self.limit:
-            return 0
-        return max(self.delay_ns, self.linger_ns if rows < self.expected else 0)
+    def breathe(self, answered: int, until_ns: int) -> None:
+        """Until then begin no batch smaller than what waits and what was just answered, together (rows)."""
+        self._expected = sum(lane.rows for lane in self._lanes.values()) + answered
+        self._breath_ends_ns = until_ns
+
+    def _due_ns(self, lane: _Lane) -> int:
+        since_ns = lane.requests[0].since_ns
+        if lane.rows >= self.limit:
+            return since_ns
+        if lane.rows < self._expected:
+            since_ns = max(since_ns, self._breath_ends_ns)
+        return since_ns + self.delay_ns
 
     def form(self) -> list[Request]:
         """The batch that ``due_ns`` spoke of: as many requests from the front of its lane as fit.
