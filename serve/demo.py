@@ -69,8 +69,8 @@ def _first_half(
         await_version(port, first.version.number, say)
     return {
         "versions": [
-            _version_facts(first.version, first.facts, "O1"),
-            _version_facts(second.version, second.facts, "O3"),
+            _version_facts(first, "O1"),
+            _version_facts(second, "O3"),
         ],
         "all_equal": first.asked_passed and second.asked_passed,
         "accuracy_fp16": accuracy,
