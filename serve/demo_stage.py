@@ -37,7 +37,7 @@ def server(store: Store, say: Say) -> Iterator[int]:
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, cwd=store.root)
     try:
-        port = _await_port(process, log)
+        port = await_port(process, log)
         await_version(port, None, say)
         yield port
     finally:
@@ -49,7 +49,7 @@ def server(store: Store, say: Say) -> Iterator[int]:
             process.wait()
 
 
-def _await_port(process: subprocess.Popen[bytes], log: Path) -> int:
+def await_port(process: subprocess.Popen[bytes], log: Path) -> int:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         for line in log.read_text(errors="replace").splitlines():

@@ -1,0 +1,243 @@
+"""The road back, whole: a real server, a real trainer, the `openai` client, and what happens when things die."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from halfeven.exporters.convert import Options, convert
+from halfeven.models.store import Store
+from halfeven.models.zoo import zoo_folder
+from halfeven.serve.demo_digits import shifted, write_training_file
+from halfeven.serve.demo_stage import await_port
+from halfeven.serve.finetune.ledger import Ledger
+from halfeven.serve.traffic import Caller, served_version
+from safetensors.numpy import load_file, save_file
+
+QUICK = {"n_epochs": 2, "batch_size": 32, "learning_rate": 3e-3, "precision": "bf16"}
+LONG = {"n_epochs": 400, "batch_size": 8, "learning_rate": 1e-4, "precision": "bf16"}
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The zoo's digits with the torch half on duty, converted in the torch form alone (it is quicker)."""
+    where = tmp_path_factory.mktemp("parent")
+    folder = Path(shutil.copytree(zoo_folder("digits"), where / "digits"))
+    toml = (folder / "model.toml").read_text().replace('form = "auto"', 'form = "torch"')
+    (folder / "model.toml").write_text(toml)
+    assert convert(folder, Store(where / "store"), Options(forms=("torch",))).asked_passed
+    return where / "store"
+
+
+@pytest.fixture(scope="module")
+def lesson(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_training_file(tmp_path_factory.mktemp("lesson") / "shifted.safetensors")
+
+
+@pytest.fixture
+def store(converted: Path, tmp_path: Path) -> Store:
+    return Store(Path(shutil.copytree(converted, tmp_path / "store")))
+
+
+@contextmanager
+def serving(store: Store) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A server process of its own: it can be killed like any other."""
+    log = store.root / "server.log"
+    command = [sys.executable, "-m", "halfeven.serve.cli", "serve", "--store", str(store.root), "--port", "0"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)
+    try:
+        yield process, await_port(process, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
+
+
+@contextmanager
+def served_to_client(store: Store) -> Iterator[tuple[subprocess.Popen[bytes], int, openai.OpenAI]]:
+    """A server with the digits on duty, and the `openai` client of it."""
+    with serving(store) as (process, port):
+        until(lambda: served_version(port, "digits"))
+        address = f"http://127.0.0.1:{port}/v1"
+        with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+            yield process, port, client
+
+
+def until(holds: Callable[[], Any], seconds: float = 90.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.05)
+    return found
+
+
+def ended(client: openai.OpenAI, id: str) -> Any:
+    final = ("succeeded", "failed", "cancelled")
+    return until(lambda: (job := client.fine_tuning.jobs.retrieve(id)).status in final and job)
+
+
+def start(client: openai.OpenAI, file: Path, hyperparameters: dict[str, Any], **more: Any) -> Any:
+    uploaded = client.files.create(file=file, purpose="fine-tune")
+    method: Any = hyperparameters
+    return client.fine_tuning.jobs.create(
+        model="digits", training_file=uploaded.id, seed=7, extra_body={"hyperparameters": method}, **more
+    )
+
+
+def training(client: openai.OpenAI, id: str) -> bool:
+    return (client.fine_tuning.jobs.retrieve(id).to_dict()["halfeven"]["progress"] or {}).get("step", 0) > 0  # type: ignore[index,union-attr,call-overload]
+
+
+def trainers(store: Store) -> list[int]:
+    """The trainer processes of this store that are alive."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                words = (process / "cmdline").read_bytes()
+                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if b"trainer.py" in words and str(store.root).encode() in words and state != "Z":
+                found.append(int(process.name))
+    return found
+
+
+def accuracy(port: int, images: np.ndarray, labels: np.ndarray) -> tuple[float, str]:
+    caller = Caller(port, "digits")
+    right, version = 0, ""
+    for first in range(0, len(images), 60):
+        answer, headers = caller.infer({"image": images[first : first + 60]})
+        right += int((answer["logits"].argmax(-1) == labels[first : first + 60]).sum())
+        version = headers["halfeven-version"]
+    caller.close()
+    return right / len(images), version
+
+
+def test_the_openai_client_fine_tunes_and_the_new_version_is_served(store: Store, lesson: Path) -> None:
+    held_out = load_file(zoo_folder("digits") / "samples.safetensors")
+    images, labels = held_out["image"], held_out["target:logits"]
+    with served_to_client(store) as (_, port, client):
+        assert accuracy(port, shifted(images), labels)[0] < 0.3
+        job = start(client, lesson, QUICK, suffix="turned")
+        other = start(client, lesson, LONG)
+        assert client.fine_tuning.jobs.cancel(other.id).status in ("cancelled", "running", "queued")
+        done = ended(client, job.id)
+        assert done.status == "succeeded", done.error
+        assert done.fine_tuned_model == "digits@2"
+        assert ended(client, other.id).status == "cancelled"
+        assert client.fine_tuning.jobs.cancel(job.id).status == "succeeded", "its state, not an error"
+        messages = [event.message for event in client.fine_tuning.jobs.list_events(job.id, limit=50)]
+        assert any("on duty" in message for message in messages)
+        after, version = accuracy(port, shifted(images), labels)
+        assert (after >= 0.9, version) == (True, "2")
+        assert accuracy(port, images, labels)[0] >= 0.97
+    version_2 = store.version("digits", 2)
+    assert version_2.manifest["parent"] == 1
+    lineage = version_2.manifest["lineage"]
+    assert (lineage["job"], lineage["seed"]) == (job.id, 7)
+    assert lineage["scaler"]["steps"] > 0
+    assert version_2.manifest["gate"]["passed"] is True
+    assert store.version("digits", 1).manifest["files"]["whole.pt2"], "the parent stays"
+
+
+def test_what_forgets_is_refused_and_the_version_on_duty_stays(
+    store: Store, lesson: Path, tmp_path: Path
+) -> None:
+    """Trained on wrong labels: good on its own held-out rows, useless on what the parent was judged with."""
+    wrong = dict(load_file(lesson))
+    images = wrong["image"][-360:]  # the old digits, each called its successor
+    labels = (wrong["target:logits"][-360:] + 1) % 10
+    save_file({"image": images, "target:logits": labels}, tmp_path / "wrong.safetensors")
+    with served_to_client(store) as (_, port, client):
+        quick = {**QUICK, "n_epochs": 12}
+        done = ended(client, start(client, tmp_path / "wrong.safetensors", quick).id)
+        assert (done.status, done.error.code) == ("failed", "METRIC_REGRESSED")
+        assert "judging samples" in done.error.message
+        held_out = load_file(zoo_folder("digits") / "samples.safetensors")
+        assert accuracy(port, held_out["image"], held_out["target:logits"]) == (
+            pytest.approx(0.99, abs=0.01),
+            "1",
+        )
+    assert store.version("digits", 2).status == "refused"
+    assert store.live_number("digits") == 1
+
+
+def test_a_trainer_that_is_killed_ends_its_job_with_a_reason_and_the_server_answers(
+    store: Store, lesson: Path
+) -> None:
+    with served_to_client(store) as (_, port, client):
+        job = start(client, lesson, LONG)
+        until(lambda: training(client, job.id))
+        (pid,) = trainers(store)
+        os.kill(pid, signal.SIGKILL)
+        done = ended(client, job.id)
+        assert (done.status, done.error.code) == ("failed", "WORKER_LOST")
+        assert served_version(port, "digits") is not None
+        assert trainers(store) == []
+    assert store.live_number("digits") == 1
+
+
+def test_after_kill_9_of_the_server_no_trainer_runs_and_the_next_server_takes_the_job_up(
+    store: Store, lesson: Path
+) -> None:
+    with served_to_client(store) as (process, _, client):
+        running, waiting = start(client, lesson, LONG), start(client, lesson, QUICK)
+        until(lambda: training(client, running.id))
+        process.kill()
+        process.wait()
+        until(lambda: trainers(store) == [], 10.0)
+    ledger = Ledger(store.root / "halfeven.db")
+    assert {job.id: job.status for job in ledger.unfinished()} == {
+        running.id: "running",
+        waiting.id: "queued",
+    }
+    ledger.close()
+    with served_to_client(store) as (_, _, client):
+        events = until(
+            lambda: [
+                event.message
+                for event in client.fine_tuning.jobs.list_events(running.id)
+                if "starts again" in event.message
+            ]
+        )
+        assert events
+        client.fine_tuning.jobs.cancel(running.id)
+        assert ended(client, running.id).status == "cancelled"
+        assert ended(client, waiting.id).status == "succeeded"
+    assert store.live_number("digits") == 2
+
+
+def test_data_that_poison_every_step_stop_the_job_with_its_reason_and_touch_nothing(
+    store: Store, tmp_path: Path
+) -> None:
+    """Finite images so large that half cannot hold the first products: every loss is not finite."""
+    labels = np.arange(64, dtype=np.int64) % 10
+    images = (
+        np.full((64, 1, 8, 8), 3e38, np.float32) * np.where(np.arange(64) % 2, 1, -1)[:, None, None, None]
+    )
+    save_file({"image": images.astype(np.float32), "target:logits": labels}, tmp_path / "poison.safetensors")
+    before = json.loads((store.root / "models/digits/1/manifest.json").read_text())
+    with served_to_client(store) as (_, port, client):
+        done = ended(
+            client, start(client, tmp_path / "poison.safetensors", {**QUICK, "precision": "fp16"}).id
+        )
+        assert done.status == "failed"
+        assert done.error.code in ("DIVERGED", "BAD_DATA", "SCALE_COLLAPSE")
+        assert len(done.error.message) > 40
+        assert served_version(port, "digits") is not None
+    assert json.loads((store.root / "models/digits/1/manifest.json").read_text()) == before
+    assert store.numbers("digits") == [1]
