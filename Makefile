@@ -29,7 +29,7 @@ demo: $(READY)
 	$(BIN)/halfeven demo
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # The tests come last, so that pytest's closing line closes the output.
 check: lint types layers resolves test

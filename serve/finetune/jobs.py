@@ -19,7 +19,7 @@ NEXT: Mapping[str, frozenset[str]] = {
     VALIDATING: frozenset((QUEUED, FAILED, CANCELLED)),
     QUEUED: frozenset((RUNNING, FAILED, CANCELLED)),
     RUNNING: frozenset((QUEUED, *FINAL)),
-    **dict.fromkeys(FINAL, frozenset()),
+    **dict.fromkeys(sorted(FINAL), frozenset()),
 }
 LEVELS = ("info", "warn", "error")
 

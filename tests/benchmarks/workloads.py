@@ -97,7 +97,7 @@ def write_folder(target: Path, name: str, form: str, level: str) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("store", type=Path)
     parser.add_argument("--level", default="O0", help="O0 serves FP32")
     parser.add_argument("--form", default="torch")
