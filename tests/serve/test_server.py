@@ -73,7 +73,11 @@ def get(address: str, path: str, body: bytes | None = None) -> tuple[int, Any, A
         answer = error
     content = answer.read()
     kind = answer.headers["content-type"] or ""
-    return int(answer.status or 0), answer.headers, json.loads(content) if "json" in kind else content.decode()
+    return (
+        int(answer.status or 0),
+        answer.headers,
+        json.loads(content) if "json" in kind else content.decode(),
+    )
 
 
 def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
