@@ -11,6 +11,7 @@ from torch.export.passes import move_to_device_pass
 
 from ..program import runnable
 from .arrays import joined, to_numpy, to_torch
+from .in_place import write_in_place
 
 _SHORT_SECONDS = 1e-3  # below this a batch is over before a second thread has begun, and HTTP needs the core
 
@@ -28,6 +29,7 @@ class TorchEngine:
         if device.type == "cuda":
             program = move_to_device_pass(program, device)
         self._module = runnable(program)
+        write_in_place(self._module)
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
         """Run a few times; on a CPU also find out whether this model gains from several threads."""

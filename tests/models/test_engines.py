@@ -12,15 +12,18 @@ from halfeven.exporters.onnx import write_onnx
 from halfeven.models.archive import save_program
 from halfeven.models.engines.arrays import joined, to_numpy, to_torch
 from halfeven.models.engines.engine import Engine
+from halfeven.models.engines.in_place import write_in_place
 from halfeven.models.engines.load import load_half, load_whole
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.engines.placement import resolve_device
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadSetting, DamagedFile, EngineFailed
+from halfeven.models.program import runnable
 from halfeven.models.store import LIVE, Store, Version
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from tests.nets import NETS
 from tests.programs import Whole, whole
 
 CPU = torch.device("cpu")
@@ -231,3 +234,50 @@ def test_a_version_with_a_damaged_file_is_not_loaded(file: str, form: str, versi
     path.write_bytes(data)
     with pytest.raises(DamagedFile, match=file):
         load_whole(version, form, CPU)
+
+
+# Ops that write in place
+
+
+@pytest.mark.parametrize("name", sorted(NETS))
+def test_writing_in_place_changes_no_bit(name: str) -> None:
+    net = NETS[name]
+    torch.manual_seed(int(np.random.default_rng().integers(2**31)))
+    captured = whole(net.build(), net.inputs(8))
+    plain, changed = runnable(captured.program), runnable(captured.program)
+    write_in_place(changed)
+    inputs = list(net.inputs(5).values())
+    with torch.inference_mode():
+        expected = plain(*[tensor.clone() for tensor in inputs])
+        found = changed(*[tensor.clone() for tensor in inputs])
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+class Branches(nn.Module):
+    """Values that are read again after an op that could have been done over them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        once = self.linear(x)
+        twice = self.linear(x + 1)
+        return torch.relu(once) + once, torch.relu(twice)
+
+
+def test_only_what_nobody_reads_again_is_written_over() -> None:
+    captured = whole(Branches(), {"x": torch.randn(8, 4)})
+    module = runnable(captured.program)
+    write_in_place(module)
+    names = [str(node.target) for node in module.graph.nodes]
+    assert names.count("aten.relu.default") == 1, "`once` is read again, by the sum"
+    assert names.count("aten.relu_.default") == 1, "`twice` is not"
+    assert names.count("aten.add.Tensor") == 1, "the request's own memory is never written to"
+    assert names.count("aten.add_.Tensor") == 1
+    x = torch.randn(3, 4)
+    before = x.clone()
+    with torch.inference_mode():
+        found = module(x)
+    assert torch.equal(x, before)
+    assert all(torch.equal(one, other) for one, other in zip(found, captured.run(x), strict=True))
