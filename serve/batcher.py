@@ -26,9 +26,9 @@ from .tally import Tally
 logger = logging.getLogger("halfeven.batcher")
 _RECENT = 0.1  # weight of the newest batch in the moving average of what a request costs
 # Who was answered together often asks again together. Without a breath the first of them would be a batch of
-# its own, and the others would wait for it. The breath is a small share of what the batch took, so short models
-# never wait; it ends early when everybody is back.
-_BREATH_SHARE, _BREATH_MAX_NS = 25, 2_000_000
+# its own, and the others would wait for it. The breath is a small share of what the batch took, and ends early when
+# everybody is back. A batch so short that a timer would cost more than it saves is followed by none.
+_BREATH_SHARE, _BREATH_MAX_NS, _BREATH_FROM_NS = 25, 2_000_000, 2_500_000
 
 
 class Batcher:
@@ -175,7 +175,7 @@ class Batcher:
             logger.exception("a batch of '%s' could not be run", self.spec.name)
             outcomes = [(request, EngineFailed(f"{type(error).__name__}: {error}")) for request in batch]
         took_ns = self._clock() - began_ns
-        if len(batch) > 1:
+        if len(batch) > 1 and took_ns >= _BREATH_FROM_NS:
             breath_ns = min(took_ns // _BREATH_SHARE, _BREATH_MAX_NS)
             self._queue.breathe(sum([request.rows for request in batch]), began_ns + took_ns + breath_ns)
         cost_ns = took_ns / len(batch)
