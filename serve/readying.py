@@ -24,6 +24,7 @@ from .device import DeviceThread
 from .duty import OnDuty
 
 T = TypeVar("T")
+HALF_MUST_GAIN = 1.1  # times as fast as the best whole, or the whole serves
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +129,13 @@ def _wholes(version: Version, spec: ModelSpec, place: Place) -> Iterator[_Candid
 def _fastest(
     spec: ModelSpec, samples: Samples, candidates: list[_Candidate], place: Place
 ) -> tuple[_Candidate, str]:
-    """Measure every candidate on this device at the largest batch; what is not faster is not preferred."""
+    """Measure every candidate on this device at the largest batch; a half must be faster by a clear margin."""
     for candidate in candidates:
         _warm(spec, samples, candidate, place)
         if len(candidates) > 1:
             run = partial(candidate.engine.run, _batch(spec, samples, spec.max_batch_size))
             candidate.seconds = place.call(partial(median_seconds, run))
-    best = min(candidates, key=lambda candidate: candidate.seconds)
+    best = min(candidates, key=_handicapped)
     for other in candidates:
         if other is not best:
             place.call(other.engine.close)
@@ -142,6 +143,11 @@ def _fastest(
         return best, "the only form there is"
     told = ", ".join(f"{c.engine.form} {c.engine.precision} {c.seconds * 1e3:.3g} ms" for c in candidates)
     return best, f"measured fastest here at batch {max(spec.max_batch_size, 1)}: {told}"
+
+
+def _handicapped(candidate: _Candidate) -> float:
+    """What is not measured faster is not preferred: a difference within the noise is no gain."""
+    return candidate.seconds * (1.0 if candidate.engine.precision == "fp32" else HALF_MUST_GAIN)
 
 
 def _warm(spec: ModelSpec, samples: Samples, candidate: _Candidate, place: Place) -> None:

@@ -1,0 +1,71 @@
+"""``form = "auto"`` measures; what is not measured faster by more than the noise is not preferred."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from halfeven.exporters.samples import Samples
+from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.serve import readying
+from halfeven.serve.device import DeviceThread
+from halfeven.serve.readying import Place
+
+SPEC = ModelSpec("net", (TensorSpec("x", "FP32", (Dim(),)),), (TensorSpec("y", "FP32", (Dim(),)),), 4)
+SAMPLES = Samples({"x": np.zeros(8, np.float32)})
+
+
+class Timed:
+    """An engine that takes as long as it is told to say."""
+
+    device = "cpu"
+
+    def __init__(self, form: str, precision: str, seconds: float) -> None:
+        self.form, self.precision, self.seconds, self.closed = form, precision, seconds, False
+
+    def warm_up(self, parts: Any) -> None: ...
+
+    def run(self, parts: Any) -> list[np.ndarray]:
+        return [parts[0][0]]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    thread = DeviceThread()
+    thread.start()
+    yield Place(torch.device("cpu"), thread)
+    thread.stop(5)
+
+
+@pytest.mark.parametrize(
+    ("times", "winner"),
+    [
+        ({("torch", "fp32"): 10.0, ("onnx", "fp32"): 6.0, ("torch", "fp16"): 60.0}, ("onnx", "fp32")),
+        ({("torch", "fp32"): 10.0, ("onnx", "fp16"): 9.5}, ("torch", "fp32")),
+        ({("torch", "fp32"): 10.0, ("onnx", "fp16"): 5.0}, ("onnx", "fp16")),
+    ],
+)
+def test_the_fastest_serves_and_a_half_only_where_it_is_clearly_faster(
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    times: dict[tuple[str, str], float],
+    winner: tuple[str, str],
+) -> None:
+    def seconds_of(run: partial[Any]) -> float:
+        return run.func.__self__.seconds  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(readying, "median_seconds", seconds_of)
+    candidates = [
+        readying._Candidate(Timed(form, precision, seconds), "file")
+        for (form, precision), seconds in times.items()
+    ]
+    best, why = readying._fastest(SPEC, SAMPLES, candidates, place)
+    assert (best.engine.form, best.engine.precision) == winner
+    assert "measured" in why
+    closed = [candidate.engine.closed for candidate in candidates if candidate is not best]  # type: ignore[attr-defined]
+    assert all(closed) and closed
