@@ -71,8 +71,9 @@ def convert(
     asked = _asked(read_folder(folder), options)
     fingerprint = _fingerprint(asked, options)
     newest = store.newest(asked.spec.name)
-    if newest is not None and newest.manifest.get("fingerprint") == fingerprint:
-        return Conversion(newest, facts_of(newest), unchanged=True)
+    converted = _last_converted(store, asked.spec.name)
+    if converted is not None and converted.manifest["fingerprint"] == fingerprint:
+        return Conversion(converted, facts_of(converted), unchanged=True)
     samples = _samples(asked, options)
     say(f"capturing {asked.spec.name}")
     captured = capture(asked, samples.arrays, options.capture_limits)
@@ -94,6 +95,15 @@ def convert(
     )
     version = travel(subject, store, say)
     return Conversion(version, facts_of(version))
+
+
+def _last_converted(store: Store, name: str) -> Version | None:
+    """The newest version that came from a folder: what was learnt since is no change of the folder."""
+    for number in reversed(store.numbers(name)):
+        version = store.version(name, number)
+        if version.manifest.get("fingerprint"):
+            return version
+    return None
 
 
 def _asked(folder: ModelFolder, options: Options) -> ModelFolder:

@@ -162,6 +162,8 @@ class _Journey:
             (self.draft.folder / "half.pt2").unlink(missing_ok=True)
         if status == REFUSED or ("onnx" in forms and not forms["onnx"].passed):
             (self.draft.folder / "half.onnx").unlink(missing_ok=True)
+        if "onnx" in forms and forms["onnx"].error is not None:  # already its whole was not the program
+            (self.draft.folder / "whole.onnx").unlink(missing_ok=True)
 
 
 def _untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

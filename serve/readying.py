@@ -4,6 +4,7 @@ Everything that touches the device runs on the device thread, one short call aft
 version on duty goes on answering between them.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +18,13 @@ from ..exporters.samples import Samples, load_samples
 from ..models.engines.engine import Engine
 from ..models.engines.load import load_half, load_whole
 from ..models.engines.torch_engine import median_seconds
-from ..models.errors import HalfevenError, NotReady
+from ..models.errors import EngineFailed, HalfevenError, NotReady
 from ..models.spec import ModelSpec
 from ..models.store import Version
 from .device import DeviceThread
 from .duty import OnDuty
 
+logger = logging.getLogger("halfeven.roster")
 T = TypeVar("T")
 HALF_MUST_GAIN = 1.1  # times as fast as the best whole, or the whole serves
 
@@ -95,18 +97,21 @@ def _proven_halves(
             continue
         try:
             proven.append(_proven(version, samples, form, place))
-        except HalfevenError as error:
+        except Exception as error:  # whatever is wrong with a half, its whole can still serve
             refusals.append(f"the {form} form: {error}")
     return proven, [] if proven else refusals
 
 
 def _proven(version: Version, samples: Samples, form: str, place: Place) -> _Candidate:
     engine = place.call(partial(load_half, version, form, place.device))
-    if not holds_here(version, place.device):
-        report = reprove(version, engine, place.device, samples, place.call)
-        if not report.passed:
-            place.call(engine.close)
-            raise NotReady(f"not equal on {place.device}: {report.summary()}")
+    try:
+        if not holds_here(version, place.device):
+            report = reprove(version, engine, place.device, samples, place.call)
+            if not report.passed:
+                raise NotReady(f"not equal on {place.device}: {report.summary()}")
+    except BaseException:
+        place.call(engine.close)
+        raise
     return _Candidate(engine, "half.onnx" if form == "onnx" else "half.pt2")
 
 
@@ -130,11 +135,7 @@ def _fastest(
     spec: ModelSpec, samples: Samples, candidates: list[_Candidate], place: Place
 ) -> tuple[_Candidate, str]:
     """Measure every candidate on this device at the largest batch; a half must be faster by a clear margin."""
-    for candidate in candidates:
-        _warm(spec, samples, candidate, place)
-        if len(candidates) > 1:
-            run = partial(candidate.engine.run, _batch(spec, samples, spec.max_batch_size))
-            candidate.seconds = place.call(partial(median_seconds, run))
+    candidates = _running(spec, samples, candidates, place)
     best = min(candidates, key=_handicapped)
     for other in candidates:
         if other is not best:
@@ -143,6 +144,30 @@ def _fastest(
         return best, "the only form there is"
     told = ", ".join(f"{c.engine.form} {c.engine.precision} {c.seconds * 1e3:.3g} ms" for c in candidates)
     return best, f"measured fastest here at batch {max(spec.max_batch_size, 1)}: {told}"
+
+
+def _running(
+    spec: ModelSpec, samples: Samples, candidates: list[_Candidate], place: Place
+) -> list[_Candidate]:
+    """Those that run here, warm and measured; what fails is closed, and its error raised if nothing is left."""
+    running: list[_Candidate] = []
+    fault: Exception | None = None
+    for candidate in candidates:
+        try:
+            _warm(spec, samples, candidate, place)
+            if len(candidates) > 1:
+                run = partial(candidate.engine.run, _batch(spec, samples, spec.max_batch_size))
+                candidate.seconds = place.call(partial(median_seconds, run))
+            running.append(candidate)
+        except Exception as error:
+            logger.exception(
+                "the %s %s form does not run here", candidate.engine.form, candidate.engine.precision
+            )
+            place.call(candidate.engine.close)
+            fault = error
+    if not running:
+        raise EngineFailed(f"'{spec.name}' runs in no form on {place.device}: {fault}") from fault
+    return running
 
 
 def _handicapped(candidate: _Candidate) -> float:

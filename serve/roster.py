@@ -67,7 +67,10 @@ class Roster:
         """Refuse new work, finish what waits, stop the device, close the engines."""
         self._stopping.set()
         for served in self._served.values():
-            await served.batcher.drain()
+            try:
+                await asyncio.wait_for(served.batcher.drain(), timeout_s)
+            except TimeoutError:
+                logger.error("'%s' did not finish what waits within %g s", served.name, timeout_s)
         await asyncio.to_thread(self._thread.join, timeout_s)
         for served in self._served.values():
             self._place.thread.call(served.duty.engine.close)
@@ -106,13 +109,20 @@ class Roster:
         served = self._served.get(name)
         return served.duty.version if served is not None else None
 
-    def fault(self, name: str) -> str | None:
-        """Why the newest word of the store about a name was not followed, if it was not."""
+    def fault(self, name: str, number: int | None = None) -> str | None:
+        """Why the newest word of the store about a name (this version, where given) was not followed."""
+        if number is not None and self._seen.get(name, (None, 0))[0] != number:
+            return None
         return self._faults.get(name)
 
     def look(self) -> None:
         """Follow the store once: whatever changed since the last look is made ready and swapped in."""
-        for name in self.store.names():
+        try:
+            names = self.store.names()
+        except OSError:
+            logger.exception("the store cannot be listed; looking again")
+            return
+        for name in names:
             if self._stopping.is_set():
                 return
             try:
@@ -124,9 +134,11 @@ class Roster:
                 self._note(name, f"{name}: {type(error).__name__}: {error}")
 
     def _follow(self) -> None:
-        self.look()
-        _freeze()
-        self._first_look.set_result(None)
+        try:
+            self.look()
+            _freeze()
+        finally:
+            self._first_look.set_result(None)
         while not self._stopping.wait(LOOK_EVERY_S):
             self.look()
 
@@ -136,20 +148,30 @@ class Roster:
         if not numbers or self._seen.get(name) == state:
             return
         self._seen[name] = state
-        version = self._wanted(name, *state)
+        self._faults.pop(name, None)
+        version = self._wanted(name, state[0])
         served = self._served.get(name)
         if version is None or (served is not None and served.duty.version == str(version.number)):
             return
         logger.info("making %s ready", version)
         relieves = served.duty if served is not None else None
         self._put_on_duty(version, make_ready(version, self._place, relieves))
-        self._faults.pop(name, None)
 
-    def _wanted(self, name: str, live: int | None, newest: int) -> Version | None:
-        """The live version; while there is none, the newest refused one, whose FP32 whole serves."""
+    def _wanted(self, name: str, live: int | None) -> Version | None:
+        """The live version; while there is none, the newest whose half was refused: its FP32 whole serves.
+
+        Weights that a gate refused never serve, in no precision.
+        """
         if live is not None:
             return self.store.version(name, live)
-        return None if name in self._served else self.store.version(name, newest)
+        if name in self._served:
+            return None
+        for number in reversed(self.store.numbers(name)):
+            version = self.store.version(name, number)
+            gate = version.manifest.get("gate")
+            if gate is None or gate["passed"]:
+                return version
+        return None
 
     def _put_on_duty(self, version: Version, duty: OnDuty) -> None:
         spec = version.spec()
@@ -178,5 +200,6 @@ class Roster:
 
 def _freeze() -> None:
     """Take what is loaded out of the collector's sight: walking torch's heap costs 80 ms of somebody's p99."""
+    gc.unfreeze()  # what was closed meanwhile is a cycle, and frozen it would never be found
     gc.collect()
     gc.freeze()

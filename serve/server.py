@@ -1,11 +1,13 @@
 """The server's life: start the device, follow the store, answer; then refuse, finish, stop."""
 
 import asyncio
+import fcntl
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import IO
 
 import uvicorn
 from fastapi import FastAPI
@@ -49,11 +51,12 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
         max_body_bytes=max_body_bytes,
         body_timeout_s=settings.body_seconds,
     )
+    lock = _alone_with(store)
     ledger = Ledger(store.root / "halfeven.db")
     files = Files(store.root / "files", settings.max_upload_mib * 2**20)
     supervisor = Supervisor(ledger, files, store, roster, place, settings.trainer_threads)
     app.include_router(router(ledger, files, store, supervisor.wake))
-    app.router.lifespan_context = _lifespan(roster, supervisor, ledger, settings.shutdown_seconds)
+    app.router.lifespan_context = _lifespan(roster, supervisor, ledger, lock, settings.shutdown_seconds)
     return InferFront(app, roster, max_body_bytes, settings.body_seconds), roster
 
 
@@ -120,8 +123,21 @@ class _Announcing(uvicorn.Server):
             self._say(f"not ready: {fault}")
 
 
+def _alone_with(store: Store) -> IO[str]:
+    """The store's lock, held while the file is open: its database has one writer, its jobs one supervisor."""
+    lock = (store.root / "server.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise BadSetting(
+            f"another server has the store {store.root}: stop it, or choose another --store"
+        ) from None
+    return lock
+
+
 def _lifespan(
-    roster: Roster, supervisor: Supervisor, ledger: Ledger, shutdown_seconds: float
+    roster: Roster, supervisor: Supervisor, ledger: Ledger, lock: IO[str], shutdown_seconds: float
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -131,5 +147,6 @@ def _lifespan(
         await asyncio.to_thread(supervisor.stop, shutdown_seconds)
         await roster.stop(shutdown_seconds)
         ledger.close()
+        lock.close()
 
     return lifespan

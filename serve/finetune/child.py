@@ -22,7 +22,7 @@ class Child:
     def __init__(self, command: list[str], log: Path) -> None:
         self._log = log
         self._started = time.monotonic()
-        self._lines: queue.Queue[bytes | None] = queue.Queue(maxsize=1000)
+        self._lines: queue.Queue[bytes | None] = queue.Queue()
         with log.open("wb") as file:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, start_new_session=True
@@ -48,7 +48,8 @@ class Child:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(OSError):  # a word that it never read may still be in the buffer
+                    pipe.close()
 
     @property
     def pid(self) -> int:

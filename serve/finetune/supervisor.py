@@ -37,7 +37,8 @@ TRAINER = Path(__file__).with_name("trainer.py")
 REPORT_EVERY_S = 0.25
 METRICS_EVENTS = 20  # per job: a metrics event for every twentieth of its steps
 CANCEL_SECONDS = 10.0
-SWAP_SECONDS = 60.0
+SWAP_SECONDS = 600.0  # another device proves again first
+MAX_ATTEMPTS = 3
 _AMP = (
     "n_epochs", "batch_size", "learning_rate", "weight_decay", "clip_norm", "init_scale", "growth_interval",
     "scale_floor", "max_floor_hits",
@@ -86,22 +87,65 @@ class Supervisor:
     def _live(self) -> None:
         for job in self._ledger.unfinished():
             if job.status == RUNNING:
-                self._settle_interrupted(job)
+                self._guarded(job, partial(self._settle_interrupted, job))
         while not self._stopping.is_set():
-            job = self._ledger.next_queued()
-            if job is None:
-                self._bell.wait()
-                self._bell.clear()
-            else:
-                self._take(job)
+            try:
+                job = self._ledger.next_queued()
+                if job is not None:
+                    self._guarded(job, partial(self._work, job))
+                    continue
+            except Exception:  # a full disk, say: this thread outlives it, and looks again
+                logger.exception("the next job could not be taken; trying again")
+                self._bell.wait(1.0)
+                continue
+            self._bell.wait()
+            self._bell.clear()
+
+    def _guarded(self, job: Job, work: Callable[[], None]) -> None:
+        """Whatever happens in ``work`` ends this job only, with its reason."""
+        try:
+            work()
+        except _ServerStops:
+            logger.info("job %s goes on with the next server", job.id)
+        except Cancelled:
+            self._guarded(job, partial(self._cancelled, job))
+        except JobFailed as error:
+            self._fail(job, error.code, str(error))
+        except HalfevenError as error:
+            self._fail(job, error.code.upper(), str(error))
+        except Exception as error:
+            logger.exception("job %s failed by a mistake of ours", job.id)
+            message = f"internal error: {type(error).__name__}: {error}; the server's log has the traceback"
+            self._fail(job, "INTERNAL", message)
+
+    def _fail(self, job: Job, code: str, message: str) -> None:
+        try:
+            if not self._ledger.job(job.id).finished:
+                self._ledger.move(job.id, FAILED, code=code, message=message)
+        except Exception:
+            logger.exception("the end of job %s could not be written: %s %s", job.id, code, message)
+
+    def _cancelled(self, job: Job) -> None:
+        if version := self._published(job):  # the word came after the deed
+            self._conclude(self._ledger.job(job.id), version)
+        else:
+            message = "cancelled while it was running"
+            self._ledger.move(job.id, CANCELLED, code="CANCELLED", message=message)
 
     def _settle_interrupted(self, job: Job) -> None:
         """A server died over this job: it either published its version, or starts again."""
         if version := self._published(job):
+            live = self._store.live_number(job.name) or 0
+            if version.status == LIVE and live < version.number and job.stage != "swapping":
+                self._store.promote(version)  # the server died between the two
             self._conclude(job, version)
-            return
-        message = "the server that ran this job is gone; it starts again from its first step"
-        self._ledger.move(job.id, QUEUED, stage="queued", message=message)
+        elif job.attempts >= MAX_ATTEMPTS:
+            raise JobFailed(
+                "WORKER_LOST", f"the server died {job.attempts} times over this job; it is not tried again"
+            )
+        else:
+            message = "the server that ran this job is gone; it starts again from its first step"
+            self._ledger.move(job.id, QUEUED, stage="queued", message=message)
 
     def _published(self, job: Job) -> Version | None:
         """The version that this job made, if it came so far."""
@@ -111,29 +155,13 @@ class Supervisor:
                 return version
         return None
 
-    def _take(self, job: Job) -> None:
+    def _work(self, job: Job) -> None:
         folder = self._store.root / "jobs" / job.id
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
         try:
+            folder.mkdir(parents=True)
             self._ledger.move(job.id, RUNNING, stage="checking")
             self._run(self._ledger.job(job.id), folder)
-        except Cancelled:
-            if version := self._published(job):  # the word came after the deed
-                self._conclude(self._ledger.job(job.id), version)
-            else:
-                message = "cancelled while it was running"
-                self._ledger.move(job.id, CANCELLED, code="CANCELLED", message=message)
-        except JobFailed as error:
-            self._ledger.move(job.id, FAILED, code=error.code, message=str(error))
-        except HalfevenError as error:
-            self._ledger.move(job.id, FAILED, code=error.code.upper(), message=str(error))
-        except _ServerStops:
-            logger.info("job %s goes on with the next server", job.id)
-        except Exception as error:
-            logger.exception("job %s failed by a mistake of ours", job.id)
-            message = f"internal error: {type(error).__name__}: {error}; the server's log has the traceback"
-            self._ledger.move(job.id, FAILED, code="INTERNAL", message=message)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -248,16 +276,23 @@ class Supervisor:
     def _scores_on_duty(self, job: Job, parent: Version, held_out: Samples) -> dict[str, Any]:
         """What serves now, measured on the sets that the new version will be measured on."""
         spec = parent.spec()
-        answers = answers_of(spec, self._roster.find(job.name).duty.engine)
         sets = {"held_out": held_out}
         _, judging = load_samples(parent.file("samples.safetensors"), spec).split()
         if judging.targets:
             sets["judging"] = judging
-        on_thread = partial(_on_thread, self._place, answers)
-        return {
-            name: {output: score.to_json() for output, score in scores(spec, on_thread, samples).items()}
-            for name, samples in sets.items()
-        }
+        while True:
+            duty = self._roster.find(job.name).duty
+            answers = partial(_on_thread, self._place, answers_of(spec, duty.engine))
+            try:
+                found = {name: scores(spec, answers, samples) for name, samples in sets.items()}
+            except Exception:
+                if self._roster.find(job.name).duty is duty:
+                    raise
+                continue  # it was relieved, and closed, meanwhile: ask who is on duty now
+            return {
+                name: {output: score.to_json() for output, score in each.items()}
+                for name, each in found.items()
+            }
 
     def _lineage(self, job: Job, data: TrainingData, trained: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -294,7 +329,7 @@ class Supervisor:
         while time.monotonic() < deadline and not self._stopping.is_set():
             if self._roster.on_duty(version.name) == str(version.number):
                 return
-            if fault := self._roster.fault(version.name):
+            if fault := self._roster.fault(version.name, version.number):
                 raise JobFailed(
                     "NOT_SERVED", f"{version} was published, but the server did not take it: {fault}"
                 )
