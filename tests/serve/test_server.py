@@ -5,6 +5,7 @@ import shutil
 import time
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +17,13 @@ import tritonclient.http as triton
 from halfeven.exporters.convert import Options, convert
 from halfeven.exporters.samples import Samples, load_samples
 from halfeven.models.engines.torch_engine import TorchEngine
+from halfeven.models.errors import BadSetting
 from halfeven.models.store import Store
 from halfeven.models.zoo import zoo_folder
 from halfeven.serve import readying
 from halfeven.serve.roster import Roster
 from halfeven.serve.server import build
-from halfeven.serve.settings import Settings
+from halfeven.serve.settings import Settings, read_settings
 from halfeven.serve.traffic import Traffic
 
 from tests.serve.conftest import running
@@ -239,3 +241,50 @@ def test_shutdown_finishes_what_waits(store: Store, samples: Samples) -> None:
         thread.release()
     answered = [request.get_result().as_numpy("logits") for request in waiting]
     assert all(logits is not None and logits.shape == (1, 10) for logits in answered)
+
+
+def test_one_server_has_a_store_and_a_second_one_says_so(store: Store) -> None:
+    with serving(store), pytest.raises(BadSetting, match="another server has the store"):
+        build(read_settings(store=store.root, device="cpu"), store)
+    with serving(store) as (_, roster):
+        assert roster.ready, "the lock goes with the server"
+
+
+def test_weights_that_a_gate_refused_serve_in_no_precision(store: Store, tmp_path: Path) -> None:
+    """Only versions whose half alone was refused may serve as an FP32 whole where nothing is on duty."""
+    digits = store.root / "models" / "digits"
+    for number in (1, 2):
+        shutil.rmtree(digits / str(number))
+    (digits / "live").unlink()
+    shutil.copytree(digits / "3", digits / "4")
+    manifest = json.loads((digits / "4" / "manifest.json").read_text())
+    manifest["gate"] = {"passed": False}
+    (digits / "4" / "manifest.json").write_text(json.dumps(manifest))
+    with serving(store) as (_, roster):
+        assert roster.find("digits").duty.version == "3"
+
+
+def test_an_engine_that_was_relieved_gives_its_weights_back(store: Store) -> None:
+    with serving(store) as (_, roster):
+        engine = roster.find("digits").duty.engine
+        assert isinstance(engine, TorchEngine)
+        weights = weakref.ref(next(engine._module.parameters()))
+        del engine
+        store.promote(store.version("digits", 2))
+        until(lambda: roster.find("digits").duty.version == "2")
+        until(lambda: weights() is None)
+
+
+def test_a_folder_that_did_not_change_does_not_undo_what_was_learnt_since(
+    store: Store, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(zoo_folder("digits"), tmp_path / "digits"))
+    first = convert(folder, store, Options(forms=("torch",)))
+    learnt = store.root / "models" / "digits" / str(first.version.number + 1)
+    shutil.copytree(first.version.folder, learnt)
+    manifest = json.loads((learnt / "manifest.json").read_text()) | {"fingerprint": None}
+    (learnt / "manifest.json").write_text(json.dumps(manifest))
+    store.promote(store.version("digits", int(learnt.name)))
+    again = convert(folder, store, Options(forms=("torch",)))
+    assert again.unchanged
+    assert store.live_number("digits") == int(learnt.name)
