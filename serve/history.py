@@ -15,7 +15,7 @@ def history_of(store: Store) -> History:
     def find(model: str, number: str) -> Version:
         if model not in store.names():
             raise UnknownName(f"no model '{model}' in the store: it has {store.names()}")
-        if not number.isdigit():
+        if not (number.isascii() and number.isdigit()):
             raise UnknownName(f"'{model}' has no version {number!r}: it has {store.numbers(model)}")
         return store.version(model, int(number))
 

@@ -37,7 +37,7 @@ def _version(target: str, store: Store) -> Version:
             f"{target!r} is neither a model folder nor a model of the store: it has {store.names()}"
         )
     if number:
-        if not number.isdigit():
+        if not (number.isascii() and number.isdigit()):
             raise UnknownName(
                 f"{target!r}: expected NAME@VERSION with one of the versions {store.numbers(name)}"
             )
