@@ -73,14 +73,19 @@ def _sentences(found: Mapping[str, Any]) -> list[str]:
     return ([error] if error else []) + [failure["message"] for failure in failures]
 
 
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+def pages_of(folder: Path) -> Environment:
+    """The templates of a folder: every text is escaped, and whatever is absent is not drawn."""
+    return Environment(
+        loader=FileSystemLoader(folder),
         autoescape=True,
         undefined=ChainableUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _environment() -> Environment:
+    environment = pages_of(Path(__file__).parent)
     environment.globals.update(error_bar=error_bar, error_plot=error_plot, slice_plot=slice_plot)
     environment.globals.update(WIDTH=WIDTH, HEIGHT=HEIGHT, SLICE_HEIGHT=SLICE_HEIGHT)
     environment.filters.update(size=size_text, number=number_text, db=db_text, share=share_text)

@@ -143,7 +143,7 @@ class Store:
             os.fchmod(handle, _READABLE)  # mkstemp's is for its owner alone; the server may be another user
             os.fsync(handle)
         Path(draft).replace(folder / "live")
-        _fsync(folder)
+        fsync(folder)
 
     def rollback(self, name: str) -> Version:
         """Put the newest live version older than the one on duty on duty, and give it.
@@ -206,7 +206,7 @@ class Draft:
         )
         for path in [*self.folder.rglob("*"), self.folder]:
             path.chmod(_READABLE | (0o111 if path.is_dir() else 0))  # safetensors writes for its owner alone
-            _fsync(path)
+            fsync(path)
         number = max(self._store.numbers(self._name), default=0)
         while True:
             number += 1
@@ -217,7 +217,7 @@ class Draft:
                 if not target.exists():
                     raise
                 continue
-            _fsync(target.parent)
+            fsync(target.parent)
             return self._store.version(self._name, number)
 
 
@@ -242,7 +242,8 @@ def _read_manifest(path: Path) -> Mapping[str, Any]:
     return manifest
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Make a file's bytes, or what was created in or renamed into a folder, durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

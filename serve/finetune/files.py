@@ -22,6 +22,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from ...models.errors import BadInput, BadRequest, DamagedFile, StoreError, TooLarge
+from ...models.store import fsync
 from ..border import SlowBody
 from ..caller import CallerLeft
 
@@ -75,7 +76,7 @@ class Files:
     def keep(self, upload: Upload) -> Path:
         """Give an upload its lasting name. Durable when this returns."""
         path = upload.path.replace(self.folder / upload.sha256)
-        _fsync(self.folder)
+        fsync(self.folder)
         return path
 
     def remove(self, sha256: str) -> None:
@@ -253,11 +254,3 @@ def _too_large(size: str, limit: int) -> str:
         f"the upload has {size} bytes, at most {limit} are taken; send fewer rows, or start the server with a "
         "larger limit"
     )
-
-
-def _fsync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

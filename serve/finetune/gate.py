@@ -15,8 +15,6 @@ from ...exporters.samples import Samples
 from ...exporters.subject import FurtherVerdict
 from ...models.spec import ModelSpec, TensorSpec
 
-FORGETTING_TOLERANCE = 0.02
-
 
 @dataclass(frozen=True, slots=True)
 class Score:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import ChainableUndefined, Environment, FileSystemLoader
+from jinja2 import Environment
 
+from ...exporters.report import pages_of
 from .curves import HEIGHT, WIDTH, Curve, finite, loss_curve, norm_curve, scale_curve, x_ticks
 from .gate import Score
 from .reasons import ENDED, was_refused
@@ -145,13 +146,7 @@ def _version_path(name: str, version: object) -> str:
 
 
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=ChainableUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = pages_of(Path(__file__).parent)
     environment.globals.update(WIDTH=WIDTH, HEIGHT=HEIGHT, REFRESH_S=REFRESH_S)
     environment.filters.update(number=number_text, measure=measure_text, moment=moment_text)
     return environment

@@ -248,6 +248,9 @@ class Journey:
         while time.monotonic() < deadline and not self._stopping.is_set():
             if self._roster.on_duty(version.name) == str(version.number):
                 return
+            if (live := self._store.live_number(version.name)) != version.number:
+                told = f"{version} was put on duty, but version {live} was put there since: it did not serve"
+                raise JobFailed("NOT_SERVED", told)
             if fault := self._roster.fault(version.name, version.number):
                 raise JobFailed(
                     "NOT_SERVED", f"{version} was published, but the server did not take it: {fault}"
