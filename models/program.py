@@ -1,8 +1,10 @@
 """An exported program made ready to run: a plain graph of ATen calls, inputs and outputs in the spec's order."""
 
+from collections.abc import Iterator
+
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
 
 _DROPOUTS = (torch.ops.aten.dropout.default, torch.ops.aten.feature_dropout.default)
@@ -30,3 +32,15 @@ def runnable(program: ExportedProgram) -> GraphModule:
     graph.set_codegen(CodeGen())
     module.recompile()
     return module
+
+
+def walk(module: GraphModule, prefix: str = "") -> Iterator[tuple[str, Node]]:
+    """Every node with its name, those of control-flow bodies as ``<body>.<name>``, in the graph's order.
+
+    A body's nodes stand before the op that runs it; a body that several ops run comes once.
+    """
+    for node in module.graph.nodes:
+        body = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(body, GraphModule):
+            yield from walk(body, f"{prefix}{node.target}.")
+        yield prefix + node.name, node
