@@ -9,13 +9,17 @@ from typing import Any
 import torch
 
 from ..models.capture import Limits, capture
+from ..models.engines.live_engine import LIVE_FILE, is_current
 from ..models.errors import BadInput
 from ..models.package import ModelFolder, Precision, read_folder
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
+from .captured import Captured
 from .environment import environment
 from .evidence import SOURCE_SUFFIXES, facts_of
-from .road import Say, travel
+from .live import live_subject
+from .maker import Say
+from .road import travel
 from .samples import Samples, load_samples
 from .subject import Subject
 from .synthetic import generate
@@ -34,6 +38,7 @@ class Options:
     samples: Path | None = None
     new_signature: bool = False
     capture_limits: Limits | None = None
+    search: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +77,19 @@ def convert(
     fingerprint = _fingerprint(asked, options)
     newest = store.newest(asked.spec.name)
     converted = _last_converted(store, asked.spec.name)
-    if converted is not None and converted.manifest["fingerprint"] == fingerprint:
+    if converted is not None and converted.manifest["fingerprint"] == fingerprint and _holds(converted):
         return Conversion(converted, facts_of(converted), unchanged=True)
     samples = _samples(asked, options)
+    origin = {
+        "parent": None,
+        "lineage": {"by": "convert"},
+        "source": {"source": asked.source, "path": [str(path.resolve()) for path in asked.path]},
+        "fingerprint": fingerprint,
+    }
+    if asked.spec.form == "live":
+        _check_signature(asked.spec, newest, options)
+        version = travel(*live_subject(asked, samples, origin, say), store, say)
+        return Conversion(version, facts_of(version))
     say(f"capturing {asked.spec.name}")
     captured = capture(asked, samples.arrays, options.capture_limits)
     _check_signature(captured.spec, newest, options)
@@ -85,16 +100,17 @@ def convert(
         precision=asked.precision,
         forms=options.forms,
         source=asked.folder,
-        origin={
-            "parent": None,
-            "lineage": {"by": "convert"},
-            "source": {"source": asked.source, "path": [str(path.resolve()) for path in asked.path]},
-            "fingerprint": fingerprint,
-        },
+        origin=origin,
         notes=captured.notes,
+        search=options.search,
     )
-    version = travel(subject, store, say)
+    version = travel(subject, Captured(subject), store, say)
     return Conversion(version, facts_of(version))
+
+
+def _holds(version: Version) -> bool:
+    """A live version is its folder's text, also that of import roots, which the fingerprint does not know."""
+    return not version.has(LIVE_FILE) or is_current(version)
 
 
 def _last_converted(store: Store, name: str) -> Version | None:
@@ -111,9 +127,9 @@ def _asked(folder: ModelFolder, options: Options) -> ModelFolder:
     own = folder.precision
     level, dtype = options.level or own.level, options.dtype or own.dtype
     precision = Precision.parse(level, dtype, (*own.keep, *options.keep), own.embeddings, "--level/--dtype:")
-    if "live" in options.forms or folder.spec.form == "live":
-        raise BadInput("the live form is not built yet: use --form torch, onnx or both")
-    return replace(folder, precision=precision)
+    live = "live" in options.forms or (folder.spec.form == "live" and options.forms == Options().forms)
+    form = "live" if live else "auto" if folder.spec.form == "live" else folder.spec.form
+    return replace(folder, precision=precision, spec=replace(folder.spec, form=form))
 
 
 def _samples(folder: ModelFolder, options: Options) -> Samples:
@@ -137,7 +153,7 @@ def _fingerprint(folder: ModelFolder, options: Options) -> str:
     """Equal for equal work: the folder's bytes, what was asked, and what does the work."""
     here = sorted(environment(torch.device("cpu")).items())
     digest = hashlib.sha256(repr((folder.precision, options, here)).encode())
-    files = {path for path in (folder.weights, folder.samples, options.samples) if path}
+    files = {path for path in (folder.weights, folder.samples, options.samples, *folder.source_files) if path}
     files |= {p for p in folder.folder.rglob("*") if p.is_file() and p.suffix in SOURCE_SUFFIXES}
     for path in sorted(files):
         digest.update(f"\0{path}\0{sha256_of(path)}".encode())

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .measured import MAX_SAMPLES, in_units, thinned
 from .verdict import AxisSlices
 
 SENTINEL = 1e9
 MAX_SLICES = 4096
-MAX_PLOTTED_SAMPLES = 512
 MAX_PLOTTED_SLICES = 256
 MIN_SLICE_PEAK = 2.0**-20  # of S: a smaller slice is dust that no half can hold
 
@@ -118,13 +118,9 @@ class Divergence:
             db=tuple(float(np.fmin.reduce(stretch)) for stretch in _stretches(values, MAX_PLOTTED_SLICES)),
         )
 
-    def per_sample_error_u(self, u: float) -> tuple[float, ...]:
-        """The errors in the samples' order, in units of u·S, thinned to the worst of each stretch."""
-        errors = np.array([self.in_units(self.errors[sample], u) for sample in sorted(self.errors)])
-        return tuple(float(stretch.max()) for stretch in _stretches(errors, MAX_PLOTTED_SAMPLES))
+    def errors_in_order(self) -> tuple[float, ...]:
+        """The largest error of each sample, absolute, in the samples' order; thinned where there are many."""
+        return thinned(np.array([self.errors[sample] for sample in sorted(self.errors)]), MAX_SAMPLES)
 
     def in_units(self, error: float, u: float) -> float:
-        """An absolute error in units of u·S; any error at all is infinite where S is zero."""
-        if error == 0.0:
-            return 0.0
-        return error / (u * self.scale) if self.scale > 0.0 else np.inf
+        return in_units(error, u, self.scale)

@@ -1,51 +1,146 @@
-"""Half precision without half kernels: products in FP32 on half-rounded inputs, their result rounded.
+"""Half precision without half kernels: a whole program in FP32 storage, rounded wherever its plan has half.
 
-On a CPU true half convolutions are up to a hundred times slower than FP32 ones. A product that accumulates
-in FP32 and rounds once is what the kernels of a GPU do too; all other ops are cheap and run as they are.
+A product that accumulates in FP32 and rounds once is what the kernels of a GPU do, and torch's elementwise
+half kernels compute in FP32 too. On a CPU, true half convolutions are up to a hundred times slower. With
+another rounding the same run tells range from precision: one that rounds the mantissa and leaves FP32's
+exponent errs as much as no FP16 conversion can avoid.
 """
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.export import ExportedProgram
-from torch.fx import GraphModule, Interpreter
-from torch.fx.node import map_aggregate
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.node import map_aggregate, map_arg
 
-from ..models.program import runnable
-from .policy import CUDA, Rule
+from .bodies import ran
+from .dtypes import Dtypes, tensors_of
+
+Rounding = Callable[[Tensor], Tensor]
+Tap = Callable[[str, Tensor], None]
+
+_HALVES = (torch.float16, torch.bfloat16)
+_DROPPED_BITS = {torch.float16: 13, torch.bfloat16: 16}  # of FP32's 23 bits of mantissa
+
+
+def half_rounding(half: torch.dtype) -> Rounding:
+    """As torch's ``.to(half)``: nearest even, small numbers become subnormal or zero, large ones infinite."""
+    return lambda tensor: tensor.to(half).float()
+
+
+def mantissa_rounding(half: torch.dtype) -> Rounding:
+    """The half's mantissa (nearest even) with FP32's exponent: rounding without a range."""
+    bits = _DROPPED_BITS[half]
+
+    def rounded(tensor: Tensor) -> Tensor:
+        integers = tensor.contiguous().view(torch.int32)
+        nearest = integers + ((1 << (bits - 1)) - 1) + ((integers >> bits) & 1)
+        kept = (nearest & ~((1 << bits) - 1)).view(torch.float32)
+        return torch.where(torch.isfinite(tensor), kept, tensor)
+
+    return rounded
 
 
 class Emulation(Interpreter):
-    """Runs a half program; every op on the lower-precision list computes in FP32 and rounds."""
+    """Runs a whole program (`models.program.runnable`, prepared) as its plan's half program would.
 
-    def __init__(self, program: ExportedProgram) -> None:
-        self._graph: GraphModule = runnable(program)
-        self._wide: dict[int, tuple[Tensor, Tensor]] = {}
-        super().__init__(self._graph)
+    ``tap`` sees every floating result, by the node's qualified name. Outputs are FP32 where they are half.
+    """
 
-    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        weight = super().get_attr(target, args, kwargs)
-        if isinstance(weight, Tensor) and weight.dtype in (torch.float16, torch.bfloat16):
-            self._wide.setdefault(id(weight), (weight.float(), weight))  # widened once, not at every run
-        return weight
+    def __init__(
+        self,
+        module: GraphModule,
+        dtypes: Dtypes,
+        rounding: Rounding,
+        tap: Tap | None = None,
+        prefix: str = "",
+    ) -> None:
+        super().__init__(module)
+        self._dtypes, self._rounding, self._tap, self._prefix = dtypes, rounding, tap, prefix
+        self._rounded: dict[Node, Tensor] = {}  # what several nodes read in half is rounded once
 
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if not isinstance(target, OpOverload) or CUDA.rule(target) is not Rule.LOWER:
-            return super().call_function(target, args, kwargs)
-        halves: set[torch.dtype] = set()
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self._rounded.clear()
+        return super().run(*args, **kwargs)
 
-        def widen(value: Any) -> Any:
-            if not isinstance(value, Tensor) or value.dtype not in (torch.float16, torch.bfloat16):
+    def run_node(self, n: Node) -> Any:
+        if n.op != "call_function":
+            return super().run_node(n)
+        args, kwargs = self._read(n)
+        if isinstance(n.target, HigherOrderOperator):
+            result = ran(n, args, self._prefix, self._run_body)
+        else:
+            result = self._written(n, n.target(*args, **kwargs), args, kwargs)  # type: ignore[operator]
+        for last in self.user_to_last_uses.get(n, []):
+            self._rounded.pop(last, None)
+        if self._tap is not None:
+            for tensor in tensors_of(result):
+                if tensor.is_floating_point():
+                    self._tap(self._prefix + n.name, tensor)
+        return result
+
+    def _run_body(self, body: GraphModule, prefix: str, operands: Sequence[Any]) -> Sequence[Any]:
+        inner = Emulation(body, self._dtypes, self._rounding, self._tap, prefix)
+        return inner.run(*operands)
+
+    def _read(self, node: Node) -> tuple[Any, Any]:
+        """A node's arguments: half where it reads half, and no half dtype asked for by name."""
+        name = self._prefix + node.name
+        reads, gives_half = self._dtypes.reads.get(name, {}), self._dtypes.is_half(name)
+
+        def load(source: Node) -> Any:
+            value = self.env[source]
+            if not isinstance(value, Tensor) or value.dtype != torch.float32:
                 return value
-            halves.add(value.dtype)
-            known = self._wide.get(id(value))
-            return known[0] if known is not None else value.float()
+            known = self._prefix + source.name
+            if self._dtypes.half in self._dtypes.out[known]:
+                return value  # was rounded when it was made
+            # a promoting op takes a tensor without dimensions in the dtype of the others
+            promoted = gives_half and value.ndim == 0 and not isinstance(node.target, HigherOrderOperator)
+            return self._half(source, value) if promoted or reads.get(known) == self._dtypes.half else value
 
-        wide_args, wide_kwargs = map_aggregate((args, kwargs), widen)
-        result = super().call_function(target, wide_args, wide_kwargs)
-        if not halves:
+        args, kwargs = map_arg((node.args, node.kwargs), load)
+        return map_aggregate((args, kwargs), lambda value: torch.float32 if value in _HALVES else value)
+
+    def _half(self, source: Node, value: Tensor) -> Tensor:
+        if source not in self._rounded:
+            self._rounded[source] = self._rounding(value)
+        return self._rounded[source]
+
+    def _written(self, node: Node, result: Any, args: Any, kwargs: Any) -> Any:
+        """A node's result, rounded where it is half; what changes its input is rounded where it stands."""
+        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+            self._round_in_place(node, args, kwargs)
+            self._rounded.clear()
             return result
-        dtype = halves.pop()
-        return map_aggregate(result, lambda value: value.to(dtype) if isinstance(value, Tensor) else value)
+        if not self._dtypes.is_half(self._prefix + node.name):
+            return result
+        halves = {t.untyped_storage()._cdata for t in self._half_inputs(node, args, kwargs)}
+        out = iter(self._dtypes.out[self._prefix + node.name])
+
+        def rounded(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            half = next(out) == self._dtypes.half and value.dtype == torch.float32
+            return self._rounding(value) if half and value.untyped_storage()._cdata not in halves else value
+
+        return map_aggregate(result, rounded)
+
+    def _half_inputs(self, node: Node, args: Any, kwargs: Any) -> Iterator[Tensor]:
+        """Arguments that hold rounded numbers already: a view of them is rounded too."""
+        reads = self._dtypes.reads.get(self._prefix + node.name, {})
+        if any(dtype == torch.float32 for dtype in reads.values()):
+            return iter(())
+        return tensors_of((args, kwargs))
+
+    def _round_in_place(self, node: Node, args: Any, kwargs: Any) -> None:
+        assert isinstance(node.target, OpOverload)
+        for position, argument in enumerate(node.target._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            source = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            if isinstance(source, Node) and self._dtypes.is_half(self._prefix + source.name):
+                value.copy_(self._rounding(value))

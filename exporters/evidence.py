@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from ..models.errors import CannotConvert
-from ..models.program import runnable
 from ..models.store import Draft, Version
-from .autocast import HalfProgram
 from .environment import environment
+from .maker import Maker
+from .prove import Exam
 from .report import render_html
 from .subject import FurtherVerdict, Subject
 from .verdict import ParityReport
@@ -33,22 +33,6 @@ class Form:
     @property
     def passed(self) -> bool:
         return bool(self.facts["passed"])
-
-
-def program_facts(half: HalfProgram) -> dict[str, Any]:
-    """The counts of a half program, before any verdict."""
-    return {
-        "passed": False,
-        "max_error_u": None,
-        "sqnr_db": None,
-        "nodes": half.nodes,
-        "half_nodes": half.half_nodes,
-        "fp32_by_policy": half.plan.fp32_by_policy,
-        "kept": [kept.to_json() for kept in half.plan.kept],
-        "casts": half.casts,
-        "bytes": half.bytes,
-        "bytes_fp32": half.bytes_fp32,
-    }
 
 
 def facts_of(version: Version) -> dict[str, Any]:
@@ -76,10 +60,14 @@ class Evidence:
     """Everything that was found on the road, ready to be written down."""
 
     subject: Subject
-    half: HalfProgram
+    maker: Maker
     forms: Mapping[str, Form]
     status: str
     further: FurtherVerdict | None = None
+
+    @property
+    def half_nodes(self) -> int:
+        return int(self.maker.facts()["half_nodes"])
 
     @property
     def reason(self) -> str:
@@ -91,16 +79,19 @@ class Evidence:
         ]
         if self.further is not None and not self.further.passed:
             refusals.append(self.further.reason)
-        if not refusals and not self.half.half_nodes:
+        if not refusals and not self.half_nodes:
             return "no node of the program is half under this policy: it is served in FP32"
         return "; ".join(refusals) or "proven equal in every form asked for"
 
-    def write(self, draft: Draft, planning: int, judging: int) -> None:
-        """Plan, parity report and page, into the draft. ``planning`` and ``judging`` count samples."""
+    def write(self, draft: Draft, exam: Exam, planning: int) -> None:
+        """Plan, parity report and page, into the draft. ``planning`` counts the samples that chose."""
         subject, here = self.subject, environment(torch.device("cpu"))
         reports = {name: form.report.to_json() for name, form in self.forms.items() if form.report}
-        draft.write_json("parity.json", {"environment": here, "forms": reports})
-        draft.write_json("precision.json", self.half.plan.to_json(runnable(subject.program).graph))
+        findings = self.maker.findings(exam)
+        plan = self.maker.plan_json()
+        draft.write_json("parity.json", {"environment": here, "forms": reports, **findings})
+        draft.write_json("precision.json", plan)
+        judging = len({sample for question in exam.bulk for sample in question.samples})
         facts = {
             "model": subject.spec.name,
             "version": "",
@@ -110,7 +101,7 @@ class Evidence:
             "precision": {
                 "level": subject.precision.level,
                 "dtype": subject.precision.dtype,
-                "policy lists": f"torch.autocast, {self.half.plan.lists}",
+                "policy lists": plan["lists"],
             },
             "forms": {name: form.facts | {"parity": reports.get(name)} for name, form in self.forms.items()},
             "samples": {
@@ -123,6 +114,7 @@ class Evidence:
             "capture": {"notes": list(subject.notes)},
             "gate": self.further and dict(self.further.numbers),
             "replay": f"halfeven parity {subject.spec.name}",
+            **findings,
         }
         (draft.folder / "report.html").write_text(render_html(facts))
 
@@ -130,7 +122,7 @@ class Evidence:
         """The facts that stand in the manifest beside the files' digests."""
         return {
             "model": self.subject.spec.name,
-            "half": self.subject.precision.dtype if self.half.half_nodes else None,
+            "half": self.subject.precision.dtype if self.half_nodes else None,
             "reason": self.reason,
             "notes": list(self.subject.notes),
             "forms": {name: form.facts for name, form in self.forms.items()},

@@ -1,5 +1,6 @@
 """Work on weights that is done once, at conversion, instead of at every request."""
 
+import copy
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +11,14 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from ..models.program import walk
+
 SHARED = "__half"  # suffix of the half copy of a weight that FP32 nodes read as well
+
+
+def duplicate(module: GraphModule) -> GraphModule:
+    """A copy that shares weights and bodies: its graph and its names may be changed."""
+    return GraphModule(module, copy.deepcopy(module.graph))
 
 
 def fold_constants(module: GraphModule, foldable: Callable[[Node], bool]) -> GraphModule:
@@ -85,8 +93,11 @@ def drop_unread(module: GraphModule) -> None:
     for node in list(module.graph.nodes):
         if node.op == "get_attr" and not node.users:
             module.graph.erase_node(node)
-    module.delete_all_unused_submodules()
-    read = {node.target for node in module.graph.nodes if node.op == "get_attr"}
+    read = {
+        name.removesuffix(node.name) + str(node.target)
+        for name, node in walk(module)
+        if node.op == "get_attr"
+    }
     for path, owner in list(module.named_modules()):
         for name in [*owner._parameters, *owner._buffers]:
             if (f"{path}.{name}" if path else name) not in read:

@@ -15,7 +15,7 @@ good case holds, so that NaN fails.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,17 +24,30 @@ from ..models.spec import ModelSpec, ParityLimits, TensorSpec
 from . import refusals
 from .decisions import Decisions
 from .divergence import SENTINEL, Divergence
+from .measured import Measured, in_units, thinned
 from .trial import Pair, Trial, pairs_of
 from .verdict import AdversarialVerdict, DecisionVerdict, Failure, OutputVerdict, ParityReport
 
 UNIT_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 SENTINEL_LANDS = 1e4
 MAX_ACCURACY_LOSS = 0.002
+MAX_KL_NATS = 1e-4
+MAX_PLOTTED_SAMPLES = 512
 
 
 def min_sqnr_db(limits: ParityLimits, u: float) -> float:
     """The pooled signal-to-noise ratio asked for: 20·log10(1/u) − 10 unless the limits set it."""
     return limits.min_sqnr_db if limits.min_sqnr_db is not None else float(20 * np.log10(1 / u) - 10)
+
+
+def max_kl_nats(limits: ParityLimits) -> float:
+    """The divergence allowed: 1e-4 nats unless the limits set it."""
+    return getattr(limits, "max_kl_nats", MAX_KL_NATS)
+
+
+def overrides_of(limits: ParityLimits) -> dict[str, float]:
+    """The limits that somebody set, as the report shows them."""
+    return {key: getattr(limits, key) for key in limits.overridden}
 
 
 def judge(
@@ -43,11 +56,13 @@ def judge(
     real: Sequence[Trial],
     adversarial: Sequence[Trial] = (),
     targets: Mapping[str, np.ndarray] | None = None,
+    unanswered: Sequence[str] = (),
 ) -> ParityReport:
     """Hold a half's answers against the whole's.
 
     ``dtype`` is ``fp16`` or ``bf16``. ``real`` are the judging samples, at every batch size that was asked;
     ``targets`` maps an output to the right classes, axis 0 the samples that ``Trial.samples`` counts.
+    ``unanswered`` names adversarial inputs that the whole itself could not answer: they are dropped and listed.
     Without a single real sample nothing is proven and the report is a refusal.
     """
     u = UNIT_ROUNDOFF[dtype]
@@ -56,7 +71,6 @@ def judge(
     failures += _misnamed(spec, (*real, *adversarial))
     named = () if failures else spec.outputs
     judged, dropped = _with_finite_reference(adversarial)
-    limits = {key: getattr(spec.parity, key) for key in spec.parity.overridden}
     return ParityReport(
         dtype=dtype,
         u=u,
@@ -73,8 +87,8 @@ def judge(
             for trial in judged
             for tensor in named
         ),
-        dropped=dropped,
-        overrides=limits,
+        dropped=(*unanswered, *dropped),
+        overrides=overrides_of(spec.parity),
         failures=tuple(failures),
     )
 
@@ -87,33 +101,58 @@ def judge_output(
     targets: np.ndarray | None = None,
 ) -> OutputVerdict:
     """Judge one output over all its pairs, at all batch sizes together."""
-    u = UNIT_ROUNDOFF[dtype]
-    verdict = partial(
-        OutputVerdict,
+    return verdict_of(spec, measure(spec, pairs, targets), limits, UNIT_ROUNDOFF[dtype])
+
+
+def measure(spec: TensorSpec, pairs: Sequence[Pair], targets: np.ndarray | None = None) -> Measured:
+    """Everything about one output that no limit changes; `verdict_of` holds limits against it."""
+    measured = Measured(samples=len({sample for pair in pairs for sample in pair.samples}))
+    if fault := _misshapen(spec, pairs):
+        return replace(measured, faults=(fault,))
+    if not spec.type.is_float:
+        return _measure_exact(spec, pairs, measured)
+    divergence, fault = _diverge(spec, pairs)
+    return replace(
+        measured,
+        faults=(fault,) if fault else (),
+        worst=divergence.worst,
+        worst_sample=divergence.worst_sample,
+        scale=divergence.scale,
+        sqnr_db=divergence.sqnr_db,
+        errors=divergence.errors_in_order(),
+        axes=divergence.slices(),
+        decisions=None if fault else _decide(spec, pairs, targets),
+    )
+
+
+def verdict_of(spec: TensorSpec, measured: Measured, limits: ParityLimits, u: float) -> OutputVerdict:
+    """Hold limits against what was measured."""
+    decisions = measured.decisions
+    if decisions is not None:
+        decisions = replace(decisions, kl_limit=max_kl_nats(limits), max_flips=limits.max_flips)
+    failures = list(measured.faults)
+    if not failures:
+        failures += _rule_3(spec, measured, limits, u)
+        failures += _rule_4(spec, decisions, measured.samples) if decisions else ()
+    in_u = np.array([in_units(error, u, measured.scale) for error in measured.errors])
+    return OutputVerdict(
         name=spec.name,
         kind=spec.kind,
         datatype=spec.datatype,
         limit_u=limits.max_error_u,
         min_sqnr_db=min_sqnr_db(limits, u),
         min_slice_sqnr_db=limits.min_slice_sqnr_db,
-    )
-    if failure := _misshapen(spec, pairs):
-        return verdict(failures=(failure,))
-    if not spec.type.is_float:
-        return _judge_exact(spec, pairs, verdict)
-    divergence, failure = _diverge(spec, pairs)
-    decisions = None if failure else _decide(spec, pairs, limits, targets)
-    failures = [failure] if failure else list(_rule_3(spec, divergence, limits, u))
-    failures += _rule_4(spec, decisions, pairs) if decisions else ()
-    return verdict(
-        max_error_u=divergence.in_units(divergence.worst, u),
-        sqnr_db=divergence.sqnr_db,
-        scale=divergence.scale,
-        worst_sample=divergence.worst_sample,
-        per_sample_error_u=divergence.per_sample_error_u(u),
-        axes=divergence.slices(),
+        max_error_u=measured.error_u(u),
+        sqnr_db=measured.sqnr_db,
+        scale=measured.scale,
+        worst_sample=measured.worst_sample,
+        different=measured.different,
+        excused=measured.excused,
+        per_sample_error_u=thinned(in_u, MAX_PLOTTED_SAMPLES),
+        axes=measured.axes,
         decisions=decisions,
         failures=tuple(failures),
+        statistics=measured.to_json(),
     )
 
 
@@ -159,18 +198,25 @@ def _diverge(spec: TensorSpec, pairs: Sequence[Pair]) -> tuple[Divergence, Failu
     return divergence, failure
 
 
-def _judge_exact(spec: TensorSpec, pairs: Sequence[Pair], verdict: partial[OutputVerdict]) -> OutputVerdict:
-    different, failures = 0, ()
+def _measure_exact(spec: TensorSpec, pairs: Sequence[Pair], measured: Measured) -> Measured:
+    different, excused, faults = 0, 0, ()
     worst: int | None = None
     for pair in pairs:
         wrong = _unequal(pair)
-        if wrong.any() and not failures:
+        if wrong.any() and not faults:
             worst = pair.samples[int(np.argwhere(wrong)[0][0])]
-            failures = (refusals.unequal(spec, pair.samples, pair.reference, pair.candidate, wrong),)
+            faults = (refusals.unequal(spec, pair.samples, pair.reference, pair.candidate, wrong),)
         different += int(wrong.sum())
+        excused += int((pair.candidate != pair.reference).sum()) - int(wrong.sum())
     error, sqnr_db = (np.inf, -np.inf) if different else (0.0, np.inf)
-    return verdict(
-        max_error_u=error, sqnr_db=sqnr_db, worst_sample=worst, different=different, failures=failures
+    return replace(
+        measured,
+        faults=faults,
+        worst=error,
+        worst_sample=worst,
+        sqnr_db=sqnr_db,
+        different=different,
+        excused=excused,
     )
 
 
@@ -182,12 +228,12 @@ def _unequal(pair: Pair) -> np.ndarray:
 # Rule 3: how large the error may be.
 
 
-def _rule_3(spec: TensorSpec, divergence: Divergence, limits: ParityLimits, u: float) -> Iterator[Failure]:
-    if not (divergence.worst <= limits.max_error_u * u * divergence.scale):
-        yield refusals.error(spec, divergence, limits, u)
-    if not (divergence.sqnr_db >= (minimum := min_sqnr_db(limits, u))):
-        yield refusals.sqnr(spec, divergence, minimum)
-    dead = [axis for axis in divergence.slices() if not (axis.worst_db >= limits.min_slice_sqnr_db)]
+def _rule_3(spec: TensorSpec, measured: Measured, limits: ParityLimits, u: float) -> Iterator[Failure]:
+    if not (measured.worst <= limits.max_error_u * u * measured.scale):
+        yield refusals.error(spec, measured, limits, u)
+    if not (measured.sqnr_db >= (minimum := min_sqnr_db(limits, u))):
+        yield refusals.sqnr(spec, measured.sqnr_db, minimum)
+    dead = [axis for axis in measured.axes if not (axis.worst_db >= limits.min_slice_sqnr_db)]
     if dead:
         yield refusals.slice_sqnr(spec, min(dead, key=lambda axis: axis.worst_db), limits.min_slice_sqnr_db)
 
@@ -195,9 +241,7 @@ def _rule_3(spec: TensorSpec, divergence: Divergence, limits: ParityLimits, u: f
 # Rule 4: what the numbers decide.
 
 
-def _decide(
-    spec: TensorSpec, pairs: Sequence[Pair], limits: ParityLimits, targets: np.ndarray | None
-) -> DecisionVerdict | None:
+def _decide(spec: TensorSpec, pairs: Sequence[Pair], targets: np.ndarray | None) -> DecisionVerdict | None:
     if spec.kind not in ("logits", "probabilities"):
         return None
     decisions = Decisions(spec.kind)
@@ -205,17 +249,16 @@ def _decide(
         if chunk.reference.ndim > 1 and chunk.reference.size:
             right = None if targets is None else targets[list(chunk.samples)]
             decisions.add(chunk.samples, chunk.reference, chunk.candidate, right)
-    return decisions.verdict(limits.max_flips)
+    return decisions.verdict()
 
 
-def _rule_4(spec: TensorSpec, decisions: DecisionVerdict, pairs: Sequence[Pair]) -> Iterator[Failure]:
+def _rule_4(spec: TensorSpec, decisions: DecisionVerdict, samples: int) -> Iterator[Failure]:
     if not (decisions.kl_nats <= decisions.kl_limit):
         yield refusals.divergence_nats(spec, decisions)
-    if not (decisions.flipped <= decisions.max_flips * decisions.decisions):
+    if not (decisions.flipped / max(decisions.decisions, 1) <= decisions.max_flips):
         yield refusals.flips(spec, decisions)
     if decisions.accuracy_whole is None or decisions.accuracy_half is None:
         return
-    samples = len({sample for pair in pairs for sample in pair.samples})
     allowed = max(MAX_ACCURACY_LOSS, 1 / samples)
     if not (abs(decisions.accuracy_half - decisions.accuracy_whole) <= allowed + 1e-12):
         yield refusals.accuracy(spec, decisions, allowed)

@@ -4,23 +4,26 @@ A null in the data is a number that is not finite: an error without bound, or a 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 WIDTH, HEIGHT = 640.0, 150.0
 SLICE_HEIGHT = 92.0
 MAX_COLUMN = 12.0
 BINS = 24
+CURVE_LEAST_U, CURVE_TOP_U = 0.1, 100.0
 CEILING_DB = 90.0  # FP32 against itself in another order; a better slice is drawn as high
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A value against its limit, both as percent of the bar's width."""
+    """A value against its limit and its floor, where one is known, as percent of the bar's width."""
 
     value: float
     limit: float
     over: bool
+    floor: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,23 @@ class SlicePlot:
     ceiling: float
 
 
-def error_bar(error_u: float | None, limit_u: float) -> Bar:
+@dataclass(frozen=True, slots=True)
+class CurvePlot:
+    """A dot per node and the line through them (an SVG path); ``first`` is the first node astray."""
+
+    dots: tuple[Dot, ...]
+    line: str
+    astray_y: float
+    ticks: tuple[tuple[float, str], ...]
+    first: Dot | None
+
+
+def error_bar(error_u: float | None, limit_u: float, floor_u: float | None = None) -> Bar:
     full = max(1.25 * limit_u, error_u or 0.0) or 1.0
+    floor = None if floor_u is None else min(100 * floor_u / full, 100.0)
     if error_u is None:
-        return Bar(100.0, 80.0, True)
-    return Bar(100 * error_u / full, 100 * limit_u / full, not error_u <= limit_u)
+        return Bar(100.0, 80.0, True, None if floor is None else min(floor, 80.0))
+    return Bar(100 * error_u / full, 100 * limit_u / full, not error_u <= limit_u, floor)
 
 
 def error_plot(errors_u: Sequence[float | None], limit_u: float) -> ErrorPlot:
@@ -74,7 +89,9 @@ def error_plot(errors_u: Sequence[float | None], limit_u: float) -> ErrorPlot:
         Dot(step * (i + 0.5), 3.0 if e is None else y_of(e), e is None or not e <= limit_u, e is None)
         for i, e in enumerate(errors_u)
     )
-    marks = [limit_u * 10.0**power for power in range(-1, 6)] if logarithmic else _round_steps(most)
+    fine = (1.0, 2.0, 5.0) if most < 200 * least else (1.0,)
+    decades = [limit_u * part * 10.0**power for power in range(-1, 6) for part in fine]
+    marks = decades if logarithmic else _round_steps(most)
     ticks = tuple((y_of(mark), f"{mark:g}u") for mark in marks if mark <= most)
     return ErrorPlot(dots, y_of(limit_u), ticks, _pile([dot.y for dot in dots]), logarithmic)
 
@@ -93,6 +110,32 @@ def slice_plot(db: Sequence[float | None], limit_db: float) -> SlicePlot:
         if value is not None
     )
     return SlicePlot(columns, y_of(limit_db), ceiling)
+
+
+def curve_plot(curve: Mapping[str, Any]) -> CurvePlot:
+    """Logarithmic from a tenth of a u; what was lost stands at the top."""
+    points, nodes = curve["points"], max(curve["nodes"], 1)
+    known = [point["error_u"] for point in points if point["error_u"] is not None]
+    most = max([*known, CURVE_TOP_U])
+    span = math.log(most / CURVE_LEAST_U)
+
+    def place(point: Mapping[str, Any]) -> Dot:
+        error, x = point["error_u"], WIDTH * (point["at"] + 0.5) / nodes
+        endless = error is None
+        share = 1.0 if endless else math.log(max(error, CURVE_LEAST_U) / CURVE_LEAST_U) / span
+        over = endless or not error <= curve["astray_u"]
+        return Dot(x, HEIGHT * (1 - 0.94 * share), over, endless)
+
+    def y_of(error: float) -> float:
+        return HEIGHT * (1 - 0.94 * math.log(error / CURVE_LEAST_U) / span)
+
+    dots = tuple(place(point) for point in points)
+    line = "".join(f"{'L' if i else 'M'}{dot.x:.1f} {dot.y:.1f}" for i, dot in enumerate(dots))
+    marks = [10.0**power for power in range(-1, 9) if 10.0**power <= most]
+    marks = marks[:: 1 + len(marks) // 6]
+    first = curve.get("first")
+    ticks = tuple((y_of(mark), f"{mark:g}u") for mark in marks)
+    return CurvePlot(dots, line, y_of(curve["astray_u"]), ticks, place(first) if first else None)
 
 
 def _round_steps(most: float) -> list[float]:

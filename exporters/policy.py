@@ -25,7 +25,8 @@ class Rule(Enum):
     INPUT = "input type"
 
 
-def _names(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
+    """A set of words that stand in one text."""
     return frozenset(text.split())
 
 
@@ -57,14 +58,14 @@ class OpLists:
 
 CUDA = OpLists(
     device="cuda",
-    lower=_names("""
+    lower=names("""
         _convolution _convolution.deprecated convolution conv1d conv2d conv3d conv_tbc conv_transpose1d
         conv_transpose2d conv_transpose3d cudnn_convolution cudnn_convolution_transpose prelu addmm addmv addr
         matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot
         _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
         scaled_dot_product_attention _scaled_dot_product_flash_attention
     """),
-    fp32=_names("""
+    fp32=names("""
         acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
         pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm
         norm.Scalar norm.ScalarOpt_dim frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity
@@ -76,25 +77,25 @@ CUDA = OpLists(
         _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa
         upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
     """),
-    fp32_dtype=_names("""
+    fp32_dtype=names("""
         prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
         linalg_matrix_norm.str_ord sum sum.dim_IntList
     """),
-    widest=_names("""
+    widest=names("""
         addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
     """),
-    banned=_names("binary_cross_entropy"),
+    banned=names("binary_cross_entropy"),
 )
 
 CPU = OpLists(
     device="cpu",
-    lower=_names("""
+    lower=names("""
         conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding _convolution.deprecated conv_tbc
         conv_transpose1d conv_transpose2d.input conv_transpose3d.input mm bmm addmm addbmm baddbmm
         _addmm_activation matmul linear linalg_vecdot prelu mkldnn_rnn_layer scaled_dot_product_attention
         _native_multi_head_attention
     """),
-    fp32=_names("""
+    fp32=names("""
         avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d max_pool3d max_unpool2d max_unpool3d
         fractional_max_pool2d fractional_max_pool3d reflection_pad1d reflection_pad2d
         replication_pad1d replication_pad2d replication_pad3d grid_sampler grid_sampler_2d grid_sampler_3d
@@ -111,18 +112,18 @@ CPU = OpLists(
         linalg_inv_ex linalg_householder_product linalg_tensorinv linalg_tensorsolve linalg_qr linalg_lstsq
     """),
     fp32_dtype=frozenset(),
-    widest=_names("stack cat index_copy"),
+    widest=names("stack cat index_copy"),
     banned=frozenset(),
 )
 
 LISTS: Mapping[str, OpLists] = {"cuda": CUDA, "cpu": CPU}
 
 # O2 keeps these in FP32 and gives their result back in half, as Apex's keep_batchnorm_fp32 does.
-NORMALISATION = _names(
+NORMALISATION = names(
     "batch_norm native_batch_norm _native_batch_norm_legit_no_training layer_norm native_layer_norm group_norm "
     "native_group_norm instance_norm rms_norm"
 )
-EMBEDDINGS = _names("embedding embedding_bag")
+EMBEDDINGS = names("embedding embedding_bag")
 # Loops over time in one op. Autocast acts inside them, where a plan cannot look, and a CPU has no FP16 kernel
 # for all of them (oneDNN's LSTM): FP32 at every level.
-RECURRENT = _names("lstm gru rnn_tanh rnn_relu")
+RECURRENT = names("lstm gru rnn_tanh rnn_relu")

@@ -4,30 +4,46 @@ One function for each rule of `parity.py`; none of them decides anything.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ..models.spec import ParityLimits, TensorSpec
-from .divergence import SENTINEL, Divergence
-from .verdict import AxisSlices, DecisionVerdict, Failure
+from .divergence import SENTINEL
+from .measured import Measured
+from .verdict import AxisSlices, DecisionVerdict, Failure, OutputVerdict
 
 MAX_TOLERABLE_SHARE = 0.1  # an error of a tenth of S, a tenth of the choices: no override is offered
 MIN_TOLERABLE_DB = 10.0
-_KEEP = "keep the node behind it in FP32 (--keep PATTERN, or keep = [...] under [precision])"
+# of each limit: in what steps it is offered, whether a larger one is more lenient, and where garbage begins
+_STEPS = {
+    "max_error_u": (0.1, True, math.inf),  # garbage by its share of S
+    "min_sqnr_db": (0.1, False, MIN_TOLERABLE_DB),
+    "min_slice_sqnr_db": (0.1, False, MIN_TOLERABLE_DB),
+    "max_kl_nats": (1e-5, True, MAX_TOLERABLE_SHARE),
+    "max_flips": (1e-4, True, MAX_TOLERABLE_SHARE),
+}
+_HOW = "(--keep PATTERN, or keep = [...] under [precision])"
+_KEEP = f"keep the node behind it in FP32 {_HOW}"
 _OURS = "this is a fault of the rewritten program, not of the model: please report it"
 
 
-def _accept(key: str, value: float, step: float, up: bool, tolerable: bool) -> str:
-    """The override that would accept it, rounded to the lenient side; none for an answer that is garbage."""
-    if not tolerable:
-        return ""
-    rounded = (math.ceil if up else math.floor)(value / step) * step
-    return f", or accept it by setting {key} = {rounded:.4g} under [parity]"
+def _accept(key: str, value: float) -> str:
+    """The override that would accept it; none for an answer that is garbage."""
+    limit = accepting(key, value)
+    return "" if limit is None else f", or accept it by setting {key} = {limit:g} under [parity]"
 
 
-def _accept_db(key: str, value: float) -> str:
-    return _accept(key, value, 0.1, up=False, tolerable=value >= MIN_TOLERABLE_DB)
+def accepting(key: str, value: float) -> float | None:
+    """The limit to set so that ``value`` passes, rounded to the lenient side; None where none should."""
+    step, up, most = _STEPS[key]
+    if not (value <= most if up else value >= most):
+        return None
+    exactly = value * (1 + 1e-12) if key == "max_error_u" else value  # there the gate multiplies
+    limit = (math.ceil if up else math.floor)(exactly / step)
+    while not (exactly <= round(limit * step, 6) if up else exactly >= round(limit * step, 6)):
+        limit += 1 if up else -1
+    return round(limit * step, 6)
 
 
 def _place(samples: Sequence[int], wrong: np.ndarray) -> tuple[tuple[int, ...], str]:
@@ -92,23 +108,22 @@ def unequal(
     return Failure("equal", f"{what}, first at {where}: expected {expected}, got {came}; {_KEEP}")
 
 
-def error(spec: TensorSpec, divergence: Divergence, limits: ParityLimits, u: float) -> Failure:
-    came = divergence.in_units(divergence.worst, u)
-    accept = _accept("max_error_u", came, 0.1, up=True, tolerable=came * u <= MAX_TOLERABLE_SHARE)
+def error(spec: TensorSpec, measured: Measured, limits: ParityLimits, u: float) -> Failure:
+    came = measured.error_u(u)
+    accept = _accept("max_error_u", came) if came * u <= MAX_TOLERABLE_SHARE else ""
     return Failure(
         "max_error",
-        f"output '{spec.name}' errs by {divergence.worst:.4g} at sample {divergence.worst_sample}, which is "
-        f"{came:.4g}u of its largest magnitude {divergence.scale:.4g}: expected at most "
+        f"output '{spec.name}' errs by {measured.worst:.4g} at sample {measured.worst_sample}, which is "
+        f"{came:.4g}u of its largest magnitude {measured.scale:.4g}: expected at most "
         f"{limits.max_error_u:g}u; {_KEEP}{accept}",
     )
 
 
-def sqnr(spec: TensorSpec, divergence: Divergence, minimum: float) -> Failure:
-    came = divergence.sqnr_db
+def sqnr(spec: TensorSpec, came: float, minimum: float) -> Failure:
     return Failure(
         "sqnr",
         f"output '{spec.name}' has a signal-to-noise ratio of {came:.1f} dB over all samples: expected at "
-        f"least {minimum:.1f} dB; {_KEEP}{_accept_db('min_sqnr_db', came)}",
+        f"least {minimum:.1f} dB; {_KEEP}{_accept('min_sqnr_db', came)}",
     )
 
 
@@ -117,7 +132,7 @@ def slice_sqnr(spec: TensorSpec, axis: AxisSlices, minimum: float) -> Failure:
         "slice_sqnr",
         f"slice {axis.worst_index} along axis {axis.axis} of output '{spec.name}' has a signal-to-noise "
         f"ratio of {axis.worst_db:.1f} dB: expected at least {minimum:g} dB in every slice, so that none "
-        f"dies behind larger ones; {_KEEP}{_accept_db('min_slice_sqnr_db', axis.worst_db)}",
+        f"dies behind larger ones; {_KEEP}{_accept('min_slice_sqnr_db', axis.worst_db)}",
     )
 
 
@@ -125,14 +140,15 @@ def divergence_nats(spec: TensorSpec, decisions: DecisionVerdict) -> Failure:
     return Failure(
         "kl",
         f"output '{spec.name}' ({spec.kind}) diverges by {decisions.kl_nats:.3g} nats at sample "
-        f"{decisions.kl_sample}: expected at most {decisions.kl_limit:g}; {_KEEP}",
+        f"{decisions.kl_sample}: expected at most {decisions.kl_limit:g}; {_KEEP}"
+        f"{_accept('max_kl_nats', decisions.kl_nats)}",
     )
 
 
 def flips(spec: TensorSpec, decisions: DecisionVerdict) -> Failure:
     share = decisions.flipped / decisions.decisions
     first = decisions.flips[0]
-    accept = _accept("max_flips", share, 1e-4, up=True, tolerable=share <= MAX_TOLERABLE_SHARE)
+    accept = _accept("max_flips", share)
     return Failure(
         "flips",
         f"output '{spec.name}' changes its first choice in {decisions.flipped} of {decisions.decisions} "
@@ -153,3 +169,20 @@ def accuracy(spec: TensorSpec, decisions: DecisionVerdict, allowed: float) -> Fa
 def under(name: str, failure: Failure) -> Failure:
     """The same failure, said of an adversarial input."""
     return Failure(failure.rule, f"under the adversarial input '{name}', {failure.message}")
+
+
+def told_range(output: OutputVerdict, floor_u: float, dtype: str, where: str) -> str:
+    first = f"; the first node to go astray is {where}" if where else ""
+    return (
+        f"rounding alone costs output '{output.name}' {floor_u:.3g}u, which passes; its numbers left the "
+        f"range of {dtype} (overflow or underflow){first}. FP32 nodes cure that {_HOW}"
+    )
+
+
+def told_precision(output: OutputVerdict, floor_u: float, dtype: str, override: Mapping[str, float]) -> str:
+    settings = ", ".join(f"{key} = {value:g}" for key, value in override.items())
+    accept = f"; accept it by setting {settings} under [parity]" if settings else ""
+    return (
+        f"even with FP32's exponent the {dtype} mantissa costs output '{output.name}' {floor_u:.3g}u: no "
+        f"{dtype} conversion of these nodes passes the limits; give more of them to FP32 {_HOW}{accept}"
+    )

@@ -1,8 +1,23 @@
 """One conversion told to people: a page that stands alone, and a table for the terminal.
 
-Both read ``facts``, the JSON-able dict of one conversion: ``model``, ``version``, ``digest``, ``status``,
-``reason``, ``precision``, ``forms`` (each with its parity report as JSON), ``samples``, ``capture``,
-``environment``, ``replay``. Whatever is absent is not drawn.
+Both read ``facts``, the JSON-able dict of one conversion. Whatever is absent is not drawn: older versions
+render too. ``model``, ``version``, ``digest``, ``status``, ``reason``, ``precision``, ``samples`` (source,
+planning, judging, batch_sizes), ``capture`` (notes), ``environment`` and ``replay`` say what was done;
+``forms`` maps a form to what the command line prints of it and ``parity``, its `verdict.ParityReport` as
+JSON (with ``diagnoses``: floor, distance, range or precision). Beyond the gate (each made in `sections.py`
+unless another file is named):
+
+- ``recommendation`` {convert, message}
+- ``curve`` {nodes, astray_u, points: [{at, node, op, error_u, lost}], first}: `curve.Curve.to_json`
+- ``search`` {evaluations, minimal, before, after, certificate: [{node, op, error_u, reason}]}
+- ``repairs`` [{node, what, evidence}]: `repairs.Repair.to_json`
+- ``profile`` {nodes, batches, rows, guards}
+- ``weights`` {tensors, worst: [rows of the ledger, columns as they come]}
+- ``casts`` {count, bytes, bytes_before, rows: [{source, from, to, bytes, readers, more}]}
+- ``worst`` {output, sample, row, error_u, inputs: [{name, shape, least, largest, mean, zeros, not_finite}]}:
+  `worst.worst_sample`
+
+In JSON a null number has no bound.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +31,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, error_bar, error_plot, slice_plot
+from .gate_rows import gate_rows
+from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, curve_plot, error_bar, error_plot, slice_plot
 
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
@@ -39,6 +55,8 @@ def render_terminal(facts: Mapping[str, Any]) -> Group:
         for row in _rows(form, found):
             table.add_row(*row)
         sentences += [Text(f"✗ {form}: {sentence}", style="red") for sentence in _sentences(found)]
+        sentences += [Text(f"  {form}: {sentence}") for sentence in _diagnoses(found)]
+    sentences += [Text(f"! {sentence}", style="yellow") for sentence in _findings(facts)]
     return Group(table, *sentences)
 
 
@@ -73,6 +91,24 @@ def _sentences(found: Mapping[str, Any]) -> list[str]:
     return ([error] if error else []) + [failure["message"] for failure in failures]
 
 
+def _diagnoses(found: Mapping[str, Any]) -> Iterable[str]:
+    for told in (found.get("parity") or {}).get("diagnoses") or []:
+        if told["verdict"] in ("range", "precision"):
+            yield f"{told['verdict']}: {told['message']}"
+        elif told["floor_u"] and told["error_u"]:
+            away = "" if told["distance"] is None else f", {number_text(told['distance'])} times"
+            error, floor = number_text(told["error_u"]), number_text(told["floor_u"])
+            yield f"'{told['output']}' errs by {error}u where no half errs less than {floor}u{away}"
+
+
+def _findings(facts: Mapping[str, Any]) -> Iterable[str]:
+    if first := (facts.get("curve") or {}).get("first"):
+        how = "is not finite" if first["lost"] else f"errs by {number_text(first['error_u'])}u"
+        yield f"first astray: {first['node']} ({first['op']}) {how}"
+    if message := (facts.get("recommendation") or {}).get("message"):
+        yield message
+
+
 def pages_of(folder: Path) -> Environment:
     """The templates of a folder: every text is escaped, and whatever is absent is not drawn."""
     return Environment(
@@ -87,6 +123,7 @@ def pages_of(folder: Path) -> Environment:
 def _environment() -> Environment:
     environment = pages_of(Path(__file__).parent)
     environment.globals.update(error_bar=error_bar, error_plot=error_plot, slice_plot=slice_plot)
+    environment.globals.update(curve_plot=curve_plot, gate_rows=gate_rows)
     environment.globals.update(WIDTH=WIDTH, HEIGHT=HEIGHT, SLICE_HEIGHT=SLICE_HEIGHT)
     environment.filters.update(size=size_text, number=number_text, db=db_text, share=share_text)
     return environment

@@ -38,7 +38,7 @@ def reprove(
     ``samples`` are divided as at conversion: the part that chose the plan does not judge.
     """
     spec = version.spec()
-    whole = on_device(partial(load_whole, version, "torch", device))
+    whole = on_device(partial(load_whole, version, "live" if half.form == "live" else "torch", device))
     try:
         _, judging = samples.split()
         exam = set_exam(spec, judging, _on(on_device, answers_of(spec, whole)))

@@ -17,7 +17,9 @@ from ..models.archive import load_program
 from ..models.errors import BadInput, CannotConvert
 from ..models.package import Precision
 from ..models.store import Store, Version
-from .road import Say, travel
+from .captured import Captured
+from .maker import Say
+from .road import travel
 from .samples import load_samples
 from .subject import Further, Subject
 
@@ -33,7 +35,8 @@ def with_new_weights(
     subject = subject_of(parent, further)
     subject.program.state_dict.update(_checked(subject.program, weights))
     asked = {"source": parent.manifest["source"], "fingerprint": None, **origin}
-    return travel(replace(subject, origin=asked), store, say)
+    subject = replace(subject, origin=asked)
+    return travel(subject, Captured(subject), store, say)
 
 
 def subject_of(version: Version, further: Further | None = None) -> Subject:

@@ -30,7 +30,8 @@ class Subject:
     """What travels: an FP32 program with its weights, and everything that is asked of its half.
 
     ``origin``: what the manifest says of where it comes from. ``further`` judges the proven forms once more
-    (a fine-tuned model must also be good); where it refuses, the version is kept as refused.
+    (a fine-tuned model must also be good); where it refuses, the version is kept as refused. ``search``: look
+    for kept nodes at O3 too, which otherwise means exactly what was asked.
     """
 
     program: ExportedProgram
@@ -42,3 +43,4 @@ class Subject:
     origin: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     further: Further | None = None
+    search: bool = False

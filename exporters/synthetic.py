@@ -32,8 +32,9 @@ def generate(spec: ModelSpec, count: int = 32, seed: int = 0) -> Samples:
 def adversarial(spec: ModelSpec, samples: Samples) -> list[tuple[str, Arrays]]:
     """Small batches (at most 4 rows) that look for the edges of half precision, each with its name.
 
-    Zeros, ones, real samples × 0.01 and × 4, masks that leave 1 element or a few, and the shortest and
-    longest that free dimensions may be. Integers keep values seen in samples.
+    Zeros, ones, rows that hold their own largest value everywhere (nothing varies: what divides by a
+    deviation divides by its eps), real samples × 0.01 and × 4, masks that leave 1 element or a few, and the
+    shortest and longest that free dimensions may be. Integers keep values seen in samples.
     """
     real = _few_rows(spec, samples)
     return [*_rescaled(spec, real), *_padded(spec, real), *_resized(spec, real)]
@@ -129,6 +130,7 @@ def _rescaled(spec: ModelSpec, real: Arrays) -> list[tuple[str, Arrays]]:
     changes: dict[str, Callable[[np.ndarray], np.ndarray]] = {
         "zeros": np.zeros_like,
         "ones": np.ones_like,
+        "constant rows": partial(_constant, batched=spec.batched),
         "real × 0.01": partial(_scaled, factor=0.01),
         "real × 4": partial(_scaled, factor=4.0),
     }
@@ -137,6 +139,16 @@ def _rescaled(spec: ModelSpec, real: Arrays) -> list[tuple[str, Arrays]]:
         for name, change in changes.items()
         if numbers
     ]
+
+
+def _constant(array: np.ndarray, batched: bool) -> np.ndarray:
+    inner = tuple(range(1 if batched else 0, array.ndim))
+    if array.size == 0:
+        return array
+    numbers = array.astype(np.float64)
+    largest = np.where(np.isfinite(numbers), numbers, -np.inf).max(axis=inner, keepdims=True)
+    largest[np.isneginf(largest)] = 0.0  # a row without any number
+    return np.broadcast_to(largest, array.shape).astype(array.dtype)
 
 
 def _scaled(array: np.ndarray, factor: float) -> np.ndarray:

@@ -10,6 +10,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
 from ..models.errors import ExportFailed
+from ..models.program import walk
 from ..models.spec import ModelSpec
 
 
@@ -33,11 +34,19 @@ def export_as_run(
             f"'{spec.name}' cannot be exported again under its precision plan: {type(error).__name__}: "
             f"{str(error)[:800]}; keep the node that torch names in FP32 with --keep, or use level O1"
         ) from error
-    for node in list(program.graph.nodes):
-        if node.target is torch.ops.aten._assert_tensor_metadata.default:
-            program.graph.erase_node(node)
-    program.graph_module.recompile()
+    _tidy(program)
     return program
+
+
+def _tidy(program: ExportedProgram) -> None:
+    """Without what pins dtypes, and without casts that nothing reads."""
+    for _, node in reversed(list(walk(program.graph_module))):
+        unread = node.target is torch.ops.aten.to.dtype and not node.users
+        if unread or node.target is torch.ops.aten._assert_tensor_metadata.default:
+            node.graph.erase_node(node)
+    for module in program.graph_module.modules():
+        if isinstance(module, GraphModule):
+            module.recompile()
 
 
 class _Run(nn.Module):

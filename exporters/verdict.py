@@ -40,6 +40,12 @@ class AxisSlices:
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"worst_db": finite(self.worst_db), "db": [finite(value) for value in self.db]}
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], worst_db: float) -> "AxisSlices":
+        """``worst_db`` as it was: JSON has one null for an exact slice and for one without signal."""
+        db = tuple(math.nan if value is None else value for value in data["db"])
+        return cls(**{**data, "worst_db": worst_db, "db": db})
+
 
 @dataclass(frozen=True, slots=True)
 class Flip:
@@ -77,14 +83,20 @@ class DecisionVerdict:
         flips = [asdict(flip) | {"position": list(flip.position)} for flip in self.flips]
         return asdict(self) | {"kl_nats": finite(self.kl_nats), "flips": flips}
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], kl_nats: float) -> "DecisionVerdict":
+        flips = tuple(Flip(**{**flip, "position": tuple(flip["position"])}) for flip in data["flips"])
+        return cls(**{**data, "kl_nats": kl_nats, "flips": flips})
+
 
 @dataclass(frozen=True, slots=True)
 class OutputVerdict:
     """One output over all real judged samples.
 
     ``scale`` is S, the largest magnitude of the reference; errors are in units of u·S. An output of
-    integers or booleans has no scale: ``different`` counts its unequal elements.
-    ``per_sample_error_u``: at most 512 numbers, each the worst of its stretch of samples.
+    integers or booleans has no scale: ``different`` counts its unequal elements, ``excused`` those whose
+    scores tie. ``per_sample_error_u``: at most 512 numbers, each the worst of its stretch of samples.
+    ``statistics``: what `rejudge.py` needs, as JSON.
     """
 
     name: str
@@ -102,6 +114,8 @@ class OutputVerdict:
     axes: tuple[AxisSlices, ...] = ()
     decisions: DecisionVerdict | None = None
     failures: tuple[Failure, ...] = ()
+    excused: int = 0
+    statistics: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -134,10 +148,12 @@ class OutputVerdict:
             "worst_slice": worst
             and {"axis": worst.axis, "index": worst.worst_index, "db": finite(worst.worst_db)},
             "different": self.different,
+            "excused": self.excused,
             "per_sample_error_u": [finite(value) for value in self.per_sample_error_u],
             "axes": [axis.to_json() for axis in self.axes],
             "decisions": self.decisions and self.decisions.to_json(),
             "failures": [asdict(failure) for failure in self.failures],
+            "statistics": dict(self.statistics),
         }
 
 
@@ -159,10 +175,49 @@ class AdversarialVerdict:
         numbers = {"max_error_u": finite(self.max_error_u), "sqnr_db": finite(self.sqnr_db)}
         return asdict(self) | numbers | {"passed": not self.failures, "exact": self.max_error_u == 0.0}
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "AdversarialVerdict":
+        """What had no bound is infinite again."""
+        error, noise = data["max_error_u"], data["sqnr_db"]
+        return cls(
+            input=data["input"],
+            output=data["output"],
+            max_error_u=math.inf if error is None else error,
+            sqnr_db=(math.inf if data["exact"] else -math.inf) if noise is None else noise,
+            different=data["different"],
+            failures=tuple(Failure(**failure) for failure in data["failures"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Why one output is as it is, told by a half without limits of range (11 bits of mantissa, FP32 exponent).
+
+    ``verdict``: ``equal`` (the half passes), ``range`` (only the half fails: overflow or underflow, cured by
+    FP32 nodes), ``precision`` (the floor fails too: rounding alone is too much), ``unknown`` (nothing to
+    compare). ``floor_u`` is the error that no conversion of these nodes can beat, ``distance`` the half's
+    error over it. ``override``: the limits that would accept the half; empty where none should.
+    """
+
+    output: str
+    verdict: str
+    error_u: float
+    floor_u: float
+    distance: float
+    message: str
+    override: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        numbers = {key: finite(getattr(self, key)) for key in ("error_u", "floor_u", "distance")}
+        return asdict(self) | numbers
+
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """The gate's answer for one form. ``dropped`` names adversarial inputs whose reference is not finite."""
+    """The gate's answer for one form. ``dropped`` names adversarial inputs without a finite reference.
+
+    ``diagnoses``, one for each output, are there once `diagnosis.py` has compared the half with its floor.
+    """
 
     dtype: str
     u: float
@@ -173,6 +228,7 @@ class ParityReport:
     dropped: tuple[str, ...] = ()
     overrides: Mapping[str, float] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
+    diagnoses: tuple[Diagnosis, ...] = ()
 
     @property
     def all_failures(self) -> tuple[Failure, ...]:
@@ -201,7 +257,10 @@ class ParityReport:
         """One line for a terminal or a log."""
         if not self.passed:
             first, *others = self.all_failures
-            return f"refused: {first.message}" + (f" (and {len(others)} more)" if others else "")
+            more = f" (and {len(others)} more)" if others else ""
+            told = [found for found in self.diagnoses if found.verdict in ("range", "precision")]
+            why = f". Verdict {told[0].verdict}: {told[0].message}" if told else ""
+            return f"refused: {first.message}{more}{why}"
         worst = max(self.outputs, key=lambda output: output.max_error_u)
         error = "no error" if worst.exact else f"{worst.max_error_u:.2f}u of {worst.limit_u:g}u"
         noise = f", {self.sqnr_db:.1f} dB" if math.isfinite(self.sqnr_db) else ""
@@ -225,4 +284,5 @@ class ParityReport:
             "adversarial": [verdict.to_json() for verdict in self.adversarial],
             "dropped": list(self.dropped),
             "failures": [asdict(failure) for failure in self.all_failures],
+            "diagnoses": [found.to_json() for found in self.diagnoses],
         }

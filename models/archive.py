@@ -30,7 +30,7 @@ _MEMBER = re.compile(
 )
 _TARGET = re.compile(
     r"(torch\.ops\.(?!aten\.(save|from_file)\.)(aten|prims)\.\w+\.\w+|_operator\.\w+|math\.\w+|"
-    r"torch\.ops\.higher_order\.(wrap_with_autocast|wrap_with_set_grad_enabled|cond|while_loop|scan)|"
+    r"torch\.ops\.higher_order\.(wrap_with_autocast|wrap_with_set_grad_enabled|cond|while_loop|scan|map_impl)|"
     r"torch\.sym_(int|float|max|min|not|ite|sqrt|sum)|torch\._sym_sqrt)"
 )
 # A shape expression, as sympy's srepr writes it: these words, symbols and numbers; no other name.

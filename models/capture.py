@@ -19,11 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.numpy import save_file
+from safetensors.torch import load_file
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from .archive import load_program
+from .capture_regions import foreign_op, inline_regions
 from .errors import BadFolder, CaptureFailed
 from .package import ModelFolder
+from .program import source_line, walk
 from .spec import Dim, ModelSpec, TensorSpec
 
 CHILD = Path(__file__).with_name("capture_child.py")
@@ -52,6 +56,11 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray], limits: Limi
     ``samples`` holds one array per input, samples first. Raises CaptureFailed with the tail of the user's
     own traceback where the code raises, hangs, eats memory, or cannot be traced.
     """
+    if folder.kind == "onnx":
+        raise CaptureFailed(
+            f"{folder.folder / folder.source} is an ONNX file: it is converted as the graph that it is, "
+            "there is no module to capture"
+        )
     limits = limits or Limits(memory_bytes=_most_of_the_memory())
     with tempfile.TemporaryDirectory(prefix="halfeven-capture-") as name:
         out = Path(name)
@@ -62,7 +71,9 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray], limits: Limi
         request = _request(folder, out, limits)
         (out / "request.json").write_text(json.dumps(request))
         result = _run_child(out, folder, limits)
-        program = normalise(load_program(out / "program.pt2"))
+        weights = load_file(out / "weights.safetensors")  # tied ones are stored once and stay one
+        state = {name: weights[stored] for name, stored in result["state"].items()}
+        program = normalise(load_program(out / "program.pt2", state))
     spec = _exact(folder.spec, result["dims"]).with_max_batch_size(result["max_batch_size"])
     _check_outputs(program, spec)
     return Captured(program, spec, tuple(result["notes"]))
@@ -71,18 +82,22 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray], limits: Limi
 def normalise(program: ExportedProgram) -> ExportedProgram:
     """Take out what ties a program to where and in which dtype it was captured.
 
-    ``_assert_tensor_metadata`` pins dtypes and devices. Dropout stays: training needs it (`program.runnable`
-    leaves it out). Raises CaptureFailed for a region that the policy cannot look into yet.
+    ``_assert_tensor_metadata`` pins dtypes and devices. Regions are taken in (`capture_regions`), control flow
+    stays. Dropout stays: training needs it (`program.runnable` leaves it out). Raises CaptureFailed for a
+    construct with a body that is not known.
     """
-    for node in list(program.graph.nodes):
+    inline_regions(program)
+    for name, node in list(walk(program.graph_module)):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
-            program.graph.erase_node(node)
-        elif isinstance(node.target, torch._ops.HigherOrderOperator):
+            node.graph.erase_node(node)
+        elif (op := foreign_op(node)) is not None:
             raise CaptureFailed(
-                f"the captured program holds '{node.target.name()}', whose body is not converted yet "
-                "(autocast regions and control flow): take it out of forward, or serve the model in FP32"
+                f"the captured program holds '{op}' ('{name}'){source_line(node)}, whose body cannot be "
+                'converted: take it out of forward, or serve the model uncaptured with form = "live"'
             )
-    program.graph_module.recompile()
+    for module in program.graph_module.modules():
+        if isinstance(module, GraphModule):
+            module.recompile()
     return program
 
 

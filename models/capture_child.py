@@ -2,31 +2,40 @@
 
     python -P capture_child.py REQUEST.json
 
-Imports torch and the model folder only, so that neither can meet our package by accident: a folder that
-has its own ``models/`` or ``errors.py`` finds its own. Writes ``program.pt2`` and ``result.json`` into the
-request's ``out`` folder; a failure is a ``result.json`` with the kind, a sentence and the traceback's tail.
+Imports torch, the model folder and its own siblings by their paths only (``capture_sources.py``: the module,
+``capture_autocast.py`` and ``capture_regions.py``: islands, ``capture_check.py``: program against module,
+``capture_failures.py`` and ``capture_nonfinite.py``: what is said), so that neither can meet our package by accident:
+a folder that has its own ``models/`` or ``errors.py`` finds its own. Writes ``program.pt2``, ``weights.safetensors``
+and ``result.json`` into the request's ``out`` folder; a failure is a ``result.json`` with a sentence and the
+traceback's tail.
 """
 
-import importlib.machinery
 import importlib.util
 import inspect
 import json
 import os
 import resource
-import shutil
 import sys
-import traceback
-import types
+import warnings
 import zipfile
 from pathlib import Path
 
-# Largest |program − module| in FP32, and largest |batch n − alone|, as a share of the output's largest value.
-# Kernels may sum in another order at another batch size; anything above is another answer.
-TOLERANCE = 1e-4
+
+def _failures():
+    """``capture_failures.py`` by its path; it finds the others."""
+    name = "_halfeven_capture_failures"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("capture_failures.py"))
+        assert spec and spec.loader
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
 
 
-class Refused(Exception):
-    """A failure that has a sentence of its own (others show the user's traceback)."""
+failures = _failures()
+Refused, first_lines, tail = failures.Refused, failures.first_lines, failures.tail
+checks = failures.sibling("capture_check")
+rows_of, distance, TOLERANCE = checks.rows_of, checks.distance, checks.TOLERANCE
 
 
 def main(request_file):
@@ -35,35 +44,10 @@ def main(request_file):
     try:
         result = capture(request, out)
     except BaseException as error:
-        result = failure(error, request)
+        result = failures.told(error, request)
     (out / "result.json").write_text(json.dumps(result))
     sys.stdout.flush()
     os._exit(0 if "error" not in result else 1)  # user threads and atexit hooks may not hold us back
-
-
-def failure(error, request):
-    if isinstance(error, Refused):
-        return {"error": str(error), "traceback": ""}
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        limit = request["memory_limit_bytes"] / 2**30
-        sentence = f"ran out of memory: the limit for the model's own code is {limit:.1f} GiB"
-    else:
-        sentence = f"{type(error).__name__}: {first_lines(error)}"
-    return {"error": sentence, "traceback": tail(error, request)}
-
-
-def first_lines(error):
-    return "\n".join(str(error).strip().splitlines()[:12])
-
-
-def tail(error, request):
-    """The last frames of the user's own code and the very last one: between them lie torch's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    roots = [Path(root).resolve() for root in (request["folder"], *request["path"])]
-    own = [frame for frame in frames if set(roots) & set(Path(frame.filename).parents)]
-    shown = own[-6:] or frames[-6:]
-    shown += [frame for frame in frames[-1:] if frame not in shown]
-    return "Traceback (most recent call last):\n" + "".join(traceback.format_list(shown))[-4000:]
 
 
 def capture(request, out):
@@ -75,16 +59,43 @@ def capture(request, out):
     sys.path[:0] = [str(folder), *request["path"]]
     torch.backends.mha.set_fastpath_enabled(False)  # its fused op would hide the layers from the policy
     torch.manual_seed(0)
-    module = build(torch, request, folder)
-    notes = load_weights(torch, module, request["weights"])
-    notes += widen(torch, module)
     samples = load_samples(request)
+    with failures.sibling("capture_autocast").whole_in_fp32() as regions:
+        program, notes, facts = trace(torch, request, samples)
+    notes += [*sorted(regions), *facts["notes"]]
+    state = save(torch, program, out)
+    largest = facts["max_batch_size"]
+    return {"notes": notes, "max_batch_size": largest, "dims": dims(program), "state": state}
+
+
+def trace(torch, request, samples):
+    """The checked program of the request's source; of a transformers model in the attention that can be traced."""
+    if not request["source"].startswith("hf:"):
+        return attempt(torch, request, samples, None)
+    try:
+        return attempt(torch, request, samples, "sdpa")
+    except Exception as error:
+        sdpa = error
+    try:
+        program, notes, facts = attempt(torch, request, samples, "eager")
+    except Exception:
+        raise sdpa from None
+    return program, [*notes, f"written with eager attention: sdpa gave {type(sdpa).__name__}"], facts
+
+
+def attempt(torch, request, samples, attention):
+    module = build(torch, request, Path(request["folder"]), attention)
+    failures.sibling("capture_autocast").see_transformers()
+    sources = failures.sibling("capture_sources")
+    notes = sources.half_in_checkpoint(request, Path(request["folder"]))
+    notes += sources.load_weights(failures, torch, module, request["weights"])
+    notes += widen(torch, module)
     flat = Flat(module, request)
     with torch.no_grad():
         program = export(torch, flat, samples, request)
+        refuse_lacking(module, program)
         facts = check(torch, flat, program, samples, request)
-    save(torch, program, out / "program.pt2")
-    return {"notes": notes + facts["notes"], "max_batch_size": facts["max_batch_size"], "dims": dims(program)}
+    return program, notes, facts
 
 
 def limit_memory(limit):
@@ -92,46 +103,26 @@ def limit_memory(limit):
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def build(torch, request, folder):
-    file, _, function = request["source"].partition(":")
-    path = folder / file
-    sys.modules[path.stem] = user_module = types.ModuleType(path.stem)
-    loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
-    user_module.__spec__ = importlib.util.spec_from_loader(path.stem, loader)
-    user_module.__file__ = str(path)
-    loader.exec_module(user_module)
-    if not callable(getattr(user_module, function, None)):
-        raise Refused(f"{file} has no function '{function}', which source = {request['source']!r} names")
-    module = getattr(user_module, function)()
-    if not isinstance(module, torch.nn.Module):
-        raise Refused(f"{file}:{function}() must give a torch.nn.Module, it gave {type(module).__name__}")
-    return module.eval().requires_grad_(False)
-
-
-def load_weights(torch, module, weights):
-    if weights is None:
-        return []
-    if weights.endswith(".safetensors"):
-        from safetensors.torch import load_file
-
-        state = load_file(weights)
-    else:
-        state = torch.load(weights, map_location="cpu", weights_only=True)
-    wide = {name: t.float() if t.dtype in (torch.half, torch.bfloat16) else t for name, t in state.items()}
-    try:
-        module.load_state_dict(wide, strict=True)
-    except RuntimeError as error:
-        raise Refused(f"{Path(weights).name} does not fit the module: {first_lines(error)}") from None
-    narrow = sum(state[name].dtype != wide[name].dtype for name in state)
-    return [f"{narrow} half-precision tensors of {Path(weights).name} were widened to FP32"] if narrow else []
+def build(torch, request, folder, attention="sdpa"):
+    """The module that the request's source gives, in evaluation and without gradients."""
+    return failures.sibling("capture_sources").build(failures, torch, request, folder, attention)
 
 
 def widen(torch, module):
-    half = [name for name, t in module.state_dict().items() if t.dtype in (torch.half, torch.bfloat16)]
-    if half:
-        module.float()
-        return [f"{len(half)} half-precision tensors of the module were widened to FP32"]
-    return []
+    return failures.sibling("capture_sources").widen(torch, module)
+
+
+def refuse_lacking(module, program):
+    """A checkpoint without a weight that the answers need would give random ones."""
+    lacking = set(getattr(module, "lacking", ()))
+    users = {node.name: node.users for node in program.graph.nodes if node.op == "placeholder"}
+    needed = [
+        spec.target
+        for spec in program.graph_signature.input_specs
+        if spec.target in lacking and users[spec.arg.name]
+    ]
+    if needed:
+        raise Refused(f"the checkpoint has no weights for {needed[:5]}, which the outputs need")
 
 
 def load_samples(request):
@@ -178,13 +169,12 @@ class Flat:
         return answer
 
 
-def rows_of(samples, rows, request, start=0):
-    """``rows`` samples from ``start`` on, wrapping around; one sample without its axis where not batched."""
-    import torch
+def check(torch, flat, program, samples, request):
+    return checks.check(failures, torch, flat, program, samples, request)
 
-    if request["max_batch_size"] == 0:
-        return [tensor[start % len(tensor)] for tensor in samples]
-    return [tensor[(torch.arange(rows) + start) % len(tensor)] for tensor in samples]
+
+def batch_gap(torch, run, samples, request):
+    return checks.batch_gap(failures, torch, run, samples, request)
 
 
 def export(torch, flat, samples, request):
@@ -194,7 +184,23 @@ def export(torch, flat, samples, request):
         {axis: dim(torch, spec, axis, batched, request) for axis in range(tensor.ndim)}
         for spec, tensor in zip(request["inputs"], example, strict=True)
     )
-    return torch.export.export(flat.module, tuple(example), dynamic_shapes={"tensors": dynamic}, strict=False)
+
+    try:
+        return exported(torch, flat.module, example, dynamic)
+    except Exception as error:
+        failures.where_specialised(error, request, lambda: exported(torch, flat.module, example, dynamic))
+        raise
+
+
+def exported(torch, module, example, dynamic):
+    """The program with its regions taken in; traced again where one left casts (for the CPU, in control flow)."""
+    regions = failures.sibling("capture_regions")
+    program = torch.export.export(module, tuple(example), dynamic_shapes={"tensors": dynamic}, strict=False)
+    if regions.has_casts(program):
+        again = program.module(check_guards=False)
+        program = torch.export.export(again, tuple(example), dynamic_shapes=dynamic, strict=False)
+    regions.inline_regions(program)
+    return program
 
 
 def dim(torch, spec, axis, batched, request):
@@ -211,72 +217,44 @@ def dim(torch, spec, axis, batched, request):
     return torch.export.Dim.AUTO(min=low, max=high) if high else torch.export.Dim.AUTO
 
 
-def check(torch, flat, program, samples, request):
-    """Hold the program against the module at batch sizes 1, 2, 3 and max, and rows against themselves alone."""
-    run = program.module(check_guards=False)
-    largest = request["max_batch_size"]
-    notes = []
-    batches = sorted({b for b in (1, 2, 3, largest) if 0 < b <= largest}) or [1]
-    for rows in batches:
-        inputs = rows_of(samples, rows, request)
-        mine, theirs = run(*inputs), flat.module(*inputs)
-        for name, program_out, module_out in zip(request["outputs"], mine, theirs, strict=True):
-            gap = distance(torch, program_out, module_out)
-            if not gap <= TOLERANCE:
-                raise Refused(
-                    f"the captured program does not answer as the module does: output '{name}' at batch size "
-                    f"{rows} differs by {gap:.3g} of its largest value; is something in forward random, "
-                    "or does it keep state?"
-                )
-    if largest > 1 and (gap := batch_gap(torch, run, samples, request)) > TOLERANCE:
-        notes.append(
-            f"answers in a batch differ from answers alone by {gap:.3g} of the largest value: "
-            "max_batch_size was set to 1"
-        )
-        largest = 1
-    return {"notes": notes, "max_batch_size": largest}
+def save(torch, program, out):
+    """Weights once, as safetensors; the archive without them and without its sample inputs, which are a pickle.
 
+    Gives the name under which each entry of the state dict is stored: tied ones share it.
+    """
+    from safetensors.torch import save_file
 
-def batch_gap(torch, run, samples, request):
-    rows = min(request["max_batch_size"], 4)
-    together = run(*rows_of(samples, rows, request))
-    worst = 0.0
-    for row in range(rows):
-        alone = run(*rows_of(samples, 1, request, start=row))
-        for one, many in zip(alone, together, strict=True):
-            if many.ndim == 0 or many.shape[0] != rows:
-                raise Refused(
-                    f"an output has shape {list(many.shape)} for a batch of {rows}: its first axis must be "
-                    "the batch; set max_batch_size = 0 for a model that is not batched"
-                )
-            worst = max(worst, distance(torch, many[row : row + 1], one, many))
-    return worst
-
-
-def distance(torch, one, other, scale_of=None):
-    """Largest difference as a share of the largest value; infinite where shapes, dtypes or NaNs differ."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return float("inf")
-    if not one.is_floating_point():
-        return 0.0 if torch.equal(one, other) else float("inf")
-    if not torch.equal(torch.isfinite(one), torch.isfinite(other)):
-        return float("inf")
-    one, other = (torch.nan_to_num(t.double(), 0.0, 0.0, 0.0) for t in (one, other))
-    scale = torch.nan_to_num((other if scale_of is None else scale_of).double(), 0.0, 0.0, 0.0).abs()
-    largest = float(scale.max()) if scale.numel() else 0.0
-    gap = float((one - other).abs().max()) if one.numel() else 0.0
-    return gap if largest == 0.0 else gap / largest
-
-
-def save(torch, program, path):
-    """The archive with its sample inputs emptied: they are a pickle, and the other side opens none."""
-    torch.export.save(program, path.with_suffix(".full.pt2"))
-    with zipfile.ZipFile(path.with_suffix(".full.pt2")) as full, zipfile.ZipFile(path, "w") as bare:
+    stored, tensors, seen = {}, {}, {}
+    for name, tensor in program.state_dict.items():
+        place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        stored[name] = seen.setdefault(place, name) if tensor.numel() else name
+        if stored[name] == name:
+            tensors[name] = tensor.detach().contiguous()
+    save_file(whole_storages(tensors), out / "weights.safetensors")
+    for name, tensor in program.state_dict.items():
+        stub = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        program.state_dict[name] = torch.nn.Parameter(stub, requires_grad=False) if is_parameter else stub
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that an expanded stub is not a complete tensor
+        torch.export.save(program, out / "full.pt2")
+    with zipfile.ZipFile(out / "full.pt2") as full, zipfile.ZipFile(out / "program.pt2", "w") as bare:
         for item in full.infolist():
-            with full.open(item) as source, bare.open(item, "w", force_zip64=True) as target:
-                if "/sample_inputs/" not in item.filename:
-                    shutil.copyfileobj(source, target)
-    path.with_suffix(".full.pt2").unlink()
+            if "/sample_inputs/" not in item.filename:
+                bare.writestr(item, full.read(item))
+            else:
+                bare.writestr(item, b"")
+    (out / "full.pt2").unlink()
+    return stored
+
+
+def whole_storages(tensors):
+    """Each tensor alone in its storage, as safetensors wants it: copied where it is a view beside others."""
+    storages = [tensor.untyped_storage().data_ptr() for tensor in tensors.values()]
+    return {
+        name: tensor.clone() if storages.count(storage) > 1 else tensor
+        for (name, tensor), storage in zip(tensors.items(), storages, strict=True)
+    }
 
 
 def dims(program):

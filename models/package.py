@@ -50,7 +50,10 @@ class Precision:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A folder that was read: ``source`` is ``file.py:function``; nothing in it has been run."""
+    """A folder that was read; nothing in it has been run.
+
+    ``source`` is ``file.py:function``, ``hf:folder`` (transformers), ``program.pt2`` or ``model.onnx``.
+    """
 
     folder: Path
     source: str
@@ -59,6 +62,21 @@ class ModelFolder:
     samples: Path | None
     spec: ModelSpec
     precision: Precision
+
+    @property
+    def kind(self) -> str:
+        """What the source is: "python", "hf", "program" or "onnx"."""
+        if self.source.startswith("hf:"):
+            return "hf"
+        return {".pt2": "program", ".onnx": "onnx"}.get(Path(self.source).suffix, "python")
+
+    @property
+    def source_files(self) -> tuple[Path, ...]:
+        """The files that the source names; of a transformers folder the configuration and the weights."""
+        if self.kind != "hf":
+            return (self.folder / self.source.partition(":")[0],)
+        inside = self.folder / self.source.removeprefix("hf:")
+        return (inside / "config.json", *sorted(inside.glob("*.safetensors")))
 
 
 def read_folder(folder: Path) -> ModelFolder:
@@ -201,13 +219,25 @@ class _Reader:
         return picture
 
     def source(self, source: str) -> str:
-        if not re.fullmatch(r"[^:]+\.py:[A-Za-z_]\w*", source):
+        if source.startswith("hf:"):
+            return self.transformers(source)
+        if not re.fullmatch(r"[^:]+\.py:[A-Za-z_]\w*|[^:]+\.(pt2|onnx)", source):
             raise self.error(
-                f"source = {source!r}: expected a Python file and a function, such as 'model.py:build'; "
-                "ONNX files, exported programs and transformers folders are not taken yet"
+                f"source = {source!r}: expected a Python file and a function, such as 'model.py:build', "
+                "an exported program ('program.pt2'), an ONNX file ('model.onnx') or a transformers folder ('hf:.')"
             )
-        file = source.partition(":")[0]
-        self.existing(file, "source", None)
+        self.existing(source.partition(":")[0], "source", None)
+        return source
+
+    def transformers(self, source: str) -> str:
+        """A folder with config.json and safetensors weights, as ``save_pretrained`` writes it."""
+        folder = self.file.parent / source.removeprefix("hf:")
+        for pattern in ("config.json", "*.safetensors"):
+            if not folder.is_dir() or not any(folder.glob(pattern)):
+                raise self.error(
+                    f"source = {source!r}: there is no {pattern} in {folder}; expected a local transformers "
+                    "folder, as model.save_pretrained() writes it (no name of a hub, no pickled weights)"
+                )
         return source
 
     def existing(self, value: Any, key: str, default: str | None) -> Path | None:

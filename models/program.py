@@ -1,5 +1,6 @@
 """An exported program made ready to run: a plain graph of ATen calls, inputs and outputs in the spec's order."""
 
+import re
 from collections.abc import Iterator
 
 import torch
@@ -7,6 +8,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
 
+_FRAME = re.compile(r'File "([^"<]+)", line (\d+), in [^\n]*\n +([^\n]+)')
 _DROPOUTS = (torch.ops.aten.dropout.default, torch.ops.aten.feature_dropout.default)
 
 
@@ -19,14 +21,17 @@ def runnable(program: ExportedProgram) -> GraphModule:
     module = program.module(check_guards=False)
     assert isinstance(module, GraphModule)
     graph = module.graph
-    for node in list(graph.nodes):
+    for _, node in list(walk(module)):
         if node.target in _DROPOUTS and node.args[2] is False:
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
+            node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+            node.graph.erase_node(node)
         elif node.target is torch.ops.aten._assert_tensor_metadata.default or (
             node.op == "get_attr" and not node.users
         ):
-            graph.erase_node(node)
+            node.graph.erase_node(node)
+    for body in module.modules():
+        if isinstance(body, GraphModule) and body is not module:
+            body.recompile()
     module._forward_pre_hooks.clear()  # the range check of every call
     module._forward_pre_hooks_with_kwargs.clear()
     graph.set_codegen(CodeGen())
@@ -44,3 +49,10 @@ def walk(module: GraphModule, prefix: str = "") -> Iterator[tuple[str, Node]]:
         if isinstance(body, GraphModule):
             yield from walk(body, f"{prefix}{node.target}.")
         yield prefix + node.name, node
+
+
+def source_line(node: Node) -> str:
+    """ " at FILE:LINE (`code`)": the line outside of torch that a node was traced from; empty where unknown."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    users = [frame for frame in frames if "/torch/" not in frame[0] and not frame[0].startswith("torch/")]
+    return f" at {users[-1][0]}:{users[-1][1]} (`{users[-1][2].strip()}`)" if users else ""

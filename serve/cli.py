@@ -80,6 +80,9 @@ def convert(
     new_signature: Annotated[
         bool, typer.Option("--new-signature", help="Inputs or outputs changed.")
     ] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="Look for nodes to keep in FP32 at O3 too.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Capture, convert, prove and publish a model folder."""
@@ -89,7 +92,9 @@ def convert(
         from ..exporters.report import render_terminal
         from .history import store_at
 
-        options = Options(_forms(form), level, dtype, tuple(keep or ()), samples, new_signature)
+        options = Options(
+            _forms(form), level, dtype, tuple(keep or ()), samples, new_signature, search=search
+        )
         with errors.status("converting") as status:
             done = convert(folder, store_at(store), options, status.update)
         if report is not None:

@@ -26,6 +26,8 @@ from .duty import OnDuty
 
 logger = logging.getLogger("halfeven.roster")
 T = TypeVar("T")
+HALVES = {"torch": "half.pt2", "onnx": "half.onnx", "live": "live.json"}
+WHOLES = {"torch": "whole.pt2", "onnx": "whole.onnx", "live": "live.json"}
 HALF_MUST_GAIN = 1.1  # times as fast as the best whole, or the whole serves
 
 
@@ -64,7 +66,7 @@ def make_ready(version: Version, place: Place, relieves: OnDuty | None = None) -
         raise NotReady(f"{version}: {reason}; version {relieves.version} stays on duty")
     if refusals and not place.fallback:
         raise NotReady(f"{version}: {reason}; serving its FP32 whole is forbidden by --fallback none")
-    wanted_form = spec.form in ("torch", "onnx")
+    wanted_form = spec.form in HALVES
     if halves and wanted_form:
         chosen, why = halves[0], f"form = {spec.form!r} asks for it"
         _warm(spec, samples, chosen, place)
@@ -86,7 +88,7 @@ def _proven_halves(
     """The halves that may serve here (the form that the spec asks for alone, where it does), and refusals."""
     if version.manifest["half"] is None:
         return [], []
-    forms = [spec.form] if spec.form in ("torch", "onnx") else ["torch", "onnx"]
+    forms = [spec.form] if spec.form in HALVES else ["torch", "onnx"]
     proven, refusals = [], []
     for form in forms:
         if form not in version.manifest["forms"]:
@@ -112,15 +114,14 @@ def _proven(version: Version, samples: Samples, form: str, place: Place) -> _Can
     except BaseException:
         place.call(engine.close)
         raise
-    return _Candidate(engine, "half.onnx" if form == "onnx" else "half.pt2")
+    return _Candidate(engine, HALVES[form])
 
 
 def _wholes(version: Version, spec: ModelSpec, place: Place) -> Iterator[_Candidate]:
     """The FP32 forms that may serve: the one that the spec asks for, or every one there is."""
-    forms = {"torch": "whole.pt2", "onnx": "whole.onnx"}
-    wanted = [spec.form] if spec.form in forms and version.has(forms[spec.form]) else list(forms)
+    wanted = [spec.form] if spec.form in WHOLES and version.has(WHOLES[spec.form]) else list(WHOLES)
     for form in wanted:
-        if version.has(forms[form]):
+        if version.has(WHOLES[form]):
             load: Callable[[], Engine] = partial(load_whole, version, form, place.device)
             try:
                 engine = place.call(load)
@@ -128,7 +129,7 @@ def _wholes(version: Version, spec: ModelSpec, place: Place) -> Iterator[_Candid
                 if form == wanted[0]:
                     raise
                 continue  # another whole is there; the provider that is missing is named by `doctor`
-            yield _Candidate(engine, forms[form])
+            yield _Candidate(engine, WHOLES[form])
 
 
 def _fastest(

@@ -3,10 +3,12 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from halfeven.models import capture_child
 from halfeven.models.capture import normalise
+from halfeven.models.capture_autocast import see_transformers, whole_in_fp32
 from halfeven.models.datatypes import DATATYPES
 from halfeven.models.program import runnable
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
@@ -37,10 +39,11 @@ def whole(
 ) -> Whole:
     """Capture ``module`` on ``inputs`` (samples first) with a free batch; ``free``: further free axes of all."""
     torch.backends.mha.set_fastpath_enabled(False)  # as the child does
+    see_transformers()
     module = module.eval().requires_grad_(False)
     specs = [_spec(name, tensor, free or {}) for name, tensor in inputs.items()]
     samples = list(inputs.values())
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings(), whole_in_fp32():
         warnings.simplefilter("ignore")  # torch warns of the weights of recurrent nets
         answer = module(**inputs)
         names = [f"y{i}" for i in range(len(answer) if isinstance(answer, tuple) else 1)]
@@ -48,6 +51,8 @@ def whole(
             "inputs": [{"name": t.name, "dims": [[d.minimum, d.maximum] for d in t.shape]} for t in specs],
             "outputs": names,
             "max_batch_size": max_batch_size,
+            "folder": str(Path(__file__).parent),  # whose lines are told
+            "path": [],
         }
         program = capture_child.export(torch, capture_child.Flat(module, request), samples, request)
     nodes = {node.name: node for node in program.graph.nodes}

@@ -84,6 +84,12 @@ class Admission:
                 "model",
                 f"'{name}' has no version on duty; name one of {self._store.numbers(name)}: '{name}@N'",
             )
+        if parent.spec().form == "live":
+            raise _bad(
+                "model",
+                f"{parent} is served live: it has no captured program that could be trained and converted here; "
+                "train the module yourself and convert its folder with the new weights",
+            )
         learnable_outputs(parent.spec())
         if missing := [file for file in _NEEDED if not parent.has(file)]:
             raise _bad(

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from halfeven.exporters.autocast import CASTS, Autocast, HalfProgram, rewrite, stored_bytes
-from halfeven.exporters.emulation import Emulation
+from halfeven.exporters.dtypes import Typing
+from halfeven.exporters.emulation import Emulation, half_rounding
 from halfeven.exporters.plan import Action, make_plan
 from halfeven.models.archive import load_program, save_program
 from halfeven.models.engines.torch_engine import use_true_fp32
@@ -36,8 +37,14 @@ def converted(name: str, level: str = "O1", dtype: str = "fp16", lists: str = "c
 
 
 def half_of(model: Whole, precision: Precision, lists: str = "cpu") -> HalfProgram:
-    plan = make_plan(runnable(model.program).graph, precision, lists)
+    plan = make_plan(runnable(model.program), precision, lists)
     return rewrite(model.program, plan, model.spec, model.example)
+
+
+def emulation(model: Whole, half: HalfProgram) -> Emulation:
+    module = runnable(model.program)
+    dtypes = Typing(module, model.example).under(half.plan)
+    return Emulation(module, dtypes, half_rounding(half.plan.dtype))
 
 
 def run(program: ExportedProgram, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -313,7 +320,7 @@ def test_the_emulation_is_within_a_rounding_of_true_half(name: str, dtype: str) 
     half = converted(name, dtype=dtype, lists="cuda")
     tensors = list(NETS[name].inputs(6).values())
     with torch.inference_mode():
-        emulated = Emulation(half.program).run(*[tensor.clone() for tensor in tensors])[0]
+        emulated = emulation(captured(name), half).run(*[tensor.clone() for tensor in tensors])[0]
     true, exact = run(half.program, *tensors)[0], run(captured(name).program, *tensors)[0]
     scale, u = exact.abs().max(), torch.finfo(HALF[dtype]).eps / 2
     assert (emulated - true).abs().max() <= 3 * u * scale
@@ -322,8 +329,49 @@ def test_the_emulation_is_within_a_rounding_of_true_half(name: str, dtype: str) 
 
 def test_the_emulation_takes_ops_that_give_several_tensors() -> None:
     module = net(lambda self, x: self.cell(x)[1], cell=nn.LSTMCell(4, 4))
-    half = half_of(whole(module, {"x": torch.randn(8, 4)}), Precision(), "cuda")
+    model = whole(module, {"x": torch.randn(8, 4)})
+    half = half_of(model, Precision(), "cuda")
     x = torch.randn(3, 4)
     with torch.inference_mode():
-        emulated = Emulation(half.program).run(x.clone())[0]
+        emulated = emulation(model, half).run(x.clone())[0]
     torch.testing.assert_close(emulated, run(half.program, x)[0], rtol=1e-2, atol=2e-3)
+
+
+def test_the_inputs_of_a_users_island_are_widened() -> None:
+    """``autocast(enabled=False)`` alone widens nothing: its product of half and FP32 would raise."""
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    model = whole(
+        net(lambda self, x: self.second(self.first(x)) * 2.0, first=first, second=second),
+        {"x": torch.randn(8, 4)},
+    )
+    module = runnable(model.program)
+    for node in module.graph.nodes:
+        if node.name in ("linear_1", "mul"):
+            node.meta["custom"] = {"halfeven_island": "autocast(enabled=False)"}
+    half = rewrite(model.program, make_plan(module, Precision("O3")), model.spec, model.example, module)
+    assert [dtype_of(node) for node in calls(half.program, "linear.default")] == [torch.half, torch.float32]
+    x = torch.randn(3, 4)
+    with torch.inference_mode():
+        hidden = F.linear(x.half(), first.weight.half(), first.bias.half()).float()
+        assert torch.equal(run(half.program, x)[0], second(hidden) * 2.0)
+
+
+def test_there_and_back_is_not_cast_at_all() -> None:
+    """A half tensor that the user widens and a product reads in half again."""
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    model = whole(
+        net(lambda self, x: self.second(self.first(x).to(torch.float16).float()), first=first, second=second),
+        {"x": torch.randn(8, 4)},
+    )
+    half = half_of(model, Precision())
+    assert len(casts(half.program)) == 3, "the input, the user's own, the output"
+    x = torch.randn(3, 4)
+    assert torch.equal(run(half.program, x)[0], live(model.program, torch.half, x)[0].float())
+
+
+def test_a_prepared_whole_is_left_as_it_is() -> None:
+    model = captured("tied")
+    module = runnable(model.program)
+    before, weights = str(module.graph), {n: t.dtype for n, t in module.state_dict().items()}
+    rewrite(model.program, make_plan(module, Precision()), model.spec, model.example, module)
+    assert (str(module.graph), {n: t.dtype for n, t in module.state_dict().items()}) == (before, weights)

@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 import torch.nn.functional as F
+from halfeven.exporters import onnx as onnx_form
 from halfeven.exporters.autocast import rewrite
 from halfeven.exporters.onnx import write_onnx
 from halfeven.exporters.plan import make_plan
@@ -33,12 +34,12 @@ def captured(name: str) -> Whole:
 
 
 def half_of(model: Whole, level: str = "O1") -> ExportedProgram:
-    plan = make_plan(runnable(model.program).graph, Precision(level))
+    plan = make_plan(runnable(model.program), Precision(level))
     return rewrite(model.program, plan, model.spec, model.example).program
 
 
 def written(model: Whole, path: Path, program: ExportedProgram | None = None) -> onnx.ModelProto:
-    write_onnx(program or model.program, model.spec, path, model.example, {"precision": "fp16"})
+    write_onnx(program or model.program, model.spec, path, {"precision": "fp16"})
     return onnx.load(path)
 
 
@@ -231,6 +232,46 @@ def test_a_file_is_self_contained_and_plain(name: str, tmp_path: Path) -> None:
     }
     assert {tensor.name for tensor in made.graph.initializer} <= read
     assert {prop.key: prop.value for prop in made.metadata_props}["halfeven.precision"] == "fp16"
+
+
+def test_large_weights_stand_beside_the_file_and_are_found_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they do above protobuf's limit of 2 GiB, lowered here."""
+    model = captured("mlp")
+    written(model, tmp_path / "plain.onnx")
+    monkeypatch.setattr(onnx_form, "SELF_CONTAINED_BELOW", 64)
+    written(model, tmp_path / "large.onnx")
+    assert {path.name for path in tmp_path.iterdir()} == {"plain.onnx", "large.onnx", "large.onnx.data"}
+    kept = onnx.load(tmp_path / "large.onnx", load_external_data=False).graph.initializer
+    assert [t.data_location for t in kept if np.prod(t.dims) > 64] == [onnx.TensorProto.EXTERNAL]
+    x = torch.randn(5, 8)
+    plain, large = (answers(tmp_path / f"{name}.onnx", x)[0] for name in ("plain", "large"))
+    assert np.array_equal(plain, large)
+
+
+def test_nothing_is_left_of_a_file_that_is_not_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str, full_check: bool) -> None:
+        raise ValueError(f"{Path(path).name} is not valid")
+
+    monkeypatch.setattr(onnx.checker, "check_model", refuse)
+    monkeypatch.setattr(onnx_form, "SELF_CONTAINED_BELOW", 64)
+    with pytest.raises(ExportFailed, match=r"whole.onnx is not valid.*--form torch"):
+        written(captured("mlp"), tmp_path / "whole.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_inner_free_dimensions_have_the_names_of_the_inputs(tmp_path: Path) -> None:
+    free = {1: Dim(1, None, "length")}
+    model = whole(NETS["encoder"].build(), NETS["encoder"].inputs(8), free)
+    graph = written(model, tmp_path / "whole.onnx").graph
+    names = {dim for value in graph.value_info for dim in dims(value) if str(dim).isidentifier()}
+    assert names == {"batch", "length"}
+
+
+def test_no_path_of_the_machine_that_wrote_it_is_in_the_file(tmp_path: Path) -> None:
+    written(captured("digits"), tmp_path / "whole.onnx")
+    assert b".py" not in (tmp_path / "whole.onnx").read_bytes()
 
 
 def test_what_cannot_be_written_is_told_with_the_way_out(tmp_path: Path) -> None:

@@ -2,11 +2,20 @@
 
 import json
 import math
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
-from halfeven.exporters.parity import UNIT_ROUNDOFF, judge, judge_output, min_sqnr_db
+from halfeven.exporters.decisions import Decisions
+from halfeven.exporters.parity import (
+    UNIT_ROUNDOFF,
+    judge,
+    judge_output,
+    measure,
+    min_sqnr_db,
+    verdict_of,
+)
 from halfeven.exporters.trial import Pair, Trial
 from halfeven.exporters.verdict import OutputVerdict
 from halfeven.models.spec import Dim, ModelSpec, ParityLimits, TensorSpec
@@ -75,8 +84,9 @@ def test_equal_answers_pass_with_no_error(random):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_candidate_that_is_not_finite_where_the_whole_is_fails(random, value):
     reference, candidate = placed(random, 0.5, other=value)
-    verdict = judged(reference, candidate, limits=LOOSE)
+    verdict = judged(reference, candidate, limits=LOOSE, kind="logits")
     assert rules(verdict) == ["masks"] and verdict.max_error_u == math.inf
+    assert verdict.decisions is None  # nothing is read off numbers that are none
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -172,7 +182,8 @@ def test_an_integer_may_differ_only_where_its_scores_tie(random):
     candidate, ties = reference.copy(), np.zeros((5, 6), bool)
     candidate[1, 1] += 1
     ties[1, 1] = True
-    assert judged(reference, candidate, datatype="INT64", ties=ties).passed
+    excused = judged(reference, candidate, datatype="INT64", ties=ties)
+    assert excused.passed and (excused.excused, excused.different) == (1, 0)
     assert not judged(reference, candidate, datatype="INT64", ties=~ties).passed
 
 
@@ -225,10 +236,25 @@ def test_noise_at_the_minimum_ratio_passes_and_just_below_fails(random):
         assert rules(judged(reference, candidate, limits=limits, datatype="FP64")) == expected
 
 
+def test_a_ratio_that_is_exactly_the_minimum_passes_and_the_next_number_above_fails(random):
+    reference = numbers(random, 20, 9).astype(np.float64)
+    candidate = reference + 0.01 * numbers(random, 20, 9)
+    seen = judged(reference, candidate, limits=LOOSE, datatype="FP64")
+    worst = min(axis.worst_db for axis in seen.axes)
+    for pooled, slices, expected in (
+        (seen.sqnr_db, worst, []),
+        (math.nextafter(seen.sqnr_db, math.inf), worst, ["sqnr"]),
+        (seen.sqnr_db, math.nextafter(worst, math.inf), ["slice_sqnr"]),
+    ):
+        limits = ParityLimits(1e9, pooled, slices)
+        assert rules(judged(reference, candidate, limits=limits, datatype="FP64")) == expected
+
+
 def test_the_default_ratio_follows_u_and_an_override_wins():
     assert min_sqnr_db(ParityLimits(), FP16) == pytest.approx(56.23, abs=0.01)
     assert min_sqnr_db(ParityLimits(), BF16) == pytest.approx(38.16, abs=0.01)
     assert min_sqnr_db(ParityLimits(min_sqnr_db=12.0), FP16) == 12.0
+    assert min_sqnr_db(ParityLimits(min_sqnr_db=0.0), FP16) == 0.0
 
 
 @pytest.mark.parametrize("axis", [1, 2])
@@ -304,6 +330,16 @@ def test_where_the_whole_is_zero_the_half_must_be(random):
     assert rules(verdict) == ["max_error", "sqnr"] and verdict.max_error_u == math.inf
 
 
+def test_the_errors_are_told_in_the_samples_order_however_they_were_asked(random):
+    reference = np.ones((5, 3))
+    pairs = []
+    for sample in (3, 0, 4, 1, 2):
+        candidate = reference[:1] + sample * FP16
+        pairs.append(Pair((sample,), reference[:1], candidate))
+    spec = tensor(3, datatype="FP64")
+    assert judge_output(spec, pairs, LOOSE, "fp16").per_sample_error_u == (0.0, 1.0, 2.0, 3.0, 4.0)
+
+
 def test_an_error_in_any_batch_size_decides_and_s_is_over_all(random):
     reference = numbers(random, 8, 6)
     reference[0, 0] = 100.0
@@ -358,6 +394,15 @@ def test_changed_first_choices_are_counted_and_listed_with_their_margin(random):
         found = [(flip.sample, flip.position, flip.whole, flip.half) for flip in verdict.decisions.flips]
         assert found == [(row, (), 0, 1) for row in range(3)]
         assert [flip.margin for flip in verdict.decisions.flips] == pytest.approx(margins, rel=1e-6)
+
+
+def test_a_share_of_flips_that_is_the_limit_passes_however_it_is_written(random):
+    count = int(random.integers(1, 100))
+    reference = close_logits(random, 100, [1e-3] * count)
+    candidate = reference.copy()
+    candidate[:count, 1] += 2e-3
+    limits = ParityLimits(max_error_u=1e9, min_sqnr_db=-1e9, max_flips=float(f"{count / 100:.2f}"))
+    assert judged(reference, candidate, limits=limits, kind="logits", datatype="FP64").passed
 
 
 def test_classes_that_the_whole_holds_equal_are_both_right(random):
@@ -438,6 +483,38 @@ def test_accuracy_may_differ_by_a_fifth_of_a_point_of_many_samples(random):
         limits = ParityLimits(max_error_u=1e9, min_sqnr_db=-1e9, max_flips=1.0)
         verdict = judged(reference, candidate, limits=limits, kind="logits", datatype="FP64", targets=targets)
         assert rules(verdict) == expected
+
+
+def test_a_half_that_is_right_where_the_whole_is_wrong_is_not_the_same_model_either(random):
+    reference = close_logits(random, 100, [1e-3] * 2)
+    targets = np.where(np.arange(100) < 2, 1, 0)
+    for flipped, expected in ((1, []), (2, ["accuracy"])):
+        candidate = reference.copy()
+        candidate[:flipped, 1] += 2e-3
+        limits = ParityLimits(max_error_u=1e9, min_sqnr_db=-1e9, max_flips=1.0)
+        verdict = judged(reference, candidate, limits=limits, kind="logits", datatype="FP64", targets=targets)
+        assert rules(verdict) == expected
+
+
+@pytest.mark.parametrize("number", ["worst", "sqnr_db", "kl_nats"])
+def test_a_number_that_is_none_fails_its_rule(random, number):
+    reference = close_logits(random, 10, [])
+    spec, pair = tensor(6, kind="logits", datatype="FP64"), Pair(tuple(range(10)), reference, reference)
+    measured = measure(spec, [pair])
+    assert verdict_of(spec, measured, ParityLimits(), FP16).passed and measured.decisions
+    if number == "kl_nats":
+        measured = replace(measured, decisions=replace(measured.decisions, kl_nats=math.nan))
+    else:
+        measured = replace(measured, **{number: math.nan})
+    (failed,) = rules(verdict_of(spec, measured, ParityLimits(), FP16))
+    assert failed == {"worst": "max_error", "sqnr_db": "sqnr", "kl_nats": "kl"}[number]
+
+
+def test_a_divergence_that_is_no_number_stays_none_at_every_batch_size(random):
+    decisions, whole = Decisions("logits"), close_logits(random, 1, [])
+    for half in (whole, np.full_like(whole, math.nan), whole):
+        decisions.add((0,), whole, half)
+    assert math.isnan(decisions.verdict().kl_nats)
 
 
 def test_negative_targets_are_not_graded(random):
@@ -528,6 +605,12 @@ def test_an_adversarial_input_without_a_finite_reference_is_dropped_and_listed(r
     trial = Trial((0, 1), {"out": broken}, {"out": answers}, name="longest")
     report = judge(model(tensor(4)), "fp16", [same(answers, (0, 1))], [trial])
     assert report.passed and report.dropped == ("longest",) and report.adversarial == ()
+
+
+def test_an_adversarial_input_that_the_whole_cannot_answer_is_listed_with_those(random):
+    answers = numbers(random, 2, 4)
+    report = judge(model(tensor(4)), "fp16", [same(answers, (0, 1))], unanswered=["longest"])
+    assert report.passed and report.dropped == ("longest",)
 
 
 def test_overrides_are_told(random):

@@ -2,10 +2,13 @@
 
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pytest
 from halfeven.exporters import plots
+from halfeven.exporters.diagnosis import diagnosed
+from halfeven.exporters.gate_rows import gate_rows
 from halfeven.exporters.parity import judge
 from halfeven.exporters.report import number_text, render_html, render_terminal, size_text
 from halfeven.exporters.trial import Trial
@@ -189,6 +192,176 @@ def test_the_few_facts_of_a_failed_conversion_are_enough():
 def test_an_exact_answer_is_called_exact(random):
     assert "exact" in Elements(render_html(facts(report(random, 0.0)))).text
     assert "exact" in terminal(facts(report(random, 0.0)))
+
+
+FINDINGS = {
+    "recommendation": {"convert": False, "message": "half buys nothing here"},
+    "curve": {
+        "nodes": 3,
+        "astray_u": 64.0,
+        "points": [
+            {"at": 0, "node": "linear_0", "op": "linear", "error_u": 0.5, "lost": False},
+            {"at": 1, "node": "pow_1", "op": "pow", "error_u": 70.0, "lost": False},
+            {"at": 2, "node": "sum_1", "op": "sum", "error_u": None, "lost": True},
+        ],
+        "first": {"at": 1, "node": "pow_1", "op": "pow", "error_u": 70.0, "lost": False},
+    },
+    "search": {
+        "evaluations": 37,
+        "minimal": True,
+        "before": {"passed": False, "error_u": None},
+        "after": {"passed": True, "error_u": 1.8},
+        "certificate": [{"node": "pow_1", "op": "pow", "error_u": 812.3, "reason": "it overflows"}],
+    },
+    "repairs": [{"node": "matmul_1", "what": "scaled by a power of two", "evidence": "214,003"}],
+    "profile": {
+        "nodes": 90,
+        "batches": 2,
+        "rows": [
+            {
+                "node": "exp_1",
+                "op": "exp",
+                "largest": 81204.0,
+                "smallest": 1e-9,
+                "of_range": 1.24,
+                "vanish": 0.12,
+                "denormal": 0.3,
+                "over": 0.01,
+                "sentinels": 0,
+            }
+        ],
+        "guards": [{"node": "add_3", "value": 1e-8}],
+    },
+    "weights": {"tensors": 7, "worst": [{"name": "head.weight", "worst_error": 0.25, "reason": "kept"}]},
+    "casts": {
+        "count": 40,
+        "bytes": 4096,
+        "bytes_before": 8192,
+        "rows": [
+            {
+                "source": "linear_0",
+                "from": "float32",
+                "to": "float16",
+                "bytes": 1536,
+                "readers": ["relu_1", "cat_2"],
+                "more": 3,
+            }
+        ],
+    },
+    "worst": {
+        "output": "logits",
+        "sample": 17,
+        "row": 34,
+        "error_u": 1.25,
+        "inputs": [
+            {
+                "name": "image",
+                "shape": [8, 8],
+                "zeros": 3,
+                "least": -1.5,
+                "largest": 2.5,
+                "mean": 0.125,
+                "not_finite": 0,
+            }
+        ],
+    },
+}
+TOLD = {
+    "recommendation": ["not recommended", "half buys nothing here"],
+    "curve": ["first astray", "pow_1", "errs by 70u", "3 nodes"],
+    "search": ["37 trials", "errs by ∞u", "812", "it overflows", "No single node"],
+    "repairs": ["matmul_1", "scaled by a power of two", "214,003"],
+    "profile": ["exp_1", "81204", "1.24×", "12.00 %", "add_3"],
+    "weights": ["head.weight", "0.25", "kept", "of 7 tensors"],
+    "casts": ["40 tensors are cast", "4.0 KB", "8.0 KB", "relu_1, cat_2", "and 3 more", "1.5 KB"],
+    "worst": ["Sample 17", "row 34", "1.25u", "8×8", "-1.5", "0.125"],
+}
+
+
+@pytest.mark.parametrize("section", FINDINGS)
+def test_every_finding_is_told_where_it_is_and_left_out_where_it_is_not(random, section):
+    plain = facts(report(random, 1e-4))
+    page = Elements(render_html(plain | {section: FINDINGS[section]})).text
+    without = Elements(render_html(plain)).text
+    assert all(told in page for told in TOLD[section]), TOLD[section]
+    assert not all(told in without for told in TOLD[section])
+
+
+def test_nothing_that_was_found_can_become_markup(random):
+    evil = "<script>alert(1)</script>"
+
+    def poisoned(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: poisoned(item) for key, item in value.items()}
+        return [poisoned(item) for item in value] if isinstance(value, list) else _evil(value)
+
+    def _evil(value):
+        return evil if isinstance(value, str) else value
+
+    page = Elements(render_html(facts(report(random, 1e-4)) | poisoned(FINDINGS)))
+    assert not [tag for tag, _ in page.elements if tag == "script"] and page.text.count(evil) >= 20
+
+
+def test_the_curve_has_a_dot_for_every_point_and_a_mark_where_it_goes_astray(random):
+    plain = facts(report(random, 1e-4))
+    page = Elements(render_html(plain | {"curve": FINDINGS["curve"]}))
+    before = Elements(render_html(plain))
+    assert len(page.of("circle", "dot")) - len(before.of("circle", "dot")) == 2
+    assert len(page.of("path", "over")) == 1 and len(page.of("line", "first")) == 1
+
+
+def test_a_curve_rises_with_the_error_and_the_limit_divides_it(random):
+    errors = np.sort(random.uniform(0, 300, 40)).tolist()
+    points = [{"at": i, "node": "n", "op": "o", "error_u": e, "lost": False} for i, e in enumerate(errors)]
+    plot = plots.curve_plot({"nodes": 40, "astray_u": 64.0, "points": points, "first": None})
+    heights = [dot.y for dot in plot.dots]
+    assert heights == sorted(heights, reverse=True) and all(0 <= y <= plots.HEIGHT for y in heights)
+    assert all(
+        dot.over == (error > 64) == (dot.y < plot.astray_y)
+        for dot, error in zip(plot.dots, errors, strict=True)
+    )
+
+
+def test_the_floor_and_the_verdict_are_told(random):
+    whole = random.standard_normal((40, 10)).astype(np.float32)
+
+    def judged(error: float):
+        half = whole + np.float32(error) * random.standard_normal(whole.shape).astype(np.float32)
+        return judge(SPEC, "fp16", [Trial(tuple(range(40)), {"logits": whole}, {"logits": half})])
+
+    for error, floor, verdict in ((5e-3, 1e-5, "range"), (5e-3, 4e-3, "precision"), (1e-4, 8e-5, "equal")):
+        parity = diagnosed(judged(error), judged(floor)).to_json()
+        (found,) = parity["diagnoses"]
+        page, table = Elements(render_html(facts(parity))), terminal(facts(parity))
+        assert found["verdict"] == verdict and f"{found['floor_u']:.3g}u" in page.text
+        assert len(page.of("div", "floor")) == 2
+        if verdict == "equal":
+            assert f"errs less than {found['floor_u']:.3g}u" in table
+        else:
+            assert found["message"] in page.text and found["message"] in " ".join(table.split())
+
+
+def test_the_gate_is_a_table_of_what_was_asked_and_what_held(random):
+    good, bad = (report(random, error)["outputs"][0] for error in (1e-4, 0.5))
+    rules = [row.rule.split(" (")[0] for row in gate_rows(good)]
+    assert len(rules) == 8 and all(row.held for row in gate_rows(good))
+    assert [row.rule.split(" (")[0] for row in gate_rows(bad)] == rules
+    broken = {failure["rule"] for failure in bad["failures"]}
+    assert sum(not row.held for row in gate_rows(bad)) == len(broken) >= 4
+
+
+def test_after_a_mask_has_failed_nothing_more_is_asked(random):
+    whole = random.standard_normal((4, 10)).astype(np.float32)
+    half = whole.copy()
+    half[1, 1] = np.nan
+    found = judge(SPEC, "fp16", [Trial((0, 1, 2, 3), {"logits": whole}, {"logits": half})]).to_json()
+    assert [row.held for row in gate_rows(found["outputs"][0])] == [True, False]
+
+
+def test_a_table_of_integers_counts_what_differs_and_what_ties():
+    output = {"datatype": "INT64", "different": 2, "excused": 3, "failures": [{"rule": "equal"}]}
+    row = gate_rows(output)[-1]
+    assert row.found == "2 differ, 3 tie" and not row.held
 
 
 def test_an_error_without_bound_is_drawn_at_the_top_and_called_so():

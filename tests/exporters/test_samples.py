@@ -260,7 +260,16 @@ def named(spec: ModelSpec, samples: Samples) -> dict[str, dict[str, np.ndarray]]
 def test_adversarial_inputs_fit_the_spec_and_keep_integers_that_were_seen(random):
     samples = Samples(encoder_arrays(random, 20))
     made = named(ENCODER, samples)
-    assert list(made) == ["zeros", "ones", "real × 0.01", "real × 4", "padded masks", "shortest", "longest"]
+    assert list(made) == [
+        "zeros",
+        "ones",
+        "constant rows",
+        "real × 0.01",
+        "real × 4",
+        "padded masks",
+        "shortest",
+        "longest",
+    ]
     for arrays in made.values():
         assert ENCODER.check_inputs(arrays) == 4
         assert np.isin(arrays["ids"], samples.arrays["ids"]).all()
@@ -268,6 +277,18 @@ def test_adversarial_inputs_fit_the_spec_and_keep_integers_that_were_seen(random
     real = samples.arrays["scale"][:4].astype(np.float64)
     assert np.allclose(made["real × 4"]["scale"].astype(np.float64), real * 4)
     assert np.allclose(made["real × 0.01"]["scale"].astype(np.float64), real * 0.01, rtol=0.01)
+
+
+@pytest.mark.parametrize("rows", [8, 0])
+def test_a_constant_row_holds_its_own_largest_value_everywhere(random, rows):
+    spec = ModelSpec("m", (tensor("x", "FP32", -1, 3),), (tensor("y", "FP32", -1),), max_batch_size=rows)
+    x = random.standard_normal((5, 3) if rows else (5, 2, 3)).astype(np.float32)
+    x[0, 0] = np.inf
+    made = named(spec, Samples({"x": x}))["constant rows"]["x"]
+    real = np.where(np.isfinite(x), x, -np.inf)
+    expected = real[:4].max(axis=1, keepdims=True) if rows else real[0].max()
+    assert np.array_equal(made, np.broadcast_to(expected, made.shape)) and made.dtype == np.float32
+    assert np.isin(made, x).all()
 
 
 def test_free_dimensions_reach_their_bounds_or_twice_what_was_seen(random):

@@ -49,7 +49,7 @@ def net() -> Whole:
 @pytest.fixture(scope="module")
 def onnx_file(net: Whole, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("onnx") / "whole.onnx"
-    write_onnx(net.program, net.spec, path, net.example, {})
+    write_onnx(net.program, net.spec, path, {})
     return path
 
 

@@ -131,7 +131,11 @@ def test_an_unknown_key_or_word_is_told_with_the_file_and_the_nearest_known_one(
         ({"name": "net\n"}, [r"'net\n'"]),
         ({"name": 3}, ["name = 3", "a string"]),
         ({"source": "model.py"}, ["'model.py'", "model.py:build"]),
-        ({"source": "model.onnx"}, ["'model.onnx'", "not taken yet"]),
+        ({"source": "model.onnx"}, ["source", "'model.onnx'", "no such file"]),
+        ({"source": "program.pt2"}, ["source", "'program.pt2'", "no such file"]),
+        ({"source": "model.onnx:build"}, ["'model.onnx:build'", "'model.py:build'", "'hf:.'"]),
+        ({"source": "hf:"}, ["'hf:'", "no config.json", "local transformers folder"]),
+        ({"source": "hf:bert-base-uncased"}, ["'hf:bert-base-uncased'", "no name of a hub"]),
         ({"source": "nothing.py:build"}, ["source", "'nothing.py'", "no such file"]),
         ({"path": ".."}, ["path", "list of strings"]),
         ({"path": ["../nowhere"]}, ["path", "'../nowhere'", "no such folder"]),
@@ -175,6 +179,33 @@ def test_a_wrong_value_is_told_with_file_key_what_came_and_what_was_expected(
     settings: dict[str, Any], words: list[str], tmp_path: Path
 ) -> None:
     _refused(write_folder(tmp_path / "net", **settings), words)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("model.py:build", "python"),
+        ("program.pt2", "program"),
+        ("model.onnx", "onnx"),
+        ("hf:.", "hf"),
+        ("hf:sub/bert", "hf"),
+    ],
+)
+def test_a_source_is_of_one_of_four_kinds(source: str, kind: str, tmp_path: Path) -> None:
+    names = ("program.pt2", "model.onnx", "config.json", "model.safetensors")
+    files = dict.fromkeys((*names, *(f"sub/bert/{name}" for name in names)), "")
+    folder = read_folder(write_folder(tmp_path / "net", source=source, files=files))
+    assert (folder.source, folder.kind) == (source, kind)
+    inside = tmp_path / "net" / source.removeprefix("hf:")
+    of_hf = (inside / "config.json", inside / "model.safetensors")
+    assert folder.source_files == (of_hf if kind == "hf" else (tmp_path / "net" / source.partition(":")[0],))
+
+
+def test_pickled_weights_make_no_transformers_folder(tmp_path: Path) -> None:
+    files = {"config.json": "{}", "pytorch_model.bin": ""}
+    _refused(
+        write_folder(tmp_path / "net", source="hf:.", files=files), ["*.safetensors", "no pickled weights"]
+    )
 
 
 @pytest.mark.parametrize("key", ["name", "source", "inputs", "outputs"])

@@ -1,11 +1,16 @@
-"""The zoo's digits: the shipped weights are as good as we say, and its script makes them again."""
+"""The zoo: every folder is what its model.toml says; the digits are as good as we say, and can be made again."""
 
+import importlib
+import importlib.util
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from halfeven.exporters.synthetic import generate
+from halfeven.models.capture import capture
 from halfeven.models.package import read_folder
 from halfeven.models.zoo import zoo_folder
 from halfeven.models.zoo.digits import train as training
@@ -129,3 +134,118 @@ def test_the_network_is_captured_with_a_free_batch(
     image = samples["image"][:batch]
     with torch.inference_mode():
         torch.testing.assert_close(program(image), shipped(image))
+
+
+# Every folder.
+
+FOLDERS = sorted(file.parent.name for file in DIGITS.parent.glob("*/model.toml"))
+OF_TRANSFORMERS = [name for name in FOLDERS if name.startswith("hf_")]
+OF_TORCH = [name for name in FOLDERS if name not in OF_TRANSFORMERS]
+MOST_BYTES = 300_000  # of a folder that is not the demo's
+
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="needs transformers (pip install 'halfeven[hf]')"
+)
+
+
+def built(name: str) -> nn.Module:
+    """As the capture does it, but here."""
+    return importlib.import_module(f"halfeven.models.zoo.{name}.model").build().eval().requires_grad_(False)
+
+
+def asked(name: str, rows: int, seed: int = 11) -> dict[str, torch.Tensor]:
+    generated = generate(read_folder(zoo_folder(name)).spec, rows, seed)
+    return {key: torch.from_numpy(array) for key, array in generated.arrays.items()}
+
+
+def answers(module: nn.Module, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    with torch.inference_mode():
+        found = module(**inputs)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def rows_of(name: str) -> int:
+    return min(8, read_folder(zoo_folder(name)).spec.max_batch_size)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_is_named_as_it_is_told_of_and_is_small(name: str) -> None:
+    folder = read_folder(zoo_folder(name))
+    assert folder.spec.name == name
+    assert f"| `{name}` |" in (DIGITS.parent / "README.md").read_text()
+    shipped = [
+        file for file in folder.folder.rglob("*") if "__pycache__" not in file.parts and file.is_file()
+    ]
+    assert name == "digits" or sum(file.stat().st_size for file in shipped) < MOST_BYTES
+
+
+def test_the_readme_tells_of_no_folder_that_is_not_there() -> None:
+    lines = (DIGITS.parent / "README.md").read_text().splitlines()
+    assert sorted(line.split("`")[1] for line in lines if line.startswith("| `")) == FOLDERS
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_a_model_answers_as_its_toml_says(name: str) -> None:
+    spec, inputs = read_folder(zoo_folder(name)).spec, asked(name, rows_of(name))
+    found = answers(built(name), inputs)
+    for tensor, output in zip(spec.outputs, found, strict=True):
+        assert tensor.fault(output.shape, tensor.datatype) is None
+        assert output.dtype == tensor.type.torch
+        assert bool(torch.isfinite(output).all())
+        assert len(output) == 1 or not torch.equal(output[:-1], output[1:])
+    assert all(len(output) == rows_of(name) for output in found)
+
+
+@pytest.mark.parametrize("name", [name for name in OF_TORCH if name != "digits"])
+def test_a_model_built_twice_is_the_same_model_and_leaves_no_weights_to_chance(name: str) -> None:
+    torch.manual_seed(1)
+    first = built(name).state_dict()
+    torch.manual_seed(2)
+    second = built(name).state_dict()
+    assert list(first) == list(second)
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_a_batch_takes_less_than_a_second_in_fp32(name: str) -> None:
+    module, inputs = built(name), asked(name, rows_of(name))
+    answers(module, inputs)
+    start = time.process_time()
+    answers(module, inputs)
+    assert time.process_time() - start < 1.0
+
+
+@pytest.mark.parametrize("name", [name for name in OF_TORCH if name not in ("digits", "switch")])
+def test_hardly_a_first_choice_is_closer_than_half_precision_can_tell(name: str) -> None:
+    spec, inputs = read_folder(zoo_folder(name)).spec, asked(name, 1024)
+    for tensor, output in zip(spec.outputs, answers(built(name), inputs), strict=True):
+        if tensor.kind == "logits":
+            first, second = output.flatten(0, -2).topk(2, dim=-1).values.unbind(-1)
+            close = first - second < 2.0**-12 * output.abs().max()
+            assert float(close.float().mean()) <= 0.005
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", OF_TRANSFORMERS)
+def test_a_transformers_folder_is_captured_with_its_free_length(name: str) -> None:
+    folder = read_folder(zoo_folder(name))
+    captured = capture(folder, generate(folder.spec, 4).arrays)
+    assert captured.spec.max_batch_size == folder.spec.max_batch_size
+    assert [t.describe_shape() for t in captured.spec.inputs] == ["[-1,length=2..64]"] * 2
+    shipped = load_file(folder.folder / "model.safetensors").values()
+    weights = list(captured.program.state_dict.values())
+    assert all(any(w.shape == s.shape and torch.equal(w, s) for w in weights) for s in shipped)
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", OF_TRANSFORMERS)
+def test_a_transformers_folder_is_made_again_by_its_script(name: str, tmp_path: Path) -> None:
+    importlib.import_module(f"halfeven.models.zoo.{name}.make").main(tmp_path)
+    made, shipped = (load_file(folder / "model.safetensors") for folder in (tmp_path, zoo_folder(name)))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert made.keys() == shipped.keys()
+    assert all(torch.equal(made[key], shipped[key]) for key in made)
+
+
+def test_the_wheel_stays_small(built_wheel: Path) -> None:
+    assert built_wheel.stat().st_size < 2_000_000

@@ -1,0 +1,167 @@
+"""Ops that choose by comparing (topk, sort, argmax and their like), and what they chose from in one run.
+
+An output is theirs where only shape and type ops lie between; it is found by walking back through the
+whole graph. Choices inside the bodies of control flow are not looked for: those outputs must be equal.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+
+aten = torch.ops.aten
+# Each with the place of its ``dim`` among the arguments, and which of its results are indices (None: itself).
+_CHOOSERS: dict[Any, tuple[int, int | None]] = {
+    aten.argmax.default: (1, None),
+    aten.argmin.default: (1, None),
+    aten.argsort.default: (1, None),
+    aten.argsort.stable: (-1, None),
+    aten.topk.default: (2, 1),
+    aten.sort.default: (1, 1),
+    aten.sort.stable: (-1, 1),
+    aten.max.dim: (1, 1),
+    aten.min.dim: (1, 1),
+    aten.kthvalue.default: (2, 1),
+    aten.median.dim: (1, 1),
+}
+_LAST = {
+    aten.topk.default,
+    aten.sort.default,
+    aten.sort.stable,
+    aten.argsort.default,
+    aten.argsort.stable,
+    aten.kthvalue.default,
+}  # their dim is the last one unless it is given
+_SHAPES = {
+    getattr(aten, name)
+    for name in (
+        "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "permute", "transpose", "t", "flatten",
+        "unflatten", "select", "slice", "narrow", "expand", "movedim", "flip", "numpy_T",
+    )
+}  # fmt: skip
+_TYPES = {
+    getattr(aten, name)
+    for name in (
+        "to", "_to_copy", "type_as", "clone", "contiguous", "alias", "detach", "detach_", "lift_fresh_copy",
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tied:
+    """An output whose integers are the indices that ``chooser`` gave; ``path`` leads from it to the output."""
+
+    output: str
+    chooser: Node
+    path: tuple[Node, ...]
+
+
+def find_tied(module: GraphModule, outputs: Sequence[str]) -> list[Tied]:
+    """The outputs (by name, in the graph's order) that come from an op which chooses by comparing."""
+    (result,) = module.graph.find_nodes(op="output")
+    found = (_traced(name, value) for name, value in zip(outputs, result.args[0], strict=True))
+    return [tied for tied in found if tied is not None]
+
+
+def _traced(output: str, value: Any) -> Tied | None:
+    path: list[Node] = []
+    node = value
+    while isinstance(node, Node) and node.op == "call_function":
+        if node.target in _CHOOSERS:
+            wanted = _CHOOSERS[node.target][1]
+            taken = path[-1].args[1] if path and _takes_one(path[-1]) else None
+            return Tied(output, node, tuple(reversed(path))) if taken == wanted else None
+        if not (_takes_one(node) or getattr(node.target, "overloadpacket", None) in _SHAPES | _TYPES):
+            return None
+        path.append(node)
+        node = node.args[0]
+    return None
+
+
+def _takes_one(node: Node) -> bool:
+    return getattr(node.target, "__name__", "") == "getitem"
+
+
+@dataclass(slots=True)
+class Choice:
+    """What one run of the whole tells of an output: the values compared, and where its elements come from.
+
+    ``values`` [lines, choices] FP64; element i of the flattened output is the index ``chosen[i]`` into line
+    ``lines[i]``.
+    """
+
+    values: np.ndarray
+    lines: np.ndarray
+    chosen: np.ndarray
+    integral: bool
+
+
+class Watching(Interpreter):
+    """The whole, noting at every chooser what it compares; places travel the output's own shape ops."""
+
+    def __init__(self, module: GraphModule, tied: Sequence[Tied]) -> None:
+        super().__init__(module)
+        self.choices: dict[str, Choice] = {}
+        self._tied = tied
+        self._places: dict[tuple[str, Node], Tensor] = {}
+        self._lines: dict[str, tuple[Tensor, Tensor, bool]] = {}
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        for tied in self._tied:
+            if n is tied.chooser:
+                self._begin(tied, result)
+            elif n in tied.path:
+                self._follow(tied, n)
+            if n is (tied.path[-1] if tied.path else tied.chooser):
+                self._end(tied, result)
+        return result
+
+    def _begin(self, tied: Tied, result: Any) -> None:
+        args, kwargs = self.fetch_args_kwargs_from_env(tied.chooser)
+        values, which = args[0], _CHOOSERS[tied.chooser.target][1]
+        indices = result if which is None else result[which]
+        dim = _dim(tied.chooser, args, kwargs)
+        if dim is None:
+            rows, lines = values.reshape(1, -1), torch.zeros_like(indices)
+        else:
+            rows, lines = _lines_along(values, indices, dim, kept=indices.ndim == values.ndim)
+        self._lines[tied.output] = rows, indices.reshape(-1), not values.is_floating_point()
+        self._places[tied.output, tied.chooser] = torch.stack([lines, indices])
+
+    def _follow(self, tied: Tied, node: Node) -> None:
+        source = self._places[tied.output, node.args[0]]  # type: ignore[index]
+        if not _takes_one(node) and node.target.overloadpacket in _SHAPES:  # type: ignore[union-attr]
+            args, kwargs = self.fetch_args_kwargs_from_env(node)
+            source = torch.stack([node.target(part, *args[1:], **kwargs) for part in source])  # type: ignore[operator]
+        self._places[tied.output, node] = source
+
+    def _end(self, tied: Tied, result: Any) -> None:
+        if not isinstance(result, Tensor) or result.is_floating_point():
+            return
+        rows, _, integral = self._lines[tied.output]
+        lines, chosen = self._places[tied.output, tied.path[-1] if tied.path else tied.chooser]
+        self.choices[tied.output] = Choice(
+            rows.double().numpy(), lines.reshape(-1).numpy(), chosen.reshape(-1).numpy(), integral
+        )
+
+
+def _dim(chooser: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    place, _ = _CHOOSERS[chooser.target]
+    default = -1 if chooser.target in _LAST else None
+    if "dim" in kwargs:
+        return kwargs["dim"]
+    return args[place] if 0 <= place < len(args) else default
+
+
+def _lines_along(values: Tensor, indices: Tensor, dim: int, kept: bool) -> tuple[Tensor, Tensor]:
+    """The values as [lines, choices], and for every index the line that it points into."""
+    moved = values.movedim(dim, -1) if values.ndim else values.reshape(1)
+    rows = moved.reshape(-1, moved.shape[-1])
+    numbers = torch.arange(len(rows)).reshape(moved.shape[:-1])
+    numbers = numbers.unsqueeze(dim) if kept and values.ndim else numbers
+    return rows, numbers.expand(indices.shape).contiguous()

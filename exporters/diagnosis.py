@@ -1,0 +1,66 @@
+"""Range or precision: why a half errs, told by what the same rounding costs where nothing can overflow.
+
+The floor is a report over the same questions, answered by the plan's program with the half's mantissa and
+FP32's exponent (`emulation.mantissa_rounding`): no conversion of these nodes can err less. Where only the half
+fails, numbers left its range; where the floor fails too, rounding itself is too much.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from .refusals import told_precision, told_range
+from .rejudge import accepting_override
+from .verdict import Diagnosis, Failure, OutputVerdict, ParityReport
+
+
+def diagnosed(
+    report: ParityReport, floor: ParityReport | None, first: Mapping[str, str] | None = None
+) -> ParityReport:
+    """The report with a `Diagnosis` of every output; ``first`` is the first diverging node, where one is known.
+
+    ``floor`` None (a form that cannot be emulated) leaves the verdict of a refused output ``unknown``.
+    """
+    floors = {output.name: output for output in floor.outputs} if floor else {}
+    where = f"{first['node']} ({first['op']})" if first else ""
+    diagnoses = tuple(
+        _diagnosis(report, output, floor, floors.get(output.name), where) for output in report.outputs
+    )
+    return replace(report, diagnoses=diagnoses)
+
+
+def _diagnosis(
+    report: ParityReport,
+    output: OutputVerdict,
+    floor_report: ParityReport | None,
+    floor: OutputVerdict | None,
+    where: str,
+) -> Diagnosis:
+    failed = _failures(report, output.name)
+    floor_u = floor.max_error_u if floor else math.nan
+    odd = len(failed) > len(output.failures)  # no limit excuses what fails under an adversarial input
+    override = {} if odd else accepting_override(output, report.u) or {}
+    if not failed:
+        verdict, message = "equal", f"output '{output.name}' is even"
+    elif floor is None or floor_report is None:
+        verdict, message = "unknown", f"output '{output.name}' has no floor to compare with"
+    elif _failures(floor_report, output.name):
+        verdict, message = "precision", told_precision(output, floor_u, report.dtype, override)
+    else:
+        verdict, message = "range", told_range(output, floor_u, report.dtype, where)
+    distance = _distance(output.max_error_u, floor_u)
+    return Diagnosis(output.name, verdict, output.max_error_u, floor_u, distance, message, override)
+
+
+def _failures(report: ParityReport, output: str) -> list[Failure]:
+    """What failed of one output, under real samples and adversarial inputs."""
+    real = [failure for found in report.outputs if found.name == output for failure in found.failures]
+    odd = [failure for found in report.adversarial if found.output == output for failure in found.failures]
+    return real + odd
+
+
+def _distance(error_u: float, floor_u: float) -> float:
+    """How many times the floor a half errs: 1 where both are exact."""
+    if error_u == floor_u == 0.0:
+        return 1.0
+    return error_u / floor_u if floor_u != 0.0 else math.inf

@@ -1,0 +1,148 @@
+"""A foreign ONNX graph in the form that everything here works on: one opset, one namespace, constants apart."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+FLOAT = TensorProto.FLOAT
+HALVES: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+BODIES = ("If", "Loop", "Scan")  # the ops whose bodies are looked into
+ONNX = ("", "ai.onnx")
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignProgram:
+    """The FP32 whole. Every value and every node, bodies included, has a name that no other has.
+
+    ``model`` holds the nodes and no constants; ``weights`` holds the constants of all graphs by value name.
+    ``types``: value → ONNX element type (0: no tensor). ``islands``: nodes that the file itself keeps in FP32;
+    ``halved``: Cast nodes by which the file itself goes to half.
+    """
+
+    model: ModelProto
+    weights: Mapping[str, np.ndarray]
+    types: Mapping[str, int]
+    islands: frozenset[str] = frozenset()
+    halved: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def graph(self) -> GraphProto:
+        return self.model.graph
+
+    @property
+    def nodes(self) -> list[NodeProto]:
+        return list(walk(self.graph))
+
+    @property
+    def opset(self) -> int:
+        return opset_of(self.model)
+
+    def is_float(self, name: str) -> bool:
+        return self.types.get(name) == FLOAT
+
+
+def opset_of(model: ModelProto) -> int:
+    return next((entry.version for entry in model.opset_import if entry.domain in ONNX), 1)
+
+
+def bodies(node: NodeProto) -> dict[str, GraphProto]:
+    """The graphs among a node's attributes, by attribute name."""
+    return {attribute.name: attribute.g for attribute in node.attribute if attribute.HasField("g")}
+
+
+def attribute(node: NodeProto, name: str, default: object = None) -> object:
+    found = next((entry for entry in node.attribute if entry.name == name), None)
+    return default if found is None else helper.get_attribute_value(found)
+
+
+def walk(graph: GraphProto) -> Iterator[NodeProto]:
+    """Every node in order; those of a body stand before the node that has it."""
+    for node in graph.node:
+        for body in bodies(node).values():
+            yield from walk(body)
+        yield node
+
+
+def graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """The graph and all bodies below it."""
+    yield graph
+    for node in graph.node:
+        for body in bodies(node).values():
+            yield from graphs(body)
+
+
+def captured(graph: GraphProto) -> set[str]:
+    """The outer values that a body reads."""
+    own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    read: set[str] = set()
+    for node in graph.node:
+        read |= read_by(node)
+        own |= set(node.output)
+    return (read | {value.name for value in graph.output}) - own
+
+
+def read_by(node: NodeProto) -> set[str]:
+    """The values that a node reads, those that its bodies capture included."""
+    return set(node.input).union(*(captured(body) for body in bodies(node).values())) - {""}
+
+
+def assembled(
+    model: ModelProto, weights: Mapping[str, np.ndarray], info: Iterable[onnx.ValueInfoProto] = ()
+) -> ModelProto:
+    """The model with those constants in it that are read, and with this value_info."""
+    whole = ModelProto()
+    whole.CopyFrom(model)
+    read = set().union(*(read_by(node) for node in model.graph.node)) | {v.name for v in model.graph.output}
+    whole.graph.initializer.extend(to_proto(name, weights[name]) for name in weights if name in read)
+    whole.graph.value_info.extend(info)
+    return whole
+
+
+def to_proto(name: str, array: np.ndarray) -> TensorProto:
+    return numpy_helper.from_array(np.asarray(array), name)
+
+
+def element_type(array: np.ndarray) -> int:
+    return TensorProto.STRING if array.dtype == object else helper.np_dtype_to_tensor_dtype(array.dtype)
+
+
+def size_in_bytes(arrays: Iterable[np.ndarray]) -> int:
+    return sum(array.nbytes for array in arrays)
+
+
+class Names:
+    """Names that nobody has yet."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = set(taken)
+
+    def fresh(self, wanted: str) -> str:
+        name, count = wanted, 1
+        while not name or name in self._taken:
+            count += 1
+            name = f"{wanted}_{count}"
+        self._taken.add(name)
+        return name
+
+
+def names_in(graph: GraphProto) -> set[str]:
+    """Every value name in a graph and its bodies."""
+    found: set[str] = set()
+    for part in graphs(graph):
+        found |= {value.name for value in (*part.input, *part.output, *part.initializer)}
+        found |= {name for node in part.node for name in (*node.input, *node.output)}
+    return found - {""}
+
+
+def schema_of(node: NodeProto, opset: int) -> onnx.defs.OpSchema | None:
+    """The op's schema at this opset, or None for an op of another domain or an unknown one."""
+    if node.domain not in ONNX:
+        return None
+    try:
+        return onnx.defs.get_schema(node.op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return None

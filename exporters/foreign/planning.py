@@ -1,0 +1,217 @@
+"""Which nodes of a foreign graph stay in FP32: by list, by rule with a reason, and by search with a certificate."""
+
+import fnmatch
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import NodeProto
+
+from ...models.errors import BadSetting
+from ...models.package import Precision
+from ...models.spec import ModelSpec
+from ..plan import Kept
+from ..samples import Samples
+from ..search import Budget, Found, Score, smallest_set
+from .dtypes import Dtypes, Kind, assign
+from .graph import ForeignProgram
+from .kernels import Kernels
+from .op_lists import ADDED_SLOTS, Rule, rules
+from .profile import LARGEST, SENTINEL, Range, profile, suspicion
+from .rewrite import HalfGraph, rewrite
+from .trials import AIM, ENOUGH, Answers, Trials
+from .weights import Entry, Ledger
+
+_MAY_BE_HALF = (Rule.HALF, Rule.FOLLOW, Rule.HALF_IF_FED)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """``graph`` is None where nothing is half. ``found`` is what the search says, None where none was needed."""
+
+    graph: HalfGraph | None
+    half_nodes: int
+    kept: tuple[Kept, ...]
+    found: Found | None
+    ledger: tuple[Entry, ...]
+    notes: tuple[str, ...]
+
+
+def plan_half(
+    program: ForeignProgram,
+    spec: ModelSpec,
+    precision: Precision,
+    planning: Samples,
+    whole: Answers,
+    budget: Budget,
+    say: Callable[[str], None],
+) -> Planned:
+    """Raises BadSetting for a keep pattern that matches no node."""
+    draft = Draft(program, precision)
+    if precision.level == "O0" or not draft.assign().half:
+        return Planned(None, 0, draft.kept, None, (), ())
+    trials = Trials(spec, planning, whole, precision.dtype)
+    draft.hold_back(profile(program, [asked.inputs for asked in trials.real], precision.dtype))
+    found = _search(draft, trials, budget, say)
+    notes = []
+    if found is None:
+        notes.append(
+            "even with every candidate in FP32 the planning samples do not pass: the gate will say why"
+        )
+    elif not found.minimal:
+        notes.append("the search's budget ended before the FP32 set was shown to be minimal")
+    dtypes = draft.assign(found.kept if found else ())
+    if not dtypes.half:
+        return Planned(None, 0, draft.all_kept(found, dtypes), found, (), tuple(notes))
+    graph = draft.rewritten(dtypes)
+    ledger = tuple(draft.ledger.entry(name) for name in draft.halved(dtypes))
+    return Planned(graph, len(dtypes.half), draft.all_kept(found, dtypes), found, ledger, tuple(notes))
+
+
+def _search(draft: "Draft", trials: Trials, budget: Budget, say: Callable[[str], None]) -> Found | None:
+    infinite = {name for name, found in draft.ranges.items() if found.infinite}
+
+    def judge(kept: Collection[str]) -> Score:
+        return trials.score(draft.rewritten(draft.assign(kept)), infinite, AIM if kept else ENOUGH)
+
+    return smallest_set(draft.candidates(), judge, budget=budget, say=say)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan in the making: the rules, what they keep and why, and the values that do not survive in half."""
+
+    program: ForeignProgram
+    precision: Precision
+    rules: dict[str, Rule] = field(init=False)
+    kernels: Kernels = field(init=False)
+    ledger: Ledger = field(init=False)
+    held: dict[str, Kept] = field(default_factory=dict)
+    firm: dict[str, str] = field(default_factory=dict)  # value → why it does not survive
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.kernels = Kernels(self.program, self.precision.dtype)
+        self.ledger = Ledger(self.program.weights, self.precision.dtype)
+        self.rules = rules(self.program, self.precision)
+        self._keep_what_was_asked()
+        self._keep_what_has_no_kernel()
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        return tuple(self.held.values())
+
+    def assign(self, kept: Collection[str] = ()) -> Dtypes:
+        return assign(self.program, self.rules, self.kernels, {*self.held, *kept}, self.firm)
+
+    def rewritten(self, dtypes: Dtypes) -> HalfGraph:
+        return rewrite(self.program, dtypes, self.ledger, self.precision.dtype)
+
+    def candidates(self) -> list[str]:
+        """The half nodes, most suspicious first."""
+        half = self.assign().half
+        scores = {
+            node.name: suspicion(node, self.ranges, self.precision.dtype)
+            for node in self.program.nodes
+            if node.name in half
+        }
+        return sorted(scores, key=lambda name: -scores[name])
+
+    def halved(self, dtypes: Dtypes) -> list[str]:
+        """The constants that half nodes read in half."""
+        return sorted(
+            {name for node in self.program.nodes for name in self._half_reads(node, dtypes)}
+            & set(self.program.weights)
+        )
+
+    def all_kept(self, found: Found | None, dtypes: Dtypes) -> tuple[Kept, ...]:
+        by_name = {node.name: node for node in self.program.nodes}
+        searched = [
+            Kept(name, by_name[name].op_type, "in half the answers are not equal", _evidence(found, name))
+            for name in (found.kept if found else ())
+        ]
+        return (*self.kept, *searched)
+
+    def hold_back(self, ranges: Mapping[str, Range]) -> None:
+        """Keep the readers of what does not survive in half: constants over budget, masks' sentinels."""
+        self.ranges = ranges
+        before = self.assign()
+        for node in self.program.nodes:
+            for name in sorted(self._half_reads(node, before)):
+                if reason := self._does_not_survive(name, before, added=_only_added(node, name)):
+                    self._hold(node, reason)
+            for name in node.output if node.name in before.half else ():
+                if self._is_sentinel(name):
+                    self._hold(node, f"'{name}' holds a sentinel ({self._size(name)}), which half has not")
+
+    def _does_not_survive(self, name: str, dtypes: Dtypes, added: bool) -> str | None:
+        constant = name in self.program.weights
+        reason = self.ledger.fault(name, added) if constant else None
+        if not constant and self._is_sentinel(name):
+            reason = f"'{name}' holds a sentinel ({self._size(name)}), which half has not"
+        elif not constant and dtypes.kinds[name] == Kind.CONSTANT and self._overflows(name):
+            reason = f"'{name}' reaches {self._size(name)}, beyond half's range"
+        if reason and not constant:
+            self.firm[name] = reason
+        return reason
+
+    def _is_sentinel(self, name: str) -> bool:
+        return self._overflows(name) and self.ranges[name].largest >= SENTINEL
+
+    def _overflows(self, name: str) -> bool:
+        return name in self.ranges and self.ranges[name].largest > LARGEST[self.precision.dtype]
+
+    def _size(self, name: str) -> str:
+        return f"{self.ranges[name].largest:.3g}"
+
+    def _half_reads(self, node: NodeProto, dtypes: Dtypes) -> set[str]:
+        reads = dtypes.reads.get(node.name, {})
+        return {node.input[slot] for slot, half in reads.items() if half}
+
+    def _hold(self, node: NodeProto, reason: str, evidence: str = "") -> None:
+        self.held.setdefault(node.name, Kept(node.name, node.op_type, reason, evidence))
+
+    def _keep_what_was_asked(self) -> None:
+        for pattern in self.precision.keep:
+            hits = [node for node in self.program.nodes if matches(node, pattern)]
+            if not hits:
+                ops = sorted({node.op_type for node in self.program.nodes})
+                names = [node.name for node in self.program.nodes][:10]
+                raise BadSetting(
+                    f"keep = {pattern!r} matches no node: expected op:NAME (one of {ops}) or a node's name "
+                    f"({', '.join(names)}, …)"
+                )
+            for node in hits:
+                if self.rules.get(node.name) in _MAY_BE_HALF and self.precision.level != "O0":
+                    self._hold(node, f"asked for by keep = {pattern!r}")
+
+    def _keep_what_has_no_kernel(self) -> None:
+        for node in self.program.nodes:
+            if self.rules.get(node.name) not in _MAY_BE_HALF or node.op_type == "Cast":
+                continue
+            if reason := self.kernels.refusal(node):
+                self.rules[node.name] = Rule.LEFT_ALONE
+                if self.kernels.slots(node):
+                    self._hold(node, reason)
+
+
+def _only_added(node: NodeProto, name: str) -> bool:
+    slots = {slot for slot, read in enumerate(node.input) if read == name}
+    return slots <= ADDED_SLOTS.get(node.op_type, set())
+
+
+def matches(node: NodeProto, pattern: str) -> bool:
+    """``op:NAME`` (whatever its case), a node's name, or the name of the node in whose body it stands."""
+    if pattern.startswith("op:"):
+        return fnmatch.fnmatchcase(node.op_type.lower(), pattern[3:].lower())
+    return bool(pattern) and (
+        fnmatch.fnmatchcase(node.name, pattern) or node.name.startswith((f"{pattern}.", f"{pattern}/"))
+    )
+
+
+def _evidence(found: Found | None, name: str) -> str:
+    score = found.certificate.get(name) if found else None
+    if score is None:
+        return "not shown to be needed: the search's budget ended"
+    size = f"error {score.error_u:.3g}u" if np.isfinite(score.error_u) else "answers that are not finite"
+    return f"without it: {size} ({score.reason})"

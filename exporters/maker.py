@@ -1,0 +1,58 @@
+"""How one kind of model becomes its forms: what the road asks of a captured program, a file, a live module."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..models.store import Draft
+from .prove import Answers, Exam
+from .samples import Samples
+
+Say = Callable[[str], None]
+
+SHARES = (0.75, 0.4)  # of the gate's limits, for what a search finds: the second where the first did not do
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """One form, written: ``file`` in the draft, and how it answers.
+
+    ``takes``: (answers, a stand-in for its bulk or None), one for each execution of the same half that the
+    gate is to judge; empty where nothing in it is half. ``serves``: as it will be served.
+    """
+
+    file: str
+    serves: Answers
+    takes: Sequence[tuple[Answers, Answers | None]] = ()
+
+
+class Maker(Protocol):
+    """How one kind of model becomes its forms."""
+
+    def whole(self) -> Answers:
+        """The FP32 original as a function of named arrays."""
+        ...
+
+    def plan(self, planning: Samples, share: float, say: Say) -> bool:
+        """Settle what is half, to pass ``share`` of the gate's limits on ``planning``; whether that changed it."""
+        ...
+
+    def write(self, draft: Draft) -> None:
+        """The original and whatever all forms share."""
+        ...
+
+    def make(self, name: str, draft: Draft, exam: Exam) -> Made:
+        """Write one form. Raises CannotConvert where it cannot be made."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """The counts of the half, as each form shows them: nodes, half_nodes, kept, casts, bytes, …"""
+        ...
+
+    def plan_json(self) -> dict[str, Any]:
+        """What ``precision.json`` holds."""
+        ...
+
+    def findings(self, exam: Exam) -> dict[str, Any]:
+        """What the report shows beyond the gate: sections by name."""
+        ...

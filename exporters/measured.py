@@ -1,0 +1,97 @@
+"""What was measured of one output, before any limit is held against it: it can be judged again for nothing.
+
+`parity.py` measures and judges; a version keeps the numbers in ``parity.json`` (``statistics`` of each
+output), from which `rejudge.py` gives the verdict under other limits without running a model.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .verdict import AxisSlices, DecisionVerdict, Failure
+
+MAX_SAMPLES = 2048  # kept one by one; beyond that the worst of each stretch
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One output over all real judged samples; errors are absolute, ``scale`` is S.
+
+    ``faults`` are of rules 0, 1 and 2: no limit excuses them, and rules 3 and 4 are not asked any more.
+    ``samples`` counts different samples, ``excused`` the integers that tie. ``decisions`` hold no limits yet.
+    """
+
+    samples: int
+    faults: tuple[Failure, ...] = ()
+    worst: float = math.inf
+    worst_sample: int | None = None
+    scale: float = 0.0
+    sqnr_db: float = -math.inf
+    errors: tuple[float, ...] = ()
+    axes: tuple[AxisSlices, ...] = ()
+    decisions: DecisionVerdict | None = None
+    different: int = 0
+    excused: int = 0
+
+    def error_u(self, u: float) -> float:
+        return in_units(self.worst, u, self.scale)
+
+    def to_json(self) -> dict[str, Any]:
+        """Exact: what is not finite is written as a word, and the axes and decisions stand beside this."""
+        return {
+            "samples": self.samples,
+            "worst": _written(self.worst),
+            "scale": _written(self.scale),
+            "sqnr_db": _written(self.sqnr_db),
+            "errors": [_written(error) for error in self.errors],
+            "slices_db": [_written(axis.worst_db) for axis in self.axes],
+            "kl_nats": self.decisions and _written(self.decisions.kl_nats),
+            "excused": self.excused,
+            "faults": [{"rule": fault.rule, "message": fault.message} for fault in self.faults],
+        }
+
+    @classmethod
+    def from_json(cls, output: Mapping[str, Any]) -> "Measured":
+        """Read back from an output of ``parity.json``, ``statistics`` and what stands beside them."""
+        saved = output["statistics"]
+        worst_db = [_read(value) for value in saved["slices_db"]]
+        return cls(
+            samples=saved["samples"],
+            faults=tuple(Failure(**fault) for fault in saved["faults"]),
+            worst=_read(saved["worst"]),
+            worst_sample=output["worst_sample"],
+            scale=_read(saved["scale"]),
+            sqnr_db=_read(saved["sqnr_db"]),
+            errors=tuple(_read(error) for error in saved["errors"]),
+            axes=tuple(
+                AxisSlices.from_json(axis, db) for axis, db in zip(output["axes"], worst_db, strict=True)
+            ),
+            decisions=output["decisions"]
+            and DecisionVerdict.from_json(output["decisions"], _read(saved["kl_nats"])),
+            different=output["different"],
+            excused=saved["excused"],
+        )
+
+
+def in_units(error: float, u: float, scale: float) -> float:
+    """An absolute error in units of u·S; any error at all is infinite where S is zero."""
+    if error == 0.0:
+        return 0.0
+    return error / (u * scale) if scale > 0.0 else math.inf
+
+
+def thinned(values: np.ndarray, most: int) -> tuple[float, ...]:
+    """At most so many numbers in the given order, each the largest of its stretch."""
+    stretches = np.array_split(values, min(len(values), most)) if len(values) else []
+    return tuple(float(stretch.max()) for stretch in stretches)
+
+
+def _written(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _read(value: float | str) -> float:
+    return float(value)

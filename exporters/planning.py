@@ -1,0 +1,217 @@
+"""The precision plan settled: the lists propose, the profile suspects, the search finds what must stay FP32."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from ..models.engines.arrays import to_torch
+from ..models.program import runnable, walk
+from ..models.spec import ParityLimits
+from .composites import open_composites
+from .emulation import Emulation, half_rounding
+from .folding import duplicate
+from .kernels import keep_without_kernel
+from .ledger import Ledger, weigh
+from .maker import SHARES, Say
+from .placement import Placed, place
+from .plan import Kept, PrecisionPlan, make_plan, op_name
+from .policy import CUDA, Rule
+from .profile import Profile, profile
+from .rehearsal import MAX_SAMPLES, ROWS, Rehearsal, stricter
+from .repairs import Repair, apply
+from .repairs import candidates as repairable
+from .samples import Samples
+from .search import Budget, Found, Score, smallest_set
+from .sections import search_section
+from .sentinels import rewrite_sentinels
+from .subject import Subject
+from .suspicion import Suspicion, suspicion
+
+BUDGET = Budget(seconds=90.0, evaluations=400)
+CPU = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class Course:
+    """One way to go: a prepared whole (repaired or not), its plan before any search, and its rehearsal."""
+
+    module: GraphModule
+    plan: PrecisionPlan
+    ledger: Ledger
+    rehearsal: Rehearsal
+    repairs: tuple[Repair, ...]
+    found: Found | None = None
+
+    @property
+    def kept(self) -> int:
+        return len(self.plan.kept)
+
+
+class Planner:
+    """Settles the plan of one subject; may be asked again, under stricter limits."""
+
+    def __init__(self, subject: Subject, planning: Samples, example: Sequence[Tensor], say: Say) -> None:
+        self._subject, self._planning, self._example = subject, planning, example
+        self.profile: Profile | None = None
+        self.course: Course | None = None
+        self.placed: Placed | None = None
+        self.module = runnable(subject.program)
+        self.plan = make_plan(self.module, subject.precision)
+        self._settled = False
+        if subject.precision.level == "O0":
+            return
+        say("profiling")
+        open_composites(self.module, CUDA)
+        self.profile = profile(self.module, _batches(subject, planning), self.plan.dtype)
+        masks = rewrite_sentinels(self.module, self.profile)
+        self._start = self.course = self._course(self.module, masks.repairs, masks.keep)
+        self._keep = masks.keep
+        self.plan = self._start.plan
+
+    def settle(self, share: float, say: Say) -> bool:
+        """Plan for ``share`` of the gate's limits; whether that made another plan than before."""
+        before, first = self.plan, not self._settled
+        self._settled = True
+        if self.course is None:
+            return first
+        subject = self._subject
+        if subject.search or subject.precision.level in ("O1", "O2"):
+            say("rehearsing")
+            self.course = self._searched(share, say)
+        elif not first:
+            return False
+        outputs = [tensor.type.torch for tensor in subject.spec.outputs]
+        self.placed = place(self.course.module, self.course.plan, self._example, outputs)
+        self.module, self.plan = self.course.module, self.placed.plan
+        return first or self.plan.actions != before.actions
+
+    def emulation(self) -> Emulation:
+        """The half program under the plan, without half kernels."""
+        assert self.course is not None
+        dtypes = self.course.rehearsal.dtypes(self.plan)
+        return Emulation(self.module, dtypes, half_rounding(self.plan.dtype))
+
+    def findings(self) -> dict[str, Any]:
+        """Sections of the report: what the plan rests on."""
+        if self.course is None or self.profile is None:
+            return {}
+        ops = {kept.node: kept.op for kept in self.plan.kept}
+        return {
+            "repairs": [repair.to_json() for repair in self.course.repairs],
+            "search": self.course.found and search_section(self.course.found, ops),
+        }
+
+    def _course(self, module: GraphModule, repairs: tuple[Repair, ...], keep: Sequence[Kept]) -> Course:
+        subject, example = self._subject, self._example
+        plan = make_plan(module, subject.precision).keeping(keep)
+        plan = keep_without_kernel(module, plan, example, CPU)
+        ledger, plan = weigh(module, plan, example)
+        rehearsal = Rehearsal(module, subject.spec, self._planning, example)
+        return Course(module, plan, ledger, rehearsal, repairs)
+
+    def _searched(self, share: float, say: Say) -> Course:
+        """The course that passes with the fewest nodes in FP32: exact repairs first, where they save any."""
+        assert self.profile is not None
+        start, suspects = self._start, suspicion(self.profile)
+        spec, dtype = self._subject.spec, self._subject.precision.dtype
+        # the lists alone are good enough at the limit; what a search finds lies close to its limit by nature
+        limits = (
+            stricter(spec.parity, dtype, share / SHARES[0]),
+            stricter(spec.parity, dtype, share),
+        )
+        plain = _with_search(start, limits, suspects, say)
+        proposals = repairable(start.module, self.profile) if plain.kept > start.kept else []
+        if not proposals:
+            return plain
+        say(f"trying {len(proposals)} exact repairs")
+        module = duplicate(start.module)
+        for repair in proposals:
+            apply(module, repair)
+        repaired = self._course(module, (*start.repairs, *proposals), self._keep)
+        repaired = _with_search(repaired, limits, suspects, say)
+        return repaired if repaired.found is not None and repaired.kept < plain.kept else plain
+
+
+def _with_search(
+    course: Course, limits: tuple[ParityLimits, ParityLimits], suspects: Sequence[Suspicion], say: Say
+) -> Course:
+    plan, found = search(course.module, course.plan, course.rehearsal, limits, suspects, say)
+    return Course(course.module, plan, course.ledger, course.rehearsal, course.repairs, found)
+
+
+def search(
+    module: GraphModule,
+    plan: PrecisionPlan,
+    rehearsal: Rehearsal,
+    limits: tuple[ParityLimits, ParityLimits],
+    suspects: Sequence[Suspicion],
+    say: Say,
+    budget: Budget = BUDGET,
+) -> tuple[PrecisionPlan, Found | None]:
+    """The plan with the fewest more nodes in FP32 that passes the rehearsal, each with reason and certificate.
+
+    ``limits``: for the plan as it is, and for what is found. ``suspects``: most suspicious first. ``Found`` is
+    None where not even keeping all nodes helps.
+    """
+    nodes = dict(walk(module))
+    allowed = _candidates(module, plan, rehearsal)
+    reasons = {suspect.node: suspect.reason for suspect in reversed(suspects)}
+    order = [suspect.node for suspect in suspects if suspect.node in set(allowed)]
+    order = list(dict.fromkeys([*order, *allowed]))
+
+    def keeping(names: frozenset[str]) -> PrecisionPlan:
+        return plan.keeping([Kept(name, op_name(nodes[name]), "") for name in names])
+
+    def judge(names: frozenset[str]) -> Score:
+        return rehearsal.score(keeping(names), limits[1] if names else limits[0])
+
+    found = smallest_set(order, judge, budget=budget, say=say)
+    if found is None or not found.kept:
+        return plan, found
+    kept = [
+        Kept(name, op_name(nodes[name]), reasons.get(name, "found by search"), _witness(found, name))
+        for name in order
+        if name in found.kept
+    ]
+    return plan.keeping(kept), found
+
+
+def _batches(subject: Subject, planning: Samples) -> Iterator[list[Tensor]]:
+    rows = min(ROWS, subject.spec.max_batch_size) if subject.spec.batched else 0
+    for _, arrays in planning.take(slice(0, MAX_SAMPLES)).batches(rows):
+        yield [to_torch(arrays[tensor.name].copy()) for tensor in subject.spec.inputs]
+
+
+def _candidates(module: GraphModule, plan: PrecisionPlan, rehearsal: Rehearsal) -> list[str]:
+    """The nodes that touch half by the policy, in the graph's order; products, which gain most by half, last."""
+    dtypes, already = rehearsal.dtypes(plan), {kept.node for kept in plan.kept}
+    touching = [
+        (name, node)
+        for name, node in walk(module)
+        if name in plan.actions and name not in already and dtypes.touches_half(name) and _may_be_kept(node)
+    ]
+    return [name for name, _ in sorted(touching, key=lambda pair: _is_product(pair[1]))]
+
+
+def _may_be_kept(node: Node) -> bool:
+    """Not one that changes its input: a cast would be a copy, and the change would be lost."""
+    return isinstance(node.target, OpOverload) and not node.target._schema.is_mutable
+
+
+def _is_product(node: Node) -> bool:
+    assert isinstance(node.target, OpOverload)
+    return CUDA.rule(node.target) is Rule.LOWER
+
+
+def _witness(found: Found, name: str) -> str:
+    score = found.certificate.get(name)
+    if score is None:
+        return "the search's budget ended before the model was tried without it"
+    error = f"error {score.error_u:.3g}u" if math.isfinite(score.error_u) else "the answer is not finite"
+    return f"without it: {error}"

@@ -1,0 +1,101 @@
+"""The gate on planning samples, in emulation: how would the half under this plan do?
+
+One trial costs one run of the model and no export. The samples that choose a plan never judge it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from ..models.engines.arrays import to_numpy, to_torch
+from ..models.package import Precision
+from ..models.spec import ModelSpec, ParityLimits
+from .dtypes import Dtypes, Typing
+from .emulation import Emulation, Rounding, half_rounding, mantissa_rounding
+from .parity import UNIT_ROUNDOFF, judge, min_sqnr_db
+from .plan import PrecisionPlan, make_plan
+from .samples import Samples
+from .search import Score
+from .synthetic import adversarial
+from .trial import Trial
+from .verdict import ParityReport
+
+MAX_SAMPLES = 16  # that a trial is judged on
+ROWS = 8  # of one batch
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A batch of planning samples and the whole's answer; a ``name`` marks an adversarial one."""
+
+    samples: tuple[int, ...]
+    inputs: list[Tensor]
+    reference: Mapping[str, np.ndarray]
+    name: str = ""
+
+
+class Rehearsal:
+    """Asks the emulated half of one prepared whole (`models.program.runnable`) under any plan."""
+
+    def __init__(
+        self, module: GraphModule, spec: ModelSpec, planning: Samples, example: Sequence[Tensor]
+    ) -> None:
+        self._module, self._spec = module, spec
+        self._typing = Typing(module, example)
+        self.questions = list(self._asked(planning.take(slice(0, MAX_SAMPLES))))
+
+    def dtypes(self, plan: PrecisionPlan) -> Dtypes:
+        return self._typing.under(plan)
+
+    def report(self, plan: PrecisionPlan, limits: ParityLimits, floor: bool = False) -> ParityReport:
+        """The gate's report on the emulated half; with ``floor``, on one that has FP32's range."""
+        rounding = (mantissa_rounding if floor else half_rounding)(plan.dtype)
+        dtypes = self._typing.under(plan)
+        trials = [
+            Trial(q.samples, q.reference, self._answer(dtypes, rounding, q.inputs), name=q.name)
+            for q in self.questions
+        ]
+        real, odd = [t for t in trials if not t.name], [t for t in trials if t.name]
+        return judge(replace(self._spec, parity=limits), plan.precision.dtype, real, odd)
+
+    def score(self, plan: PrecisionPlan, limits: ParityLimits) -> Score:
+        report = self.report(plan, limits)
+        worst = max((output.max_error_u for output in report.outputs), default=np.inf)
+        wrong = any(verdict.failures for verdict in report.adversarial)
+        return Score(report.passed, np.inf if wrong else worst, report.summary())
+
+    def _asked(self, planning: Samples) -> Iterator[Question]:
+        spec = self._spec
+        rows = min(ROWS, spec.max_batch_size, max(planning.count, 1)) if spec.batched else 0
+        real = [(samples, arrays, "") for samples, arrays in planning.batches(rows)]
+        odd = [(_rows(spec, arrays), arrays, name) for name, arrays in adversarial(spec, planning)]
+        nothing_half = self._typing.under(make_plan(self._module, Precision("O0")))
+        for samples, arrays, name in (*real, *odd):
+            inputs = [to_torch(arrays[tensor.name].copy()) for tensor in spec.inputs]
+            answer = self._answer(nothing_half, half_rounding(torch.float16), inputs)
+            yield Question(samples, inputs, answer, name)
+
+    def _answer(self, dtypes: Dtypes, rounding: Rounding, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
+        with torch.inference_mode():
+            outputs = Emulation(self._module, dtypes, rounding).run(*[tensor.clone() for tensor in inputs])
+        answers = zip(self._spec.outputs, outputs, strict=True)
+        return {tensor.name: to_numpy(answer.to(tensor.type.torch)) for tensor, answer in answers}
+
+
+def stricter(limits: ParityLimits, dtype: str, share: float) -> ParityLimits:
+    """Limits with room to spare: the error's times ``share``, the ratios' as many decibels higher."""
+    decibels = -20 * float(np.log10(share))
+    return replace(
+        limits,
+        max_error_u=limits.max_error_u * share,
+        min_sqnr_db=min_sqnr_db(limits, UNIT_ROUNDOFF[dtype]) + decibels,
+        min_slice_sqnr_db=limits.min_slice_sqnr_db + decibels,
+    )
+
+
+def _rows(spec: ModelSpec, arrays: Mapping[str, np.ndarray]) -> tuple[int, ...]:
+    return tuple(range(len(arrays[spec.inputs[0].name]) if spec.batched else 1))

@@ -1,0 +1,187 @@
+"""Delta debugging for precision: the fewest nodes that must stay in FP32, with a certificate.
+
+A variant of ddmin (Zeller and Hildebrandt, 2002) for an ordered list of suspects: find a passing prefix by
+doubling, then take away from its far end in steps that double while the judge passes and are bisected when
+it fails. Keeping more nodes usually helps, but nothing rests on that: only sets that the judge passed are
+ever held, and the last pass takes single nodes away until none can go.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a judge says of one set of kept nodes; ``error_u`` in units of the precision, inf if non-finite."""
+
+    passed: bool
+    error_u: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Wall-clock seconds and runs of the judge after which a search ends with what it has."""
+
+    seconds: float
+    evaluations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A passing set. ``certificate``: kept node → what happens when it alone is given back to half.
+
+    ``minimal``: the certificate is complete and each of its scores fails; False where the budget ended first.
+    ``before``, ``after``: the scores with nothing kept and with ``kept``; ``evaluations``: runs of the judge.
+    """
+
+    kept: tuple[str, ...]
+    certificate: Mapping[str, Score]
+    before: Score
+    after: Score
+    evaluations: int
+    minimal: bool
+
+
+Judge = Callable[[frozenset[str]], Score]
+
+
+def smallest_set(
+    candidates: Sequence[str],
+    judge: Judge,
+    *,
+    budget: Budget,
+    say: Callable[[str], None] = lambda line: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Found | None:
+    """The smallest passing set that the budget lets us find; no single node can be taken away from it.
+
+    ``candidates``: most suspicious first; they stay longest. ``judge``: scores a set of kept nodes, and is
+    asked once per set. Keeping nothing and keeping everything are tried whatever the budget. None where
+    even all candidates kept do not pass. Deterministic, but for where a budget in seconds ends.
+    """
+    search = _Search(list(dict.fromkeys(candidates)), judge, budget, say, clock)
+    before = search.score(())
+    if not before.passed and not search.score(search.suspects).passed:
+        return None
+    if not before.passed:
+        try:
+            search.run()
+        except _BudgetSpent:
+            say(f"search: the budget is spent, {search.state}")
+    kept = tuple(search.best)
+    certificate = {node: score for node in kept if (score := search.known(_without(kept, node)))}
+    return Found(
+        kept=kept,
+        certificate=certificate,
+        before=before,
+        after=search.score(kept),
+        evaluations=len(search.scores),
+        minimal=len(certificate) == len(kept),  # none of them passes, or it would be the best
+    )
+
+
+class _BudgetSpent(Exception):
+    pass
+
+
+class _Search:
+    """The judge's answers so far and the best passing set among them; lists are in the suspects' order."""
+
+    def __init__(
+        self,
+        suspects: list[str],
+        judge: Judge,
+        budget: Budget,
+        say: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.suspects, self.scores = suspects, dict[frozenset[str], Score]()
+        self.best = suspects
+        self._judge, self._budget, self._say, self._clock = judge, budget, say, clock
+        self._end = clock() + budget.seconds
+
+    @property
+    def state(self) -> str:
+        return f"{len(self.best)} of {len(self.suspects)} suspects kept, {len(self.scores)} runs"
+
+    def known(self, kept: Sequence[str]) -> Score | None:
+        return self.scores.get(frozenset(kept))
+
+    def score(self, kept: Sequence[str]) -> Score:
+        """The judge's answer, within no budget; a passing set smaller than the best becomes the best."""
+        key = frozenset(kept)
+        if key not in self.scores:
+            self.scores[key] = self._judge(key)
+        if self.scores[key].passed and len(key) < len(self.best):
+            self.best = [node for node in self.suspects if node in key]
+            self._say(f"search: {self.state}")
+        return self.scores[key]
+
+    def passes(self, kept: Sequence[str]) -> bool:
+        spent = len(self.scores) >= self._budget.evaluations or self._clock() >= self._end
+        if spent and self.known(kept) is None:
+            raise _BudgetSpent
+        return self.score(kept).passed
+
+    def run(self) -> None:
+        size = 1
+        while not self.passes(self.suspects[:size]):
+            size *= 2
+        self.one_minimal(self.reduced([], self.suspects[:size]))
+        if len(self.best) > 1:
+            self.second_start()
+
+    def second_start(self) -> None:
+        """Look for a smaller set elsewhere, unless each node of the best one is needed whatever else is kept."""
+        first = list(self.best)
+        core = [node for node in first if not self.passes(_without(self.suspects, node))]
+        if len(core) == len(first):
+            return
+        others = [node for node in self.suspects if node not in first]
+        found = self.reduced(core, [*others, *(node for node in first if node not in core)], len(first))
+        if len(found) < len(first):
+            self.one_minimal(found)
+
+    def reduced(self, needed: list[str], pool: list[str], limit: float = float("inf")) -> list[str]:
+        """Take away from the pool's far end, as much at once as passes; ``needed + pool`` passes.
+
+        Gives up when as many as ``limit`` nodes are needed.
+        """
+        step = 1
+        while pool and len(needed) < limit:
+            size = self._shortest(needed, pool, step)
+            step = len(pool) - size + 1  # needed nodes are likely to lie about as far apart as the last two
+            needed, pool = [*needed, *pool[size - 1 : size]], pool[: max(0, size - 1)]
+        return needed
+
+    def _shortest(self, needed: list[str], pool: list[str], step: int) -> int:
+        """How many of the pool are enough: with one fewer the judge fails (0 where none is needed)."""
+        passing, failing = len(pool), -1
+        while passing and failing < 0:
+            size = max(0, passing - step)
+            if self.passes([*needed, *pool[:size]]):
+                passing, step = size, step * 2
+            else:
+                failing = size
+        while passing - failing > 1:
+            size = (passing + failing) // 2
+            if self.passes([*needed, *pool[:size]]):
+                passing = size
+            else:
+                failing = size
+        return passing
+
+    def one_minimal(self, kept: list[str]) -> None:
+        """Take single nodes away, the least suspicious first, until a whole pass takes none."""
+        kept = [node for node in self.suspects if node in kept]
+        smaller: list[str] | None = kept
+        while smaller is not None:
+            kept = smaller
+            fewer = (_without(kept, node) for node in reversed(kept))
+            smaller = next((less for less in fewer if self.passes(less)), None)
+
+
+def _without(nodes: Sequence[str], node: str) -> list[str]:
+    return [other for other in nodes if other != node]

@@ -1,0 +1,182 @@
+"""What the child says when the operator's code cannot be captured: the construct, the source line, what to do.
+
+Runs in the child (and the trainer), by file path: imports nothing but Python's own.
+"""
+
+import contextlib
+import importlib.util
+import linecache
+import logging
+import re
+import sys
+import traceback
+from pathlib import Path
+
+LIVE = 'or serve the model uncaptured with form = "live"'
+_BRANCHES = (
+    "a torch.cond whose two branches do not give the same shapes and dtypes",
+    "make both branches give the same, with no change to what they are given",
+)
+_DTYPE = (
+    "a half dtype written into the code, against FP32 weights",
+    "leave it out, or use .to(weight.dtype): the FP32 whole comes first, the half is made of it",
+)
+_DEVICE = ("a device written into the code", "use the input's device: x.device")
+# Words of torch's message (all of them) → the construct, and what to do about it. The first that fits is told.
+CAUSES = (
+    (("Could not extract specialized integer",), "a size or count that is read from a tensor's values",
+     "take it from a shape, make it a fixed number, or mask with torch.where"),
+    (("Could not guard on data-dependent",), "a decision that depends on a tensor's values",
+     "write both sides with torch.where, or use torch.cond (torch.while_loop for a loop)"),
+    (("Expected input at", "to be equal to"), "a size that the exported program has fixed",
+     "export it again with that size free (torch.export.Dim.DYNAMIC), or write the size into model.toml"),
+    ((".numpy() is not supported",), "a NumPy call on a tensor", "use torch's own function"),
+    (("specialized it to be a constant",), "a free size that the code turns into a constant",
+     "take sizes from x.shape and keep them as they are (no number written out, no .tolist(), no len() of a list "
+     "made of rows); or write the size into model.toml (max_batch_size = 1 for the batch)"),
+    (("not linked with support for cuda",), *_DEVICE),
+    (("not compiled with CUDA",), *_DEVICE),
+    (("No CUDA GPUs are available",), *_DEVICE),
+    (("Found no NVIDIA driver",), *_DEVICE),
+    (("must have the same dtype",), *_DTYPE),
+    (("bias type", "should be the same"), *_DTYPE),
+    (("expected scalar type",), *_DTYPE),
+    (("torch.cond", "branches"), *_BRANCHES),
+    (("true_fn", "false_fn"), *_BRANCHES),
+    (("Cannot access data pointer",), "a kernel that torch.export cannot look into",
+     "write it with torch's own functions"),
+    (("ScriptModule",), "a TorchScript module", "build the nn.Module that it was made of"),
+    (("does not support", "ScriptFunction"), "a TorchScript function", "call the Python function it was made of"),
+)  # fmt: skip
+
+
+class Refused(Exception):
+    """A failure that has a sentence of its own (others show the user's traceback)."""
+
+
+def sibling(name):
+    """A file beside this one, by its path and under a name that no code of the user's can meet."""
+    hidden = f"_halfeven_{name}"
+    if hidden not in sys.modules:
+        spec = importlib.util.spec_from_file_location(hidden, Path(__file__).with_name(f"{name}.py"))
+        assert spec and spec.loader
+        sys.modules[hidden] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[hidden]
+
+
+def told(error, request):
+    """What result.json says of a failure: a sentence, and the traceback where the sentence needs one."""
+    if isinstance(error, Refused):
+        return {"error": str(error), "traceback": ""}
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        limit = request["memory_limit_bytes"] / 2**30
+        sentence = f"ran out of memory: the limit for the model's own code is {limit:.1f} GiB"
+    else:
+        sentence = explained(error, request)
+    return {"error": sentence, "traceback": tail(error, request)}
+
+
+def explained(error, request):
+    """Construct, source line and what to do, before torch's own words; these alone where nobody knows more."""
+    theirs = f"{type(error).__name__}: {first_lines(error)}"
+    for words, construct, remedy in CAUSES:
+        if all(word in str(error) for word in words):
+            construct, remedy = _closer(construct, remedy, line_of(error, request)[1])
+            return f"{construct}{place_of(error, request)}: {remedy}, {LIVE}\n{theirs}"
+    if type(error).__module__.startswith(("torch._dynamo", "torch.fx", "torch._subclasses", "torch.export")):
+        construct = "something that torch.export cannot trace"
+        return f"{construct}{place_of(error, request)}: change it, {LIVE}\n{theirs}"
+    return theirs
+
+
+def _closer(construct, remedy, code):
+    """An ``assert`` and an ``.item()`` are told as such: the line is the user's."""
+    if "decision" in construct and code.startswith("assert"):
+        return "an assertion about a tensor's values", "take it out of forward"
+    if "tensor's values" in construct and (".item()" in code or "int(" in code):
+        return f"{construct} (.item())", remedy
+    return construct, remedy
+
+
+def first_lines(error):
+    return "\n".join(str(error).strip().splitlines()[:12])
+
+
+def tail(error, request):
+    """The last frames of the user's own code and the very last one: between them lie torch's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_own(frame.filename, request)]
+    shown = own[-6:] or frames[-6:]
+    shown += [frame for frame in frames[-1:] if frame not in shown]
+    return "Traceback (most recent call last):\n" + "".join(traceback.format_list(shown))[-4000:]
+
+
+def is_own(file, request):
+    roots = {Path(root).resolve() for root in (request["folder"], *request["path"])}
+    return bool(roots & set(Path(file).parents))
+
+
+def line_of(error, request):
+    """The innermost line of the user's that an error passed, as (place, code); empty where none did."""
+    if place := getattr(error, "halfeven_place", None):
+        return place
+    return own_line(traceback.extract_tb(error.__traceback__), request)
+
+
+def own_line(frames, request):
+    own = [frame for frame in frames if is_own(frame.filename, request)]
+    if not own:
+        return "", ""
+    return f"{own[-1].filename}:{own[-1].lineno}", (own[-1].line or "").strip()
+
+
+def place_of(error, request):
+    place, code = line_of(error, request)
+    return f" at {place} (`{code}`)" if place else ""
+
+
+def line_of_node(node, request):
+    """The user's line that a node of a program was traced from, as ``place_of`` writes it; else torch's."""
+    text = node.meta.get("stack_trace") or ""
+    frames = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*\n +([^\n]+)', text)
+    own = [frame for frame in frames if is_own(frame[0], request)] or frames
+    return f" at {own[-1][0]}:{own[-1][1]} (`{own[-1][2].strip()}`)" if own else ""
+
+
+class _Specialised(logging.Handler):
+    """Hears torch.export say that a size became a constant, and looks who called."""
+
+    def __init__(self, request):
+        super().__init__(logging.INFO)
+        self.request, self.place = request, ("", "")
+
+    def emit(self, record):
+        if not self.place[0] and str(record.msg).startswith("set_replacement"):
+            self.place = own_line(_stack(), self.request)
+
+
+def _stack():
+    return traceback.StackSummary.extract(traceback.walk_stack(sys._getframe(1)))[::-1]
+
+
+def where_specialised(error, request, export):
+    """Put the place where a size became a constant onto torch's error, which lacks it: export once more."""
+    if "specialized it to be a constant" not in str(error):
+        return
+    heard = _Specialised(request)
+    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level, propagate = log.level, log.propagate
+    log.addHandler(heard)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        with contextlib.suppress(Exception):
+            export()
+    finally:
+        log.removeHandler(heard)
+        log.setLevel(level)
+        log.propagate = propagate
+        linecache.checkcache()
+    if heard.place[0]:
+        error.halfeven_place = heard.place

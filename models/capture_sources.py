@@ -1,0 +1,159 @@
+"""How the child makes a module of each kind of source, and puts weights into it.
+
+    model.py:build    a function of the operator's
+    hf:.              a transformers folder: config.json and safetensors, never a hub, never its own code
+    program.pt2       an exported program, which only the child may open
+
+Runs in the child, by file path: imports torch alone, and transformers where it is asked for.
+"""
+
+import importlib.machinery
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+HALF = ("F16", "BF16")  # in the header of a safetensors file
+
+
+def build(failures, torch, request, folder, attention="sdpa"):
+    """The module in evaluation, without gradients, as its source has it."""
+    source = request["source"]
+    if source.startswith("hf:"):
+        return transformers_module(failures, torch, folder / source[3:], attention)
+    if source.endswith(".pt2"):
+        return program_module(torch, folder / source)
+    return python_module(failures, torch, source, folder)
+
+
+def python_module(failures, torch, source, folder):
+    file, _, function = source.partition(":")
+    path = folder / file
+    sys.modules[path.stem] = user_module = types.ModuleType(path.stem)
+    loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
+    user_module.__spec__ = importlib.util.spec_from_loader(path.stem, loader)
+    user_module.__file__ = str(path)
+    loader.exec_module(user_module)
+    if not callable(getattr(user_module, function, None)):
+        raise failures.Refused(f"{file} has no function '{function}', which source = {source!r} names")
+    module = getattr(user_module, function)()
+    if not isinstance(module, torch.nn.Module):
+        raise failures.Refused(
+            f"{file}:{function}() must give a torch.nn.Module, it gave {type(module).__name__}"
+        )
+    return module.eval().requires_grad_(False)
+
+
+def transformers_module(failures, torch, folder, attention):
+    """The class that config.json names, from this folder alone. Refused where the checkpoint lacks weights."""
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    try:
+        import transformers
+    except ImportError:
+        raise failures.Refused(
+            "source = 'hf:…' needs the transformers library: pip install 'halfeven[hf]'"
+        ) from None
+    transformers.logging.set_verbosity_error()
+    local = {"local_files_only": True, "trust_remote_code": False}
+    config = transformers.AutoConfig.from_pretrained(folder, **local)
+    config.use_cache, config.return_dict = False, True
+    names = getattr(config, "architectures", None) or ()
+    kinds = [getattr(transformers, name, None) for name in names]
+    known = [kind for kind in kinds if hasattr(kind, "from_pretrained")]
+    kind: Any = known[0] if known else transformers.AutoModel
+    module, found = kind.from_pretrained(
+        folder, config=config, use_safetensors=True, dtype=torch.float32, attn_implementation=attention,
+        output_loading_info=True, **local,
+    )  # fmt: skip
+    module.lacking = sorted(found["missing_keys"])  # may be unused: known after the export
+    return module.eval().requires_grad_(False)
+
+
+def program_module(torch, path):
+    """A foreign program as a module again, its dtypes not pinned."""
+    program = torch.export.load(path)
+    widened = [name for name, t in program.state_dict.items() if t.dtype in (torch.half, torch.bfloat16)]
+    module = program.module(check_guards=False)
+    program_dtypes(torch, module, widen=bool(widened))
+    return plain_module(torch, module).requires_grad_(False)
+
+
+def plain_module(torch, graph_module):
+    """The same parameters under the same names; torch.export would not ask a GraphModule for its ``forward``."""
+
+    signature = inspect.signature(graph_module.forward)
+    keywords = graph_module._in_spec.child(1).context or ()  # only by name what was exported by name
+
+    def forward(*args, **kwargs):
+        given = signature.bind(*args, **kwargs).arguments
+        named = {name: given.pop(name) for name in keywords}
+        return graph_module(*given.values(), **named)  # with the hook that holds sizes against the export's
+
+    forward.__signature__ = signature
+    module = torch.nn.Module()
+    for name in ("_parameters", "_buffers", "_modules"):
+        setattr(module, name, getattr(graph_module, name))
+    module.forward = forward
+    return module
+
+
+def program_dtypes(torch, module, widen):
+    """Asserted dtypes go; in a program that was half, the casts to half that tracing wrote into it go too."""
+    half = (torch.half, torch.bfloat16)
+    for part in module.modules():
+        if not isinstance(part, torch.fx.GraphModule):
+            continue
+        for node in list(part.graph.nodes):
+            if node.target is torch.ops.aten._assert_tensor_metadata.default:
+                part.graph.erase_node(node)
+            elif widen:
+                node.args = tuple(torch.float32 if arg in half else arg for arg in node.args)
+                if node.kwargs.get("dtype") in half:
+                    node.kwargs = {**node.kwargs, "dtype": torch.float32}
+        part.recompile()
+
+
+def load_weights(failures, torch, module, weights):
+    if weights is None:
+        return []
+    if weights.endswith(".safetensors"):
+        from safetensors.torch import load_file
+
+        state = load_file(weights)
+    else:
+        state = torch.load(weights, map_location="cpu", weights_only=True)
+    wide = {name: t.float() if t.dtype in (torch.half, torch.bfloat16) else t for name, t in state.items()}
+    try:
+        module.load_state_dict(wide, strict=True)
+    except RuntimeError as error:
+        raise failures.Refused(
+            f"{Path(weights).name} does not fit the module: {failures.first_lines(error)}"
+        ) from None
+    narrow = sum(state[name].dtype != wide[name].dtype for name in state)
+    return [f"{narrow} half-precision tensors of {Path(weights).name} were widened to FP32"] if narrow else []
+
+
+def widen(torch, module):
+    half = [name for name, t in module.state_dict().items() if t.dtype in (torch.half, torch.bfloat16)]
+    if half:
+        module.float()
+        return [f"{len(half)} half-precision tensors of the module were widened to FP32"]
+    return []
+
+
+def half_in_checkpoint(request, folder):
+    """What ``from_pretrained`` has widened while loading, said as `load_weights` says it."""
+    if not request["source"].startswith("hf:"):
+        return []
+    notes = []
+    for file in sorted((folder / request["source"][3:]).glob("*.safetensors")):
+        with file.open("rb") as data:
+            header = json.loads(data.read(int.from_bytes(data.read(8), "little")))
+        narrow = sum(entry.get("dtype") in HALF for entry in header.values())
+        if narrow:
+            notes.append(f"{narrow} half-precision tensors of {file.name} were widened to FP32")
+    return notes

@@ -1,0 +1,148 @@
+"""Runs the operator's own ``nn.Module``, which ``torch.export`` cannot capture, under ``torch.autocast``.
+
+The one place where user code runs in the server. Autocast recasts every weight at every request (its cache
+serves weights that require gradients only) and the FP32 weights stay in memory: the form is as equal as any
+other that the gate has passed, it is not as small or as fast.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from .. import capture_child as child
+from ..errors import DamagedFile, EngineFailed
+from ..spec import ModelSpec
+from ..store import Version
+from .islands import HALVES, raise_islands
+from .live_source import LiveSource
+from .torch_engine import TorchEngine
+
+LIVE_FILE = "live.json"
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class LiveModule:
+    """The operator's module: the spec's inputs in order, its outputs in order and in the spec's datatypes."""
+
+    def __init__(self, module: nn.Module, source: LiveSource, spec: ModelSpec) -> None:
+        names = {"inputs": [{"name": tensor.name} for tensor in spec.inputs]}
+        child.Flat(module, names | {"outputs": [tensor.name for tensor in spec.outputs]})
+        self.module = module
+        self.source = source
+        self.spec = spec
+
+    def __call__(self, inputs: Sequence[Tensor], half: bool) -> list[Tensor]:
+        """Raises EngineFailed for what the operator's code raises or promises wrongly."""
+        try:
+            answers = self.module(*inputs)
+        except child.Refused as error:
+            raise EngineFailed(f"the live model '{self.spec.name}': {error}") from None
+        except (Exception, SystemExit) as error:
+            told = f"{type(error).__name__}: {child.first_lines(error)}{self.source.place(error)}"
+            raise EngineFailed(f"the live model '{self.spec.name}' raised {told}") from error
+        return [self._promised(index, answer, half) for index, answer in enumerate(answers)]
+
+    def _promised(self, index: int, answer: Tensor, half: bool) -> Tensor:
+        """In the spec's datatype (half answers are upcast), and in fresh memory: a module may keep its own."""
+        spec = self.spec.outputs[index]
+        if answer.dtype != spec.type.torch and not (half and answer.dtype in HALVES and spec.type.is_float):
+            raise EngineFailed(
+                f"output '{spec.name}' of the live model '{self.spec.name}': model.toml says {spec.datatype}, "
+                f"the model gives {str(answer.dtype).removeprefix('torch.')}"
+            )
+        return answer.detach().to(spec.type.torch, copy=True)
+
+
+class LiveEngine(TorchEngine):
+    """One module on one device; threads, staging and copies are those of `TorchEngine`.
+
+    ``precision`` is ``fp16``, ``bf16`` or ``fp32`` (no autocast region, no islands); ``islands`` are module
+    paths. Engines of the same module do not run at the same time, nor while another's islands are raised.
+    """
+
+    form = "live"
+
+    def __init__(
+        self, module: LiveModule, precision: str, device: torch.device, islands: Iterable[str] = ()
+    ) -> None:
+        torch.backends.mha.set_fastpath_enabled(
+            False
+        )  # one fused op, whose parts neither autocast nor islands see
+        self.precision = precision
+        self.device = str(device)
+        self._device = device
+        self._threads = 0
+        self._dtype = _DTYPES.get(precision)
+        self._live = module
+        module.module.to(device)
+        half = self._dtype is not None
+        self._sink: Callable[[], None] = raise_islands(module.module, islands if half else (), device.type)
+        self._module: Any = self._answer
+
+    def close(self) -> None:
+        self._sink()
+        del self._live
+        super().close()
+
+    def _answer(self, *inputs: Tensor) -> list[Tensor]:
+        with self._region():  # its state belongs to the thread: entered here, in the device's, at every call
+            return self._live(inputs, half=self._dtype is not None)
+
+    def _region(self) -> Any:
+        if self._dtype is None:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=self._dtype, cache_enabled=False)
+
+
+def load_live(version: Version, precision: str, device: torch.device) -> LiveEngine:
+    """A version's live form, or with ``fp32`` its whole.
+
+    Raises EngineFailed naming a file of the model folder that has changed since the proof, DamagedFile,
+    BadFolder or CaptureFailed where the module cannot be built any more.
+    """
+    wanted = version.json(LIVE_FILE)
+    weights = version.file("weights.safetensors")
+    return LiveEngine(live_module(wanted, weights, version.spec()), precision, device, wanted["islands"])
+
+
+def live_module(wanted: Mapping[str, Any], weights: Path, spec: ModelSpec) -> LiveModule:
+    """The module that ``live.json`` describes, with the stored weights."""
+    source = LiveSource(
+        Path(wanted["folder"]), wanted["source"], tuple(Path(root) for root in wanted["path"])
+    )
+    source.check(wanted["text"])
+    module = source.build(proven=wanted["text"])
+    try:
+        module.load_state_dict(load_file(weights), strict=True)
+    except Exception as error:
+        raise DamagedFile(f"{weights} does not fit the module of {source.folder}: {error}") from error
+    return LiveModule(module, source, spec)
+
+
+def live_json(
+    source: LiveSource, text: Mapping[str, str], islands: Sequence[str], weights: str
+) -> dict[str, Any]:
+    """What `live_module` reads; ``weights`` is the SHA-256 of the weights' file."""
+    return {
+        "folder": str(source.folder),
+        "source": source.source,
+        "path": [str(root) for root in source.path],
+        "text": dict(text),
+        "islands": list(islands),
+        "weights": weights,
+    }
+
+
+def is_current(version: Version) -> bool:
+    """Whether the operator's folder still has the text with which a live version was proven."""
+    wanted = version.json(LIVE_FILE)
+    try:
+        LiveSource(Path(wanted["folder"]), wanted["source"]).check(wanted["text"])
+    except EngineFailed:
+        return False
+    return True

@@ -1,0 +1,149 @@
+"""Where a live model's module comes from: the operator's own folder, whose text must be what was proven."""
+
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from .. import capture_child as child
+from .. import capture_sources as sources
+from ..errors import BadFolder, CaptureFailed, EngineFailed
+from ..store import sha256_of
+from .private_imports import PrivateImports, imports_of
+from .torch_engine import use_true_fp32
+
+# What a module may be made from. Not model.toml: the version has its own spec and precision.
+TEXT_SUFFIXES = (".py", ".json", ".toml", ".txt", ".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSource:
+    """A model folder's code: ``source`` is ``model.py:build`` or ``hf:.``, ``path`` the further import roots."""
+
+    folder: Path
+    source: str
+    path: tuple[Path, ...] = ()
+
+    def text(self) -> dict[str, str]:
+        """Every text file of the folder and every file imported from it or from a root, with its SHA-256."""
+        own = self._own_text()
+        return own | self._imports(own).files
+
+    def build(self, proven: Mapping[str, str] | None = None) -> nn.Module:
+        """Run the operator's code: the module in evaluation, without gradients, in FP32.
+
+        Its weights are its own, or those of a transformers folder. ``proven``: nothing else may be imported
+        from the folder and its roots. The random state, the default dtype, ``sys.path`` and TF32 are afterwards
+        what they were. Raises BadFolder, or CaptureFailed with the end of the user's own traceback.
+        """
+        if not self.folder.is_dir():
+            raise BadFolder(
+                f"the model folder {self.folder} does not exist any more: put it back, or convert again"
+            )
+        try:
+            with _settings_kept():
+                module = self._transformers() if self.source.startswith("hf:") else self._built()
+                child.widen(torch, module)
+        except child.Refused as error:
+            raise BadFolder(f"{self.folder}: {error}") from None
+        except (Exception, SystemExit) as error:
+            raise CaptureFailed(
+                f"the model code in {self.folder} cannot be run: {self.told(error)}"
+            ) from error
+        if proven is not None:
+            self._check_imports(proven)
+        return module.eval().requires_grad_(False)
+
+    def check(self, proven: Mapping[str, str]) -> None:
+        """What is proven is what runs. Raises EngineFailed naming a file that is not as it was at the proof."""
+        here = self._own_text()
+        there = {file: sha256_of(Path(file)) for file in proven if file not in here and Path(file).is_file()}
+        found = here | there
+        for file in sorted(proven.keys() | here.keys()):
+            if found.get(file) != proven.get(file):
+                what = "is gone" if file not in found else "has changed" if file in proven else "is new"
+                raise self._unproven(file, what)
+
+    def told(self, error: BaseException) -> str:
+        """The user's error with the end of its traceback."""
+        roots = {"folder": str(self.folder), "path": [str(root) for root in self.path]}
+        hint = ""
+        if isinstance(error, FileNotFoundError) and error.filename and not Path(error.filename).is_absolute():
+            hint = " (the live form leaves the working directory alone: open files beside __file__)"
+        return (
+            f"{type(error).__name__}: {child.first_lines(error)}{hint}\n{child.tail(error, roots).rstrip()}"
+        )
+
+    def place(self, error: BaseException) -> str:
+        """The innermost line of the operator's that an error passed: callers are told no path of this machine."""
+        frames = traceback.extract_tb(error.__traceback__)
+        roots = {self.folder, *self.path}
+        own = [frame for frame in frames if roots & set(Path(frame.filename).parents)]
+        return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
+
+    def _built(self) -> nn.Module:
+        file, _, function = self.source.partition(":")
+        build = getattr(self._imports(self._own_text()).module(self.folder / file), function, None)
+        if not callable(build):
+            raise child.Refused(f"{file} has no function '{function}', which source = {self.source!r} names")
+        module = build()
+        if not isinstance(module, nn.Module):
+            raise child.Refused(
+                f"{file}:{function}() must give a torch.nn.Module, it gave {type(module).__name__}"
+            )
+        return module
+
+    def _transformers(self) -> nn.Module:
+        module = sources.transformers_module(child.failures, torch, self.folder / self.source[3:], "sdpa")
+        if lacking := getattr(module, "lacking", ()):
+            raise child.Refused(
+                f"the checkpoint has no weights for {list(lacking)[:5]}: they would be random"
+            )
+        return module
+
+    def _imports(self, own: Mapping[str, str]) -> PrivateImports:
+        return imports_of((self.folder, *self.path), own)
+
+    def _check_imports(self, proven: Mapping[str, str]) -> None:
+        for file, sha in self._imports(self._own_text()).files.items():
+            if proven.get(file) != sha:
+                raise self._unproven(file, "is imported, which it was not,")
+
+    def _unproven(self, file: str, what: str) -> EngineFailed:
+        return EngineFailed(
+            f"{file} {what} since the live form of {self.folder.name} was proven: what runs must be what was "
+            "proven; convert the folder again, or put its text back"
+        )
+
+    def _own_text(self) -> dict[str, str]:
+        return {str(file): sha256_of(file) for file in self._files()}
+
+    def _files(self) -> list[Path]:
+        found = []
+        for file in sorted(self.folder.rglob("*")):
+            inside = file.relative_to(self.folder)
+            hidden = any(part.startswith((".", "__pycache__", "halfeven-store")) for part in inside.parts)
+            if not hidden and file.suffix in TEXT_SUFFIXES and inside.name != "model.toml" and file.is_file():
+                found.append(file)
+        return found
+
+
+@contextmanager
+def _settings_kept() -> Iterator[None]:
+    """What a model's code may set for the whole process when it is imported is set back; seed 0, as captured."""
+    path, dtype, threads = sys.path[:], torch.get_default_dtype(), torch.get_num_threads()
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            yield
+    finally:
+        sys.path[:] = path
+        torch.set_default_dtype(dtype)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        use_true_fp32()

@@ -1,0 +1,1 @@
+"""A model folder of the zoo. Start reading at ``model.toml``."""

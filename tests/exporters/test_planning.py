@@ -1,0 +1,124 @@
+"""The plan settled: nothing kept that need not be, everything kept that must, each with its certificate."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from halfeven.exporters.maker import SHARES
+from halfeven.exporters.planning import Planner
+from halfeven.exporters.samples import Samples
+from halfeven.exporters.subject import Subject
+from halfeven.models.package import Precision
+from torch import Tensor, nn
+
+from tests.programs import Whole, whole
+
+
+class Gate(nn.Module):
+    """A product of two numbers around 400, scaled down afterwards; then a layer, which half is good for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = 700.0 * self.first(x)
+        return self.second((hidden * hidden) / 490000.0)
+
+
+class Squares(nn.Module):
+    """A root mean square whose squares overflow, its scale taken out by the root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 64), nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = 600.0 * self.first(x)
+        return self.second(hidden * torch.rsqrt((hidden * hidden).mean(-1, keepdim=True) + 1.0))
+
+
+class Healthy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+def planner(module: nn.Module, precision: Precision | None = None, search: bool = False) -> Planner:
+    torch.manual_seed(1)
+    samples = {"x": torch.randn(32, 8)}
+    model: Whole = whole(module, samples)
+    subject = Subject(
+        model.program, model.spec, Samples({"x": samples["x"].numpy()}), precision or Precision(),
+        ("torch",), Path(), {}, search=search,
+    )  # fmt: skip
+    planning, _ = subject.samples.split()
+    return Planner(subject, planning, model.example, lambda _: None)
+
+
+def settled(module: nn.Module, precision: Precision | None = None, search: bool = False) -> Planner:
+    made = planner(module, precision, search)
+    assert made.settle(SHARES[0], lambda _: None)
+    return made
+
+
+def kept(made: Planner) -> Sequence[str]:
+    return [one.node for one in made.plan.kept]
+
+
+def test_a_healthy_model_keeps_nothing() -> None:
+    assert kept(settled(Healthy())) == []
+
+
+def test_the_one_node_that_overflows_is_kept_with_reason_and_certificate() -> None:
+    made = settled(Gate())
+    (one,) = made.plan.kept
+    assert one.op.startswith("mul") and "overflow" in one.reason
+    assert one.evidence.startswith("without it: ")
+    assert made.course is not None and made.course.found is not None and made.course.found.minimal
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_without_its_kept_node_the_half_would_fail(level: str) -> None:
+    made = settled(Gate(), Precision(level))
+    assert made.course is not None
+    course, spec = made.course, made._subject.spec
+    assert course.rehearsal.score(course.plan, spec.parity).passed
+    assert not course.rehearsal.score(made._start.plan, spec.parity).passed
+
+
+def test_o3_means_what_was_asked_unless_a_search_is() -> None:
+    assert kept(settled(Gate(), Precision("O3"))) == []
+    assert kept(settled(Gate(), Precision("O3"), search=True)) != []
+
+
+def test_o0_plans_nothing() -> None:
+    made = settled(Gate(), Precision("O0"))
+    assert kept(made) == [] and made.findings() == {}
+
+
+def test_an_exact_repair_is_tried_before_a_node_is_kept() -> None:
+    made = settled(Squares())
+    assert made.course is not None and made.course.repairs and kept(made) == []
+
+
+def test_asked_again_it_only_says_so_where_the_plan_is_another() -> None:
+    made = settled(Healthy())
+    assert made.settle(SHARES[1], lambda _: None) is False
+
+
+def test_the_samples_that_judge_are_not_those_that_choose() -> None:
+    made = planner(Gate())
+    assert made.course is not None
+    planned = [q for q in made.course.rehearsal.questions if not q.name]
+    seen = torch.cat([q.inputs[0] for q in planned])
+    _, judging = made._subject.samples.split()
+    judged = torch.from_numpy(judging.arrays["x"].copy())
+    assert not (seen[:, None] == judged[None]).all(-1).any()
