@@ -1,7 +1,9 @@
 """The forms of a captured program: the half program itself (torch), and what is written from it (ONNX)."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,14 +14,28 @@ from ..models.archive import save_program
 from ..models.engines.arrays import to_torch
 from ..models.engines.onnx_engine import OnnxEngine
 from ..models.engines.torch_engine import TorchEngine
+from ..models.program import runnable
 from ..models.store import Draft
 from .autocast import HalfProgram, rewrite
+from .diagnosis import diagnosed
 from .maker import Made, Say
 from .onnx import write_onnx
 from .planning import Planner
-from .prove import Answers, Exam, answers_of, check_whole_form, emulated
+from .prove import (
+    Answers,
+    Exam,
+    Taken,
+    answers_of,
+    check_whole_form,
+    emulated,
+    floor_report,
+    set_exam,
+    take,
+    ties_of,
+)
 from .samples import Samples
 from .subject import Subject
+from .verdict import ParityReport
 
 CPU = torch.device("cpu")
 
@@ -33,12 +49,18 @@ class Captured:
     planner: Planner | None = None
     _whole: Answers | None = None
     _storage: Answers | None = None
-    _whole_onnx: Answers | None = None
+    _taken: Taken | None = None
+    _saved: HalfProgram | None = None
 
     def whole(self) -> Answers:
         if self._whole is None:
-            self._whole = answers_of(self.subject.spec, TorchEngine(self.subject.program, "fp32", CPU))
+            self._whole = answers_of(self.subject.spec, TorchEngine(self.subject.exported, "fp32", CPU))
         return self._whole
+
+    def exam(self, judging: Samples) -> Exam:
+        subject = self.subject
+        excuse = ties_of(runnable(subject.exported), subject.spec, subject.precision.dtype, judging)
+        return set_exam(subject.spec, judging, self.whole(), excuse)
 
     def plan(self, planning: Samples, share: float, say: Say) -> bool:
         example = _example(self.subject)
@@ -48,25 +70,26 @@ class Captured:
             return False
         say("rewriting")
         subject, planner = self.subject, self.planner
-        self.half = rewrite(subject.program, planner.plan, subject.spec, example, planner.module)
-        self._storage = None
+        self.half = rewrite(subject.exported, planner.plan, subject.spec, example, planner.module)
+        self._storage = self._taken = None
         return True
 
     def write(self, draft: Draft) -> None:
-        folder, program = draft.folder, self.subject.program
+        folder, program = draft.folder, self.subject.exported
         save_file(_untied(program.state_dict), folder / "weights.safetensors")
         save_program(program, folder / "whole.pt2", weights=False)
 
     def make(self, name: str, draft: Draft, exam: Exam) -> Made:
         half = self.half.half_nodes > 0
         if name == "torch":
-            if half:
-                save_program(self.half.program, draft.folder / "half.pt2", weights=True)
-            return (
-                Made("half.pt2", self.storage(), [self._taken()]) if half else Made("whole.pt2", self.whole())
-            )
-        whole = self._onnx(draft, exam)
-        return self._half_onnx(draft) if half else Made("whole.onnx", whole)
+            if not half:
+                return Made("whole.pt2", self.whole())
+            self._save_half(draft)
+            return Made("half.pt2", self.storage(), [self._taken_in_storage(exam)])
+        self._write_whole_onnx(draft, exam)
+        if not half:
+            return Made("whole.onnx", self._onnx(draft.folder / "whole.onnx", "fp32"))
+        return self._half_onnx(draft, exam)
 
     def storage(self) -> Answers:
         """The half program in true half kernels."""
@@ -93,31 +116,47 @@ class Captured:
 
     def findings(self, exam: Exam) -> dict[str, Any]:
         assert self.planner is not None
-        return self.planner.findings()
+        return self.planner.findings(self.half)
 
-    def _taken(self) -> tuple[Answers, Answers]:
-        assert self.planner is not None
-        return self.storage(), emulated(self.subject.spec, self.planner.emulation())
+    def diagnosed(self, report: ParityReport, exam: Exam) -> ParityReport:
+        if self.planner is None or self.planner.course is None:
+            return report
+        floor = emulated(self.subject.spec, self.planner.emulation(floor=True))
+        first = self.planner.curve().first if not report.passed else None
+        return diagnosed(report, floor_report(exam, report.dtype, floor), first and first.to_json())
 
-    def _onnx(self, draft: Draft, exam: Exam) -> Answers:
+    def _taken_in_storage(self, exam: Exam) -> Taken:
+        """The half program's own answers: once, whichever form asks."""
+        if self._taken is None:
+            assert self.planner is not None
+            stand_in = emulated(self.subject.spec, self.planner.emulation())
+            self._taken = take(exam, self.storage(), stand_in)
+        return self._taken
+
+    def _save_half(self, draft: Draft) -> None:
+        if self._saved is not self.half:
+            save_program(self.half.program, draft.folder / "half.pt2", weights=True)
+            self._saved = self.half
+
+    def _write_whole_onnx(self, draft: Draft, exam: Exam) -> None:
         """The whole as ONNX, held against the program: an exporter's fault is never blamed on half."""
-        if self._whole_onnx is None:
-            path, spec = draft.folder / "whole.onnx", self.subject.spec
-            about = {"model": spec.name, "precision": "fp32"}
-            write_onnx(self.subject.program, spec, path, about)
-            answers = answers_of(spec, OnnxEngine(path, "fp32", CPU))
-            check_whole_form(exam, answers)
-            self._whole_onnx = answers
-        return self._whole_onnx
+        path, spec = draft.folder / "whole.onnx", self.subject.spec
+        if not path.exists():
+            write_onnx(self.subject.exported, spec, path, {"model": spec.name, "precision": "fp32"})
+            check_whole_form(exam, answers_of(spec, OnnxEngine(path, "fp32", CPU, packed=False)))
 
-    def _half_onnx(self, draft: Draft) -> Made:
+    def _half_onnx(self, draft: Draft, exam: Exam) -> Made:
         spec, asked, path = self.subject.spec, self.subject.precision, draft.folder / "half.onnx"
+        self._save_half(draft)  # proves this form again on a CPU
         kept = ",".join(kept.node for kept in self.half.plan.kept)
         about = {"model": spec.name, "precision": asked.dtype, "level": asked.level, "kept": kept}
         write_onnx(self.half.program, spec, path, about)
-        serves = answers_of(spec, OnnxEngine(path, asked.dtype, CPU))
+        serves = self._onnx(path, asked.dtype)
         # ONNX Runtime computes FP16 chains in FP32 on a CPU: the program's own half storage judges as well
-        return Made("half.onnx", serves, [self._taken(), (serves, None)])
+        return Made("half.onnx", serves, [self._taken_in_storage(exam), take(exam, serves)])
+
+    def _onnx(self, path: Path, precision: str) -> Answers:
+        return answers_of(self.subject.spec, OnnxEngine(path, precision, CPU))
 
 
 def _example(subject: Subject) -> list[Tensor]:
@@ -130,4 +169,10 @@ def _example(subject: Subject) -> list[Tensor]:
 
 def _untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """safetensors refuses names that share memory; each is written whole, and the program ties them again."""
-    return {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
+    shared = Counter(tensor.untyped_storage()._cdata for tensor in state.values())
+    return {
+        name: tensor.detach().clone()
+        if shared[tensor.untyped_storage()._cdata] > 1
+        else tensor.detach().contiguous()
+        for name, tensor in state.items()
+    }

@@ -17,6 +17,8 @@ from ..models.store import Store, Version, sha256_of
 from .captured import Captured
 from .environment import environment
 from .evidence import SOURCE_SUFFIXES, facts_of
+from .foreign.conversion import convert_onnx
+from .foreign.forms import Foreign
 from .live import live_subject
 from .maker import Say
 from .road import travel
@@ -90,6 +92,9 @@ def convert(
         _check_signature(asked.spec, newest, options)
         version = travel(*live_subject(asked, samples, origin, say), store, say)
         return Conversion(version, facts_of(version))
+    if asked.kind == "onnx":
+        version = _foreign(asked, options, samples, origin, newest, store, say)
+        return Conversion(version, facts_of(version))
     say(f"capturing {asked.spec.name}")
     captured = capture(asked, samples.arrays, options.capture_limits)
     _check_signature(captured.spec, newest, options)
@@ -106,6 +111,37 @@ def convert(
     )
     version = travel(subject, Captured(subject), store, say)
     return Conversion(version, facts_of(version))
+
+
+def _foreign(
+    asked: ModelFolder,
+    options: Options,
+    samples: Samples,
+    origin: Mapping[str, Any],
+    newest: Version | None,
+    store: Store,
+    say: Say,
+) -> Version:
+    """An ONNX file has one form: itself."""
+    if options.forms == ("torch",):
+        raise BadInput(f"{asked.source} is an ONNX file: it has no torch form; use --form onnx")
+    say(f"reading {asked.source}")
+    planning, judging = samples.split()
+    half = convert_onnx(
+        asked.folder / asked.source, asked, planning if planning.count else judging, asked.precision, say
+    )
+    _check_signature(half.spec, newest, options)
+    subject = Subject(
+        program=None,
+        spec=half.spec,
+        samples=samples,
+        precision=asked.precision,
+        forms=("onnx",),
+        source=asked.folder,
+        origin=origin,
+        notes=half.notes,
+    )
+    return travel(subject, Foreign(half), store, say)
 
 
 def _holds(version: Version) -> bool:

@@ -17,6 +17,7 @@ from .prove import Exam
 from .report import render_html
 from .subject import FurtherVerdict, Subject
 from .verdict import ParityReport
+from .worst import worst_sample
 
 SOURCE_SUFFIXES = (".py", ".toml", ".md", ".txt", ".json")
 SOURCE_MAX_BYTES = 2**20
@@ -87,7 +88,7 @@ class Evidence:
         """Plan, parity report and page, into the draft. ``planning`` counts the samples that chose."""
         subject, here = self.subject, environment(torch.device("cpu"))
         reports = {name: form.report.to_json() for name, form in self.forms.items() if form.report}
-        findings = self.maker.findings(exam)
+        findings = self.maker.findings(exam) | self._worst()
         plan = self.maker.plan_json()
         draft.write_json("parity.json", {"environment": here, "forms": reports, **findings})
         draft.write_json("precision.json", plan)
@@ -117,6 +118,16 @@ class Evidence:
             **findings,
         }
         (draft.folder / "report.html").write_text(render_html(facts))
+
+    def _worst(self) -> dict[str, Any]:
+        """The worst judged sample; every second one of the file judges."""
+        report = next((form.report for form in self.forms.values() if form.report), None)
+        if report is None:
+            return {}
+        _, judging = self.subject.samples.split()
+        rows = {sample: 2 * sample for sample in range(judging.count)}
+        found = worst_sample(report, judging, rows)
+        return {"worst": found} if found else {}
 
     def manifest(self, seconds: float) -> dict[str, Any]:
         """The facts that stand in the manifest beside the files' digests."""

@@ -7,7 +7,7 @@ server.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +24,11 @@ from .live_counts import Counts, count
 from .live_islands import LiveRehearsal, asked_islands, find_islands, observed
 from .maker import Made, Say
 from .plan import Kept
-from .prove import Answers, Arrays, Exam, answers_of
+from .prove import Answers, Arrays, Exam, answers_of, set_exam, take
 from .samples import Samples
 from .search import Found
 from .subject import Subject
+from .verdict import ParityReport
 
 CPU = torch.device("cpu")
 WEIGHTS = "weights.safetensors"
@@ -45,7 +46,7 @@ def live_subject(
     say(f"building {asked.spec.name}")
     built = build(asked, samples)
     subject = Subject(
-        program=cast(Any, None),  # there is none
+        program=None,
         spec=built.live.spec,
         samples=samples,
         precision=asked.precision,
@@ -79,6 +80,9 @@ class Live:
 
         return told
 
+    def exam(self, judging: Samples) -> Exam:
+        return set_exam(self.subject.spec, judging, self.whole())
+
     def plan(self, planning: Samples, share: float, say: Say) -> bool:
         """Whether it is another plan than before; at O0 nothing is half and nothing is to be searched."""
         before, first = self.kept, not self._planned
@@ -93,6 +97,10 @@ class Live:
     def write(self, draft: Draft) -> None:
         """Nothing more: the form is the original."""
 
+    def diagnosed(self, report: ParityReport, exam: Exam) -> ParityReport:
+        """Live autocast cannot be emulated: there is no floor."""
+        return report
+
     def make(self, name: str, draft: Draft, exam: Exam) -> Made:
         """Write ``live.json``, which serves the half and the whole. Raises CannotConvert where it cannot run."""
         self._lower()
@@ -106,7 +114,7 @@ class Live:
             answers((*exam.small, *exam.bulk)[0].inputs)
         except EngineFailed as error:
             raise CannotConvert(f"the live form does not run in half precision here: {error}") from error
-        return Made(LIVE_FILE, answers, [(answers, None)] if self.counts.half_nodes else [])
+        return Made(LIVE_FILE, answers, [take(exam, answers)] if self.counts.half_nodes else [])
 
     @property
     def islands(self) -> list[str]:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..models.store import Draft
-from .prove import Answers, Exam
+from .prove import Answers, Exam, Taken
 from .samples import Samples
+from .verdict import ParityReport
 
 Say = Callable[[str], None]
 
@@ -17,20 +18,20 @@ SHARES = (0.75, 0.4)  # of the gate's limits, for what a search finds: the secon
 class Made:
     """One form, written: ``file`` in the draft, and how it answers.
 
-    ``takes``: (answers, a stand-in for its bulk or None), one for each execution of the same half that the
-    gate is to judge; empty where nothing in it is half. ``serves``: as it will be served.
+    ``taken``: one for each execution of the same half that the gate is to judge; none where nothing in it is
+    half. ``serves``: as it will be served.
     """
 
     file: str
     serves: Answers
-    takes: Sequence[tuple[Answers, Answers | None]] = ()
+    taken: Sequence[Taken] = ()
 
 
 class Maker(Protocol):
     """How one kind of model becomes its forms."""
 
-    def whole(self) -> Answers:
-        """The FP32 original as a function of named arrays."""
+    def exam(self, judging: Samples) -> Exam:
+        """The FP32 original's answers to the judging samples."""
         ...
 
     def plan(self, planning: Samples, share: float, say: Say) -> bool:
@@ -43,6 +44,10 @@ class Maker(Protocol):
 
     def make(self, name: str, draft: Draft, exam: Exam) -> Made:
         """Write one form. Raises CannotConvert where it cannot be made."""
+        ...
+
+    def diagnosed(self, report: ParityReport, exam: Exam) -> ParityReport:
+        """The report with the floor, and range or precision where it is a refusal."""
         ...
 
     def facts(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from .dtypes import Dtypes, Typing, cast_to, Typer, tensors_of
+from .dtypes import Dtypes, Typer, Typing, cast_to, tensors_of
 from .folding import _aliased
 from .mincut import Flow
 from .plan import Action, PrecisionPlan

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,12 +13,16 @@ from torch.fx import GraphModule, Node
 from ..models.engines.arrays import to_torch
 from ..models.program import runnable, walk
 from ..models.spec import ParityLimits
+from .autocast import HalfProgram
 from .composites import open_composites
-from .emulation import Emulation, half_rounding
+from .curve import Curve, divergence_curve
+from .dtypes import Dtypes
+from .emulation import Emulation, Tap, half_rounding, mantissa_rounding
 from .folding import duplicate
 from .kernels import keep_without_kernel
 from .ledger import Ledger, weigh
 from .maker import SHARES, Say
+from .parity import UNIT_ROUNDOFF
 from .placement import Placed, place
 from .plan import Kept, PrecisionPlan, make_plan, op_name
 from .policy import CUDA, Rule
@@ -28,10 +32,17 @@ from .repairs import Repair, apply
 from .repairs import candidates as repairable
 from .samples import Samples
 from .search import Budget, Found, Score, smallest_set
-from .sections import search_section
+from .sections import (
+    casts_section,
+    profile_section,
+    recommendation_section,
+    search_section,
+    weights_section,
+)
 from .sentinels import rewrite_sentinels
 from .subject import Subject
 from .suspicion import Suspicion, suspicion
+from .traffic import cast_map, saved_bytes, worth
 
 BUDGET = Budget(seconds=90.0, evaluations=400)
 CPU = torch.device("cpu")
@@ -61,7 +72,7 @@ class Planner:
         self.profile: Profile | None = None
         self.course: Course | None = None
         self.placed: Placed | None = None
-        self.module = runnable(subject.program)
+        self.module = runnable(subject.exported)
         self.plan = make_plan(self.module, subject.precision)
         self._settled = False
         if subject.precision.level == "O0":
@@ -91,28 +102,53 @@ class Planner:
         self.module, self.plan = self.course.module, self.placed.plan
         return first or self.plan.actions != before.actions
 
-    def emulation(self) -> Emulation:
-        """The half program under the plan, without half kernels."""
-        assert self.course is not None
-        dtypes = self.course.rehearsal.dtypes(self.plan)
-        return Emulation(self.module, dtypes, half_rounding(self.plan.dtype))
+    def emulation(self, floor: bool = False, tap: Tap | None = None) -> Emulation:
+        """The half program under the plan, without half kernels; ``floor``: with FP32's range."""
+        rounding = (mantissa_rounding if floor else half_rounding)(self.plan.dtype)
+        return Emulation(self.module, self._dtypes(self.plan), rounding, tap)
 
-    def findings(self) -> dict[str, Any]:
+    def curve(self) -> Curve:
+        """How far every node of the half is from the whole's, on the example."""
+        nothing = self._dtypes(make_plan(self.module, replace(self._subject.precision, level="O0", keep=())))
+        rounding, inputs = half_rounding(self.plan.dtype), self._example
+
+        def whole(tap: Tap) -> object:
+            return Emulation(self.module, nothing, rounding, tap).run(*[tensor.clone() for tensor in inputs])
+
+        def half(tap: Tap) -> object:
+            return self.emulation(tap=tap).run(*[tensor.clone() for tensor in inputs])
+
+        return divergence_curve(self.module, whole, half, UNIT_ROUNDOFF[self.plan.precision.dtype])
+
+    def findings(self, half: HalfProgram) -> dict[str, Any]:
         """Sections of the report: what the plan rests on."""
-        if self.course is None or self.profile is None:
+        if self.course is None or self.profile is None or self.placed is None:
             return {}
+        casts = cast_map(half.program)
         ops = {kept.node: kept.op for kept in self.plan.kept}
-        return {
+        found = {
             "repairs": [repair.to_json() for repair in self.course.repairs],
             "search": self.course.found and search_section(self.course.found, ops),
+            "profile": profile_section(self.profile.to_json()),
+            "weights": weights_section(self.course.ledger.to_json()),
+            "casts": casts_section(casts, self.placed.bytes_before),
+            "curve": self.curve().to_json(),
+            "recommendation": recommendation_section(
+                worth(saved_bytes(half.program), sum(cast.bytes for cast in casts))
+            ),
         }
+        return {name: section for name, section in found.items() if section}
+
+    def _dtypes(self, plan: PrecisionPlan) -> Dtypes:
+        assert self.course is not None
+        return self.course.rehearsal.dtypes(plan)
 
     def _course(self, module: GraphModule, repairs: tuple[Repair, ...], keep: Sequence[Kept]) -> Course:
         subject, example = self._subject, self._example
         plan = make_plan(module, subject.precision).keeping(keep)
         plan = keep_without_kernel(module, plan, example, CPU)
         ledger, plan = weigh(module, plan, example)
-        rehearsal = Rehearsal(module, subject.spec, self._planning, example)
+        rehearsal = Rehearsal(module, subject.spec, subject.precision.dtype, self._planning, example)
         return Course(module, plan, ledger, rehearsal, repairs)
 
     def _searched(self, share: float, say: Say) -> Course:
@@ -126,6 +162,8 @@ class Planner:
             stricter(spec.parity, dtype, share),
         )
         plain = _with_search(start, limits, suspects, say)
+        if plain.kept > start.kept and not _any_half(plain) and self._is_too_fine(start):
+            return start  # nothing would be left in half: the gate refuses it, and names the override
         proposals = repairable(start.module, self.profile) if plain.kept > start.kept else []
         if not proposals:
             return plain
@@ -136,6 +174,15 @@ class Planner:
         repaired = self._course(module, (*start.repairs, *proposals), self._keep)
         repaired = _with_search(repaired, limits, suspects, say)
         return repaired if repaired.found is not None and repaired.kept < plain.kept else plain
+
+    def _is_too_fine(self, start: Course) -> bool:
+        """Whether rounding alone, with FP32's range, errs more than the gate allows: no set of nodes cures that."""
+        return not start.rehearsal.report(start.plan, self._subject.spec.parity, floor=True).passed
+
+
+def _any_half(course: Course) -> bool:
+    dtypes = course.rehearsal.dtypes(course.plan)
+    return any(dtypes.is_half(name) for name in dtypes.out)
 
 
 def _with_search(

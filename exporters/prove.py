@@ -7,26 +7,33 @@ FP32, so there an ONNX half is judged by the same program's half storage as well
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch.fx import GraphModule
 
 from ..models.engines.arrays import to_numpy, to_torch
 from ..models.engines.engine import Engine
 from ..models.errors import CannotConvert, EngineFailed, ExportFailed
 from ..models.spec import ModelSpec
 from .emulation import Emulation
-from .parity import judge
+from .parity import UNIT_ROUNDOFF, judge
 from .samples import Samples
 from .synthetic import adversarial
+from .ties import Ties
 from .trial import Trial
 from .verdict import ParityReport
 
 Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]
+Excuse = Callable[
+    [Arrays, Arrays, Arrays], dict[str, np.ndarray]
+]  # inputs, reference, candidate → `Trial.ties`
 
-SMALL_BATCHES = 4  # of each size below the largest
+SEEN_AT_ONCE = 64  # rows of a batch in which ties are looked for
+SMALL_BATCHES = 4  # of each size below the largest; one each for a model that would need longer than
+SMALL_SECONDS = 5.0  # this for them all
 MAX_JUDGED = 2048
 TRUE_KERNELS_SECONDS = 5.0  # above this the bulk is judged by emulation
 SAME_IN_FP32 = (
@@ -46,13 +53,19 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """The questions of one proof: asked of the whole once, then of every form."""
+    """The questions of one proof: asked of the whole once, then of every form.
+
+    ``excuse``: which integers may differ because their scores tie. ``is_slow``: the whole takes so long that
+    every sample is asked as seldom as the gate allows.
+    """
 
     spec: ModelSpec
     small: list[Question]
     bulk: list[Question]
     adversarial: list[Question]
     targets: Mapping[str, np.ndarray]
+    is_slow: bool = False
+    excuse: Excuse | None = None
 
 
 Taken = tuple[list[Trial], list[Trial]]  # real ones, adversarial ones
@@ -80,7 +93,17 @@ def emulated(spec: ModelSpec, emulation: Emulation) -> Answers:
     return answer
 
 
-def set_exam(spec: ModelSpec, judging: Samples, whole: Answers) -> Exam:
+def ties_of(module: GraphModule, spec: ModelSpec, dtype: str, judging: Samples) -> Excuse | None:
+    """What excuses integers of a whole program (`models.program.runnable`); None where there is nothing to excuse."""
+    if all(tensor.type.is_float for tensor in spec.outputs):
+        return None
+    names = [tensor.name for tensor in spec.inputs], [tensor.name for tensor in spec.outputs]
+    rows = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0
+    ties = Ties(module, *names, UNIT_ROUNDOFF[dtype], lambda: (arrays for _, arrays in judging.batches(rows)))
+    return ties.excused if ties.tied else None
+
+
+def set_exam(spec: ModelSpec, judging: Samples, whole: Answers, excuse: Excuse | None = None) -> Exam:
     """Let the whole answer the judging samples at batch sizes 1, 2, 3 and max, and the adversarial inputs."""
     judging = judging.take(slice(0, MAX_JUDGED))
 
@@ -95,30 +118,38 @@ def set_exam(spec: ModelSpec, judging: Samples, whole: Answers) -> Exam:
 
     largest = min(spec.max_batch_size, max(judging.count, 3)) if spec.batched else 0
     sizes = [rows for rows in (1, 2, 3) if rows < largest]
+    start = time.perf_counter()
+    bulk = [ask(*batch) for batch in judging.batches(largest)]
+    each = (time.perf_counter() - start) / max(1, len(bulk) * largest)
+    is_slow = each * sum(sizes) * SMALL_BATCHES > SMALL_SECONDS
+    batches = 1 if is_slow else SMALL_BATCHES
+    odd = [
+        ask_odd(tuple(range(_rows(spec, inputs))), inputs, name)
+        for name, inputs in adversarial(spec, judging)
+    ]
     return Exam(
         spec,
-        small=[ask(*batch) for rows in sizes for batch in judging.batches(rows, SMALL_BATCHES)],
-        bulk=[ask(*batch) for batch in judging.batches(largest)],
-        adversarial=[
-            question
-            for name, inputs in adversarial(spec, judging)
-            if (question := ask_odd(tuple(range(_rows(spec, inputs))), inputs, name))
-        ],
+        small=[ask(*batch) for rows in sizes for batch in judging.batches(rows, batches)],
+        bulk=bulk,
+        adversarial=[question for question in odd if question],
         targets=judging.targets,
+        is_slow=is_slow,
+        excuse=excuse,
     )
 
 
 def take(exam: Exam, half: Answers, stand_in: Answers | None = None) -> Taken:
     """Put every question to ``half``, the form on its device.
 
-    ``stand_in``, the emulated half program, takes the bulk where ``half`` would take too long.
+    ``stand_in``, the emulated half program, takes all but the small batches where ``half`` would take too long.
     """
-    real = _answered(exam.small, half)
     start = time.perf_counter()
-    real += _answered(exam.bulk[:1], half)
-    slow = (time.perf_counter() - start) * (len(exam.bulk) - 1) > TRUE_KERNELS_SECONDS
-    real += _answered(exam.bulk[1:], stand_in if slow and stand_in else half)
-    return real, _answered(exam.adversarial, half)
+    real = _answered(exam, exam.small, half)
+    rows = sum(len(question.samples) for question in exam.small)
+    left = sum(len(question.samples) for question in (*exam.bulk, *exam.adversarial))
+    seconds = (time.perf_counter() - start) / max(rows, 1) * left
+    rest = stand_in if stand_in and rows and seconds > TRUE_KERNELS_SECONDS else half
+    return real + _answered(exam, exam.bulk, rest), _answered(exam, exam.adversarial, rest)
 
 
 def judged(exam: Exam, dtype: str, takes: Sequence[Taken]) -> ParityReport:
@@ -126,6 +157,13 @@ def judged(exam: Exam, dtype: str, takes: Sequence[Taken]) -> ParityReport:
     real = [trial for one, _ in takes for trial in one]
     odd = [trial for _, one in takes for trial in one]
     return judge(exam.spec, dtype, real, odd, exam.targets)
+
+
+def floor_report(exam: Exam, dtype: str, floor: Answers) -> ParityReport:
+    """The gate's report on what rounds the mantissa alone: of a slow model, on one batch."""
+    bulk = exam.bulk[:1] if exam.is_slow else exam.bulk
+    questions = replace(exam, small=[], bulk=bulk, adversarial=[])
+    return judged(questions, dtype, [(_answered(questions, bulk, floor), [])])
 
 
 def check_whole_form(exam: Exam, answers: Answers) -> None:
@@ -145,8 +183,21 @@ def check_whole_form(exam: Exam, answers: Answers) -> None:
                 )
 
 
-def _answered(questions: Sequence[Question], half: Answers) -> list[Trial]:
-    return [Trial(q.samples, q.reference, half(q.inputs), name=q.name) for q in questions]
+def _answered(exam: Exam, questions: Sequence[Question], half: Answers) -> list[Trial]:
+    return [tried(q.samples, q.inputs, q.reference, half(q.inputs), exam.excuse, q.name) for q in questions]
+
+
+def tried(
+    samples: tuple[int, ...],
+    inputs: Arrays,
+    reference: Arrays,
+    candidate: Arrays,
+    excuse: Excuse | None,
+    name: str = "",
+) -> Trial:
+    """A trial with its ties excused."""
+    ties = excuse(inputs, reference, candidate) if excuse else {}
+    return Trial(samples, reference, candidate, ties, name)
 
 
 def _rows(spec: ModelSpec, arrays: Arrays) -> int:

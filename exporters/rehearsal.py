@@ -18,6 +18,7 @@ from .dtypes import Dtypes, Typing
 from .emulation import Emulation, Rounding, half_rounding, mantissa_rounding
 from .parity import UNIT_ROUNDOFF, judge, min_sqnr_db
 from .plan import PrecisionPlan, make_plan
+from .prove import ties_of, tried
 from .samples import Samples
 from .search import Score
 from .synthetic import adversarial
@@ -42,10 +43,11 @@ class Rehearsal:
     """Asks the emulated half of one prepared whole (`models.program.runnable`) under any plan."""
 
     def __init__(
-        self, module: GraphModule, spec: ModelSpec, planning: Samples, example: Sequence[Tensor]
+        self, module: GraphModule, spec: ModelSpec, dtype: str, planning: Samples, example: Sequence[Tensor]
     ) -> None:
         self._module, self._spec = module, spec
         self._typing = Typing(module, example)
+        self._excuse = ties_of(module, spec, dtype, planning)
         self.questions = list(self._asked(planning.take(slice(0, MAX_SAMPLES))))
 
     def dtypes(self, plan: PrecisionPlan) -> Dtypes:
@@ -55,10 +57,7 @@ class Rehearsal:
         """The gate's report on the emulated half; with ``floor``, on one that has FP32's range."""
         rounding = (mantissa_rounding if floor else half_rounding)(plan.dtype)
         dtypes = self._typing.under(plan)
-        trials = [
-            Trial(q.samples, q.reference, self._answer(dtypes, rounding, q.inputs), name=q.name)
-            for q in self.questions
-        ]
+        trials = [self._trial(question, dtypes, rounding) for question in self.questions]
         real, odd = [t for t in trials if not t.name], [t for t in trials if t.name]
         return judge(replace(self._spec, parity=limits), plan.precision.dtype, real, odd)
 
@@ -78,6 +77,14 @@ class Rehearsal:
             inputs = [to_torch(arrays[tensor.name].copy()) for tensor in spec.inputs]
             answer = self._answer(nothing_half, half_rounding(torch.float16), inputs)
             yield Question(samples, inputs, answer, name)
+
+    def _trial(self, question: Question, dtypes: Dtypes, rounding: Rounding) -> Trial:
+        answer = self._answer(dtypes, rounding, question.inputs)
+        arrays = {
+            tensor.name: to_numpy(value)
+            for tensor, value in zip(self._spec.inputs, question.inputs, strict=True)
+        }
+        return tried(question.samples, arrays, question.reference, answer, self._excuse, question.name)
 
     def _answer(self, dtypes: Dtypes, rounding: Rounding, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
         with torch.inference_mode():

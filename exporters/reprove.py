@@ -8,11 +8,13 @@ import numpy as np
 import torch
 
 from ..models.engines.engine import Engine
-from ..models.engines.load import load_half, load_whole
+from ..models.engines.load import load_half, load_whole, whole_program
+from ..models.program import runnable
 from ..models.spec import ModelSpec
 from ..models.store import Version
 from .environment import environment
-from .prove import Answers, Exam, Taken, answers_of, judged, set_exam, take
+from .foreign.forms import stored_oracle
+from .prove import Answers, Exam, Excuse, Taken, answers_of, judged, set_exam, take, ties_of
 from .samples import Samples
 from .verdict import ParityReport
 
@@ -38,14 +40,29 @@ def reprove(
     ``samples`` are divided as at conversion: the part that chose the plan does not judge.
     """
     spec = version.spec()
-    whole = on_device(partial(load_whole, version, "live" if half.form == "live" else "torch", device))
+    whole = on_device(partial(load_whole, version, _whole_form(version, half), device))
     try:
         _, judging = samples.split()
-        exam = set_exam(spec, judging, _on(on_device, answers_of(spec, whole)))
+        exam = set_exam(
+            spec, judging, _on(on_device, answers_of(spec, whole)), _excuse(version, half, judging)
+        )
         trials = list(_trials(version, spec, half, device, exam, on_device))
         return judged(exam, half.precision, trials)
     finally:
         on_device(whole.close)
+
+
+def _whole_form(version: Version, half: Engine) -> str:
+    """The reference: the program, or what a version has instead (a foreign file, a live module)."""
+    if half.form == "live":
+        return "live"
+    return "torch" if version.has("whole.pt2") else "onnx"
+
+
+def _excuse(version: Version, half: Engine, judging: Samples) -> Excuse | None:
+    if not version.has("whole.pt2") or all(tensor.type.is_float for tensor in version.spec().outputs):
+        return None
+    return ties_of(runnable(whole_program(version)), version.spec(), half.precision, judging)
 
 
 def _trials(
@@ -57,7 +74,9 @@ def _trials(
     on_device: OnDevice[Any],
 ) -> Iterator[Taken]:
     yield take(exam, _on(on_device, answers_of(spec, half)))
-    if half.form == "onnx" and device.type == "cpu":
+    if half.form == "onnx" and device.type == "cpu" and not version.has("half.pt2"):
+        yield take(exam, stored_oracle(version.file("half.onnx")))
+    elif half.form == "onnx" and device.type == "cpu":
         # ONNX Runtime's CPU provider computes FP16 in FP32: the program's own half storage judges as well
         storage = on_device(partial(load_half, version, "torch", device))
         yield take(exam, _on(on_device, answers_of(spec, storage)))

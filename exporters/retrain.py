@@ -33,7 +33,7 @@ def with_new_weights(
     (parent, lineage). Raises BadInput naming the tensor that does not fit or is not finite.
     """
     subject = subject_of(parent, further)
-    subject.program.state_dict.update(_checked(subject.program, weights))
+    subject.exported.state_dict.update(_checked(subject.exported, weights))
     asked = {"source": parent.manifest["source"], "fingerprint": None, **origin}
     subject = replace(subject, origin=asked)
     return travel(subject, Captured(subject), store, say)

@@ -14,9 +14,11 @@ from ..models.errors import CannotConvert
 from ..models.store import LIVE, REFUSED, Draft, Store, Version, sha256_of
 from .evidence import Evidence, Form, copy_source
 from .maker import SHARES, Made, Maker, Say
-from .prove import Exam, Taken, judged, set_exam, take
+from .prove import Exam, judged
 from .subject import FurtherVerdict, Subject
 from .verdict import ParityReport
+
+SLOW_SAMPLES = 8  # choose the plan of a model that takes long
 
 
 def travel(subject: Subject, maker: Maker, store: Store, say: Say) -> Version:
@@ -46,10 +48,13 @@ class _Journey:
         subject, maker = self.subject, self.maker
         planning, judging = subject.samples.split()
         self.say("answering the judging samples in FP32")
-        exam = set_exam(subject.spec, judging, maker.whole())
+        exam = maker.exam(judging)
+        planning = planning if planning.count else judging
+        planning = planning.take(slice(0, SLOW_SAMPLES)) if exam.is_slow else planning
+        self._write()
         forms: dict[str, Form] = {}
         for share in SHARES:
-            if not maker.plan(planning if planning.count else judging, share, self.say):
+            if not maker.plan(planning, share, self.say):
                 break  # planned as strictly before
             forms = {name: self._form(name, exam) for name in subject.forms}
             if all(form.passed or form.report is None for form in forms.values()):
@@ -57,7 +62,6 @@ class _Journey:
         errors = [form.error for form in forms.values() if form.error]
         if len(errors) == len(forms):
             raise errors[0]
-        self._write()
         further = self._judge_further(forms)
         good = any(form.passed for form in forms.values()) and (further is None or further.passed)
         status = LIVE if good else REFUSED
@@ -91,10 +95,10 @@ class _Journey:
         return Form(facts, report)
 
     def _judged(self, made: Made, exam: Exam) -> ParityReport | None:
-        if not made.takes:
+        if not made.taken:
             return None
-        taken: list[Taken] = [take(exam, answers, stand_in) for answers, stand_in in made.takes]
-        return judged(exam, self.subject.precision.dtype, taken)
+        report = judged(exam, self.subject.precision.dtype, made.taken)
+        return self.maker.diagnosed(report, exam)
 
     def _judge_further(self, forms: Mapping[str, Form]) -> FurtherVerdict | None:
         passed = {name: self.made[name].serves for name, form in forms.items() if form.passed}

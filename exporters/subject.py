@@ -27,14 +27,15 @@ Further = Callable[[Mapping[str, Answers]], FurtherVerdict]  # form → the conv
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What travels: an FP32 program with its weights, and everything that is asked of its half.
+    """What travels: an FP32 program with its weights (None for what is no exported program), and everything that
+    is asked of its half.
 
     ``origin``: what the manifest says of where it comes from. ``further`` judges the proven forms once more
     (a fine-tuned model must also be good); where it refuses, the version is kept as refused. ``search``: look
     for kept nodes at O3 too, which otherwise means exactly what was asked.
     """
 
-    program: ExportedProgram
+    program: ExportedProgram | None
     spec: ModelSpec
     samples: Samples
     precision: Precision
@@ -44,3 +45,9 @@ class Subject:
     notes: tuple[str, ...] = ()
     further: Further | None = None
     search: bool = False
+
+    @property
+    def exported(self) -> ExportedProgram:
+        """The program, of a subject that has one."""
+        assert self.program is not None
+        return self.program

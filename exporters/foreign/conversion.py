@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import ModelProto, ValueInfoProto, helper
+from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
 from ...models.errors import BadFolder, CannotConvert, ExportFailed
 from ...models.package import ModelFolder, Precision
@@ -20,7 +20,7 @@ from ..plan import Kept
 from ..samples import Samples
 from ..search import Budget, Found
 from ..synthetic import generate
-from .graph import BODIES, ForeignProgram, assembled, size_in_bytes
+from .graph import BODIES, FLOATING, ForeignProgram, assembled, size_in_bytes, walk
 from .normalise import normalise
 from .oracle import Oracle, to_half_and_back, to_mantissa
 from .planning import Planned, plan_half
@@ -28,6 +28,7 @@ from .reading import read_model
 from .rewrite import HalfGraph
 from .signature import hold
 from .trials import answers_alone_differ
+from .typing import value_types
 from .weights import Entry
 
 Arrays = Mapping[str, np.ndarray]
@@ -43,8 +44,9 @@ _SMALL_MODEL, _SMALL_CONSTANT = 1 << 20, 1 << 12  # bytes
 class ForeignHalf:
     """What became of a foreign file. ``half`` is None where nothing in it is half; then the whole serves.
 
-    ``nodes`` counts the whole's, ``half_nodes`` those that compute in half, ``fp32_by_policy`` those in FP32 by
-    list, by the file's own word or because half never reaches them; ``casts`` those that were inserted;
+    ``nodes`` counts the whole's that give floating results (casts between floating types do not count),
+    ``half_nodes`` those that compute in half, ``fp32_by_policy`` those in FP32 by list, by the file's own word or
+    because half never reaches them; ``casts`` those of the half between floating types, the file's own too;
     ``bytes`` are those of the constants.
     """
 
@@ -130,7 +132,8 @@ def _told(
     whole_info: tuple[ValueInfoProto, ...],
     half_info: tuple[ValueInfoProto, ...],
 ) -> ForeignHalf:
-    nodes = [node for node in program.nodes if node.op_type not in BODIES]
+    nodes = [node for node in program.nodes if _gives_floats(node, program.types)]
+    half = sum(node.name in planned.half for node in nodes)
     held = {kept.node for kept in planned.kept}
     weights = planned.graph.weights if planned.graph else program.weights
     return ForeignHalf(
@@ -140,9 +143,9 @@ def _told(
         half_graph=planned.graph,
         kept=planned.kept,
         nodes=len(nodes),
-        half_nodes=planned.half_nodes,
-        fp32_by_policy=len(nodes) - planned.half_nodes - sum(node.name in held for node in nodes),
-        casts=len(planned.graph.casts) if planned.graph else 0,
+        half_nodes=half,
+        fp32_by_policy=len(nodes) - half - sum(node.name in held for node in nodes),
+        casts=_casts(planned.graph) if planned.graph else 0,
         bytes=size_in_bytes(weights.values()),
         bytes_fp32=size_in_bytes(program.weights.values()),
         ledger=planned.ledger,
@@ -150,6 +153,24 @@ def _told(
         notes=(*notes, *planned.notes),
         whole_info=whole_info,
         half_info=half_info,
+    )
+
+
+def _gives_floats(node: NodeProto, types: Mapping[str, int]) -> bool:
+    if node.op_type in BODIES or _is_float_cast(node, types):
+        return False
+    return any(types.get(name) in FLOATING for name in node.output)
+
+
+def _is_float_cast(node: NodeProto, types: Mapping[str, int]) -> bool:
+    return node.op_type == "Cast" and {types.get(node.input[0]), types.get(node.output[0])} <= FLOATING
+
+
+def _casts(graph: HalfGraph) -> int:
+    types = value_types(graph.model, graph.weights)
+    return sum(
+        _is_float_cast(node, types) and types[node.input[0]] != types[node.output[0]]
+        for node in walk(graph.model.graph)
     )
 
 

@@ -9,6 +9,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 FLOAT = TensorProto.FLOAT
 HALVES: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+FLOATING = frozenset({FLOAT, TensorProto.DOUBLE, *HALVES.values()})
 BODIES = ("If", "Loop", "Scan")  # the ops whose bodies are looked into
 ONNX = ("", "ai.onnx")
 

@@ -15,6 +15,7 @@ from onnx.inliner import inline_local_functions
 from onnx.version_converter import convert_version
 
 from ...models.errors import BadFolder
+from .folding import fold
 from .graph import (
     BODIES,
     ONNX,
@@ -58,6 +59,7 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
         del stale[:]
     model = ModelProto.FromString(model.SerializeToString())  # frees the constants that were in the old one
     model, weights, islands, halved = widened(model, weights, notes)
+    fold(model, weights)
     return ForeignProgram(
         model, weights, value_types(model, weights), frozenset(islands), frozenset(halved), tuple(notes)
     )

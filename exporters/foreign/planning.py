@@ -3,6 +3,7 @@
 import fnmatch
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from onnx import NodeProto
@@ -14,11 +15,13 @@ from ..plan import Kept
 from ..samples import Samples
 from ..search import Budget, Found, Score, smallest_set
 from .dtypes import Dtypes, Kind, assign
-from .graph import ForeignProgram
+from .graph import ForeignProgram, assembled, graphs
 from .kernels import Kernels
 from .op_lists import ADDED_SLOTS, Rule, rules
+from .placement import place
 from .profile import LARGEST, SENTINEL, Range, profile, suspicion
 from .rewrite import HalfGraph, rewrite
+from .ties import find_tied
 from .trials import AIM, ENOUGH, Answers, Trials
 from .weights import Entry, Ledger
 
@@ -27,10 +30,11 @@ _MAY_BE_HALF = (Rule.HALF, Rule.FOLLOW, Rule.HALF_IF_FED)
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """``graph`` is None where nothing is half. ``found`` is what the search says, None where none was needed."""
+    """``graph`` is None where nothing is half. ``half``: the nodes that compute in half. ``found`` is what the
+    search says, None where none was needed."""
 
     graph: HalfGraph | None
-    half_nodes: int
+    half: Collection[str]
     kept: tuple[Kept, ...]
     found: Found | None
     ledger: tuple[Entry, ...]
@@ -49,8 +53,9 @@ def plan_half(
     """Raises BadSetting for a keep pattern that matches no node."""
     draft = Draft(program, precision)
     if precision.level == "O0" or not draft.assign().half:
-        return Planned(None, 0, draft.kept, None, (), ())
-    trials = Trials(spec, planning, whole, precision.dtype)
+        return Planned(None, frozenset(), draft.kept, None, (), ())
+    model = partial(assembled, program.model, program.weights) if find_tied(program.model) else None
+    trials = Trials(spec, planning, whole, precision.dtype, model)
     draft.hold_back(profile(program, [asked.inputs for asked in trials.real], precision.dtype))
     found = _search(draft, trials, budget, say)
     notes = []
@@ -62,10 +67,11 @@ def plan_half(
         notes.append("the search's budget ended before the FP32 set was shown to be minimal")
     dtypes = draft.assign(found.kept if found else ())
     if not dtypes.half:
-        return Planned(None, 0, draft.all_kept(found, dtypes), found, (), tuple(notes))
+        return Planned(None, frozenset(), draft.all_kept(found, dtypes), found, (), tuple(notes))
+    dtypes = draft.placed(dtypes, found.kept if found else ())
     graph = draft.rewritten(dtypes)
     ledger = tuple(draft.ledger.entry(name) for name in draft.halved(dtypes))
-    return Planned(graph, len(dtypes.half), draft.all_kept(found, dtypes), found, ledger, tuple(notes))
+    return Planned(graph, dtypes.half, draft.all_kept(found, dtypes), found, ledger, tuple(notes))
 
 
 def _search(draft: "Draft", trials: Trials, budget: Budget, say: Callable[[str], None]) -> Found | None:
@@ -107,6 +113,11 @@ class Draft:
     def rewritten(self, dtypes: Dtypes) -> HalfGraph:
         return rewrite(self.program, dtypes, self.ledger, self.precision.dtype)
 
+    def placed(self, dtypes: Dtypes, kept: Collection[str]) -> Dtypes:
+        """The same answers, with the fewest bytes cast."""
+        numel = {name: found.numel for name, found in self.ranges.items()}
+        return place(self.program, self.rules, self.kernels, dtypes, numel, {*self.held, *kept})
+
     def candidates(self) -> list[str]:
         """The half nodes, most suspicious first."""
         half = self.assign().half
@@ -136,13 +147,41 @@ class Draft:
         """Keep the readers of what does not survive in half: constants over budget, masks' sentinels."""
         self.ranges = ranges
         before = self.assign()
+        readers = self._readers()
+        spared = self._before_fp32(before, readers)
         for node in self.program.nodes:
             for name in sorted(self._half_reads(node, before)):
-                if reason := self._does_not_survive(name, before, added=_only_added(node, name)):
+                reason = self._does_not_survive(name, before, added=_only_added(node, name))
+                if reason and all(reader.name in spared for reader in readers[name]):
+                    self.firm[name] = reason
+                elif reason:
                     self._hold(node, reason)
-            for name in node.output if node.name in before.half else ():
+        half = self.assign().half
+        for node in self.program.nodes:
+            for name in node.output if node.name in half else ():
                 if self._is_sentinel(name):
                     self._hold(node, f"'{name}' holds a sentinel ({self._size(name)}), which half has not")
+
+    def _readers(self) -> dict[str, list[NodeProto]]:
+        found: dict[str, list[NodeProto]] = {}
+        for node in self.program.nodes:
+            for name in set(node.input):
+                found.setdefault(name, []).append(node)
+        return found
+
+    def _before_fp32(self, dtypes: Dtypes, readers: Mapping[str, list[NodeProto]]) -> set[str]:
+        """Nodes that follow an FP32 input, as autocast's lists say, with none but FP32 readers behind them.
+
+        There an FP32 input adds no FP32 work to speak of: the cast stands before them and not behind.
+        """
+        found: set[str] = set()
+        outputs = {value.name for graph in graphs(self.program.graph) for value in graph.output}
+        for node in reversed(self.program.nodes):
+            after = [(each, name) for name in node.output for each in readers.get(name, [])]
+            follows = self.rules.get(node.name) is Rule.FOLLOW and outputs.isdisjoint(node.output)
+            if follows and after and all(e.name in found or _in_fp32(e, name, dtypes) for e, name in after):
+                found.add(node.name)
+        return found
 
     def _does_not_survive(self, name: str, dtypes: Dtypes, added: bool) -> str | None:
         constant = name in self.program.weights
@@ -193,6 +232,11 @@ class Draft:
                 self.rules[node.name] = Rule.LEFT_ALONE
                 if self.kernels.slots(node):
                     self._hold(node, reason)
+
+
+def _in_fp32(node: NodeProto, name: str, dtypes: Dtypes) -> bool:
+    reads = dtypes.reads.get(node.name, {})
+    return all(reads.get(slot) is False for slot, read in enumerate(node.input) if read == name)
 
 
 def _only_added(node: NodeProto, name: str) -> bool:

@@ -21,12 +21,16 @@ _ANGLES = ("Sin", "Cos", "Tan")
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """``largest`` finite magnitude, ``smallest`` non-zero one (inf where there is none), share under half's least."""
+    """``largest`` finite magnitude, ``smallest`` non-zero one (inf where there is none), share under half's least.
+
+    ``numel``: elements, of the largest batch.
+    """
 
     largest: float = 0.0
     smallest: float = float("inf")
     vanishing: float = 0.0
     infinite: bool = False
+    numel: int = 0
 
     def joined(self, other: "Range") -> "Range":
         return Range(
@@ -34,6 +38,7 @@ class Range:
             min(self.smallest, other.smallest),
             max(self.vanishing, other.vanishing),
             self.infinite or other.infinite,
+            max(self.numel, other.numel),
         )
 
 
@@ -41,9 +46,9 @@ def range_of(array: np.ndarray, dtype: str) -> Range:
     size = np.abs(array[np.isfinite(array) & (array != 0)])
     infinite = not bool(np.isfinite(array).all())
     if not size.size:
-        return Range(infinite=infinite)
+        return Range(infinite=infinite, numel=array.size)
     lost = float((size < SMALLEST[dtype] / 2).mean())
-    return Range(float(size.max()), float(size.min()), lost, infinite)
+    return Range(float(size.max()), float(size.min()), lost, infinite, array.size)
 
 
 def profile(

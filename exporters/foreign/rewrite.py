@@ -8,6 +8,8 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from .dtypes import Dtypes
 from .graph import FLOAT, HALVES, ForeignProgram, Names, bodies, graphs, names_in
+from .redundant import drop_casts
+from .typing import value_types
 from .weights import Ledger
 
 
@@ -37,9 +39,11 @@ def rewrite(program: ForeignProgram, dtypes: Dtypes, ledger: Ledger, dtype: str)
     )
     writer.main(model.graph)
     half = {alias: ledger.half(name) for name, alias in writer.half_weights.items()}
+    gone = drop_casts(model.graph, HALVES[dtype], lambda: value_types(model, {**program.weights, **half}))
     read = {name for graph in graphs(model.graph) for node in graph.node for name in node.input}
     whole = {name: array for name, array in program.weights.items() if name in read}
-    return HalfGraph(model, {**whole, **half}, tuple(writer.casts), writer.sources)
+    casts = tuple(name for name in writer.casts if name not in gone)
+    return HalfGraph(model, {**whole, **half}, casts, writer.sources)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+from onnx import ModelProto
 
 from ...models.spec import ModelSpec, ParityLimits
 from ..parity import UNIT_ROUNDOFF, judge, min_sqnr_db
@@ -16,6 +17,7 @@ from .graph import HALVES
 from .oracle import Oracle
 from .profile import LARGEST
 from .rewrite import HalfGraph
+from .ties import ForeignTies
 
 Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]
@@ -43,7 +45,15 @@ class Asked:
 class Trials:
     """The whole has answered when this is made; ``score`` lets a half answer."""
 
-    def __init__(self, spec: ModelSpec, planning: Samples, whole: Answers, dtype: str) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        planning: Samples,
+        whole: Answers,
+        dtype: str,
+        model: Callable[[], ModelProto] | None = None,
+    ) -> None:
+        """``model`` gives the whole, to find integers that may differ because their scores tie."""
         rows = min(spec.max_batch_size, ROWS, max(planning.count, 1)) if spec.batched else 0
         self.real: list[Asked] = []
         start = time.perf_counter()
@@ -58,6 +68,7 @@ class Trials:
         self.larger = [_larger(spec, asked.inputs) for asked in self.real[:1]]
         self.larger = [inputs for inputs in self.larger if _all_finite(whole(inputs))]
         self.dtype = dtype
+        self.ties = ForeignTies(model(), UNIT_ROUNDOFF[dtype], self._judging) if model else None
         self.widened: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.specs = {
             aim: replace(spec, parity=_tightened(spec.parity, dtype, *aim)) for aim in (ENOUGH, AIM)
@@ -95,7 +106,14 @@ class Trials:
         return Score(report.passed, error, report.summary())
 
     def _answered(self, asked: list[Asked], oracle: Oracle) -> list[Trial]:
-        return [Trial(a.samples, a.reference, oracle.run(a.inputs), name=a.name) for a in asked]
+        return [self._trial(one, oracle.run(one.inputs)) for one in asked]
+
+    def _trial(self, asked: Asked, answers: Arrays) -> Trial:
+        ties = self.ties.excused(asked.inputs, asked.reference, answers) if self.ties else {}
+        return Trial(asked.samples, asked.reference, answers, ties, asked.name)
+
+    def _judging(self) -> list[Arrays]:
+        return [asked.inputs for asked in self.real]
 
 
 def _tightened(limits: ParityLimits, dtype: str, share: float, decibels: float) -> ParityLimits:

@@ -91,6 +91,12 @@ class Admission:
                 "train the module yourself and convert its folder with the new weights",
             )
         learnable_outputs(parent.spec())
+        if parent.has("whole.onnx") and not parent.has("whole.pt2"):
+            raise _bad(
+                "model",
+                f"{parent} came from an ONNX file, which holds no program that could be trained: fine-tune the model "
+                "that it was written from, or convert that one",
+            )
         if missing := [file for file in _NEEDED if not parent.has(file)]:
             raise _bad(
                 "model", f"{parent} has no {missing[0]}, so it cannot be trained; convert the model again"

@@ -25,8 +25,11 @@ Loaded = tuple[Convert, str]  # the converter and its version
 AUTO_TOLERANCES = {"rtol": 0.01, "atol": 0.001}  # those of its documentation; it has no defaults
 
 
-def serve(load: Callable[[], Loaded]) -> None:
-    """Answer jobs until standard input ends; whatever a converter prints goes nowhere."""
+def serve(load: Callable[[], Loaded], prepare: Callable[[Job], object] = lambda job: None) -> None:
+    """Answer jobs until standard input ends; whatever a converter prints goes nowhere.
+
+    ``prepare`` does what is not the converter's work, and is not timed.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
@@ -36,10 +39,12 @@ def serve(load: Callable[[], Loaded]) -> None:
     try:
         convert, version = load()
     except ImportError as error:
-        return say({"missing": str(error)})
+        say({"missing": str(error)})
+        return
     say({"version": version})
     for line in sys.stdin:
-        say(_done(convert, json.loads(line)))
+        prepare(job := json.loads(line))
+        say(_done(convert, job))
 
 
 def _done(convert: Convert, job: Job) -> dict[str, Any]:
@@ -55,7 +60,8 @@ def _done(convert: Convert, job: Job) -> dict[str, Any]:
 
 def onnxruntime_float16() -> Loaded:
     float16 = importlib.import_module("onnxruntime.transformers.float16")
-    return _by_model(float16.convert_float_to_float16), _version("onnxruntime")
+    version = importlib.import_module("onnxruntime").__version__  # its distribution has several names
+    return _by_model(float16.convert_float_to_float16), f"onnxruntime {version}"
 
 
 def onnxconverter_float16() -> Loaded:

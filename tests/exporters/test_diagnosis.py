@@ -83,6 +83,9 @@ def test_what_fails_under_an_adversarial_input_alone_is_a_fault_of_range_too(ran
     assert not half.passed and found.verdict == "range"
     (both,) = diagnosed(half, report(random, 1.0, odd=math.nan)).diagnoses
     assert both.verdict == "precision"
+    large, odd = report(random, 6.17), report(random, 6.17, odd=math.nan)
+    assert diagnosed(large, large).diagnoses[0].override  # a limit would accept this one …
+    assert not diagnosed(odd, odd).diagnoses[0].override  # … and none what is broken by an odd input
 
 
 def test_without_a_floor_a_refusal_is_unknown_and_a_pass_is_equal(random):

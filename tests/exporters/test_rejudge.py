@@ -194,6 +194,20 @@ def test_one_answer_that_is_off_by_a_fifth_is_garbage_however_good_the_others_ar
         assert (accepting_override(output, UNIT_ROUNDOFF["fp16"]) is not None) == accepted
 
 
+def test_an_accuracy_that_is_lost_is_offered_no_override():
+    limits = ParityLimits(1e9, 0.0, 0.0, 1.0)
+    whole = np.zeros((100, 6), np.float32)
+    whole[:, 0], whole[:, 1] = 1e-3, 0.0
+    half = whole.copy()
+    half[:5, 1] = 2e-3
+    one = replace(spec(limits), outputs=spec(limits).outputs[:1])
+    trial = Trial(tuple(range(100)), {"logits": whole}, {"logits": half})
+    (output,) = judge(one, "fp16", [trial], targets={"logits": np.zeros(100, np.int64)}).outputs
+    assert [failure.rule for failure in output.failures] == ["accuracy"]
+    output = replace(output, statistics={**output.statistics, "worst": 0.0})  # whatever its error
+    assert accepting_override(output, UNIT_ROUNDOFF["fp16"]) is None
+
+
 def test_an_override_is_named_only_where_all_that_is_broken_can_be_accepted():
     whole = np.zeros((100, 6), np.float32)
     whole[:, 0], whole[:, 1] = 1.0, 1.0 - 1e-4

@@ -63,8 +63,8 @@ CHOICES: dict[str, Callable[[Tensor], Tensor]] = {
     "argsort": lambda x: x.argsort(descending=True),
     "int32": lambda x: x.argmax(-1).to(torch.int32),
     "reshaped": lambda x: x.topk(2, -1).indices.unsqueeze(1).transpose(1, 2).reshape(-1, 2)[:, :1].int(),
-    "along another axis": lambda x: x.unflatten(1, (1, WIDTH)).transpose(1, 2).topk(2, 1).indices,
-    "argmax along another axis": lambda x: x.unsqueeze(2).expand(-1, -1, 2).argmax(1),
+    "along another axis": lambda x: torch.stack([x, x.flip(1)], 2).topk(2, 1).indices,
+    "argmax along another axis": lambda x: torch.stack([x, x.flip(1)], 2).argmax(1),
     "selected": lambda x: x.topk(2, -1).indices.select(1, 0),
     "cloned": lambda x: x.argmax(1).clone().contiguous().view(-1, 1),
 }

@@ -258,8 +258,9 @@ _TRAPS = [
     ),
     Trap(
         "an initialiser with readers of both kinds",
-        "g (float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) e = Softmax<axis=-1>(w) f = MatMul(h, e) a = Mul(x, b) c = Mul(f, b)"
-        " s = Add(a, c) y = MatMul(s, w) }",
+        "g (float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) e = Softmax<axis=-1>(h) ax = Constant<value_ints=[1]>()"
+        " u = Unsqueeze(e, ax) m = Mul(u, w) f = ReduceMean<axes=[2], keepdims=0>(m) a = Mul(x, b) c = Mul(h, b)"
+        " d = Add(a, c) s = Add(d, f) y = MatMul(s, w) }",
         lambda r: square(r) | {"b": normal(r, 8)},
         rows_of(8),
     ),

@@ -1,0 +1,116 @@
+"""What is computed of constants alone is computed once, here, so that it is a constant like any other.
+
+Each node runs by itself in ONNX Runtime, in FP32, as the whole would run it at every call. What is drawn at
+random, quantised, or much larger than what it is made of stays in the graph.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, helper
+
+from .graph import ONNX, bodies, graphs, walk
+from .one_node import Key, key_of, session
+from .typing import value_types
+from .widening import rename_reads
+
+SMALL = 1 << 16  # bytes: constants up to this size are made whatever they are made of
+GROWTH = 4  # times the bytes of its inputs may a larger one have
+_NOT_FOLDED = frozenset(
+    ["RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger", "ConvInteger"]
+)
+
+
+def fold(model: ModelProto, weights: dict[str, np.ndarray]) -> None:
+    """Fold the FP32 model in place; ``weights`` gains what is made and loses what nobody reads any more."""
+    _settle_types(model, weights)
+    before = set(weights)
+    _Folding(model, weights).run()
+    read = {name for graph in graphs(model.graph) for node in graph.node for name in node.input}
+    for name in before | set(weights):
+        if name not in read:
+            del weights[name]
+
+
+def _settle_types(model: ModelProto, weights: dict[str, np.ndarray]) -> None:
+    """A CastLike reads a value for its type alone, which is known: then it need not read it."""
+    types = value_types(model, weights)
+    for node in walk(model.graph):
+        if node.op_type == "CastLike" and node.domain in ONNX and types.get(node.input[1]):
+            to = types[node.input[1]]
+            same = types.get(node.input[0]) == to
+            plain = helper.make_node("Identity" if same else "Cast", [node.input[0]], list(node.output))
+            if not same:
+                plain.attribute.append(helper.make_attribute("to", to))
+            plain.name = node.name
+            node.CopyFrom(plain)
+
+
+class _Folding:
+    def __init__(self, model: ModelProto, weights: dict[str, np.ndarray]) -> None:
+        self.model, self.weights = model, weights
+        self.readers = Counter(name for node in walk(model.graph) for name in set(node.input))
+        self.made: dict[tuple[Key, tuple[str, ...]], list[str]] = {}
+
+    def run(self) -> None:
+        for graph in graphs(self.model.graph):
+            declared = {value.name for value in graph.output}
+            gone = [node for node in graph.node if declared.isdisjoint(node.output) and self.folds(node)]
+            if gone:
+                names = {node.name for node in gone}
+                _put(graph, [node for node in graph.node if node.name not in names])
+
+    def folds(self, node: NodeProto) -> bool:
+        """Whether a node has become constants and is needed no more."""
+        inputs = [name for name in node.input if name]
+        if not inputs or bodies(node) or node.domain not in ONNX or node.op_type in _NOT_FOLDED:
+            return False
+        if any(name not in self.weights or self.weights[name].dtype == object for name in inputs):
+            return False
+        if node.op_type == "Identity":
+            self.stands_for(node.input[0], node.output[0])
+            return True
+        types = [helper.np_dtype_to_tensor_dtype(self.weights[n].dtype) if n else 0 for n in node.input]
+        key = key_of(node, types, self.model.opset_import, self.model.ir_version)
+        if known := self.made.get((key, tuple(node.input))):
+            for old, new in zip(node.output, known, strict=True):
+                self.stands_for(new, old)
+            return True
+        found = self.computed(key, node)
+        if found is None or not self.is_worth_it(inputs, found.values()):
+            return False
+        self.made[key, tuple(node.input)] = list(node.output)
+        self.weights.update(found)
+        self.readers.subtract(set(inputs))
+        return True
+
+    def computed(self, key: Key, node: NodeProto) -> dict[str, np.ndarray] | None:
+        """None where the runtime cannot say."""
+        feed = {f"i{slot}": self.weights[name] for slot, name in enumerate(node.input) if name}
+        names = [name for name in node.output if name]
+        try:
+            results = session(key).run(None, feed)
+        except Exception:
+            return None
+        if not all(isinstance(result, np.ndarray) for result in results):
+            return None
+        return dict(zip(names, results, strict=True))
+
+    def is_worth_it(self, inputs: list[str], results: Iterable[np.ndarray]) -> bool:
+        """A large constant takes the place of its inputs, or it is stored beside them (a tied table, turned)."""
+        size = sum(array.nbytes for array in results)
+        sources = {name: self.weights[name].nbytes for name in inputs}
+        shared = any(self.readers[name] > 1 for name, bytes_ in sources.items() if bytes_ > SMALL)
+        return size <= SMALL or (size <= GROWTH * sum(sources.values()) and not shared)
+
+    def stands_for(self, constant: str, name: str) -> None:
+        """Whoever reads ``name`` reads ``constant``."""
+        rename_reads(self.model.graph, name, constant)
+        self.readers[constant] += self.readers.pop(name, 0) - 1
+
+
+def _put(graph: GraphProto, nodes: list[NodeProto]) -> None:
+    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)

@@ -1,0 +1,235 @@
+"""One judge for every converter: a half ONNX file against the FP32 file that it was made from.
+
+    python -m tests.benchmarks.converter_judge   (the worker: a job a line, as `converter_peers.serve` has it)
+
+ONNX Runtime's CPU answers, and so does the oracle with true half storage; both are held to our own gate.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from halfeven.exporters.foreign.graph import FLOAT, HALVES, graphs, walk
+from halfeven.exporters.foreign.normalise import _close, _lift, _rename, sort
+from halfeven.exporters.foreign.oracle import Oracle
+from halfeven.exporters.foreign.sequences import unfold
+from halfeven.exporters.foreign.typing import value_types
+from halfeven.exporters.parity import UNIT_ROUNDOFF, judge
+from halfeven.exporters.samples import Samples
+from halfeven.exporters.ties import Ties
+from halfeven.exporters.trial import Trial
+from halfeven.exporters.verdict import ParityReport
+from halfeven.models.program import runnable
+from halfeven.models.spec import ModelSpec
+from onnx import ModelProto, NodeProto
+from onnx.inliner import inline_local_functions
+
+from tests.corpus import captured, fresh
+
+ROWS, BATCH, SEED = 32, 8, 7919
+GOOD, SILENT, WRONG, IO, LOAD, CONVERSION, MISSING = (
+    "good", "silently wrong", "wrong", "io", "load", "conversion", "not installed",
+)  # fmt: skip
+NOT_COUNTED = {"Cast", "Constant", "Identity", "Shape", "Size", "If", "Loop", "Scan"}
+
+Arrays = Mapping[str, np.ndarray]
+Answers = Callable[[Arrays], dict[str, np.ndarray]]
+Batch = tuple[tuple[int, ...], Arrays]
+Excuse = Callable[[Arrays, Arrays, Arrays], Mapping[str, np.ndarray]]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a file computes while it serves: what hangs on constants alone is folded when it is loaded.
+
+    ``floats`` counts nodes that compute with floats, ``fp32`` those of them in FP32, ``casts`` all Casts.
+    """
+
+    floats: int = 0
+    fp32: int = 0
+    casts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """``runtime`` and ``oracle`` are the gate's words; ``checker`` is what onnx.checker objects to."""
+
+    verdict: str
+    reason: str = ""
+    runtime: str = ""
+    oracle: str = ""
+    error_u: float | None = None
+    checker: str = ""
+    size: Size = Size()
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """Fresh inputs of one model with the FP32 file's answers. ``excuse`` marks integers whose scores tie."""
+
+    spec: ModelSpec
+    batches: Sequence[Batch]
+    whole: Answers
+    excuse: Excuse = lambda inputs, reference, candidate: {}
+
+    def judged(self, answers: Answers) -> ParityReport:
+        trials = []
+        for samples, inputs in self.batches:
+            reference, candidate = self.whole(inputs), answers(inputs)
+            ties = self.excuse(inputs, reference, candidate)
+            trials.append(Trial(samples, reference, candidate, ties))
+        with np.errstate(all="ignore"):
+            return judge(self.spec, "fp16", trials)
+
+
+def judged(questions: Questions, original: Path, candidate: Path) -> Judgement:
+    """The verdict on one converted file."""
+    model, checker = onnx.load(candidate), _objection(candidate)
+    try:
+        session = session_of(candidate)
+    except Exception as error:
+        return Judgement(LOAD, _short(error), checker=checker)
+    if changed := _changed_ends(session_of(original), session):
+        return Judgement(IO, changed, checker=checker)
+    try:
+        runtime = questions.judged(answers_of(session))
+    except Exception as error:
+        return Judgement(LOAD, f"it does not run: {_short(error)}", checker=checker)
+    model, weights = as_it_stands(model, candidate)
+    oracle = questions.judged(Oracle(model, weights).run)
+    errors = [report.max_error_u for report in (runtime, oracle)]
+    return Judgement(
+        verdict=GOOD if runtime.passed and oracle.passed else SILENT if runtime.passed else WRONG,
+        runtime=runtime.summary(),
+        oracle=oracle.summary(),
+        error_u=max(errors) if np.isfinite(errors).all() else None,
+        checker=checker,
+        size=size_of(model, weights),
+    )
+
+
+def session_of(path: Path) -> onnxruntime.InferenceSession:
+    """As anybody loads it, but for the fusion of half transposes, after which ONNX Runtime 1.31 segfaults on some
+    valid files: that is no converter's fault.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(
+        path, options, providers=["CPUExecutionProvider"], disabled_optimizers=["MatmulTransposeFusion"]
+    )
+
+
+def answers_of(session: onnxruntime.InferenceSession) -> Answers:
+    names = [value.name for value in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))  # type: ignore[arg-type]
+
+
+def _objection(path: Path) -> str:
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except Exception as error:
+        return _short(error)
+    return ""
+
+
+def _changed_ends(one: onnxruntime.InferenceSession, other: onnxruntime.InferenceSession) -> str:
+    """Names and datatypes of inputs and outputs are the caller's: nobody may change them."""
+    for what in ("get_inputs", "get_outputs"):
+        was, came = ({value.name: value.type for value in getattr(each, what)()} for each in (one, other))
+        if was != came:
+            return f"{what.removeprefix('get_')} were {was}, are {came}"
+    return ""
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+# The file as the oracle reads it: constants apart, every name once, half where the file has half.
+
+
+def as_it_stands(model: ModelProto, path: Path) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    if model.functions:
+        model = inline_local_functions(model)
+    unfold(model)
+    for graph in graphs(model.graph):
+        sort(graph, path)
+        del graph.value_info[:]
+    _close(model)
+    _rename(model)
+    return model, _lift(model)
+
+
+def size_of(model: ModelProto, weights: Arrays) -> Size:
+    types, constant = value_types(model, weights), set(weights)
+    floats = fp32 = casts = 0
+    for node in walk(model.graph):
+        if not _serves(node, constant):
+            continue
+        casts += node.op_type == "Cast"
+        used = _datatypes(node, types, weights)
+        floats += bool(used)
+        fp32 += FLOAT in used
+    return Size(floats, fp32, casts)
+
+
+def _serves(node: NodeProto, constant: set[str]) -> bool:
+    """False, and its results are constant too, where it reads constants alone."""
+    if all(name in constant or not name for name in node.input) and node.op_type not in ("If", "Loop"):
+        constant |= set(node.output)
+        return False
+    return True
+
+
+def _datatypes(node: NodeProto, types: Mapping[str, int], weights: Arrays) -> set[int]:
+    """What a node computes in: the datatypes of its float results, else of the floats that it compares."""
+    if node.op_type in NOT_COUNTED:
+        return set()
+    wanted = {FLOAT, *HALVES.values()}
+    results = {types.get(name, 0) for name in node.output} & wanted
+    return results or {types.get(name, 0) for name in node.input if name not in weights} & wanted
+
+
+# The worker.
+
+
+@cache
+def questions_of(name: str, original: str) -> Questions:
+    whole, arrays = captured(name), {key: tensor.numpy() for key, tensor in fresh(name, ROWS, SEED).items()}
+    rows = min(BATCH, whole.spec.max_batch_size) if whole.spec.batched else 0
+    batches = list(Samples(arrays).batches(rows))
+
+    def inputs() -> Iterable[Arrays]:
+        return (arrays for _, arrays in batches)
+
+    ties = Ties(
+        runnable(whole.program),
+        [tensor.name for tensor in whole.spec.inputs],
+        [tensor.name for tensor in whole.spec.outputs],
+        UNIT_ROUNDOFF["fp16"],
+        inputs,
+    )
+    return Questions(whole.spec, batches, answers_of(session_of(Path(original))), ties.excused)
+
+
+def main() -> None:
+    print(json.dumps({"version": f"onnxruntime {onnxruntime.__version__}"}), flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        try:
+            questions = questions_of(job["name"], job["source"])
+            answer = asdict(judged(questions, Path(job["source"]), Path(job["target"])))
+        except Exception as error:
+            answer = {"error": _short(error)}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The corpus converted in this process: plan, half program and verdicts, each made once."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from halfeven.exporters.captured import Captured
+from halfeven.exporters.maker import SHARES
+from halfeven.exporters.prove import Exam, emulated, judged, take
+from halfeven.exporters.samples import Samples
+from halfeven.exporters.subject import Subject
+from halfeven.exporters.verdict import ParityReport
+from halfeven.models.engines.torch_engine import use_true_fp32
+from halfeven.models.package import Precision
+
+from tests.corpus import captured, fresh
+
+MAX_KEPT = 10
+
+
+@dataclass(frozen=True)
+class Converted:
+    """``report``: the gate on the judging samples; ``fresh``: the faithful check on inputs nobody has seen."""
+
+    maker: Captured
+    report: ParityReport | None
+    fresh: ParityReport | None
+
+    @property
+    def kept(self) -> list[str]:
+        return [kept["node"] for kept in self.maker.facts()["kept"]]
+
+    @property
+    def passed(self) -> bool:
+        return self.report is None or self.report.passed
+
+
+def samples_of(name: str, rows: int, seed: int) -> Samples:
+    return Samples({key: tensor.numpy() for key, tensor in fresh(name, rows, seed).items()})
+
+
+@cache
+def converted(name: str, level: str = "O1") -> Converted:
+    """As `road.travel` goes, up to the verdict on the torch form; nothing is written."""
+    use_true_fp32()
+    model, samples = captured(name), samples_of(name, 32, seed=1)
+    subject = Subject(model.program, model.spec, samples, Precision(level), ("torch",), Path(), {})
+    maker = Captured(subject)
+    planning, judging = samples.split()
+    exam = maker.exam(judging)
+    report = None
+    for share in SHARES:
+        if not maker.plan(planning, share, lambda _: None):
+            break
+        report = _report(maker, exam)
+        if report is None or report.passed:
+            break
+    unseen = maker.exam(samples_of(name, 16, seed=2))
+    return Converted(maker, report, _report(maker, unseen))
+
+
+def _report(maker: Captured, exam: Exam) -> ParityReport | None:
+    """True half kernels and the emulation; nothing where nothing is half."""
+    if not maker.half.half_nodes:
+        return None
+    assert maker.planner is not None
+    storage, emulation = maker.storage(), emulated(exam.spec, maker.planner.emulation())
+    return judged(exam, "fp16", [take(exam, storage), take(exam, emulation)])

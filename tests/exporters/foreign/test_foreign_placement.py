@@ -1,0 +1,74 @@
+"""Casts stand where the fewest bytes are cast, and no answer of the half changes by a bit for it."""
+
+# ruff: noqa: E501  (graphs in their own lines)
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from halfeven.exporters.foreign import planning
+from halfeven.exporters.foreign.conversion import ForeignHalf, oracle_answers
+from onnx import ModelProto
+
+from tests.exporters.foreign.onnx_files import convert, parsed
+from tests.exporters.foreign.test_foreign_exported import NETS, exported
+from tests.exporters.foreign.test_foreign_folding import MODELS, inputs_of
+from tests.exporters.foreign.traps import FOREIGN, normal, square
+
+
+def converted(name: str, path: Path, level: str) -> ForeignHalf:
+    if name in NETS:
+        samples, most = NETS[name].inputs(np.random.default_rng(2), 16), NETS[name].max_batch_size
+    else:
+        samples, most = FOREIGN[name].inputs(np.random.default_rng(11), 16), FOREIGN[name].max_batch_size
+    return convert(path, MODELS[name](), samples, level, max_batch_size=most)
+
+
+@pytest.mark.parametrize(("name", "level"), [(name, level) for name in MODELS for level in ("O1", "O3")])
+def test_the_half_answers_as_before_bit_for_bit(name: str, level: str, tmp_path: Path, monkeypatch) -> None:
+    placed = converted(name, tmp_path / "placed", level)
+    monkeypatch.setattr(planning, "place", lambda program, rules, kernels, dtypes, numel, kept: dtypes)
+    plain = converted(name, tmp_path / "plain", level)
+    assert placed.kept == plain.kept and placed.nodes == plain.nodes
+    inputs = inputs_of(name)
+    one, other = oracle_answers(plain)(inputs), oracle_answers(placed)(inputs)
+    for output, expected in one.items():
+        came = other[output]
+        assert np.array_equal(expected, came, equal_nan=expected.dtype.kind == "f"), output
+
+
+def x_rows(rows: int = 16) -> dict[str, np.ndarray]:
+    return {"x": normal(np.random.default_rng(), rows, 8)}
+
+
+def model(body: str) -> ModelProto:
+    shapes = {"three": np.asarray([0, 2, 4]), "flat": np.asarray([-1, 8])}
+    return parsed(f"g (float[n,8] x) => (float[n,8] y) {{ {body} }}", square(np.random.default_rng(3)) | shapes)
+
+
+@pytest.mark.parametrize(
+    ("body", "casts"),
+    [
+        # one cast before three movements, not one behind each
+        ("p = Softmax(x) a = Reshape(p, flat) b = Relu(p) c = Identity(p) d = MatMul(a, w) e = MatMul(b, w) f = MatMul(c, w) g1 = Add(d, e) y = Add(g1, f)", 2),
+        # what meets an FP32 value on its way to half readers is not cast up and down
+        ("h = MatMul(x, w) p = Softmax(h) k = Concat<axis=0>(h, p) y = MatMul(k, w)", 4),
+        # a movement between two FP32 nodes stays
+        ("p = Softmax(x) r = Reshape(p, flat) e = Exp(r) y = MatMul(e, w)", 2),
+    ],
+)  # fmt: skip
+def test_movements_go_where_the_fewest_bytes_are_cast(body: str, casts: int, tmp_path: Path) -> None:
+    foreign = convert(tmp_path, model(body), x_rows())
+    assert foreign.casts == casts and foreign.kept == ()
+
+
+def test_what_the_file_casts_already_is_not_cast_again(tmp_path: Path) -> None:
+    foreign = convert(tmp_path, model("h = MatMul(x, w) f = Cast<to=1>(h) e = Exp(h) m = Mul(e, f) b = Identity(m) y = MatMul(b, w)"), x_rows())
+    assert foreign.half is not None
+    assert sum(node.op_type == "Cast" and node.input[0] == "h" for node in foreign.half.graph.node) == 1
+
+
+def test_half_that_goes_to_fp32_and_back_is_read_before_it_goes(tmp_path: Path) -> None:
+    foreign = convert(tmp_path, model("h = MatMul(x, w) f = Cast<to=1>(h) y = MatMul(f, w)"), x_rows())
+    assert foreign.half is not None and foreign.casts == 2
+    assert [node.op_type for node in foreign.half.graph.node] == ["Cast", "MatMul", "MatMul", "Cast"]

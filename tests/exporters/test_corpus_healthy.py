@@ -1,0 +1,21 @@
+"""Healthy architectures convert by the lists alone, and stay equal on inputs nobody has seen."""
+
+import pytest
+
+from tests.conversions import converted
+from tests.corpus import CORPUS
+
+HEALTHY = [name for name, case in CORPUS.items() if not case.trap]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_model_ends_proven_and_keeps_hardly_anything(name: str) -> None:
+    done = converted(name)
+    assert done.passed, done.report and done.report.summary()
+    assert len(done.kept) <= 1
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_the_gate_passed_holds_on_fresh_inputs(name: str) -> None:
+    done = converted(name)
+    assert done.fresh is None or done.fresh.passed, done.fresh.summary()

@@ -1,0 +1,151 @@
+"""The converters' benchmark judges everybody alike: what it calls good is good, and nothing broken ends it."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto
+
+from tests.benchmarks.converter_judge import (
+    GOOD,
+    IO,
+    LOAD,
+    SILENT,
+    WRONG,
+    Judgement,
+    Questions,
+    answers_of,
+    judged,
+    session_of,
+)
+from tests.benchmarks.converters import MISSING, Row, Worker, converted, pairs, summary
+from tests.exporters.foreign.onnx_files import parsed, spec_of
+
+WHOLE = "g (float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) y = Relu(h) }"
+HALF = """g (float[n,8] x) => (float[n,8] y) {
+    a = Cast<to=10>(x) b = MatMul(a, w) c = Relu(b) y = Cast<to=1>(c)
+}"""
+NORM = "g (float[n,8] x) => (float[n,8] y) { s = Mul(x, x) y = Sqrt(s) }"
+HALF_NORM = """g (float[n,8] x) => (float[n,8] y) {
+    a = Cast<to=10>(x) s = Mul(a, a) r = Sqrt(s) y = Cast<to=1>(r)
+}"""
+
+
+def weights(dtype: type = np.float32, seed: int = 0) -> dict[str, np.ndarray]:
+    return {"w": np.random.default_rng(seed).standard_normal((8, 8)).astype(dtype)}
+
+
+def verdict(folder: Path, whole: ModelProto, half: ModelProto, gain: float = 1.0) -> Judgement:
+    """What the judge says of ``half``, on normal inputs ``gain`` times as large."""
+    original, candidate = folder / "whole.onnx", folder / "half.onnx"
+    onnx.save(whole, original)
+    onnx.save(half, candidate)
+    inputs = gain * np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32)
+    batches = [(tuple(range(8)), {"x": inputs})]
+    questions = Questions(spec_of(whole), batches, answers_of(session_of(original)))
+    return judged(questions, original, candidate)
+
+
+def test_a_faithful_half_is_good_and_what_it_computes_is_counted(tmp_path: Path) -> None:
+    found = verdict(tmp_path, parsed(WHOLE, weights()), parsed(HALF, weights(np.float16)))
+    assert found.verdict == GOOD, found
+    assert (found.size.floats, found.size.fp32, found.size.casts) == (2, 0, 2)
+
+
+def test_the_whole_itself_is_good_but_all_of_it_is_fp32(tmp_path: Path) -> None:
+    whole = parsed(WHOLE, weights())
+    found = verdict(tmp_path, whole, whole)
+    assert found.verdict == GOOD and found.error_u == 0
+    assert (found.size.floats, found.size.fp32, found.size.casts) == (2, 2, 0)
+
+
+def test_what_is_computed_of_constants_alone_is_not_counted(tmp_path: Path) -> None:
+    text = HALF.replace("{", "{ v = Cast<to=10>(u)").replace("w)", "v)")
+    found = verdict(tmp_path, parsed(WHOLE, weights()), parsed(text, {"u": weights()["w"]}))
+    assert found.verdict == GOOD, found
+    assert (found.size.floats, found.size.fp32, found.size.casts) == (2, 0, 2)
+
+
+def test_an_overflow_that_the_runtime_hides_is_silently_wrong(tmp_path: Path) -> None:
+    found = verdict(tmp_path, parsed(NORM), parsed(HALF_NORM), gain=1000.0)
+    assert found.verdict == SILENT, found
+    assert found.runtime.startswith("passed") and found.oracle.startswith("refused")
+
+
+def test_other_weights_are_wrong_everywhere(tmp_path: Path) -> None:
+    found = verdict(tmp_path, parsed(WHOLE, weights()), parsed(HALF, weights(np.float16, seed=2)))
+    assert found.verdict == WRONG, found
+
+
+def test_an_output_that_became_half_is_a_broken_promise(tmp_path: Path) -> None:
+    text = HALF.replace("(float[n,8] y)", "(float16[n,8] y)").replace("<to=1>", "<to=10>")
+    found = verdict(tmp_path, parsed(WHOLE, weights()), parsed(text, weights(np.float16)))
+    assert found.verdict == IO and "outputs" in found.reason
+
+
+@pytest.mark.parametrize("text", [HALF.replace("<to=1>", "<to=10>"), WHOLE])
+def test_a_file_whose_types_do_not_agree_is_not_loaded(tmp_path: Path, text: str) -> None:
+    found = verdict(tmp_path, parsed(WHOLE, weights()), parsed(text, weights(np.float16)))
+    assert found.verdict == LOAD and found.checker
+
+
+def test_an_unsorted_file_is_judged_by_its_answers_and_the_checker_is_noted(tmp_path: Path) -> None:
+    half = parsed(HALF, weights(np.float16))
+    nodes = list(half.graph.node)
+    del half.graph.node[:]
+    half.graph.node.extend(reversed(nodes))
+    found = verdict(tmp_path, parsed(WHOLE, weights()), half)
+    assert found.verdict == GOOD and "sorted" in found.checker
+
+
+# Workers.
+
+ANSWERS = """
+import json, os, sys, time
+print(json.dumps({"version": "1"}), flush=True)
+for line in sys.stdin:
+    wish = json.loads(line)["wish"]
+    if wish == "die": os._exit(9)
+    if wish == "hang": time.sleep(3600)
+    print(json.dumps({"seconds": 1.0, "wish": wish}), flush=True)
+"""
+
+
+def worker(limit: float = 300.0) -> Worker:
+    return Worker((sys.executable, "-c", ANSWERS), limit)
+
+
+def test_a_worker_that_dies_costs_one_model_and_answers_the_next() -> None:
+    one = worker()
+    assert one.ask({"wish": "die"}) == {"error": "died with status 9"}
+    assert one.ask({"wish": "answer"})["wish"] == "answer"
+    one.stop()
+
+
+def test_a_worker_that_hangs_is_ended() -> None:
+    assert worker(limit=0.1).ask({"wish": "hang"}) == {"error": "hung: no answer in 0.1 s"}
+
+
+def test_a_converter_that_is_not_installed_is_shown_as_that() -> None:
+    missing = Worker((sys.executable, "-c", "import json; print(json.dumps({'missing': 'no such module'}))"))
+    rows = list(converted("theirs", missing, worker(), []))
+    assert [row["verdict"] for row in rows] == [MISSING]
+    assert "not installed" in summary({"theirs": rows})
+
+
+# Tables.
+
+
+def row(model: str, verdict: str, **size: int) -> Row:
+    return {"model": model, "verdict": verdict, "seconds": 1.0, "size": {"floats": 9, **size}}
+
+
+def test_only_models_that_both_get_right_are_compared_by_size() -> None:
+    theirs = [row("a", GOOD, fp32=4, casts=5), row("b", WRONG, fp32=0, casts=0)]
+    ours = [row("a", GOOD, fp32=1, casts=2), row("b", GOOD, fp32=3, casts=3)]
+    results: Mapping[str, list[Row]] = {"theirs": theirs, "ours": ours}
+    assert pairs(results, ours=["ours"]).splitlines()[-1] == "| theirs | ours | 1 | 4, 1 | 5, 2 |"
+    assert "| theirs | 1/2 | 0 | 1 |" in summary(results)
