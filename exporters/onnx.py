@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-import onnx
 import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, InlinePass, RemoveUnusedOpsetsPass
@@ -17,7 +16,7 @@ from torch.export import ExportedProgram
 
 from ..models.errors import ExportFailed
 from ..models.spec import ModelSpec
-from .onnx_load import check_load
+from .onnx_check import check_file
 from .onnx_names import name_as
 from .onnx_ops import written_out
 
@@ -46,8 +45,7 @@ def write_onnx(program: ExportedProgram, spec: ModelSpec, path: Path, metadata: 
         _save(model, path, data)
         bodies = any(attr.type in BODIES for node in model.graph for attr in node.attributes.values())
         del model
-        onnx.checker.check_model(str(path), full_check=True)
-        check_load(path, bodies)
+        check_file(path, bodies)
     except Exception as error:
         path.unlink(missing_ok=True)
         data.unlink(missing_ok=True)

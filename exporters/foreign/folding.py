@@ -12,14 +12,17 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from .graph import ONNX, bodies, graphs, walk
 from .one_node import Key, key_of, session
+from .op_lists import ops
 from .typing import value_types
 from .widening import rename_reads
 
 SMALL = 1 << 16  # bytes: constants up to this size are made whatever they are made of
 GROWTH = 4  # times the bytes of its inputs may a larger one have
-_NOT_FOLDED = frozenset(
-    ["RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger", "ConvInteger"]
-)
+_NOT_FOLDED = ops("""
+    RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial Dropout
+    QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul MatMulInteger
+    ConvInteger
+""")
 
 
 def fold(model: ModelProto, weights: dict[str, np.ndarray]) -> None:
@@ -93,9 +96,8 @@ class _Folding:
             results = session(key).run(None, feed)
         except Exception:
             return None
-        if not all(isinstance(result, np.ndarray) for result in results):
-            return None
-        return dict(zip(names, results, strict=True))
+        arrays = [result for result in results if isinstance(result, np.ndarray)]
+        return dict(zip(names, arrays, strict=True)) if len(arrays) == len(names) else None
 
     def is_worth_it(self, inputs: list[str], results: Iterable[np.ndarray]) -> bool:
         """A large constant takes the place of its inputs, or it is stored beside them (a tied table, turned)."""

@@ -25,31 +25,31 @@ class Rule(Enum):
     AS_IS = "reads what comes"
 
 
-def _ops(text: str) -> frozenset[str]:
+def ops(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-LOWER = _ops("MatMul Gemm Conv ConvTranspose DeformConv Einsum LSTM GRU RNN PRelu Attention")
-FP32 = _ops("""
+LOWER = ops("MatMul Gemm Conv ConvTranspose DeformConv Einsum LSTM GRU RNN PRelu Attention")
+FP32 = ops("""
     Acos Acosh Asin Asinh Atanh Cosh Sinh Tan Exp Log Reciprocal Pow Softplus
     LayerNormalization GroupNormalization InstanceNormalization RMSNormalization MeanVarianceNormalization
     LpNormalization LRN Softmax LogSoftmax SoftmaxCrossEntropyLoss NegativeLogLikelihoodLoss
     ReduceSum ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp CumSum CumProd
     Resize Upsample AffineGrid
 """)
-NORMALISATION = _ops("""
+NORMALISATION = ops("""
     BatchNormalization LayerNormalization GroupNormalization InstanceNormalization RMSNormalization
     MeanVarianceNormalization LpNormalization LRN
 """)
 # Ranges, selections and boxes are exact or large; quantised, random and spectral ops have no half to speak of.
-LEFT_ALONE = _ops("""
+LEFT_ALONE = ops("""
     Range TopK NonMaxSuppression RoiAlign MaxRoiPool Unique
     QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul MatMulInteger ConvInteger
     RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial
     DFT STFT MelWeightMatrix HannWindow HammingWindow BlackmanWindow CastLike Det ImageDecoder Adagrad Adam
     Momentum Gradient TfIdfVectorizer
 """)
-AS_IS = _ops("Shape Size IsNaN IsInf")
+AS_IS = ops("Shape Size IsNaN IsInf")
 # Slots that stay FP32 although the schema would take a half there: scales, regions, probabilities.
 FP32_SLOTS = {"Resize": {1, 2}, "Upsample": {1}, "Dropout": {1}, "GridSample": {1}}
 

@@ -14,13 +14,14 @@ from ..mincut import Flow
 from .dtypes import Dtypes, Kind
 from .graph import BODIES, ForeignProgram, bodies, read_by, walk
 from .kernels import Kernels
-from .op_lists import Rule
+from .op_lists import Rule, ops
 
 # round(op(x)) == op(round(x)): what moves values, and what picks one by its order (equal but for a zero's sign)
-MOVEMENTS = frozenset(
-    ["Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Tile", "Slice", "Split", "Concat", "Gather", "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "Compress", "ReverseSequence", "Trilu", "Where", "Pad", "Neg", "Abs"]
-)
-SELECTIONS = frozenset(["Relu", "Clip", "Max", "Min", "MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin"])
+MOVEMENTS = ops("""
+    Identity Reshape Flatten Squeeze Unsqueeze Transpose Expand Tile Slice Split Concat Gather
+    GatherElements GatherND DepthToSpace SpaceToDepth Compress ReverseSequence Trilu Where Pad Neg Abs
+""")
+SELECTIONS = ops("Relu Clip Max Min MaxPool GlobalMaxPool ReduceMax ReduceMin")
 _SEES_SIZES = ("Shape", "Size")
 
 

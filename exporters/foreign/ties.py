@@ -16,11 +16,12 @@ from ..divergence import SENTINEL
 from ..ties import MARGIN_U, excused
 from .graph import ONNX, attribute, element_type
 from .one_node import key_of, session
+from .op_lists import ops
 
 Arrays = Mapping[str, np.ndarray]
 
 _CHOOSERS = {"TopK": (1, -1), "ArgMax": (0, 0), "ArgMin": (0, 0)}  # op → which result has indices, its axis
-_SHAPES = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Expand", "Gather", "Identity"])
+_SHAPES = ops("Reshape Flatten Squeeze Unsqueeze Transpose Slice Split Expand Gather Identity")
 _INTEGERS = {getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)}
 
 
@@ -44,7 +45,7 @@ class Tied:
 
 
 def find_tied(model: ModelProto) -> list[Tied]:
-    """The outputs that come from a node of the main graph which chooses by comparing."""
+    """The integer outputs that come from a node of the main graph which chooses by comparing."""
     made_by = {name: (node, slot) for node in model.graph.node for slot, name in enumerate(node.output)}
     found = (_traced(value.name, made_by) for value in model.graph.output)
     return [tied for tied in found if tied is not None]

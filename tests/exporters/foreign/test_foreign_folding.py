@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from halfeven.exporters.foreign import normalise as normalising
-from halfeven.exporters.foreign.graph import ForeignProgram, assembled
 from halfeven.exporters.foreign.conversion import runtime_answers
+from halfeven.exporters.foreign.graph import ForeignProgram, assembled
 from halfeven.exporters.foreign.normalise import normalise
 from halfeven.exporters.foreign.oracle import Oracle
 from onnx import ModelProto, TensorProto
@@ -18,7 +18,10 @@ from tests.exporters.foreign.test_foreign_exported import NETS, exported
 from tests.exporters.foreign.traps import FOREIGN, f32, normal
 
 FLOAT, FLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16
-MODELS = {**{name: trap.model for name, trap in FOREIGN.items()}, **{name: lambda n=name: exported(n) for name in NETS}}
+MODELS = {
+    **{name: trap.model for name, trap in FOREIGN.items()},
+    **{name: lambda n=name: exported(n) for name in NETS},
+}
 CHAINS = parsed(
     "g (float[n,8] x) => (float[n,16] y) { t = Transpose<perm=[1,0]>(w) s = Shape(w) two = Gather(s, last) m = Mul(t, c)"
     " like = CastLike(c, x) z = Expand(like, two) b = Concat<axis=0>(z, z) u = Identity(b) h = MatMul(x, m) y = Add(h, u) }",
@@ -76,7 +79,9 @@ def test_chains_of_constants_are_constants_and_the_half_stores_them_once(tmp_pat
 def test_a_tied_table_is_turned_in_half_and_stored_once(tmp_path: Path) -> None:
     text = "g (int64[n,5] ids) => (float[n,5,4000] y) { e = Gather(table, ids) t = Transpose<perm=[1,0]>(table) y = MatMul(e, t) }"
     model = parsed(text, {"table": normal(np.random.default_rng(), 4000, 16, scale=0.2)})
-    foreign = convert(tmp_path, model, {"ids": np.random.default_rng().integers(0, 4000, (16, 5))}, embeddings="half")
+    foreign = convert(
+        tmp_path, model, {"ids": np.random.default_rng().integers(0, 4000, (16, 5))}, embeddings="half"
+    )
     assert foreign.half is not None and element_types(foreign.half) == {"table__half": FLOAT16}
     assert [node.op_type for node in foreign.half.graph.node] == ["Gather", "Transpose", "MatMul", "Cast"]
     assert foreign.bytes * 2 == foreign.bytes_fp32
@@ -86,7 +91,10 @@ def test_a_tied_table_is_turned_in_half_and_stored_once(tmp_path: Path) -> None:
     ("text", "stays"),
     [
         ("r = RandomNormalLike(w) s = Mul(r, zero) h = MatMul(x, w) y = Add(h, s)", "RandomNormalLike"),
-        ("e = Expand(w, far) m = ReduceMean<axes=[0], keepdims=0>(e) h = MatMul(x, w) y = Add(h, m)", "Expand"),
+        (
+            "e = Expand(w, far) m = ReduceMean<axes=[0], keepdims=0>(e) h = MatMul(x, w) y = Add(h, m)",
+            "Expand",
+        ),
         ("q = DequantizeLinear(i, scale) y = MatMul(x, q)", "DequantizeLinear"),
     ],
 )

@@ -11,7 +11,7 @@ from halfeven.exporters.foreign.conversion import ForeignHalf, oracle_answers
 from onnx import ModelProto
 
 from tests.exporters.foreign.onnx_files import convert, parsed
-from tests.exporters.foreign.test_foreign_exported import NETS, exported
+from tests.exporters.foreign.test_foreign_exported import NETS
 from tests.exporters.foreign.test_foreign_folding import MODELS, inputs_of
 from tests.exporters.foreign.traps import FOREIGN, normal, square
 
@@ -43,7 +43,9 @@ def x_rows(rows: int = 16) -> dict[str, np.ndarray]:
 
 def model(body: str) -> ModelProto:
     shapes = {"three": np.asarray([0, 2, 4]), "flat": np.asarray([-1, 8])}
-    return parsed(f"g (float[n,8] x) => (float[n,8] y) {{ {body} }}", square(np.random.default_rng(3)) | shapes)
+    return parsed(
+        f"g (float[n,8] x) => (float[n,8] y) {{ {body} }}", square(np.random.default_rng(3)) | shapes
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,11 @@ def test_movements_go_where_the_fewest_bytes_are_cast(body: str, casts: int, tmp
 
 
 def test_what_the_file_casts_already_is_not_cast_again(tmp_path: Path) -> None:
-    foreign = convert(tmp_path, model("h = MatMul(x, w) f = Cast<to=1>(h) e = Exp(h) m = Mul(e, f) b = Identity(m) y = MatMul(b, w)"), x_rows())
+    foreign = convert(
+        tmp_path,
+        model("h = MatMul(x, w) f = Cast<to=1>(h) e = Exp(h) m = Mul(e, f) b = Identity(m) y = MatMul(b, w)"),
+        x_rows(),
+    )
     assert foreign.half is not None
     assert sum(node.op_type == "Cast" and node.input[0] == "h" for node in foreign.half.graph.node) == 1
 
