@@ -40,11 +40,6 @@ def min_sqnr_db(limits: ParityLimits, u: float) -> float:
     return limits.min_sqnr_db if limits.min_sqnr_db is not None else float(20 * np.log10(1 / u) - 10)
 
 
-def max_kl_nats(limits: ParityLimits) -> float:
-    """The divergence allowed: 1e-4 nats unless the limits set it."""
-    return getattr(limits, "max_kl_nats", MAX_KL_NATS)
-
-
 def overrides_of(limits: ParityLimits) -> dict[str, float]:
     """The limits that somebody set, as the report shows them."""
     return {key: getattr(limits, key) for key in limits.overridden}
@@ -129,7 +124,7 @@ def verdict_of(spec: TensorSpec, measured: Measured, limits: ParityLimits, u: fl
     """Hold limits against what was measured."""
     decisions = measured.decisions
     if decisions is not None:
-        decisions = replace(decisions, kl_limit=max_kl_nats(limits), max_flips=limits.max_flips)
+        decisions = replace(decisions, kl_limit=limits.max_kl_nats, max_flips=limits.max_flips)
     failures = list(measured.faults)
     if not failures:
         failures += _rule_3(spec, measured, limits, u)

@@ -23,6 +23,7 @@ _LIMIT_OF = {
     "kl": "max_kl_nats",
     "flips": "max_flips",
 }
+LIMITS = tuple(_LIMIT_OF.values())
 
 
 def rejudge(saved: Mapping[str, Any], limits: ParityLimits) -> ParityReport:

@@ -311,7 +311,7 @@ def _is_size(value: Any) -> bool:
 
 
 _PICTURE = {"size": list, "color": str, "scale": float, "mean": list, "std": list}
-_PARITY = ("max_error_u", "min_sqnr_db", "min_slice_sqnr_db", "max_flips")
+_PARITY = ("max_error_u", "min_sqnr_db", "min_slice_sqnr_db", "max_flips", "max_kl_nats")
 _BATCHING = {"max_queue_delay_us": 0, "max_queue_size": 1}  # with the least value of each
 _TOP = (
     "name", "source", "path", "weights", "max_batch_size", "form",

@@ -141,6 +141,7 @@ class ParityLimits:
     min_sqnr_db: float | None = None
     min_slice_sqnr_db: float = 30.0
     max_flips: float = 0.005
+    max_kl_nats: float = 1e-4
     overridden: tuple[str, ...] = ()
 
 

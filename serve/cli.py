@@ -124,16 +124,22 @@ def parity(
     store: StoreAt = DEFAULT_STORE,
     samples: Annotated[Path | None, typer.Option(help="Judge with these instead of the stored ones.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
+    limit: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE: judge the saved numbers under it; runs nothing.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run the parity gate again and print it."""
+    """Run the parity gate again and print it; with --limit, only judge what was measured then."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ..exporters.report import render_terminal
         from .history import store_at
-        from .rejudge import judge_again
+        from .rejudge import judge_again, judge_saved
 
-        facts = judge_again(target, store_at(store), samples, device, say)
+        if limit:
+            facts = judge_saved(target, store_at(store), limit)
+        else:
+            facts = judge_again(target, store_at(store), samples, device, say)
         passed = all(form["passed"] for form in facts["forms"].values())
         return facts, render_terminal(facts), 0 if passed else 3
 

@@ -1,19 +1,22 @@
 """``halfeven parity``: the gate once more, for a version in the store or for a folder that nobody published."""
 
+import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..exporters.convert import Options, convert
 from ..exporters.environment import environment
 from ..exporters.evidence import facts_of
+from ..exporters.rejudge import LIMITS, rejudge
 from ..exporters.reprove import reprove
 from ..exporters.samples import load_samples
 from ..models.engines.load import load_half
 from ..models.engines.placement import resolve_device
 from ..models.engines.torch_engine import use_true_fp32
-from ..models.errors import BadInput, UnknownName
+from ..models.errors import BadInput, BadSetting, UnknownName
 from ..models.store import Store, Version
 
 Say = Callable[[str], None]
@@ -28,6 +31,33 @@ def judge_again(target: str, store: Store, samples: Path | None, device: str, sa
         with tempfile.TemporaryDirectory(prefix="halfeven-parity-") as folder:
             return convert(Path(target), Store(Path(folder)), Options(samples=samples), say).shown()
     return _judge_version(_version(target, store), samples, device, say)
+
+
+def judge_saved(target: str, store: Store, limits: Sequence[str]) -> dict[str, Any]:
+    """The numbers that a version kept, under other limits (``KEY=VALUE``, the keys of ``[parity]``): runs nothing.
+
+    Raises UnknownName, and BadSetting for a limit that is none.
+    """
+    version = _version(target, store)
+    own = version.spec().parity
+    asked = dict(map(_limit, limits))
+    under = replace(own, **asked, overridden=tuple(sorted({*own.overridden, *asked})))
+    facts = facts_of(version)
+    for form, saved in version.json("parity.json")["forms"].items():
+        found = rejudge(saved, under).to_json()
+        facts["forms"][form] |= {"passed": found["passed"], "parity": found}
+    return facts
+
+
+def _limit(word: str) -> tuple[str, float]:
+    key, _, value = word.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if key not in LIMITS or not 0 <= number < math.inf:
+        raise BadSetting(f"--limit {word!r}: expected KEY=NUMBER with one of the keys {', '.join(LIMITS)}")
+    return key, number
 
 
 def _version(target: str, store: Store) -> Version:

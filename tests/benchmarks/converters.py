@@ -135,7 +135,8 @@ def converted(converter: str, worker: Worker, judge: Worker, files: Sequence[Fil
         target = file.source.with_name(f"{converter.replace(', ', '-').replace(' ', '-')}.onnx")
         target.unlink(missing_ok=True)
         done = worker.ask(file.job(target))
-        yield {"model": file.name, "seconds": done.get("seconds")} | _verdict(file, target, done, judge)
+        row = {"model": file.name, "seconds": done.get("seconds")} | _verdict(file, target, done, judge)
+        yield json.loads(json.dumps(row).replace(f"{file.source.parent}/", ""))  # where it lay says nothing
     worker.stop()
 
 

@@ -200,6 +200,19 @@ def test_parity_judges_a_version_of_the_store_again_with_other_samples(
     assert again["forms"]["torch"]["passed"] is False
 
 
+def test_saved_numbers_are_judged_under_other_limits_without_running_the_model(
+    converted: tuple[Path, dict[str, Any]],
+) -> None:
+    store, facts = converted
+    error = facts["forms"]["torch"]["max_error_u"]
+    code, strict, _ = run("parity", "net@1", "--store", store, "--limit", f"max_error_u={error / 2}")
+    assert code == 3 and strict["forms"]["torch"]["passed"] is False
+    code, lenient, _ = run("parity", "net@1", "--store", store, "--limit", f"max_error_u={error * 2}")
+    assert code == 0 and lenient["forms"]["torch"]["passed"] is True
+    code, refused, _ = run("parity", "net@1", "--store", store, "--limit", "max_eror_u=1")
+    assert code == 2 and "max_error_u" in refused["error"]
+
+
 def test_models_lists_versions_and_rollback_needs_one_to_go_back_to(
     converted: tuple[Path, dict[str, Any]],
 ) -> None:
