@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx
 import onnxruntime
 
+from ..models.engines.onnx_engine import DEADLY_IN_HALF
 from ..models.errors import ExportFailed
 
 LARGE = 2**26  # bytes
@@ -24,7 +25,9 @@ options.log_severity_level = 4
 if sys.argv[2] == "plain":
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
-onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
+onnxruntime.InferenceSession(
+    sys.argv[1], options, providers=["CPUExecutionProvider"], disabled_optimizers=sys.argv[3:]
+)
 """
 
 
@@ -46,7 +49,7 @@ def check_file(path: Path, bodies: bool) -> None:
 
 def _check_elsewhere(path: Path, bodies: bool) -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-c", _CHILD, str(path), "bodies" if bodies else "plain"],
+        [sys.executable, "-P", "-c", _CHILD, str(path), "bodies" if bodies else "plain", *DEADLY_IN_HALF],
         capture_output=True, text=True, timeout=_SECONDS, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     if done.returncode < 0:

@@ -7,6 +7,7 @@ matmul, add, softmax, matmul (torch.onnx cannot export it with a free batch).
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.fx import GraphModule, Node
 from ..models.program import walk
 from .surgery import Work, fake_mode, put_in_place, traced
 
-_BATCH_NORM = torch.ops.aten.batch_norm.default
+_NORMS = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 
@@ -41,8 +42,8 @@ def written_out(program: ExportedProgram) -> ExportedProgram:
 
 
 def _work(node: Node) -> Work | None:
-    if node.target is _BATCH_NORM and _is_mixed(node):
-        return _fp32_batch_norm
+    if node.target in _NORMS and _is_mixed(node):
+        return partial(_in_fp32, node.target)
     if node.target is _ATTENTION and (node.kwargs.get("attn_mask") or node.args[3:4] not in ((), (None,))):
         return _masked_attention
     return None
@@ -53,8 +54,8 @@ def _is_mixed(node: Node) -> bool:
     return len({value.dtype for value in values}) > 1
 
 
-def _fp32_batch_norm(args: Any, kwargs: Any) -> Tensor:
-    return _BATCH_NORM(args[0].float(), *args[1:], **kwargs).to(args[0].dtype)
+def _in_fp32(norm: Any, args: Any, kwargs: Any) -> Tensor:
+    return norm(args[0].float(), *args[1:], **kwargs).to(args[0].dtype)
 
 
 def _masked_attention(args: Any, kwargs: Any) -> Tensor:

@@ -13,7 +13,7 @@ from ..models.program import runnable
 from ..models.spec import ModelSpec
 from ..models.store import Version
 from .environment import environment
-from .foreign.forms import stored_oracle
+from .foreign.forms import stored_oracle, stored_ties
 from .prove import Answers, Exam, Excuse, Taken, answers_of, judged, set_exam, take, ties_of
 from .samples import Samples
 from .verdict import ParityReport
@@ -60,6 +60,8 @@ def _whole_form(version: Version, half: Engine) -> str:
 
 
 def _excuse(version: Version, half: Engine, judging: Samples) -> Excuse | None:
+    if not version.has("whole.pt2") and version.has("whole.onnx"):
+        return stored_ties(version.file("whole.onnx"), version.spec(), half.precision, judging)
     if not version.has("whole.pt2") or all(tensor.type.is_float for tensor in version.spec().outputs):
         return None
     return ties_of(runnable(whole_program(version)), version.spec(), half.precision, judging)

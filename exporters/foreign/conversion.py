@@ -13,6 +13,7 @@ import onnx
 import onnxruntime
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
+from ...models.engines.onnx_engine import DEADLY_IN_HALF
 from ...models.errors import BadFolder, CannotConvert, ExportFailed
 from ...models.package import ModelFolder, Precision
 from ...models.spec import ModelSpec
@@ -250,5 +251,8 @@ def _session(model: ModelProto) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        model.SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=DEADLY_IN_HALF,
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import onnx
 from onnx import NodeProto
 
-from .graph import HALVES, ForeignProgram, schema_of
+from .graph import HALVES, ForeignProgram, attribute, schema_of
 from .one_node import Key, key_of, output_types, refusal
 from .op_lists import FP32_SLOTS
 
@@ -54,6 +54,8 @@ class Kernels:
         floats = [slot for slot, name in enumerate(node.input) if self.program.is_float(name)]
         if not self.slots(node):
             return f"{node.op_type} takes no {self.dtype} at opset {self.program.opset}" if floats else None
+        if node.op_type.startswith("Scatter") and attribute(node, "reduction", b"none") != b"none":
+            return f"no {self.dtype} kernel: ONNX Runtime refuses a {node.op_type} that reduces, but only when it runs"
         key = self.key(node)
         try:
             output_types(key)

@@ -30,6 +30,7 @@ from .graph import (
     walk,
 )
 from .reading import check
+from .sequences import unfold
 from .typing import value_types
 from .widening import widened
 
@@ -50,6 +51,7 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
         for graph in graphs(model.graph):
             sort(graph, path)
     model = _raise_opset(model, path, notes)
+    unfold(model)
     _refuse_what_is_not_taken(model, path)
     _close(model)
     _rename(model)

@@ -11,6 +11,8 @@ from ..errors import EngineFailed
 from .arrays import joined
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+# ONNX Runtime 1.31's default optimisation segfaults on some valid half files (Scan, a small ViT) with this fusion.
+DEADLY_IN_HALF = ["MatmulTransposeFusion"]
 
 
 class OnnxEngine:
@@ -23,7 +25,7 @@ class OnnxEngine:
 
     def __init__(self, path: Path, precision: str, device: torch.device, packed: bool = True) -> None:
         self.precision = precision
-        self._session = _session(path, device, packed)
+        self._session = _session(path, device, packed, [] if precision == "fp32" else DEADLY_IN_HALF)
         self.device = f"{device} ({self._session.get_providers()[0]})"
         self._names = [value.name for value in self._session.get_inputs()]
 
@@ -38,7 +40,9 @@ class OnnxEngine:
         del self._session
 
 
-def _session(path: Path, device: torch.device, packed: bool) -> onnxruntime.InferenceSession:
+def _session(
+    path: Path, device: torch.device, packed: bool, unfused: list[str]
+) -> onnxruntime.InferenceSession:
     provider = _PROVIDERS[device.type]
     if provider not in onnxruntime.get_available_providers():
         raise EngineFailed(
@@ -50,7 +54,9 @@ def _session(path: Path, device: torch.device, packed: bool) -> onnxruntime.Infe
     options.add_session_config_entry("session.disable_prepacking", "0" if packed else "1")
     settings = {"device_id": str(device.index or 0), "use_tf32": "0"} if device.type == "cuda" else {}
     try:
-        session = onnxruntime.InferenceSession(path, options, providers=[(provider, settings)])
+        session = onnxruntime.InferenceSession(
+            path, options, providers=[(provider, settings)], disabled_optimizers=unfused
+        )
     except Exception as error:
         raise EngineFailed(f"ONNX Runtime cannot load {path}: {str(error)[:800]}") from error
     if session.get_providers()[0] != provider:

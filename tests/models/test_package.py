@@ -56,7 +56,7 @@ def test_every_documented_key_is_read(tmp_path: Path) -> None:
     assert spec.inputs[1].shape == (Dim(), Dim(2, 512, "length"))
     assert (spec.outputs[0].kind, spec.outputs[0].labels) == ("logits", ("no", "yes"))
     overridden = ("max_error_u", "max_flips", "min_slice_sqnr_db", "min_sqnr_db")
-    assert spec.parity == ParityLimits(8.0, 40.5, 0.0, 0.25, overridden)
+    assert spec.parity == ParityLimits(8.0, 40.5, 0.0, 0.25, overridden=overridden)
     assert spec.batching == Batching(500, 1)
 
 

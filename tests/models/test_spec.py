@@ -118,7 +118,7 @@ def test_a_spec_is_the_same_after_json() -> None:
         (TensorSpec("y", "BF16", (Dim(), Dim(2, 2)), "logits", ("no", "yes")),),
         max_batch_size=0,
         form="onnx",
-        parity=ParityLimits(8.0, 40.0, 20.0, 0.1, ("max_error_u",)),
+        parity=ParityLimits(8.0, 40.0, 20.0, 0.1, overridden=("max_error_u",)),
         batching=Batching(100, 7),
     )
     assert ModelSpec.from_json(json.loads(json.dumps(model.to_json()))) == model

@@ -103,13 +103,17 @@ def test_scores_that_die_behind_large_boxes_are_refused_by_the_slice_rule(tmp_pa
     ins, outs = [tensor("x", "FP32", [-1, 16])], [tensor("y", "FP32", [-1, 5])]
     samples = samples_of({"x": [16]}, 24)
     folder = write_folder(tmp_path / "dead", DEAD_CHANNEL, inputs=ins, outputs=outs, samples=samples)
-    code, facts, _ = run("convert", folder, "--store", tmp_path / "store", "--form", "torch")
+    store = tmp_path / "store"
+    code, facts, _ = run("convert", folder, "--store", store, "--form", "torch", "--level", "O3")
     assert code == 3
     form = facts["forms"]["torch"]
     assert form["max_error_u"] <= 4.0, "the largest error alone would have let it pass"
-    version = Store(tmp_path / "store").version("dead", facts["version"])
-    failures = version.json("parity.json")["forms"]["torch"]["failures"]
+    failures = (
+        Store(store).version("dead", facts["version"]).json("parity.json")["forms"]["torch"]["failures"]
+    )
     assert [failure["rule"] for failure in failures] == ["slice_sqnr"]
+    code, facts, _ = run("convert", folder, "--store", store, "--form", "torch", "--level", "O3", "--search")
+    assert code == 0 and facts["forms"]["torch"]["kept"], "the search finds what they need"
 
 
 def test_a_model_that_cannot_be_captured_ends_with_exit_4_and_its_own_traceback(tmp_path: Path) -> None:
