@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, InlinePass, RemoveUnusedOpsetsPass
@@ -78,4 +79,24 @@ def _save(model: ir.Model, path: Path, data: Path) -> None:
     weights = sum(
         value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value
     )
-    ir.save(model, path, external_data=data.name if weights >= SELF_CONTAINED_BELOW else None)
+    if weights >= SELF_CONTAINED_BELOW:
+        ir.save(model, path, external_data=data.name)
+    else:
+        _save_streaming(model, path)
+
+
+def _save_streaming(model: ir.Model, path: Path) -> None:
+    """One file, holding one weight at a time in memory.
+
+    A protobuf message may be written in pieces: readers merge a sub-message that comes again, and append its
+    repeated fields (protobuf encoding, "Last One Wins"). So each weight is a piece with a graph of its own.
+    """
+    weights = list(model.graph.initializers.items())
+    model.graph.initializers.clear()
+    with path.open("wb") as file:
+        file.write(ir.serde.serialize_model(model).SerializeToString())
+        for _, value in weights:
+            assert value.const_value is not None
+            piece = onnx.ModelProto()
+            piece.graph.initializer.append(ir.serde.serialize_tensor(value.const_value))
+            file.write(piece.SerializeToString())

@@ -33,7 +33,7 @@ Excuse = Callable[
 
 SEEN_AT_ONCE = 64  # rows of a batch in which ties are looked for
 SMALL_BATCHES = 4  # of each size below the largest; one each for a model that would need longer than
-SMALL_SECONDS = 5.0  # this for them all
+SMALL_SECONDS = 2.0  # this for them all
 MAX_JUDGED = 2048
 TRUE_KERNELS_SECONDS = 5.0  # above this the bulk is judged by emulation
 SAME_IN_FP32 = (
