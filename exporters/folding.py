@@ -2,6 +2,7 @@
 
 import copy
 import operator
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +19,9 @@ SHARED = "__half"  # suffix of the half copy of a weight that FP32 nodes read as
 
 def duplicate(module: GraphModule) -> GraphModule:
     """A copy that shares weights and bodies: its graph and its names may be changed."""
-    return GraphModule(module, copy.deepcopy(module.graph))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about what its graphs hold
+        return GraphModule(module, copy.deepcopy(module.graph))
 
 
 def fold_constants(module: GraphModule, foldable: Callable[[Node], bool]) -> GraphModule:

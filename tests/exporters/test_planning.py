@@ -7,6 +7,7 @@ import pytest
 import torch
 from halfeven.exporters.maker import SHARES
 from halfeven.exporters.planning import Planner
+from halfeven.exporters.rehearsal import SHAKEN
 from halfeven.exporters.samples import Samples
 from halfeven.exporters.subject import Subject
 from halfeven.models.package import Precision
@@ -122,3 +123,26 @@ def test_the_samples_that_judge_are_not_those_that_choose() -> None:
     _, judging = made._subject.samples.split()
     judged = torch.from_numpy(judging.arrays["x"].copy())
     assert not (seen[:, None] == judged[None]).all(-1).any()
+
+
+def test_a_plan_is_tried_on_copies_of_its_samples_that_are_moved_a_little() -> None:
+    made = planner(Healthy())
+    assert made.course is not None
+    real = [q.inputs[0] for q in made.course.rehearsal.questions if not q.name]
+    seen, moved = torch.cat(real[:2]), torch.cat(real[2:])
+    assert len(moved) == SHAKEN * len(seen)
+    gap = (moved.reshape(SHAKEN, *seen.shape) - seen).std()
+    assert 0.05 < gap < 0.2, "a tenth of what samples spread over, which is about 1"
+
+
+def test_ids_are_never_moved() -> None:
+    torch.manual_seed(1)
+    tokens = torch.randint(0, 32, (32, 6))
+    model = whole(nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 4)), {"input": tokens})
+    subject = Subject(
+        model.program, model.spec, Samples({"input": tokens.numpy()}), Precision(), ("torch",), Path(), {}
+    )
+    planning, _ = subject.samples.split()
+    made = Planner(subject, planning, model.example, lambda _: None)
+    assert made.course is not None
+    assert sum(len(q.samples) for q in made.course.rehearsal.questions if not q.name) == planning.count
