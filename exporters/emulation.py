@@ -88,7 +88,9 @@ class Emulation(Interpreter):
     def _read(self, node: Node) -> tuple[Any, Any]:
         """A node's arguments: half where it reads half, and no half dtype asked for by name."""
         name = self._prefix + node.name
-        reads, gives_half = self._dtypes.reads.get(name, {}), self._dtypes.is_half(name)
+        reads = self._dtypes.reads.get(name, {})
+        gives_half = self._dtypes.is_half(name) and not isinstance(node.target, HigherOrderOperator)
+        compares = self._dtypes.out.get(name) == (torch.bool,) and self._dtypes.half in reads.values()
 
         def load(source: Node) -> Any:
             value = self.env[source]
@@ -97,8 +99,9 @@ class Emulation(Interpreter):
             known = self._prefix + source.name
             if self._dtypes.half in self._dtypes.out[known]:
                 return value  # was rounded when it was made
-            # a promoting op takes a tensor without dimensions in the dtype of the others
-            promoted = gives_half and value.ndim == 0 and not isinstance(node.target, HigherOrderOperator)
+            # promotion takes a tensor without dimensions in the dtype of the others (so do a GPU's kernels; a
+            # CPU's arithmetic reads it as a scalar in FP32, its comparisons do not)
+            promoted = (compares or gives_half) and value.ndim == 0
             return self._half(source, value) if promoted or reads.get(known) == self._dtypes.half else value
 
         args, kwargs = map_arg((node.args, node.kwargs), load)

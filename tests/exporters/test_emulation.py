@@ -162,18 +162,33 @@ def test_a_half_that_is_changed_in_place_is_rounded_where_it_stands() -> None:
     assert torch.equal(emulated, true_half(model, Precision(), x)[0])
 
 
-def test_a_constant_without_dimensions_is_as_small_as_half_makes_it() -> None:
-    """``half + tensor(1e-8)`` adds nothing: promotion takes the constant in half."""
+def with_constant(forward: object, value: float) -> Whole:
+    module = net(forward, linear=nn.Linear(4, 4))
+    module.register_buffer("constant", torch.tensor(value))
+    return whole(module, {"x": torch.randn(4, 4)})
+
+
+def test_a_constant_that_half_is_compared_with_is_as_small_as_half_makes_it() -> None:
+    """``0 >= 1e-9`` is true in half, where 1e-9 is 0."""
 
     def forward(self: nn.Module, x: Tensor) -> Tensor:
-        hidden = self.get_submodule("linear")(x) * 0.0
-        return 1e-6 / (hidden + self.get_buffer("eps"))
+        return (self.get_submodule("linear")(x) * 0.0 >= self.get_buffer("constant")).float()
 
-    module = net(forward, linear=nn.Linear(4, 4))
-    module.register_buffer("eps", torch.tensor(1e-8))
-    model = whole(module, {"x": torch.randn(4, 4)})
-    assert emulate(model, Precision(), torch.randn(2, 4))[0].isinf().all()
-    assert emulate(model, Precision(), torch.randn(2, 4), mantissa=True)[0].isfinite().all()
+    model, x = with_constant(forward, 1e-9), torch.randn(2, 4)
+    assert not model.run(x)[0].any()
+    assert emulate(model, Precision(), x)[0].all()
+    assert torch.equal(emulate(model, Precision(), x)[0], true_half(model, Precision(), x)[0])
+
+
+def test_a_constant_beyond_half_is_infinite_as_on_a_gpu() -> None:
+    """A CPU's kernels read it as a scalar in FP32; a plan is made for both."""
+
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        return self.get_submodule("linear")(x) * 1e-3 * self.get_buffer("constant")
+
+    model, x = with_constant(forward, 1e5), torch.randn(2, 4)
+    assert emulate(model, Precision(), x)[0].isinf().all()
+    assert emulate(model, Precision(), x, mantissa=True)[0].isfinite().all()
 
 
 class Choosing(nn.Module):

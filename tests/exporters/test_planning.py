@@ -5,12 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from halfeven.exporters.dtypes import Dtypes
 from halfeven.exporters.maker import SHARES
-from halfeven.exporters.planning import Planner
-from halfeven.exporters.rehearsal import SHAKEN
+from halfeven.exporters.plan import PrecisionPlan
+from halfeven.exporters.planning import Planner, search
+from halfeven.exporters.rehearsal import SHAKEN, Rehearsal
 from halfeven.exporters.samples import Samples
+from halfeven.exporters.search import Score
 from halfeven.exporters.subject import Subject
 from halfeven.models.package import Precision
+from halfeven.models.spec import ParityLimits
 from torch import Tensor, nn
 
 from tests.programs import Whole, whole
@@ -146,3 +150,25 @@ def test_ids_are_never_moved() -> None:
     made = Planner(subject, planning, model.example, lambda _: None)
     assert made.course is not None
     assert sum(len(q.samples) for q in made.course.rehearsal.questions if not q.name) == planning.count
+
+
+def test_what_a_search_finds_is_held_to_stricter_limits_than_the_lists_alone() -> None:
+    made = planner(Gate())
+    assert made.course is not None
+    course, asked = made.course, list[tuple[int, float]]()
+
+    class Listening(Rehearsal):
+        def __init__(self) -> None:
+            pass
+
+        def dtypes(self, plan: PrecisionPlan) -> Dtypes:
+            return course.rehearsal.dtypes(plan)
+
+        def score(self, plan: PrecisionPlan, limits: ParityLimits) -> Score:
+            asked.append((len(plan.kept) - len(course.plan.kept), limits.max_error_u))
+            return course.rehearsal.score(plan, limits)
+
+    limits = ParityLimits(max_error_u=4.0), ParityLimits(max_error_u=3.0)
+    search(course.module, course.plan, Listening(), limits, [], lambda _: None)
+    assert {limit for kept, limit in asked if kept == 0} == {4.0}
+    assert {limit for kept, limit in asked if kept > 0} == {3.0}
