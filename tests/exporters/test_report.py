@@ -230,7 +230,7 @@ FINDINGS = {
                 "sentinels": 0,
             }
         ],
-        "guards": [{"node": "add_3", "value": 1e-8}],
+        "guards": [{"node": "add_3", "constant": 1e-8}],
     },
     "weights": {"tensors": 7, "worst": [{"name": "head.weight", "worst_error": 0.25, "reason": "kept"}]},
     "casts": {
