@@ -112,3 +112,18 @@ def test_the_worst_sample_is_told_with_what_was_in_it(random):
 
 def test_an_exact_answer_has_no_worst_sample(random):
     assert worst_sample(report(random, 0.0), Samples({"x": np.zeros((20, 3), np.float32)})) == {}
+
+
+def test_of_several_outputs_the_one_that_errs_most_of_its_limit_is_told(random):
+    outputs = tuple(TensorSpec(name, "FP32", (Dim(), Dim(5, 5))) for name in ("a", "b", "c"))
+    spec = ModelSpec("m", SPEC.inputs, outputs)
+    whole = random.uniform(-1, 1, (20, 5)).astype(np.float32)
+    whole[0, 0] = 1.0
+    halves = {name: whole.copy() for name in "abc"}
+    for name, sample, error_u in (("a", 3, 0.5), ("b", 11, 3.0), ("c", 5, 1.0)):
+        halves[name][sample, 2] += np.float32(error_u * U)
+    found = judge(spec, "fp16", [Trial(tuple(range(20)), dict.fromkeys("abc", whole), halves)])
+    told = worst_sample(found, Samples({"x": np.zeros((20, 3), np.float32)}))
+    assert (told["output"], told["sample"]) == ("b", 11)
+    assert found.max_error_u == max(output.max_error_u for output in found.outputs) > 2.9
+    assert found.sqnr_db == min(output.sqnr_db for output in found.outputs) == found.outputs[1].sqnr_db

@@ -299,6 +299,23 @@ def test_free_dimensions_reach_their_bounds_or_twice_what_was_seen(random):
     assert made["shortest"]["x"].shape == (4, 1, 3) and made["longest"]["x"].shape == (4, 14, 3)
 
 
+def test_a_longer_input_repeats_the_sample_up_to_a_bound_that_is_more_than_twice_as_long(random):
+    spec = ModelSpec("m", (tensor("ids", "INT64", -1, "1..90"),), (tensor("y", "FP32", -1),))
+    ids = random.permutation(4 * 7).reshape(4, 7)
+    longest = named(spec, Samples({"ids": ids}))["longest"]["ids"]
+    assert longest.shape == (4, 90) and np.array_equal(longest, ids[:, np.arange(90) % 7])
+
+
+def test_a_mask_of_numbers_is_padded_and_never_scaled(random):
+    spec = ModelSpec(
+        "m", (tensor("x", "FP32", -1, 5), tensor("mask", "FP32", -1, 5)), (tensor("y", "FP32", -1),)
+    )
+    mask = np.ones((6, 5), np.float32)
+    made = named(spec, Samples({"x": random.standard_normal((6, 5)).astype(np.float32), "mask": mask}))
+    assert all((arrays["mask"] == 1).all() for name, arrays in made.items() if name != "padded masks")
+    assert set(np.unique(made["padded masks"]["mask"])) == {0.0, 1.0}
+
+
 def test_padded_masks_differ_by_row_and_leave_at_least_one(random):
     mask = named(ENCODER, Samples(encoder_arrays(random, 5)))["padded masks"]["attention_mask"]
     lengths = mask.sum(axis=1)
