@@ -122,7 +122,7 @@ def test_of_several_outputs_the_one_that_errs_most_of_its_limit_is_told(random):
     halves = {name: whole.copy() for name in "abc"}
     for name, sample, error_u in (("a", 3, 0.5), ("b", 11, 3.0), ("c", 5, 1.0)):
         halves[name][sample, 2] += np.float32(error_u * U)
-    found = judge(spec, "fp16", [Trial(tuple(range(20)), dict.fromkeys("abc", whole), halves)])
+    found = judge(spec, "fp16", [Trial(tuple(range(20)), {name: whole.copy() for name in "abc"}, halves)])
     told = worst_sample(found, Samples({"x": np.zeros((20, 3), np.float32)}))
     assert (told["output"], told["sample"]) == ("b", 11)
     assert found.max_error_u == max(output.max_error_u for output in found.outputs) > 2.9
