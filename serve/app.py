@@ -216,7 +216,7 @@ def _add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout
         served = roster.find(m, v)
         body = await read_body(request.scope["headers"], request.receive, max_body_bytes, body_timeout_s)
         asked = read_predict(served.spec, body)
-        answer = await answer_or_leave(served.batcher.submit(asked.arrays, asked.rows), request.receive)
+        answer = await answer_or_leave(served.submit(asked.arrays, asked.rows), request.receive)
         response = Response(write_predict(served.spec, answer.outputs), media_type="application/json")
         response.raw_headers.extend(answer_headers(answer))
         return response

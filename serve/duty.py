@@ -19,6 +19,9 @@ class OnDuty:
     """One version, loaded, proven on this device and warm.
 
     ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``fp16-unproven``; ``reason`` says why it is that one.
+    ``whole`` is the FP32 original beside a half: it answers again where a half's row is not finite, and checks
+    samples of live traffic. ``useful_rows`` is the batch above which more rows bring no more throughput here
+    (0: not measured).
     """
 
     version: str
@@ -26,13 +29,35 @@ class OnDuty:
     precision: str
     engine: Engine
     reason: str = ""
+    whole: Engine | None = None
+    useful_rows: int = 0
+
+
+@dataclass(slots=True, eq=False, frozen=True)
+class Terms:
+    """What a caller asks for beside the answer itself. Most ask for nothing: `NO_TERMS`.
+
+    ``priority`` 1 is served before 2 (0: the server's default, which is 2). ``timeout_ns``: how long the request
+    may wait before its batch begins (0: for ever). ``deterministic``: the answer may not depend on who shares the
+    batch. ``key`` keeps one caller on one version while a canary runs (the request's id).
+    """
+
+    priority: int = 0
+    timeout_ns: int = 0
+    deterministic: bool = False
+    key: str | None = None
+
+
+NO_TERMS = Terms()
 
 
 @dataclass(slots=True, eq=False)
 class Answer:
     """One request's share of a batch: outputs in the spec's order, by whom, and what it cost.
 
-    ``queue_ns`` is the wait before the batch began, ``compute_ns`` the batch's run, ``batch_rows`` its rows.
+    ``queue_ns`` is the wait before the batch began, ``assemble_ns`` the time to join the batch's inputs (where
+    the engine tells it apart), ``compute_ns`` the batch's run, ``batch_rows`` its rows (padding left out).
+    ``rescued`` is how many of this request's rows the FP32 whole had to answer.
     """
 
     outputs: list[np.ndarray]
@@ -40,6 +65,13 @@ class Answer:
     queue_ns: int
     compute_ns: int
     batch_rows: int
+    assemble_ns: int = 0
+    rescued: int = 0
+
+    @property
+    def precision(self) -> str:
+        """The word that the answer shows."""
+        return "fp32-rescued" if self.rescued else self.duty.precision
 
 
 class Statistics(TypedDict, total=False):
@@ -63,10 +95,12 @@ class Statistics(TypedDict, total=False):
 class Submit(Protocol):
     """The batcher as its callers see it."""
 
-    def submit(self, arrays: Sequence[np.ndarray], rows: int) -> asyncio.Future[Answer]:
+    def submit(
+        self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
+    ) -> asyncio.Future[Answer]:
         """Queue one checked request (arrays in the spec's order). A caller who leaves cancels the future.
 
-        Raises Overloaded where the queue is full, NotReady where nothing is on duty or the server drains.
+        Raises Overloaded where it would wait too long, NotReady where nothing is on duty or the server drains.
         """
         ...
 
@@ -82,6 +116,12 @@ class Served(Protocol):
 
     @property
     def batcher(self) -> Submit: ...
+
+    def submit(
+        self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
+    ) -> asyncio.Future[Answer]:
+        """Queue one checked request with the version that is to answer it (on duty, or a canary)."""
+        ...
 
     @property
     def duty(self) -> OnDuty: ...

@@ -64,7 +64,7 @@ class InferFront:
         body = await read_body(headers, receive, self._max_body_bytes, self._body_timeout_s)
         codec = self._codec(served)
         request = codec.read(body, header_length)
-        answer = await answer_or_leave(served.batcher.submit(request.arrays, request.rows), receive)
+        answer = await answer_or_leave(served.submit(request.arrays, request.rows), receive)
         duty = answer.duty
         response = codec.write(request, answer.outputs, duty.version, _parameters(duty))
         if response.header_length is None:

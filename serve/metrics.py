@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from ..models.spec import ModelSpec
 from .duty import OnDuty
-from .tally import BOUNDS_NS, Tally
+from .batching.tally import BOUNDS_NS, Tally
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _LABELS = ("model", "version")

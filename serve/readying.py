@@ -21,7 +21,7 @@ from ..models.engines.torch_engine import median_seconds
 from ..models.errors import EngineFailed, HalfevenError, NotReady
 from ..models.spec import ModelSpec
 from ..models.store import Version
-from .device import DeviceThread
+from .batching.device import DeviceThread
 from .duty import OnDuty
 
 logger = logging.getLogger("halfeven.roster")

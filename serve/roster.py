@@ -8,14 +8,17 @@ import asyncio
 import gc
 import logging
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+
+import numpy as np
 
 from ..models.errors import HalfevenError, NotReady, UnknownName
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version
-from .batcher import Batcher
-from .duty import OnDuty, Statistics
+from .batching.batcher import Batcher
+from .duty import NO_TERMS, Answer, OnDuty, Statistics, Terms
 from .readying import Place, make_ready
 
 logger = logging.getLogger("halfeven.roster")
@@ -28,6 +31,12 @@ class ServedModel:
 
     name: str
     batcher: Batcher
+
+    def submit(
+        self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
+    ) -> asyncio.Future[Answer]:
+        """Queue one checked request with the version that is to answer it."""
+        return self.batcher.submit(arrays, rows, terms)
 
     @property
     def spec(self) -> ModelSpec:

@@ -19,7 +19,7 @@ from ..models.engines.torch_engine import use_true_fp32
 from ..models.errors import BadSetting, HalfevenError
 from ..models.store import Store
 from .app import build_app
-from .device import DeviceThread
+from .batching.device import DeviceThread
 from .finetune.api import router
 from .finetune.files import Files
 from .finetune.ledger import Ledger

@@ -14,7 +14,7 @@ from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.duty import OnDuty
 from halfeven.serve.metrics import metrics_text, new_registry
 from halfeven.serve.settings import Settings
-from halfeven.serve.tally import Tally
+from halfeven.serve.batching.tally import Tally
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKER = ROOT / "docker"

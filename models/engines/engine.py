@@ -42,3 +42,25 @@ class Engine(Protocol):
     def close(self) -> None:
         """Give the memory back."""
         ...
+
+
+class Launched(Protocol):
+    """A batch on its way on a device."""
+
+    def wait(self) -> list[np.ndarray]:
+        """Its outputs, as ``run`` gives them; blocks until they are here. Raises what the run raised."""
+        ...
+
+
+class Launching(Engine, Protocol):
+    """An engine that takes the next batch while one is computing: copies in and computing overlap.
+
+    ``run(parts)`` is ``launch(parts).wait()``. At most ``in_flight`` batches are launched and not yet waited for.
+    """
+
+    @property
+    def in_flight(self) -> int: ...
+
+    def launch(self, parts: Sequence[Sequence[np.ndarray]]) -> Launched:
+        """Begin one batch and return at once."""
+        ...

@@ -13,7 +13,7 @@ from halfeven.models.engines.live_engine import LiveEngine
 from halfeven.models.errors import BadInput, EngineFailed
 from halfeven.models.store import LIVE, REFUSED, Store
 from halfeven.serve import readying
-from halfeven.serve.device import DeviceThread
+from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.finetune.admission import Admission
 from halfeven.serve.readying import Place, make_ready
 

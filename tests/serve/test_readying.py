@@ -10,7 +10,7 @@ import torch
 from halfeven.exporters.samples import Samples
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve import readying
-from halfeven.serve.device import DeviceThread
+from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.readying import Place
 
 SPEC = ModelSpec("net", (TensorSpec("x", "FP32", (Dim(),)),), (TensorSpec("y", "FP32", (Dim(),)),), 4)

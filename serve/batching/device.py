@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from ..models.errors import NotReady
+from ...models.errors import NotReady
 
 logger = logging.getLogger("halfeven.device")
 T = TypeVar("T")

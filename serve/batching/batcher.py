@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ..models.errors import BadRequest, EngineFailed, NotReady, Overloaded
-from ..models.spec import ModelSpec
+from ...models.errors import BadRequest, EngineFailed, NotReady, Overloaded
+from ...models.spec import ModelSpec
 from .device import DeviceThread
-from .duty import Answer, OnDuty, Statistics
+from ..duty import NO_TERMS, Answer, OnDuty, Statistics, Terms
 from .execution import Execution, Outcome
 from .request_queue import Request, RequestQueue
 from .tally import Tally
@@ -68,7 +68,9 @@ class Batcher:
         """Requests accepted whose batch has not begun: derived from two counts with one writer each."""
         return self._accepted - self._queue.taken
 
-    def submit(self, arrays: Sequence[np.ndarray], rows: int) -> asyncio.Future[Answer]:
+    def submit(
+        self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
+    ) -> asyncio.Future[Answer]:
         """Queue one checked request: C-contiguous arrays in the spec's order, ``rows`` along the first axis.
 
         Who leaves cancels the future. It raises EngineFailed where this request alone makes the engine fail.

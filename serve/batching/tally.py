@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .duty import Statistics
+from ..duty import Statistics
 
 # Upper bounds in nanoseconds, 1 µs to 10 s; one more bucket takes what lies above.
 _SCALES_NS = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .duty import Answer
+from ..duty import Answer
 
 Shapes = tuple[tuple[int, ...], ...]
 

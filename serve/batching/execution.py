@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..models.errors import EngineFailed
-from ..models.spec import ModelSpec
-from .duty import Answer, OnDuty
+from ...models.errors import EngineFailed
+from ...models.spec import ModelSpec
+from ..duty import Answer, OnDuty
 from .request_queue import Request
 from .tally import Tally
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from halfeven.models.errors import NotReady
-from halfeven.serve.device import Bell, DeviceThread
+from halfeven.serve.batching.device import Bell, DeviceThread
 
 
 class Turns:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from halfeven.models.errors import BadRequest, EngineFailed, NotReady, Overloaded
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
-from halfeven.serve.batcher import Batcher
-from halfeven.serve.device import DeviceThread
+from halfeven.serve.batching.batcher import Batcher
+from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.duty import Answer, OnDuty
 from hypothesis import given, settings
 from hypothesis import strategies as st
