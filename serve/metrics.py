@@ -14,8 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ..models.spec import ModelSpec
-from .duty import OnDuty
 from .batching.tally import BOUNDS_NS, Tally
+from .duty import OnDuty
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _LABELS = ("model", "version")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import yaml
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.serve.batching.tally import Tally
 from halfeven.serve.duty import OnDuty
 from halfeven.serve.metrics import metrics_text, new_registry
 from halfeven.serve.settings import Settings
-from halfeven.serve.batching.tally import Tally
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKER = ROOT / "docker"

@@ -17,8 +17,8 @@ import numpy as np
 
 from ...models.errors import BadRequest, EngineFailed, NotReady, Overloaded
 from ...models.spec import ModelSpec
-from .device import DeviceThread
 from ..duty import NO_TERMS, Answer, OnDuty, Statistics, Terms
+from .device import DeviceThread
 from .execution import Execution, Outcome
 from .request_queue import Request, RequestQueue
 from .tally import Tally

@@ -12,9 +12,9 @@ from halfeven.models.errors import EngineFailed, Overloaded
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
+from halfeven.serve.batching.tally import BOUNDS_NS, Tally
 from halfeven.serve.duty import OnDuty
 from halfeven.serve.metrics import metrics_text, new_registry
-from halfeven.serve.batching.tally import BOUNDS_NS, Tally
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
