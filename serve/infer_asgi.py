@@ -3,23 +3,36 @@
 POST /v2/models/{m}[/versions/{v}]/infer is answered here; everything else passes through untouched.
 """
 
+import asyncio
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .border import NotOffered, body_for, body_of, retry_after_of, status_of
 from .caller import CallerLeft, answer_or_leave, read_body
 from .duty import Answer, OnDuty, Roster, Served
-from .protocol.infer import InferCodec
+from .protocol.infer import InferCodec, InferRequest
 
 MAX_BODY_BYTES = 64 * 2**20  # Triton's default
 _LOG = logging.getLogger(__name__)
 Headers = list[tuple[bytes, bytes]]
 
 
+class Begun(NamedTuple):
+    """A request on its way: who reads and writes it, what it asked, and its answer to come."""
+
+    codec: InferCodec
+    request: InferRequest
+    future: asyncio.Future[Answer]
+
+
 class InferFront:
-    """An ASGI application around another one."""
+    """An ASGI application around another one.
+
+    `begin` and `finish` do the work without awaiting anything, so that `hot_protocol.py` can call them straight
+    from the HTTP parser; ``__call__`` is the same for any ASGI server.
+    """
 
     def __init__(
         self,
@@ -53,20 +66,32 @@ class InferFront:
         except CallerLeft:
             return
         except Exception as error:
-            status, headers, body = _refusal(error)
+            status, headers, body = refusal(error)
         await _send(send, status, headers, body)
 
     async def _infer(
         self, asked: tuple[str, str | None], headers: Headers, receive: Receive
     ) -> tuple[Headers, bytes]:
-        served = self._roster.find(*asked)
+        served = self.find(asked)
         header_length = _header_length(headers)
         body = await read_body(headers, receive, self._max_body_bytes, self._body_timeout_s)
+        begun = self.begin(served, header_length, body)
+        return self.finish(begun, await answer_or_leave(begun.future, receive))
+
+    def find(self, asked: tuple[str, str | None]) -> Served:
+        """The model that is to answer. Raises UnknownName, NotReady."""
+        return self._roster.find(*asked)
+
+    def begin(self, served: Served, header_length: str | None, body: bytes) -> "Begun":
+        """Read a whole body and queue what it asks. Raises BadRequest, Overloaded, NotReady."""
         codec = self._codec(served)
         request = codec.read(body, header_length)
-        answer = await answer_or_leave(served.submit(request.arrays, request.rows), receive)
+        return Begun(codec, request, served.submit(request.arrays, request.rows))
+
+    def finish(self, begun: "Begun", answer: Answer) -> tuple[Headers, bytes]:
+        """The response's headers (content length left out) and body."""
         duty = answer.duty
-        response = codec.write(request, answer.outputs, duty.version, _parameters(duty))
+        response = begun.codec.write(begun.request, answer.outputs, duty.version, _parameters(duty))
         if response.header_length is None:
             return [(b"content-type", b"application/json"), *answer_headers(answer)], response.body
         return [
@@ -127,7 +152,7 @@ def answer_headers(answer: Answer) -> Headers:
     ]
 
 
-def _refusal(error: Exception) -> tuple[int, Headers, bytes]:
+def refusal(error: Exception) -> tuple[int, Headers, bytes]:
     status = status_of(error)
     if status == 500:
         _LOG.error("an infer request failed", exc_info=error)
