@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .border import NotOffered, body_for, body_of, retry_after_of, status_of
+from .border import NotOffered, SlowBody, body_for, body_of, retry_after_of, status_of
 from .caller import CallerLeft, answer_or_leave, read_body
 from .duty import Answer, OnDuty, Roster, Served
 from .protocol.infer import InferCodec, InferRequest
@@ -43,8 +43,9 @@ class InferFront:
     ) -> None:
         self._app = app
         self._roster = roster
-        self._max_body_bytes = max_body_bytes
-        self._body_timeout_s = body_timeout_s
+        self.max_body_bytes = max_body_bytes
+        self.body_timeout_s = body_timeout_s
+        self.urls: dict[bytes, tuple[str, str | None] | None] = {}  # `hot_protocol.py` remembers paths here
         self._codecs: dict[str, InferCodec] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,7 +75,7 @@ class InferFront:
     ) -> tuple[Headers, bytes]:
         served = self.find(asked)
         header_length = _header_length(headers)
-        body = await read_body(headers, receive, self._max_body_bytes, self._body_timeout_s)
+        body = await read_body(headers, receive, self.max_body_bytes, self.body_timeout_s)
         begun = self.begin(served, header_length, body)
         return self.finish(begun, await answer_or_leave(begun.future, receive))
 
@@ -100,6 +101,12 @@ class InferFront:
             *answer_headers(answer),
         ], response.body
 
+    def slow_body(self) -> SlowBody:
+        """What a body that takes too long is answered with."""
+        return SlowBody(
+            f"the request's body did not arrive within {self.body_timeout_s:g} s; send it faster"
+        )
+
     def _codec(self, served: Served) -> InferCodec:
         """One per model, made again where a version came with a new signature."""
         codec = self._codecs.get(served.name)
@@ -112,7 +119,12 @@ def _asked(scope: Scope) -> tuple[str, str | None] | None:
     """The model's name and perhaps version where the path is the infer route's (percent-decoded already)."""
     if scope["type"] != "http" or not scope["path"].endswith("/infer"):
         return None
-    match scope["path"].removeprefix(scope.get("root_path", "")).split("/"):
+    return asked_of(scope["path"].removeprefix(scope.get("root_path", "")))
+
+
+def asked_of(path: str) -> tuple[str, str | None] | None:
+    """The model's name and perhaps version where the path is the infer route's."""
+    match path.split("/"):
         case ["", "v2", "models", name, "infer"] if name:
             return name, None
         case ["", "v2", "models", name, "versions", version, "infer"] if name and version:

@@ -25,6 +25,7 @@ from .finetune.files import Files
 from .finetune.ledger import Ledger
 from .finetune.supervisor import Supervisor
 from .history import history_of
+from .hot_protocol import HotProtocol
 from .infer_asgi import InferFront
 from .metrics import metrics_text, new_registry
 from .readying import Place
@@ -70,7 +71,8 @@ def serve(settings: Settings, store: Store, say: Say) -> None:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=HotProtocol,
+        proxy_headers=False,  # nobody here asks for the caller's address
         lifespan="on",
         access_log=False,
         log_level="warning",

@@ -14,6 +14,7 @@ from halfeven.models.errors import HalfevenError, NotReady, UnknownName
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.app import History, build_app
 from halfeven.serve.duty import Answer, OnDuty, Statistics
+from halfeven.serve.hot_protocol import HotProtocol
 from halfeven.serve.infer_asgi import InferFront
 
 DIGEST = "0123456789abcdef" * 4
@@ -171,7 +172,10 @@ def server(serving: tuple[FakeRoster, str], roster: FakeRoster) -> str:
 @contextmanager
 def running(app: Any) -> Iterator[str]:
     """A uvicorn server in a thread, as uvicorn's own tests run it; ready when entered, gone when left."""
-    config = uvicorn.Config(app, port=0, log_level="error", access_log=False, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        app, port=0, http=HotProtocol, log_level="error", access_log=False, timeout_graceful_shutdown=1,
+        proxy_headers=False,
+    )  # fmt: skip
     server = uvicorn.Server(config)
     started = threading.Event()
     startup = server.startup
