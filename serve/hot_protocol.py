@@ -9,6 +9,7 @@ Source: uvicorn.protocols.http.httptools_impl.HttpToolsProtocol, whose callbacks
 """
 
 import asyncio
+from time import perf_counter_ns
 from typing import Any, cast
 
 from uvicorn.config import Config
@@ -205,12 +206,14 @@ class HotProtocol(HttpToolsProtocol):
                 self.transport.close()
             return
         assert self._front is not None
+        began_ns = perf_counter_ns()
         try:
             headers, body = self._front.finish(begun, future.result())
             status = 200
         except Exception as error:
             status, headers, body = refusal(error)
         self._respond(hot, status, headers, body)
+        begun.written.add(perf_counter_ns() - began_ns)
 
     def _respond(self, hot: HotCycle, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """Head and body in one write. The headers are ours alone, so uvicorn's search for bad ones is left out."""

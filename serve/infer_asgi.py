@@ -5,10 +5,12 @@ POST /v2/models/{m}[/versions/{v}]/infer is answered here; everything else passe
 
 import asyncio
 import logging
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from .batching.tally import Phase
 from .border import NotOffered, SlowBody, body_for, body_of, retry_after_of, status_of
 from .caller import CallerLeft, answer_or_leave, read_body
 from .duty import Answer, OnDuty, Roster, Served
@@ -25,6 +27,7 @@ class Begun(NamedTuple):
     codec: InferCodec
     request: InferRequest
     future: asyncio.Future[Answer]
+    written: Phase  # what its writing takes is added here
 
 
 class InferFront:
@@ -40,12 +43,14 @@ class InferFront:
         roster: Roster,
         max_body_bytes: int = MAX_BODY_BYTES,
         body_timeout_s: float = 30.0,
+        written: dict[str, Phase] | None = None,
     ) -> None:
         self._app = app
         self._roster = roster
         self.max_body_bytes = max_body_bytes
         self.body_timeout_s = body_timeout_s
         self.urls: dict[bytes, tuple[str, str | None] | None] = {}  # `hot_protocol.py` remembers paths here
+        self.written = {} if written is None else written  # by model, for as long as the server lives
         self._codecs: dict[str, InferCodec] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,7 +82,11 @@ class InferFront:
         header_length = _header_length(headers)
         body = await read_body(headers, receive, self.max_body_bytes, self.body_timeout_s)
         begun = self.begin(served, header_length, body)
-        return self.finish(begun, await answer_or_leave(begun.future, receive))
+        answer = await answer_or_leave(begun.future, receive)
+        began_ns = perf_counter_ns()
+        response = self.finish(begun, answer)
+        begun.written.add(perf_counter_ns() - began_ns)
+        return response
 
     def find(self, asked: tuple[str, str | None]) -> Served:
         """The model that is to answer. Raises UnknownName, NotReady."""
@@ -87,7 +96,7 @@ class InferFront:
         """Read a whole body and queue what it asks. Raises BadRequest, Overloaded, NotReady."""
         codec = self._codec(served)
         request = codec.read(body, header_length)
-        return Begun(codec, request, served.submit(request.arrays, request.rows))
+        return Begun(codec, request, served.submit(request.arrays, request.rows), self.written[served.name])
 
     def finish(self, begun: "Begun", answer: Answer) -> tuple[Headers, bytes]:
         """The response's headers (content length left out) and body."""
@@ -112,6 +121,7 @@ class InferFront:
         codec = self._codecs.get(served.name)
         if codec is None or codec.spec is not served.spec:
             codec = self._codecs[served.name] = InferCodec(served.spec)
+            self.written.setdefault(served.name, Phase())
         return codec
 
 

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ..models.spec import ModelSpec
-from .batching.tally import BOUNDS_NS, Tally
+from .batching.tally import BOUNDS_NS, Phase, Tally
 from .duty import OnDuty
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -37,10 +37,16 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Tally], int]], ...] = (
         lambda t: t.queue_ns // 1000,
     ),
     (
-        "nv_inference_compute_infer_duration_us",
-        "Cumulative time of successful requests in their batch's run (copies included), microseconds",
-        lambda t: t.compute_ns // 1000,
+        "nv_inference_compute_input_duration_us",
+        "Cumulative time of successful requests while their batch's inputs were joined, microseconds",
+        lambda t: t.assemble_ns // 1000,
     ),
+    (
+        "nv_inference_compute_infer_duration_us",
+        "Cumulative time of successful requests in their batch's run (copies out included), microseconds",
+        lambda t: (t.compute_ns - t.assemble_ns) // 1000,
+    ),
+    ("nv_inference_compute_output_duration_us", "Part of compute_infer here, so always 0", lambda _: 0),
     ("halfeven_vanished_callers", "Callers who left before their batch began", lambda t: t.vanished),
     ("halfeven_rejected_requests", "Requests refused because the queue was full", lambda t: t.rejected),
 )
@@ -64,16 +70,25 @@ class Measured(Protocol):
 
 
 class BatcherCollector(Collector):
-    """Reads every batcher once per scrape. ``batchers`` gives those loaded now."""
+    """Reads every batcher once per scrape. ``batchers`` gives those loaded now.
 
-    def __init__(self, batchers: Callable[[], Iterable[Measured]]) -> None:
+    ``written`` gives for each model how long its answers took from outcome to socket.
+    """
+
+    def __init__(
+        self,
+        batchers: Callable[[], Iterable[Measured]],
+        written: Callable[[], Mapping[str, Phase]] = dict,
+    ) -> None:
         self._batchers = batchers
+        self._written = written
 
     def collect(self) -> Iterator[Metric]:
         batchers = list(self._batchers())
         tallies = [((b.spec.name, tally.version), tally) for b in batchers for tally in b.tallies()]
         yield from _counters(tallies)
         yield from _histograms(tallies)
+        yield _write_histogram(self._written())
         yield from _gauges(batchers)
 
 
@@ -97,14 +112,27 @@ def _counters(tallies: _Tallies) -> Iterator[Metric]:
 
 def _histograms(tallies: _Tallies) -> Iterator[Metric]:
     queue = HistogramMetricFamily("halfeven_queue_seconds", "A request's wait for its batch", labels=_LABELS)
+    assemble = HistogramMetricFamily(
+        "halfeven_assemble_seconds", "Joining a batch's inputs, a part of its run", labels=_LABELS
+    )
     compute = HistogramMetricFamily("halfeven_compute_seconds", "A batch's run", labels=_LABELS)
     rows = HistogramMetricFamily("halfeven_batch_rows", "Rows per batch", labels=_LABELS)
     for labels, tally in tallies:
         queue.add_metric(labels, _by_time(tally.queue_buckets), tally.queue_ns / 1e9)
+        assemble.add_metric(labels, _by_time(tally.assemble_buckets), tally.assembled_ns / 1e9)
         spent_ns = sum(spent_ns for _, spent_ns in tally.batches.values())
         compute.add_metric(labels, _by_time(tally.compute_buckets), spent_ns / 1e9)
         rows.add_metric(labels, _by_rows(tally.batches), tally.rows)
-    yield from (queue, compute, rows)
+    yield from (queue, assemble, compute, rows)
+
+
+def _write_histogram(written: Mapping[str, Phase]) -> Metric:
+    write = HistogramMetricFamily(
+        "halfeven_write_seconds", "An infer answer from its outcome to the socket", labels=("model",)
+    )
+    for model, phase in written.items():
+        write.add_metric((model,), _by_time(phase.buckets), phase.spent_ns / 1e9)
+    return write
 
 
 def _by_time(counts: list[int]) -> list[tuple[str, float]]:
@@ -134,11 +162,13 @@ def _gauges(batchers: Iterable[Measured]) -> Iterator[Metric]:
     yield from (pending, on_duty)
 
 
-def new_registry(batchers: Callable[[], Iterable[Measured]]) -> CollectorRegistry:
+def new_registry(
+    batchers: Callable[[], Iterable[Measured]], written: Callable[[], Mapping[str, Phase]] = dict
+) -> CollectorRegistry:
     """A registry of our own (two servers in one process do not meet), with the process's memory and CPU."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(BatcherCollector(batchers))
+    registry.register(BatcherCollector(batchers, written))
     return registry
 
 

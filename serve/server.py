@@ -20,6 +20,7 @@ from ..models.errors import BadSetting, HalfevenError
 from ..models.store import Store
 from .app import build_app
 from .batching.device import DeviceThread
+from .batching.tally import Phase
 from .finetune.api import router
 from .finetune.files import Files
 from .finetune.ledger import Ledger
@@ -43,7 +44,8 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
     device = resolve_device(settings.device)
     place = Place(device, DeviceThread(str(device)), settings.fallback == "fp32")
     roster = Roster(store, place)
-    registry = new_registry(lambda: [served.batcher for served in roster.all()])
+    written: dict[str, Phase] = {}
+    registry = new_registry(lambda: [served.batcher for served in roster.all()], lambda: written)
     max_body_bytes = settings.max_body_mib * 2**20
     app = build_app(
         roster,
@@ -58,7 +60,7 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
     supervisor = Supervisor(ledger, files, store, roster, place, settings.trainer_threads)
     app.include_router(router(ledger, files, store, supervisor.wake))
     app.router.lifespan_context = _lifespan(roster, supervisor, ledger, lock, settings.shutdown_seconds)
-    return InferFront(app, roster, max_body_bytes, settings.body_seconds), roster
+    return InferFront(app, roster, max_body_bytes, settings.body_seconds, written), roster
 
 
 def serve(settings: Settings, store: Store, say: Say) -> None:

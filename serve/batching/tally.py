@@ -20,14 +20,29 @@ def _empty_buckets() -> list[int]:
     return [0] * (len(BOUNDS_NS) + 1)
 
 
+class Phase:
+    """How long one kind of work takes, as a histogram; one writer."""
+
+    __slots__ = ("buckets", "spent_ns")
+
+    def __init__(self) -> None:
+        self.buckets = _empty_buckets()
+        self.spent_ns = 0
+
+    def add(self, spent_ns: int) -> None:
+        self.buckets[bisect_left(BOUNDS_NS, spent_ns)] += 1
+        self.spent_ns += spent_ns
+
+
 @dataclass(slots=True, eq=False)
 class Tally:
     """Counters of one version of one model. All times are sums over requests, in nanoseconds.
 
     ``compute_ns`` counts a batch's run once for each of its requests, as Triton's does; ``batches`` has
     for each number of rows the executions and their own time. ``queue_buckets`` counts requests and
-    ``compute_buckets`` executions, each by ``BOUNDS_NS``. ``vanished`` are callers who left before their
-    batch began, ``rejected`` those that a full queue refused.
+    ``compute_buckets`` executions, each by ``BOUNDS_NS``. ``assemble_ns`` is the part of ``compute_ns`` in which
+    inputs were joined (``assembled_ns``: counted once per batch), where the engine tells it. ``vanished`` are
+    callers who left before their batch began, ``rejected`` those that a full queue refused.
     """
 
     version: str
@@ -44,10 +59,16 @@ class Tally:
     batches: dict[int, tuple[int, int]] = field(default_factory=dict)
     queue_buckets: list[int] = field(default_factory=_empty_buckets)
     compute_buckets: list[int] = field(default_factory=_empty_buckets)
+    assemble_ns: int = 0
+    assembled_ns: int = 0
+    assemble_buckets: list[int] = field(default_factory=_empty_buckets)
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def executed(self, waits_ns: Sequence[int], rows: int, compute_ns: int) -> None:
-        """One batch was run and answered; ``waits_ns`` are its requests' waits, longest first."""
+    def executed(self, waits_ns: Sequence[int], rows: int, compute_ns: int, assemble_ns: int = 0) -> None:
+        """One batch was run and answered; ``waits_ns`` are its requests' waits, longest first.
+
+        ``assemble_ns`` is the part of ``compute_ns`` in which its inputs were joined, where the engine tells it.
+        """
         requests = len(waits_ns)
         with self.lock:
             self.requests += requests
@@ -55,10 +76,13 @@ class Tally:
             self.executions += 1
             self.queue_ns += sum(waits_ns)
             self.compute_ns += compute_ns * requests
+            self.assemble_ns += assemble_ns * requests
+            self.assembled_ns += assemble_ns
             self.last_inference_ms = time.time_ns() // 1_000_000
             count, spent_ns = self.batches.get(rows, (0, 0))
             self.batches[rows] = (count + 1, spent_ns + compute_ns)
             self.compute_buckets[bisect_left(BOUNDS_NS, compute_ns)] += 1
+            self.assemble_buckets[bisect_left(BOUNDS_NS, assemble_ns)] += 1
             self._sort_waits(waits_ns)
 
     def _sort_waits(self, waits_ns: Sequence[int]) -> None:
@@ -93,11 +117,16 @@ class Tally:
                 dict(self.batches),
                 list(self.queue_buckets),
                 list(self.compute_buckets),
+                self.assemble_ns,
+                self.assembled_ns,
+                list(self.assemble_buckets),
             )
 
     def statistics(self) -> Statistics:
-        """The same in the words of the V2 statistics extension. The engine's copies in and out are not told
-        apart from its run, so ``compute_input`` and ``compute_output`` are left out, which means zero.
+        """The same in the words of the V2 statistics extension.
+
+        Copies out are part of the engine's run, so ``compute_output`` has a count and no time: perf_analyzer wants
+        the three counts to be equal.
         """
         now = self.copy()
         return Statistics(
@@ -107,6 +136,8 @@ class Tally:
             success=(now.requests, now.queue_ns + now.compute_ns),
             fail=(now.failures, now.failures_ns),
             queue=(now.requests, now.queue_ns),
-            compute_infer=(now.requests, now.compute_ns),
+            compute_input=(now.requests, now.assemble_ns),
+            compute_infer=(now.requests, now.compute_ns - now.assemble_ns),
+            compute_output=(now.requests, 0),
             batches=now.batches,
         )
