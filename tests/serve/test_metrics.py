@@ -12,7 +12,7 @@ from halfeven.models.errors import EngineFailed, Overloaded
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
-from halfeven.serve.batching.tally import BOUNDS_NS, Tally
+from halfeven.serve.batching.tally import BOUNDS_NS, Phase, Tally
 from halfeven.serve.duty import OnDuty
 from halfeven.serve.metrics import metrics_text, new_registry
 
@@ -117,11 +117,14 @@ def test_a_served_minute_is_told_under_tritons_names() -> None:
 
 def test_times_are_summed_over_requests_in_microseconds_and_sorted_into_buckets() -> None:
     tally = Tally("3")
-    tally.executed([9_000_000, 2_000_000, 40_000], rows=5, compute_ns=6_000_000)
+    tally.executed([9_000_000, 2_000_000, 40_000], rows=5, compute_ns=6_000_000, assemble_ns=1_000_000)
     tally.executed([30_000], rows=1, compute_ns=2_000_000)
     samples = read(Loaded(tally))
     assert value(samples, "nv_inference_queue_duration_us") == 11_070
-    assert value(samples, "nv_inference_compute_infer_duration_us") == 20_000
+    assert value(samples, "nv_inference_compute_input_duration_us") == 3_000
+    assert value(samples, "nv_inference_compute_infer_duration_us") == 17_000
+    assert value(samples, "halfeven_assemble_seconds_sum") == pytest.approx(0.001)
+    assert value(samples, "halfeven_assemble_seconds_count") == 2
     assert value(samples, "nv_inference_request_duration_us") == 31_070
     assert value(samples, "halfeven_queue_seconds_bucket", le="5e-05") == 2
     assert value(samples, "halfeven_queue_seconds_bucket", le="0.0025") == 3
@@ -170,3 +173,13 @@ def test_every_version_that_was_on_duty_keeps_its_own_counters() -> None:
     samples = read(Two(Tally("3")))
     assert value(samples, "nv_inference_request_success", version="2") == 5
     assert value(samples, "nv_inference_request_success") == 7
+
+
+def test_writing_is_a_phase_of_its_own() -> None:
+    phase = Phase()
+    phase.add(30_000)
+    phase.add(3_000_000)
+    text = metrics_text(new_registry(list, lambda: {"toy": phase})).decode()
+    assert 'halfeven_write_seconds_bucket{le="5e-05",model="toy"} 1.0' in text
+    assert 'halfeven_write_seconds_count{model="toy"} 2.0' in text
+    assert 'halfeven_write_seconds_sum{model="toy"} 0.00303' in text
