@@ -26,6 +26,9 @@ class Settings(BaseSettings):
     max_upload_mib: int = Field(1024, ge=1, le=2**20)
     trainer_threads: int = Field(1, ge=1, le=1024)
     body_seconds: float = Field(30.0, gt=0)
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    log_format: Literal["text", "json"] = "text"
+    access_log: bool = False
     shutdown_seconds: float = Field(30.0, gt=0)
 
 

@@ -1,0 +1,62 @@
+"""The server's log: sentences for people, or one JSON object a line for machines.
+
+What a record brings as ``extra`` (model, version, request_id, …) is a field of its own in JSON and stands behind the
+sentence in text, so that a failed request is found by its id in either.
+"""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+_OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {
+    "message",
+    "asctime",
+    "taskName",
+    "color_message",
+}
+
+# One record per answered or refused infer request; silent unless --access-log.
+requests = logging.getLogger("halfeven.requests")
+
+
+def set_up(level: str = "warning", form: Literal["text", "json"] = "text", access: bool = False) -> None:
+    """Log to stderr from ``level`` on; ``access`` lets the record of every request through whatever the level."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else Sentences())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    requests.setLevel(logging.INFO if access else logging.CRITICAL)
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """What the record brings beside what every record has."""
+    return {key: value for key, value in vars(record).items() if key not in _OF_EVERY_RECORD}
+
+
+class JsonLines(logging.Formatter):
+    """``time`` (ISO 8601, UTC), ``level``, ``logger``, ``message``, the record's own fields, ``exception``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **fields_of(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class Sentences(logging.Formatter):
+    """``WARNING halfeven.batcher: a sentence (model=digits request_id=7)``."""
+
+    def __init__(self) -> None:
+        super().__init__("%(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        sentence = super().formatMessage(record)
+        fields = " ".join(f"{key}={value!r}" for key, value in fields_of(record).items())
+        return f"{sentence} ({fields})" if fields else sentence
