@@ -1,6 +1,6 @@
 """The three models that peers are measured with, as model folders, and a store made of them.
 
-    python -m tests.benchmarks.workloads STORE [--level O0] [--form torch]
+    python -m tests.benchmarks.workloads STORE [--level O0] [--form torch] [--queue 1024]
 
 tiny: MLP 64-256-10 (overhead). encoder: 6 × 384 transformer on 32 ids (compute). image: small residual net
 on 3×64×64 (payload and compute). Input ``x``, output ``y``, FP32, random weights from seed 0.
@@ -81,8 +81,8 @@ WORKLOADS = {
 }
 
 
-def write_folder(target: Path, name: str, form: str, level: str) -> Path:
-    """One workload as a model folder."""
+def write_folder(target: Path, name: str, form: str, level: str, queue: int = 1024) -> Path:
+    """One workload as a model folder; at most ``queue`` requests wait."""
     datatype, inner, outer = WORKLOADS[name]
     folder = target / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def write_folder(target: Path, name: str, form: str, level: str) -> Path:
         f'name = "{name}"\nsource = "model.py:{name}"\nform = "{form}"\nmax_batch_size = 32\n'
         f'[[inputs]]\nname = "x"\ndatatype = "{datatype}"\nshape = {inner}\n'
         f'[[outputs]]\nname = "y"\ndatatype = "FP32"\nshape = {outer}\n'
-        f'[precision]\nlevel = "{level}"\n'
+        f'[precision]\nlevel = "{level}"\n[batching]\nmax_queue_size = {queue}\n'
     )
     return folder
 
@@ -101,10 +101,11 @@ def main() -> None:
     parser.add_argument("store", type=Path)
     parser.add_argument("--level", default="O0", help="O0 serves FP32")
     parser.add_argument("--form", default="torch")
+    parser.add_argument("--queue", type=int, default=1024, help="max_queue_size")
     asked = parser.parse_args()
     forms = ("torch", "onnx") if asked.form == "auto" else (asked.form,)
     for name in WORKLOADS:
-        folder = write_folder(asked.store / "folders", name, asked.form, asked.level)
+        folder = write_folder(asked.store / "folders", name, asked.form, asked.level, asked.queue)
         done = convert(folder, Store(asked.store), Options(forms=forms), print)
         print(done.version, done.facts["status"], done.facts["reason"])
 
