@@ -8,6 +8,7 @@ FP32, so there an ONNX half is judged by the same program's half storage as well
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,13 +18,15 @@ from ..models.engines.arrays import to_numpy, to_torch
 from ..models.engines.engine import Engine
 from ..models.errors import CannotConvert, EngineFailed, ExportFailed
 from ..models.spec import ModelSpec
-from .emulation import Emulation
 from .parity import UNIT_ROUNDOFF, judge
 from .samples import Samples
 from .synthetic import adversarial
 from .ties import Ties
 from .trial import Trial
 from .verdict import ParityReport
+
+if TYPE_CHECKING:  # it takes 35 MB that a server of ONNX forms does not need
+    from .emulation import Emulation
 
 Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]
@@ -81,7 +84,7 @@ def answers_of(spec: ModelSpec, engine: Engine) -> Answers:
     return answer
 
 
-def emulated(spec: ModelSpec, emulation: Emulation) -> Answers:
+def emulated(spec: ModelSpec, emulation: "Emulation") -> Answers:
     """A half program on a CPU without half kernels."""
 
     def answer(arrays: Arrays) -> dict[str, np.ndarray]:

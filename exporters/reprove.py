@@ -13,7 +13,7 @@ from ..models.program import runnable
 from ..models.spec import ModelSpec
 from ..models.store import Version
 from .environment import environment
-from .foreign.forms import stored_oracle, stored_ties
+from .foreign.stored import stored_oracle, stored_ties
 from .prove import Answers, Exam, Excuse, Taken, answers_of, judged, set_exam, take, ties_of
 from .samples import Samples
 from .verdict import ParityReport

@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -13,7 +14,6 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from ..exporters.convert import Options, convert
 from ..models.engines.placement import resolve_device
 from ..models.engines.torch_engine import use_true_fp32
 from ..models.errors import BadSetting, HalfevenError
@@ -29,7 +29,12 @@ from .history import history_of
 from .hot_protocol import HotProtocol
 from .infer_asgi import InferFront
 from .metrics import metrics_text, new_registry
+from .protocol.dialect import OURS, STRICT
 from .readying import Place
+from .rollout.api import router as rollout_router
+from .rollout.director import Director
+from .rollout.metrics import RolloutCollector
+from .rollout.rules import Rules
 from .roster import Roster
 from .settings import Settings
 
@@ -42,25 +47,43 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
     use_true_fp32()
     store.root.mkdir(parents=True, exist_ok=True)
     device = resolve_device(settings.device)
-    place = Place(device, DeviceThread(str(device)), settings.fallback == "fp32")
-    roster = Roster(store, place)
+    place = Place(device, DeviceThread(str(device)), settings.fallback == "fp32", settings.rescue)
+    roster = Roster(store, place, _rules(settings))
+    director = Director(roster)
     written: dict[str, Phase] = {}
-    registry = new_registry(lambda: [served.batcher for served in roster.all()], lambda: written)
+    registry = new_registry(lambda: [one for served in roster.all() for one in served.lanes()], lambda: written)
+    registry.register(RolloutCollector(roster.all, roster.decisions))
     max_body_bytes = settings.max_body_mib * 2**20
+    dialect = STRICT if settings.triton_strict else OURS
     app = build_app(
         roster,
         lambda: metrics_text(registry),
-        history_of(store),
+        replace(history_of(store), rollback=director.roll_back),
+        settings.name_on_the_wire,
         max_body_bytes=max_body_bytes,
         body_timeout_s=settings.body_seconds,
+        dialect=dialect,
     )
     lock = _alone_with(store)
     ledger = Ledger(store.root / "halfeven.db")
     files = Files(store.root / "files", settings.max_upload_mib * 2**20)
     supervisor = Supervisor(ledger, files, store, roster, place, settings.trainer_threads)
     app.include_router(router(ledger, files, store, supervisor.wake))
+    app.include_router(rollout_router(director))
     app.router.lifespan_context = _lifespan(roster, supervisor, ledger, lock, settings.shutdown_seconds)
-    return InferFront(app, roster, max_body_bytes, settings.body_seconds, written), roster
+    return InferFront(app, roster, max_body_bytes, settings.body_seconds, written, dialect), roster
+
+
+def _rules(settings: Settings) -> Rules:
+    return Rules(
+        keep_previous_s=settings.keep_previous_seconds,
+        faults=settings.watch_faults,
+        fault_share=settings.watch_fault_share,
+        slower=settings.watch_slower,
+        parity_sample=settings.parity_sample,
+        drift_over=settings.drift_over,
+        drift_of=settings.drift_of,
+    )
 
 
 def serve(settings: Settings, store: Store, say: Say) -> None:
@@ -92,6 +115,8 @@ def serve(settings: Settings, store: Store, say: Say) -> None:
 
 def convert_all(folder: Path, store: Store, say: Say) -> None:
     """Convert every model folder below ``folder``; one that cannot be converted is said and passed over."""
+    from ..exporters.convert import Options, convert  # 25 MB that a server without --models does not need
+
     if not folder.is_dir():
         raise BadSetting(f"--models {folder}: there is no such folder")
     for path in sorted(p.parent for p in folder.glob("*/model.toml")):

@@ -6,22 +6,18 @@ from typing import Any
 
 import onnx
 import torch
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 
 from ...models.engines.onnx_engine import OnnxEngine
-from ...models.spec import ModelSpec
 from ...models.store import Draft
 from ..diagnosis import diagnosed
 from ..maker import Made, Say
-from ..parity import UNIT_ROUNDOFF
-from ..prove import SEEN_AT_ONCE, Answers, Exam, Excuse, answers_of, floor_report, set_exam, take
+from ..prove import Answers, Exam, answers_of, floor_report, set_exam, take
 from ..samples import Samples
 from ..sections import search_section
 from ..verdict import ParityReport
 from .conversion import ForeignHalf, oracle_answers, whole_answers
-from .oracle import Oracle, to_half_and_back
-from .reading import read_model
-from .ties import ForeignTies, find_tied
+from .stored import ties_of
 
 CPU = torch.device("cpu")
 
@@ -96,28 +92,6 @@ class Foreign:
 
     def _runtime(self, path: Path, precision: str) -> Answers:
         return answers_of(self.half.spec, OnnxEngine(path, precision, CPU))
-
-
-def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) -> Excuse | None:
-    """What excuses integers of an FP32 whole; None where there is nothing to excuse."""
-    if not find_tied(model):
-        return None
-    rows = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0
-    ties = ForeignTies(model, UNIT_ROUNDOFF[dtype], lambda: (arrays for _, arrays in judging.batches(rows)))
-    return ties.excused
-
-
-def stored_ties(path: Path, spec: ModelSpec, dtype: str, judging: Samples) -> Excuse | None:
-    """The same of a whole file of the store."""
-    return ties_of(read_model(path, path.parent), spec, dtype, judging)
-
-
-def stored_oracle(path: Path) -> Answers:
-    """A half file of the store with true half storage."""
-    model = read_model(path, path.parent)
-    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    del model.graph.initializer[:]
-    return Oracle(model, weights, to_half_and_back).run
 
 
 def _save(model: ModelProto, path: Path, half: ForeignHalf, precision: str) -> None:

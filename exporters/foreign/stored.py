@@ -1,0 +1,35 @@
+"""A foreign version of the store, judged again: what a server needs of this folder, without what plans and converts."""
+
+from pathlib import Path
+
+from onnx import ModelProto, numpy_helper
+
+from ...models.spec import ModelSpec
+from ..parity import UNIT_ROUNDOFF
+from ..prove import SEEN_AT_ONCE, Answers, Excuse
+from ..samples import Samples
+from .oracle import Oracle, to_half_and_back
+from .reading import read_model
+from .ties import ForeignTies, find_tied
+
+
+def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) -> Excuse | None:
+    """What excuses integers of an FP32 whole; None where there is nothing to excuse."""
+    if not find_tied(model):
+        return None
+    rows = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0
+    ties = ForeignTies(model, UNIT_ROUNDOFF[dtype], lambda: (arrays for _, arrays in judging.batches(rows)))
+    return ties.excused
+
+
+def stored_ties(path: Path, spec: ModelSpec, dtype: str, judging: Samples) -> Excuse | None:
+    """The same of a whole file of the store."""
+    return ties_of(read_model(path, path.parent), spec, dtype, judging)
+
+
+def stored_oracle(path: Path) -> Answers:
+    """A half file of the store with true half storage."""
+    model = read_model(path, path.parent)
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    del model.graph.initializer[:]
+    return Oracle(model, weights, to_half_and_back).run
