@@ -189,7 +189,9 @@ def _fingerprint(folder: ModelFolder, options: Options) -> str:
     """Equal for equal work: the folder's bytes, what was asked, and what does the work."""
     here = sorted(environment(torch.device("cpu")).items())
     digest = hashlib.sha256(repr((folder.precision, options, here)).encode())
-    files = {path for path in (folder.weights, folder.samples, options.samples, *folder.source_files) if path}
+    named = [path for path in (folder.weights, folder.samples, options.samples, *folder.source_files) if path]
+    found = (file for path in named for file in (path.rglob("*") if path.is_dir() else (path,)))
+    files = {file for file in found if file.is_file()}
     files |= {p for p in folder.folder.rglob("*") if p.is_file() and p.suffix in SOURCE_SUFFIXES}
     for path in sorted(files):
         digest.update(f"\0{path}\0{sha256_of(path)}".encode())

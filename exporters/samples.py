@@ -19,6 +19,7 @@ import safetensors.numpy
 from ..models.datatypes import DATATYPES, name_of
 from ..models.errors import BadSamples
 from ..models.spec import Dim, ModelSpec, TensorSpec
+from .picture_folder import read_pictures
 
 TARGET = "target:"
 MAX_BYTES = 4 << 30  # of the file, and of what a compressed one unpacks to
@@ -75,12 +76,13 @@ class Samples:
 
 
 def load_samples(path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES) -> Samples:
-    """Read samples from safetensors or npz (told apart by their first bytes).
+    """Read samples from safetensors or npz (told apart by their first bytes), or from a folder of pictures.
 
     Raises BadSamples naming the tensor, the row where there is one, what was expected and what came.
     """
     try:
-        tensors = _read(path, max_bytes)
+        is_folder = path.is_dir()
+        tensors = read_pictures(path, spec, max_bytes) if is_folder else _read(path, max_bytes)
         return _checked(tensors, spec)
     except BadSamples as error:
         raise BadSamples(f"{path.name}: {error}") from error

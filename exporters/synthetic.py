@@ -4,12 +4,12 @@ Plausible means that a model can be asked them: pictures are pixels through its 
 deviation, ids stay small, masks are masks, and free dimensions that may be one dimension are equal.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
+from ..models.pixels import Picture
 from ..models.spec import Dim, ModelSpec, TensorSpec
 from .samples import Samples
 
@@ -69,7 +69,7 @@ def _draw(
     inner = tensor.shape[1:] if batched else tensor.shape
     shape = (count, *(size_of(dim) for dim in inner))
     if tensor.picture is not None:
-        return _pixels(tensor.picture, tensor, inner, shape, random)
+        return _pixels(Picture.of(tensor, batched), inner, shape, random)
     dtype = tensor.type.numpy
     name = tensor.name.lower()
     if "mask" in name:
@@ -86,26 +86,14 @@ def _draw(
 
 
 def _pixels(
-    picture: Mapping[str, Any],
-    tensor: TensorSpec,
-    inner: tuple[Dim, ...],
-    shape: tuple[int, ...],
-    random: np.random.Generator,
+    picture: Picture, inner: tuple[Dim, ...], shape: tuple[int, ...], random: np.random.Generator
 ) -> np.ndarray:
-    """(pixel · scale − mean) / std per channel, of uniform pixels 0…255, channels first or last."""
-    channels = 1 if picture.get("color", "RGB") == "L" else 3
-    first = len(inner) >= 3 and inner[-3].fixed and inner[-3].minimum == channels
-    spatial = [-2, -1] if first or len(inner) < 3 else [-3, -2]
+    """What uniform pixels 0…255 become."""
     sizes = list(shape)
-    for axis, size in zip(spatial, picture.get("size", ()), strict=False):
-        if not inner[axis].fixed:
+    for axis, size in zip(picture.spatial, picture.sizes, strict=True):
+        if not inner[axis].fixed and size is not None:
             sizes[axis] = size
-    each = (-1, 1, 1) if first else (-1,)
-    mean, deviation = (
-        np.reshape(picture.get(key, default), each) for key, default in (("mean", 0.0), ("std", 1.0))
-    )
-    pixels = random.integers(0, 256, sizes) * picture.get("scale", 1.0)
-    return ((pixels - mean) / deviation).astype(tensor.type.numpy)
+    return picture.numbers(random.integers(0, 256, sizes))
 
 
 def _prefixes(shape: tuple[int, ...], lengths: np.ndarray | None) -> np.ndarray:

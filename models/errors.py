@@ -17,6 +17,7 @@
     │   └── DamagedFile                 a file is missing or is not what its manifest says
     └── CannotServe                     the server, not the asker
         ├── Overloaded                  the queue is full: come back later
+        ├── TimedOut                    the request's own timeout passed while it waited
         ├── NotReady                    starting, draining or without a version on duty
         └── EngineFailed                the device or the runtime raised while running a batch
 
@@ -94,6 +95,12 @@ class Overloaded(CannotServe):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class TimedOut(CannotServe):
+    """The request waited longer than its own timeout, and was not run."""
+
+    code = "timed_out"
 
 
 class NotReady(CannotServe):

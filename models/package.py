@@ -7,12 +7,14 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .datatypes import DATATYPES
 from .errors import BadFolder
+from .pixels import Picture
 from .spec import FORMS, KINDS, Batching, Dim, ModelSpec, ParityLimits, TensorSpec
 from .store import NAME
+from .wire import Wire
 
 MAX_TENSORS = 256
 MAX_RANK = 16
@@ -106,13 +108,14 @@ class _Reader:
         precision = self.table(
             data, "precision", {"level": str, "dtype": str, "keep": list, "embeddings": str}
         )
+        spec = self.spec(data)
         return ModelFolder(
             folder=self.file.parent,
             source=self.source(self.typed(data, "source", str)),
             path=tuple(self.root(item) for item in self.strings(data.get("path", []), "path")),
             weights=self.existing(data.get("weights"), "weights", "weights.safetensors"),
-            samples=self.existing(None, "samples", "samples.safetensors"),
-            spec=self.spec(data),
+            samples=self.existing(None, "samples", "samples.safetensors") or self.pictures(spec),
+            spec=spec,
             precision=Precision.parse(
                 precision.get("level", "O1"),
                 precision.get("dtype", "fp16"),
@@ -134,11 +137,6 @@ class _Reader:
         limits = self.table(data, "parity", dict.fromkeys(_PARITY, float))
         if bad := [key for key, value in limits.items() if not 0 <= value < math.inf]:
             raise self.error(f"[parity] {bad[0]} = {limits[bad[0]]}: expected a finite number of at least 0")
-        batching = self.table(data, "batching", dict.fromkeys(_BATCHING, int))
-        if bad := [key for key, value in batching.items() if value < _BATCHING[key]]:
-            raise self.error(
-                f"[batching] {bad[0]} = {batching[bad[0]]}: expected a number of at least {_BATCHING[bad[0]]}"
-            )
         return ModelSpec(
             name=name,
             inputs=self.tensors(data, "inputs", batched=rows > 0),
@@ -146,8 +144,36 @@ class _Reader:
             max_batch_size=rows,
             form=form,
             parity=ParityLimits(**limits, overridden=tuple(sorted(limits))),
-            batching=Batching(**batching),
+            batching=self.batching(data, rows),
         )
+
+    def batching(self, data: Mapping[str, Any], rows: int) -> Batching:
+        said = self.typed({"batching": {}, **data}, "batching", dict)
+        self.known(said, (*_BATCHING, "buckets"), "batching")
+        numbers = {key: self.typed(said, key, int, "batching") for key in said if key != "buckets"}
+        if bad := [key for key, value in numbers.items() if value < _BATCHING[key]]:
+            raise self.error(
+                f"[batching] {bad[0]} = {numbers[bad[0]]}: expected a number of at least {_BATCHING[bad[0]]}"
+            )
+        if 0 < numbers.get("max_request_rows", 0) < rows:
+            raise self.error(
+                f"[batching] max_request_rows = {numbers['max_request_rows']}: expected at least max_batch_size "
+                f"({rows}), or 0 for 16 times that"
+            )
+        return Batching(**numbers, buckets=self.buckets(said.get("buckets", "auto"), rows))
+
+    def buckets(self, value: Any, rows: int) -> tuple[int, ...] | Literal["auto"]:
+        if value == "auto":
+            return "auto"
+        if not isinstance(value, list) or not all(type(item) is int and item > 0 for item in value):
+            raise self.error(
+                f"[batching] buckets = {value!r}: expected 'auto' or numbers of rows, such as [1, 2, 4, 8]"
+            )
+        if value != sorted(set(value)) or value[-1:] > [rows]:
+            raise self.error(
+                f"[batching] buckets = {value}: expected ascending numbers of at most max_batch_size ({rows})"
+            )
+        return tuple(value)
 
     def tensors(self, data: Mapping[str, Any], key: str, batched: bool) -> tuple[TensorSpec, ...]:
         entries = self.typed(data, key, list)
@@ -170,14 +196,23 @@ class _Reader:
         name = self.typed(entry, "name", str, where)
         if not name:
             raise self.error(f"{where}.name is empty: a tensor needs a name")
-        return TensorSpec(
+        tensor = TensorSpec(
             name=name,
             datatype=datatype,
             shape=self.shape(self.typed(entry, "shape", list, where), where, batched),
             kind=kind,
             labels=self.labels(entry, where),
             picture=self.picture(entry, where),
+            wire=self.wire(entry, where),
         )
+        try:
+            if tensor.wire is not None:
+                tensor.wire.check(datatype)
+            if tensor.picture is not None or kind == "image":
+                Picture.of(tensor, batched)
+        except BadFolder as error:
+            raise self.error(f"{where}.{error}") from None
+        return tensor
 
     def shape(self, items: list[Any], where: str, batched: bool) -> tuple[Dim, ...]:
         if len(items) > MAX_RANK:
@@ -208,15 +243,31 @@ class _Reader:
     def picture(self, entry: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
         if "picture" not in entry:
             return None
-        picture = self.table(entry, "picture", _PICTURE, where)
-        if "size" in picture and not (
-            len(picture["size"]) == 2 and all(_is_size(n) for n in picture["size"])
-        ):
-            raise self.error(f"{where}.picture.size = {picture['size']}: expected [height, width] in pixels")
-        for key in ("mean", "std"):
-            if not all(isinstance(value, int | float) for value in picture.get(key, [])):
-                raise self.error(f"{where}.picture.{key} = {picture[key]}: expected a number per channel")
-        return picture
+        return self.table(entry, "picture", _PICTURE, where)
+
+    def wire(self, entry: Mapping[str, Any], where: str) -> Wire | None:
+        said = [key for key in _WIRE if key in entry]
+        if not said:
+            return None
+        if where.startswith("outputs"):
+            raise self.error(f"{where}.{said[0]}: answers have the model's datatype; expected it on an input")
+        if "wire_datatype" not in entry:
+            raise self.error(f"{where}.{said[0]} stands there without wire_datatype, such as 'UINT8'")
+        datatype = self.typed(entry, "wire_datatype", str, where)
+        _one_of(datatype, tuple(DATATYPES), f"{self.file}: {where}.wire_datatype")
+        scale, offset = (
+            self.typed({key: value, **entry}, key, float, where)
+            for key, value in (("wire_scale", 1.0), ("wire_offset", 0.0))
+        )
+        if not math.isfinite(scale) or scale == 0.0 or not math.isfinite(offset):
+            raise self.error(f"{where}: wire_scale = {scale}, wire_offset = {offset}: expected finite numbers, "
+                             "the scale not 0")  # fmt: skip
+        if "picture" in entry and (datatype != "UINT8" or len(said) > 1):
+            raise self.error(
+                f"{where}: requests for a picture carry its pixels: expected wire_datatype = 'UINT8' alone "
+                "(scale, mean and std of the picture entry are applied on the device)"
+            )
+        return Wire(datatype, scale, offset)
 
     def source(self, source: str) -> str:
         if source.startswith("hf:"):
@@ -251,6 +302,11 @@ class _Reader:
         if not path.is_file():
             raise self.error(f"{key} = {value!r}: there is no such file in {self.file.parent}")
         return path
+
+    def pictures(self, spec: ModelSpec) -> Path | None:
+        """The folder ``samples`` of a model that takes pictures, where there is no samples file."""
+        path = self.file.parent / "samples"
+        return path if path.is_dir() and any(tensor.picture for tensor in spec.inputs) else None
 
     def root(self, item: str) -> Path:
         """An import root, as ``path`` names it from the folder."""
@@ -306,16 +362,16 @@ def _one_of(value: str, known: Iterable[str], where: str) -> None:
         raise BadFolder(f"{where} = {value!r}: expected one of {', '.join(known)}; did you mean {near[0]!r}?")
 
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 _PICTURE = {"size": list, "color": str, "scale": float, "mean": list, "std": list}
 _PARITY = ("max_error_u", "min_sqnr_db", "min_slice_sqnr_db", "max_flips", "max_kl_nats")
-_BATCHING = {"max_queue_delay_us": 0, "max_queue_size": 1}  # with the least value of each
+_BATCHING = {  # with the least value of each
+    "max_queue_delay_us": 0, "max_queue_size": 1, "max_queue_bytes": 1, "max_queue_ms": 0,
+    "max_batch_bytes": 0, "timeout_ms": 0, "max_request_rows": 0,
+}  # fmt: skip
 _TOP = (
     "name", "source", "path", "weights", "max_batch_size", "form",
     "inputs", "outputs", "precision", "parity", "batching",
 )  # fmt: skip
-_TENSOR = ("name", "datatype", "shape", "kind", "labels", "labels_file", "picture")
+_WIRE = ("wire_datatype", "wire_scale", "wire_offset")
+_TENSOR = ("name", "datatype", "shape", "kind", "labels", "labels_file", "picture", *_WIRE)
 _SPOKEN = {str: "a string", int: "a whole number", float: "a number", list: "a list", dict: "a table"}

@@ -8,12 +8,13 @@ everybody who holds a tensor in his hand.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from .datatypes import DATATYPES, Datatype, name_of
 from .errors import BadFolder, BadInput, BadRequest
+from .wire import Wire
 
 KINDS = ("tensor", "logits", "probabilities", "indices", "embedding", "image")
 FORMS = ("auto", "torch", "onnx", "live")
@@ -83,6 +84,7 @@ class TensorSpec:
     kind: str = "tensor"
     labels: tuple[str, ...] = ()
     picture: Mapping[str, Any] | None = None
+    wire: Wire | None = None  # an input's smaller datatype in requests
 
     @property
     def type(self) -> Datatype:
@@ -116,6 +118,8 @@ class TensorSpec:
             out["labels"] = list(self.labels)
         if self.picture is not None:
             out["picture"] = dict(self.picture)
+        if self.wire is not None:
+            out["wire"] = self.wire.to_json()
         return out
 
     @classmethod
@@ -127,6 +131,7 @@ class TensorSpec:
             kind=data.get("kind", "tensor"),
             labels=tuple(data.get("labels", ())),
             picture=data.get("picture"),
+            wire=Wire.from_json(data.get("wire")),
         )
 
 
@@ -147,10 +152,43 @@ class ParityLimits:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How requests are put together: ``max_queue_size`` in requests, the delay in microseconds."""
+    """How requests are put together: ``max_queue_size`` in requests, the delay in microseconds.
+
+    ``buckets``: the numbers of rows that a batch is filled up to, ascending; the model's ``max_batch_size`` is
+    always one more. Empty: never filled up. ``auto``: never on a CPU, to powers of two on a CUDA device.
+
+    ``max_queue_bytes`` bounds the inputs that wait, ``max_queue_ms`` how long a newcomer would have to wait by
+    what was measured (0: no such limit), ``max_batch_bytes`` the inputs of one batch (0: rows alone count).
+    ``timeout_ms`` is how long a request waits that names no timeout of its own (0: for ever).
+    ``max_request_rows``: larger requests are refused, those above a batch are split (0: 16 × ``max_batch_size``).
+    """
 
     max_queue_delay_us: int = 0
     max_queue_size: int = 1024
+    buckets: tuple[int, ...] | Literal["auto"] = "auto"
+    max_queue_bytes: int = 256 * 2**20
+    max_queue_ms: int = 10_000
+    max_batch_bytes: int = 0
+    timeout_ms: int = 0
+    max_request_rows: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "max_queue_delay_us": self.max_queue_delay_us,
+            "max_queue_size": self.max_queue_size,
+            "buckets": self.buckets if self.buckets == "auto" else list(self.buckets),
+            "max_queue_bytes": self.max_queue_bytes,
+            "max_queue_ms": self.max_queue_ms,
+            "max_batch_bytes": self.max_batch_bytes,
+            "timeout_ms": self.timeout_ms,
+            "max_request_rows": self.max_request_rows,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Batching":
+        """What is missing (a file of an older version) has its default."""
+        buckets = data.get("buckets", "auto")
+        return cls(**{**data, "buckets": buckets if buckets == "auto" else tuple(buckets)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +207,26 @@ class ModelSpec:
     def batched(self) -> bool:
         return self.max_batch_size > 0
 
+    @property
+    def max_request_rows(self) -> int:
+        """The rows that one request may have: more than a batch is split into parts and joined again."""
+        return max(self.batching.max_request_rows or 16 * self.max_batch_size, self.max_batch_size)
+
     def with_max_batch_size(self, rows: int) -> "ModelSpec":
         return replace(self, max_batch_size=rows)
 
+    def on_the_wire(self) -> "ModelSpec":
+        """As its callers see it: each input in the datatype that requests carry."""
+        if all(tensor.wire is None for tensor in self.inputs):
+            return self
+        inputs = (t if t.wire is None else replace(t, datatype=t.wire.datatype) for t in self.inputs)
+        return replace(self, inputs=tuple(inputs))
+
     def signature(self) -> tuple[Any, ...]:
-        """What callers rely on: a new version must keep it."""
-        return (
-            self.batched,
-            tuple((t.name, t.datatype, tuple(t.wire_shape)) for t in (*self.inputs, *self.outputs)),
-        )
+        """What callers rely on: a new version must keep it, what numbers on the wire mean included."""
+        plain = tuple((t.name, t.datatype, tuple(t.wire_shape)) for t in (*self.inputs, *self.outputs))
+        wires = {t.name: t.wire for t in self.inputs if t.wire is not None}
+        return (self.batched, plain, wires) if wires else (self.batched, plain)
 
     def check_inputs(self, arrays: Mapping[str, np.ndarray], error: type[BadInput] = BadRequest) -> int:
         """Hold named arrays against the inputs; give the number of rows (1 where not batched).
@@ -197,7 +246,7 @@ class ModelSpec:
                 known, where = sizes.setdefault(key, (size, spec.name))
                 if known != size:
                     raise error(
-                        f"input '{spec.name}' of model '{self.name}': axis {axis} ({key}) is {size}, "
+                        f"input '{spec.name}' of model '{self.name}': axis {axis} ({key.strip('()')}) is {size}, "
                         f"but input '{where}' has {known} there; they must be equal"
                     )
         return sizes["(batch)"][0] if self.batched else 1
@@ -227,10 +276,7 @@ class ModelSpec:
                 "max_flips": self.parity.max_flips,
                 "overridden": list(self.parity.overridden),
             },
-            "batching": {
-                "max_queue_delay_us": self.batching.max_queue_delay_us,
-                "max_queue_size": self.batching.max_queue_size,
-            },
+            "batching": self.batching.to_json(),
         }
 
     @classmethod
@@ -244,5 +290,5 @@ class ModelSpec:
             max_batch_size=data["max_batch_size"],
             form=data["form"],
             parity=ParityLimits(**parity),
-            batching=Batching(**data["batching"]),
+            batching=Batching.from_json(data["batching"]),
         )

@@ -15,30 +15,18 @@ from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
 
 from ..models.errors import BadRequest, HalfevenError, UnknownName
-from .border import NotOffered, body_for, body_of, retry_after_of, status_of
-from .caller import CallerLeft, answer_or_leave, read_body
-from .duty import Roster, Served
-from .infer_asgi import MAX_BODY_BYTES, answer_headers
+from .border import body_for, body_of, headers_of, status_of
+from .caller import CallerLeft
+from .duty import ControlledRoster, Roster, Served
+from .infer_asgi import MAX_BODY_BYTES
 from .metrics import CONTENT_TYPE
 from .pages import docs_page, front_page, with_infer
-from .protocol.json_numbers import parse
-from .protocol.metadata import index_entry, model_config, model_metadata, model_statistics, server_metadata
-from .protocol.predict import read_predict, write_predict
+from .predict_routes import add_predict
+from .protocol.dialect import OURS, Dialect
+from .repository_routes import add_repository
+from .v2_routes import add_v2
 
 _VERSION = installed_version("halfeven")
-_SMALL_BODY = 2**20
-_OPEN = "halfeven convert FOLDER publishes a model and a running server takes it within seconds; "
-_WAYS_OUT = {
-    "/v2/repository/models/{m}/load": f"loading over HTTP is not offered: {_OPEN}no load call is needed",
-    "/v2/repository/models/{m}/unload": "unloading over HTTP is not offered: see halfeven rollback NAME",
-    "/v2/repository/{repository}/index": "named repositories are not offered: POST /v2/repository/index",
-    "/v2/systemsharedmemory/{rest:path}": "shared memory is not offered: send binary tensors in the body",
-    "/v2/cudasharedmemory/{rest:path}": "shared memory is not offered: send binary tensors in the body",
-    "/v2/trace/setting": "the trace extension is not offered: every answer carries Server-Timing",
-    "/v2/logging": "the logging extension is not offered: the server's log level is an option of its start",
-    "/v2/models/{m}/generate": "the generate extension is not offered: POST tensors to …/infer",
-    "/v2/models/{m}/generate_stream": "the generate extension is not offered: POST tensors to …/infer",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +45,21 @@ class History:
 
 
 def build_app(
-    roster: Roster,
+    roster: ControlledRoster,
     metrics_text: Callable[[], bytes],
     history: History,
     server_name: str = "halfeven",
     max_body_bytes: int = MAX_BODY_BYTES,
     body_timeout_s: float = 30.0,
+    dialect: Dialect = OURS,
 ) -> FastAPI:
     """Every route but infer. ``server_name`` is what /v2 says (Triton's own example asks for ``triton``)."""
     app = FastAPI(title="halfeven", version=_VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
-    _add_errors(app)
-    _add_health(app, roster, server_name)
-    _add_models(app, roster)
-    _add_repository(app, roster)
-    _add_predict(app, roster, max_body_bytes, body_timeout_s)
+    _add_errors(app, dialect.triton_statuses)
+    _add_healthz(app)
+    add_v2(app, roster, server_name, dialect.triton_statuses)
+    add_repository(app, roster, max_body_bytes, body_timeout_s)
+    add_predict(app, roster, max_body_bytes, body_timeout_s)
     _add_history(app, roster, history)
     _add_pages(app, roster, metrics_text)
     return app
@@ -80,12 +69,12 @@ def _json(value: object, status: int = 200) -> Response:
     return Response(orjson.dumps(value), status, media_type="application/json")
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, as_triton: bool) -> None:
     async def ours(request: Request, error: Exception) -> Response:
-        body, kind = body_of(error, request.url.path)
-        seconds = retry_after_of(error)
-        headers = None if seconds is None else {"retry-after": str(seconds)}
-        return Response(body, status_of(error), headers, kind)
+        path = request.url.path
+        body, kind = body_of(error, path)
+        status = status_of(error, as_triton and path.startswith("/v2/"))
+        return Response(body, status, headers_of(error), kind)
 
     async def nobody_s(request: Request, error: Exception) -> Response:
         response = await ours(request, error)
@@ -113,113 +102,11 @@ def _add_errors(app: FastAPI) -> None:
     app.add_exception_handler(Exception, nobody_s)
 
 
-def _add_health(app: FastAPI, roster: Roster, server_name: str) -> None:
-    @app.get("/v2", tags=["server"])
-    async def server() -> Response:
-        """Name, version and the protocol extensions that are really offered."""
-        return _json(server_metadata(server_name, _VERSION))
-
-    @app.get("/v2/health/live", tags=["server"])
-    async def live() -> Response:
-        """The process answers."""
-        return _json({"live": True})
-
-    @app.get("/v2/health/ready", tags=["server"])
-    async def ready() -> Response:
-        """Every model has a version on duty; 503 and the reasons otherwise."""
-        if roster.ready:
-            return _json({"ready": True})
-        reasons = roster.not_ready_reasons()
-        return _json({"ready": False, "reasons": reasons, "error": "not ready: " + "; ".join(reasons)}, 503)
-
+def _add_healthz(app: FastAPI) -> None:
     @app.get("/healthz", tags=["server"])
     async def healthz() -> Response:
         """Liveness for orchestrators."""
         return _json({"status": "ok"})
-
-
-def _add_models(app: FastAPI, roster: Roster) -> None:
-    @app.get("/v2/models/stats", tags=["models"])
-    async def all_statistics() -> Response:
-        """The counters of every model on duty."""
-        return _json({"model_stats": [_statistics(served) for served in roster.all()]})
-
-    @app.get("/v2/models/{m}/versions/{v}", tags=["models"])
-    @app.get("/v2/models/{m}", tags=["models"])
-    async def metadata(m: str, v: str | None = None) -> Response:
-        """Inputs, outputs, the version on duty, its precision and why it is that one."""
-        return _json(_metadata(roster.find(m, v)))
-
-    @app.get("/v2/models/{m}/versions/{v}/ready", tags=["models"])
-    @app.get("/v2/models/{m}/ready", tags=["models"])
-    async def model_ready(m: str, v: str | None = None) -> Response:
-        """200 where this model answers, 503 where it does not yet."""
-        return _json({"name": roster.find(m, v).name, "ready": True})
-
-    @app.get("/v2/models/{m}/versions/{v}/config", tags=["models"])
-    @app.get("/v2/models/{m}/config", tags=["models"])
-    async def config(m: str, v: str | None = None) -> Response:
-        """Triton's ModelConfig, as perf_analyzer reads it."""
-        served = roster.find(m, v)
-        return _json(model_config(served.spec, served.duty.engine.form, served.duty.engine.device))
-
-    @app.get("/v2/models/{m}/versions/{v}/stats", tags=["models"])
-    @app.get("/v2/models/{m}/stats", tags=["models"])
-    async def statistics(m: str, v: str | None = None) -> Response:
-        """The counters of one model."""
-        return _json({"model_stats": [_statistics(roster.find(m, v))]})
-
-
-def _statistics(served: Served) -> dict[str, Any]:
-    return model_statistics(served.name, served.duty.version, served.statistics())
-
-
-def _metadata(served: Served) -> dict[str, Any]:
-    duty = served.duty
-    properties = {
-        "halfeven_precision": duty.precision,
-        "halfeven_digest": duty.digest,
-        "halfeven_reason": duty.reason,
-        "halfeven_device": duty.engine.device,
-    }
-    return model_metadata(served.spec, [duty.version], duty.engine.form, properties)
-
-
-def _add_repository(app: FastAPI, roster: Roster) -> None:
-    @app.post("/v2/repository/index", tags=["models"])
-    async def index(request: Request) -> Response:
-        """The models on duty."""
-        body = await read_body(request.scope["headers"], request.receive, _SMALL_BODY)
-        asked = parse(body) if body.strip() else {}
-        if not isinstance(asked, dict):
-            raise BadRequest('expected an empty body, {} or {"ready": true}')
-        if not isinstance(asked.get("ready", False), bool):
-            raise BadRequest("Invalid value for 'ready': expected a boolean")
-        return _json([index_entry(served.name, served.duty.version) for served in roster.all()])
-
-    for path, way_out in _WAYS_OUT.items():
-        app.add_api_route(path, _refusing(way_out), methods=["GET", "POST"], include_in_schema=False)
-
-
-def _refusing(way_out: str) -> Callable[[], Any]:
-    async def refuse() -> Response:
-        raise NotOffered(way_out)
-
-    return refuse
-
-
-def _add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_s: float) -> None:
-    @app.post("/v1/models/{m}/versions/{v}:predict", tags=["predict"])
-    @app.post("/v1/models/{m}:predict", tags=["predict"])
-    async def predict(m: str, request: Request, v: str | None = None) -> Response:
-        """`{"instances": [...]}` → `{"predictions": [...]}`."""
-        served = roster.find(m, v)
-        body = await read_body(request.scope["headers"], request.receive, max_body_bytes, body_timeout_s)
-        asked = read_predict(served.spec, body)
-        answer = await answer_or_leave(served.submit(asked.arrays, asked.rows), request.receive)
-        response = Response(write_predict(served.spec, answer.outputs), media_type="application/json")
-        response.raw_headers.extend(answer_headers(answer))
-        return response
 
 
 def _add_history(app: FastAPI, roster: Roster, history: History) -> None:

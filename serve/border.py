@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import orjson
 
 from ..models import errors
+from .protocol.dialect import UnreadableTensor
 
 T = TypeVar("T")
 
@@ -18,6 +19,24 @@ class NotOffered(errors.BadInput):
     """Part of a protocol that we do not do; the message names the way out."""
 
     code = "not_offered"
+
+
+class UnknownCoding(NotOffered):
+    """A Content-Encoding that nobody here reads; the answer says which ones are."""
+
+    code = "unknown_coding"
+
+
+class Unready(errors.NotReady):
+    """The answer to a question about readiness, not a request that failed."""
+
+    code = "unready"
+
+
+class LoadFailed(errors.CannotServe):
+    """A version that was to be loaded over HTTP cannot serve; the message says why."""
+
+    code = "load_failed"
 
 
 class SlowBody(errors.BadInput):
@@ -37,7 +56,16 @@ _STATUS: dict[type[BaseException], HTTPStatus] = {
     errors.ParityRefused: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.CannotServe: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.EngineFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
+    LoadFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
     BaseException: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+# As Triton answers, with --triton-strict and on /v2 alone.
+_TRITON_STATUS = {
+    **_STATUS,
+    errors.UnknownName: HTTPStatus.BAD_REQUEST,
+    errors.TooLarge: HTTPStatus.BAD_REQUEST,
+    Unready: HTTPStatus.BAD_REQUEST,
+    UnreadableTensor: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
 _EXIT: dict[type[BaseException], int] = {
     errors.BadInput: 2,
@@ -49,9 +77,9 @@ _LONGEST = 4000  # characters: a message quotes what came, and what came may be 
 _HIDDEN = "internal error: this is a bug in halfeven, not in the request; the server's log has the traceback"
 
 
-def status_of(error: BaseException) -> int:
-    """The HTTP status that says what the error means."""
-    return int(_nearest(_STATUS, error))
+def status_of(error: BaseException, as_triton: bool = False) -> int:
+    """The HTTP status that says what the error means, to us or to Triton."""
+    return int(_nearest(_TRITON_STATUS if as_triton else _STATUS, error))
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -68,6 +96,16 @@ def retry_after_of(error: BaseException) -> int | None:
     if isinstance(error, errors.Overloaded):
         return max(1, math.ceil(error.retry_after_s))
     return None
+
+
+def headers_of(error: BaseException) -> dict[str, str]:
+    """What the asker is told beside the body: when to come back, which codings are read."""
+    headers = {}
+    if (seconds := retry_after_of(error)) is not None:
+        headers["retry-after"] = str(seconds)
+    if isinstance(error, UnknownCoding):
+        headers["accept-encoding"] = "gzip, deflate"
+    return headers
 
 
 def message_of(error: BaseException) -> str:

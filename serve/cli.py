@@ -2,17 +2,16 @@
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from ..models.errors import HalfevenError
-from .border import exit_code_of
+from .cli_bench import bench, tune
+from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, say
 
 app = typer.Typer(
     name="halfeven",
@@ -21,12 +20,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
-out = Console(highlight=False)
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")]
-StoreAt = Annotated[Path, typer.Option("--store", envvar="HALFEVEN_STORE", help="Where versions lie.")]
-DEFAULT_STORE = Path("halfeven-store")
 
 
 def main() -> None:
@@ -35,34 +28,6 @@ def main() -> None:
         level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
     )
     app()
-
-
-def finish(command: Callable[[], tuple[Mapping[str, Any], Any, int]], as_json: bool) -> None:
-    """Run a command's work: (facts, what to show a person, exit code). The one place that ends a command."""
-    try:
-        facts, shown, code = command()
-    except KeyboardInterrupt:
-        errors.print("interrupted; nothing half-written is left behind")
-        raise typer.Exit(1) from None
-    except HalfevenError as error:
-        errors.print(f"error: {error}", markup=False)
-        if as_json:
-            print_json({"error": str(error), "code": error.code, "status": "failed", "forms": {}})
-        raise typer.Exit(exit_code_of(error)) from None
-    if as_json:
-        print_json(facts)
-    elif shown is not None:
-        out.print(shown)
-    raise typer.Exit(code)
-
-
-def print_json(facts: Mapping[str, Any]) -> None:
-    sys.stdout.write(orjson.dumps(facts, option=orjson.OPT_NON_STR_KEYS).decode() + "\n")
-    sys.stdout.flush()
-
-
-def say(sentence: str) -> None:
-    errors.print(sentence, markup=False)
 
 
 @app.command()
@@ -157,19 +122,41 @@ def serve(
     expose_without_auth: Annotated[
         bool | None, typer.Option("--expose-without-auth", help="Listen beyond this machine without keys.")
     ] = None,
+    triton_strict: Annotated[
+        bool | None, typer.Option("--triton-strict", help="Answer as Triton does where we would otherwise not.")
+    ] = None,
+    server_name: Annotated[str | None, typer.Option(help="What GET /v2 says; default halfeven.")] = None,
+    parity_sample: Annotated[
+        float | None, typer.Option(help="Share of a half's live requests that its FP32 whole checks; default 0.001.")
+    ] = None,
+    keep_previous_seconds: Annotated[
+        float | None, typer.Option(help="How long a relieved version stands by and the new one is on trial.")
+    ] = None,
+    rescue: Annotated[
+        bool | None, typer.Option("--rescue/--no-rescue", help="Keep the FP32 whole loaded beside a half.")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text, or json: one object a line.")] = None,
+    access_log: Annotated[
+        bool | None, typer.Option("--access-log", help="Log every infer request.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Serve every live version in the store, and follow the store."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from .history import store_at
+        from .logs import set_up
         from .server import serve
         from .settings import read_settings
 
         settings = read_settings(
             store=store, models=models, host=host, port=port, device=device, fallback=fallback,
-            expose_without_auth=expose_without_auth,
+            expose_without_auth=expose_without_auth, log_level=log_level, log_format=log_format,
+            access_log=access_log, triton_strict=triton_strict, server_name=server_name,
+            parity_sample=parity_sample, keep_previous_seconds=keep_previous_seconds, rescue=rescue,
         )  # fmt: skip
+        set_up(settings.log_level, settings.log_format, settings.access_log)
         serve(settings, store_at(settings.store), say)
         return {"status": "stopped"}, None, 0
 
@@ -179,17 +166,40 @@ def serve(
 @app.command()
 def predict(
     name: str,
-    file: Annotated[Path, typer.Argument(help="npz, safetensors or JSON ({input: nested lists}).")],
+    file: Annotated[
+        Path, typer.Argument(help="PNG, JPEG, npy, npz, safetensors or JSON ({input: nested lists}).")
+    ],
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    answer: Annotated[Path | None, typer.Option("--out", help="Write a .png, .npy or .npz instead.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Send a file's tensors to a running server and print the answers."""
+    """Send a picture or a file's tensors to a running server and print the answers."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from .client import predict_file
 
-        facts = predict_file(url, name, file)
+        facts = predict_file(url, name, file, answer)
         return facts, orjson.dumps(facts, option=orjson.OPT_INDENT_2).decode(), 0
+
+    finish(work, as_json)
+
+
+@app.command()
+def samples(
+    target: Annotated[str, typer.Argument(help="A model folder, or NAME or NAME@VERSION in the store.")],
+    pictures: Annotated[Path, typer.Argument(help="A folder of PNG and JPEG files, or one such per label.")],
+    out: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
+    store: StoreAt = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Make a samples file, which is a training file too, of a folder of pictures."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from .history import store_at
+        from .pack import pack
+
+        facts = pack(target, pictures, out, store_at(store))
+        return facts, f"{facts['file']}: {facts['rows']} rows", 0
 
     finish(work, as_json)
 
@@ -291,6 +301,10 @@ def demo(
         return facts, table, 0 if facts["passed"] else 1
 
     finish(work, as_json)
+
+
+app.command()(bench)
+app.command()(tune)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""``halfeven predict``: a file's tensors to a running server, with nothing but the standard library."""
+"""``halfeven predict``: a file's tensors or picture to a running server, over the standard library's HTTP."""
 
 import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,45 @@ from safetensors.numpy import load_file
 from ..exporters.samples import TARGET
 from ..models.datatypes import name_of
 from ..models.errors import BadInput, NotReady
+from .protocol.numpy_files import write_npz
+
+_AS_THEY_ARE = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".npy": "application/x-npy"}
+_ANSWERS = {".png": "image/png", ".npy": "application/x-npy", ".npz": "application/x-npz"}
 
 
-def predict_file(url: str, name: str, file: Path, timeout_s: float = 60.0) -> dict[str, Any]:
-    """The V2 answer to the tensors of an npz, safetensors or JSON file (``{input: nested lists}``).
+def predict_file(
+    url: str, name: str, file: Path, out: Path | None = None, timeout_s: float = 60.0
+) -> dict[str, Any]:
+    """The answer to a picture (PNG, JPEG), an npy, npz, safetensors or JSON file (``{input: nested lists}``).
 
-    Raises BadInput with the server's own words where it refuses, NotReady where nobody answers.
+    With ``out`` (.png, .npy or .npz) the answer goes into that file and its name comes back. Raises BadInput with
+    the server's own words where it refuses, NotReady where nobody answers.
     """
-    inputs = _read(file)
-    if file.suffix == ".json":
-        return _post(f"{url}/v1/models/{urllib.parse.quote(name)}:predict", orjson.dumps(inputs), timeout_s)
+    model = f"{url}/v1/models/{urllib.parse.quote(name)}:predict"
+    body, kind = _body(file)
+    if out is not None:
+        return _into(out, *_post(model, body, kind, _accept(out), timeout_s))
+    if file.suffix in (".npz", ".safetensors"):
+        model, body = f"{url}/v2/models/{urllib.parse.quote(name)}/infer", orjson.dumps(_v2(_read(file)))
+        kind = "application/json"
+    headers, answer = _post(model, body, kind, "application/json", timeout_s)
+    return {"status": 200, "headers": headers, **json.loads(answer)}
+
+
+def _body(file: Path) -> tuple[bytes, str]:
+    """What ``:predict`` takes, and its content type."""
+    suffix = file.suffix.lower()
+    if suffix in _AS_THEY_ARE or suffix == ".npz":
+        try:
+            return file.read_bytes(), _AS_THEY_ARE.get(suffix, "application/x-npz")
+        except OSError as error:
+            raise BadInput(f"{file} cannot be read: {error.strerror}") from error
+    if suffix == ".safetensors":
+        return write_npz(_read(file)), "application/x-npz"
+    return orjson.dumps(_read(file)), "application/json"
+
+
+def _v2(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     tensors = [
         {
             "name": key,
@@ -31,10 +61,22 @@ def predict_file(url: str, name: str, file: Path, timeout_s: float = 60.0) -> di
             "datatype": name_of(array.dtype),
             "data": array.ravel().tolist(),
         }
-        for key, array in inputs.items()
+        for key, array in arrays.items()
     ]
-    body = orjson.dumps({"inputs": tensors})
-    return _post(f"{url}/v2/models/{urllib.parse.quote(name)}/infer", body, timeout_s)
+    return {"inputs": tensors}
+
+
+def _accept(out: Path) -> str:
+    if out.suffix not in _ANSWERS:
+        raise BadInput(f"--out {out}: expected a name that ends with one of {', '.join(_ANSWERS)}")
+    return _ANSWERS[out.suffix]
+
+
+def _into(out: Path, headers: Mapping[str, str], answer: bytes) -> dict[str, Any]:
+    if headers.get("content-type") != _ANSWERS[out.suffix]:
+        raise BadInput(f"--out {out}: this answer is none ({headers.get('content-type')}); leave --out away")
+    out.write_bytes(answer)
+    return {"status": 200, "headers": dict(headers), "file": str(out)}
 
 
 def _read(file: Path) -> Any:
@@ -48,16 +90,16 @@ def _read(file: Path) -> Any:
             return {key: array for key, array in load_file(file).items() if not key.startswith(TARGET)}
     except Exception as error:
         raise BadInput(f"{file} cannot be read: {error}") from error
-    raise BadInput(f"{file}: expected .npz, .safetensors or .json")
+    raise BadInput(f"{file}: expected .png, .jpg, .npy, .npz, .safetensors or .json")
 
 
-def _post(url: str, body: bytes, timeout_s: float) -> dict[str, Any]:
+def _post(url: str, body: bytes, kind: str, accept: str, timeout_s: float) -> tuple[dict[str, str], bytes]:
     if not url.startswith(("http://", "https://")):
         raise BadInput(f"--url: expected http://… or https://…, got {url[:80]!r}")
-    request = urllib.request.Request(url, body, {"content-type": "application/json"})
+    request = urllib.request.Request(url, body, {"content-type": kind, "accept": accept})
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-            return {"status": answer.status, "headers": _ours(answer.headers), **json.loads(answer.read())}
+            return _ours(answer.headers), answer.read()
     except urllib.error.HTTPError as error:
         raise BadInput(
             f"the server refused with {error.code}: {error.read(4000).decode(errors='replace')}"
@@ -67,4 +109,4 @@ def _post(url: str, body: bytes, timeout_s: float) -> dict[str, Any]:
 
 
 def _ours(headers: Any) -> dict[str, str]:
-    return {key: value for key, value in headers.items() if key.startswith("halfeven-")}
+    return {k.lower(): v for k, v in headers.items() if k.lower().startswith(("halfeven-", "content-type"))}

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..models.engines.engine import Engine
 from ..models.spec import ModelSpec
+from .batching.ceiling import Ceiling
 
 
 @dataclass(slots=True, eq=False)
@@ -20,8 +21,10 @@ class OnDuty:
 
     ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``fp16-unproven``; ``reason`` says why it is that one.
     ``whole`` is the FP32 original beside a half: it answers again where a half's row is not finite, and checks
-    samples of live traffic. ``useful_rows`` is the batch above which more rows bring no more throughput here
-    (0: not measured).
+    samples of live traffic. ``useful_rows`` is the batch above which more rows bring no more throughput here, or
+    none that the device has memory for (0: not measured). ``ceiling`` remembers out of memory (None: with this duty).
+    ``invariance`` says how much an answer depends on the size of its batch (empty: not measured). ``probe`` is one
+    request of one row that it answers: who fails on that fails on everything.
     """
 
     version: str
@@ -31,6 +34,9 @@ class OnDuty:
     reason: str = ""
     whole: Engine | None = None
     useful_rows: int = 0
+    ceiling: Ceiling | None = None
+    invariance: str = ""
+    probe: Sequence[np.ndarray] | None = None
 
 
 @dataclass(slots=True, eq=False, frozen=True)
@@ -129,6 +135,14 @@ class Served(Protocol):
     def statistics(self) -> Statistics: ...
 
 
+class ServedName(Served, Protocol):
+    """A name with all its versions."""
+
+    def lanes(self) -> Sequence[Served]:
+        """Every version that is loaded now, each to be asked alone."""
+        ...
+
+
 class Roster(Protocol):
     """Who serves which name."""
 
@@ -139,9 +153,44 @@ class Roster(Protocol):
         """
         ...
 
-    def all(self) -> Sequence[Served]: ...
+    def all(self) -> Sequence[ServedName]: ...
 
     @property
     def ready(self) -> bool: ...
 
     def not_ready_reasons(self) -> list[str]: ...
+
+
+class LoadConfig(TypedDict, total=False):
+    """What one load may set otherwise than the model's own spec; a missing key is as the spec says."""
+
+    max_batch_size: int
+    max_queue_delay_us: int
+    max_queue_size: int
+
+
+# A name's version, one of READY, LOADING, UNLOADING, UNAVAILABLE, and why it is not READY ("" where it is).
+IndexEntry = tuple[str, str, str, str]
+
+
+class RosterControl(Protocol):
+    """The verbs of the model repository extension. They block until done: call them in a thread."""
+
+    def load(self, name: str, config: LoadConfig | None = None) -> None:
+        """Put the name's live version on duty, again if need be; where that fails, what served goes on serving.
+
+        Raises UnknownName where the store has no such name, another HalfevenError that says why it failed.
+        """
+        ...
+
+    def unload(self, name: str) -> None:
+        """Take the name off duty until `load` (or a new start). Raises UnknownName."""
+        ...
+
+    def index(self) -> Sequence[IndexEntry]:
+        """Every version that is loaded, on its way or wanted and not there: (name, version, state, reason)."""
+        ...
+
+
+class ControlledRoster(Roster, RosterControl, Protocol):
+    """Both."""

@@ -16,15 +16,14 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from .content_coding import chosen_coding
 from .duty import Answer, Served
-from .infer_asgi import Begun, InferFront, asked_of, refusal
+from .infer_asgi import SMALL_JSON, Begun, InferFront, asked_of, is_small_json
 
 # Headers that ask for more than the short way offers.
 _ELSEWHERE = frozenset(
-    (b"transfer-encoding", b"content-encoding", b"accept-encoding", b"expect", b"upgrade", b"x-request-id",
-     b"triton-request-id")
+    (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"x-request-id", b"triton-request-id")
 )  # fmt: skip
-_SMALL_JSON = 1 << 16  # above that JSON is read off the event loop
 _ONE_PIECE = 1 << 16  # a body up to this is joined to its head: cheaper than a second buffer
 _URLS = 1024  # how many paths are remembered
 
@@ -153,7 +152,7 @@ class HotProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             return None
         asked = self._asked_of(self.url)
-        plain = None if asked is None else _plain(self.headers)
+        plain = None if asked is None else _plain(self.headers, front.compress_lists)
         if asked is None or plain is None or plain[0] > front.max_body_bytes:
             return None
         if parser.get_http_version() != "1.1":
@@ -189,7 +188,7 @@ class HotProtocol(HttpToolsProtocol):
         try:
             begun = self._front.begin(hot.served, hot.header_length, body)
         except Exception as error:
-            self._respond(hot, *refusal(error))
+            self._respond(hot, *self._front.refusal(error, model=hot.served.name))
             return
         hot.body = b""
         hot.future = begun.future
@@ -211,7 +210,7 @@ class HotProtocol(HttpToolsProtocol):
             headers, body = self._front.finish(begun, future.result())
             status = 200
         except Exception as error:
-            status, headers, body = refusal(error)
+            status, headers, body = self._front.refusal(error, model=hot.served.name)
         self._respond(hot, status, headers, body)
         begun.written.add(perf_counter_ns() - began_ns)
 
@@ -240,10 +239,10 @@ class HotProtocol(HttpToolsProtocol):
         if self._hot is hot and hot.future is None and not hot.response_complete:
             assert self._front is not None
             hot.keep_alive = False  # what still comes of the body belongs to nobody
-            self._respond(hot, *refusal(self._front.slow_body()))
+            self._respond(hot, *self._front.refusal(self._front.slow_body(), model=hot.served.name))
 
 
-def _plain(headers: list[tuple[bytes, bytes]]) -> tuple[int, str | None] | None:
+def _plain(headers: list[tuple[bytes, bytes]], compress_lists: bool) -> tuple[int, str | None] | None:
     """Content length and Inference-Header-Content-Length; None where a header asks for the long way."""
     length = -1
     header_length = None
@@ -256,8 +255,11 @@ def _plain(headers: list[tuple[bytes, bytes]]) -> tuple[int, str | None] | None:
             if header_length is not None:
                 return None
             header_length = value.decode("latin-1")
+        elif name == b"accept-encoding":
+            if chosen_coding(value.decode("latin-1"), compress_lists):
+                return None
         elif name in _ELSEWHERE:
             return None
-    if length <= 0 or (header_length is None and length > _SMALL_JSON):
+    if length <= 0 or (length > SMALL_JSON and not is_small_json(header_length)):
         return None
     return length, header_length

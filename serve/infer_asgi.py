@@ -6,27 +6,37 @@ POST /v2/models/{m}[/versions/{v}]/infer is answered here; everything else passe
 import asyncio
 import logging
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..models.errors import BadInput, NotReady
 from .batching.tally import Phase
-from .border import NotOffered, SlowBody, body_for, body_of, retry_after_of, status_of
+from .border import SlowBody, body_for, body_of, headers_of, message_of, status_of
 from .caller import CallerLeft, answer_or_leave, read_body
-from .duty import Answer, OnDuty, Roster, Served
+from .content_coding import chosen_coding, decoded, encoded
+from .duty import Answer, Roster, Served
+from .infer_headers import NOTHING, Told, scan
+from .logs import requests
+from .protocol.dialect import OURS, Dialect
 from .protocol.infer import InferCodec, InferRequest
 
 MAX_BODY_BYTES = 64 * 2**20  # Triton's default
+SMALL_JSON = 64 * 1024  # bytes; more JSON than this is read off the event loop
+_PHASES = b"queue;dur=%.3f, assemble;dur=%.3f, compute;dur=%.3f"
+_ALL_PHASES = _PHASES + b", total;dur=%.3f"
+_LONGEST_ID = 128  # characters of a caller's words in a record of the log
 _LOG = logging.getLogger(__name__)
 Headers = list[tuple[bytes, bytes]]
 
 
 class Begun(NamedTuple):
-    """A request on its way: who reads and writes it, what it asked, and its answer to come."""
+    """A request on its way: who reads and writes it, what it asked, its answer to come, and when it was read."""
 
     codec: InferCodec
     request: InferRequest
     future: asyncio.Future[Answer]
+    since_ns: int
     written: Phase  # what its writing takes is added here
 
 
@@ -44,9 +54,12 @@ class InferFront:
         max_body_bytes: int = MAX_BODY_BYTES,
         body_timeout_s: float = 30.0,
         written: dict[str, Phase] | None = None,
+        dialect: Dialect = OURS,
     ) -> None:
         self._app = app
         self._roster = roster
+        self._dialect = dialect
+        self.compress_lists = dialect.compress_lists
         self.max_body_bytes = max_body_bytes
         self.body_timeout_s = body_timeout_s
         self.urls: dict[bytes, tuple[str, str | None] | None] = {}  # `hot_protocol.py` remembers paths here
@@ -66,61 +79,108 @@ class InferFront:
     async def _answer(
         self, asked: tuple[str, str | None], scope: Scope, receive: Receive, send: Send
     ) -> None:
+        told = NOTHING
         try:
-            headers, body = await self._infer(asked, scope["headers"], receive)
+            header_length, told = scan(scope["headers"])
+            headers, body = await self._infer(asked, header_length, told, scope["headers"], receive)
             status = 200
         except CallerLeft:
             return
         except Exception as error:
-            status, headers, body = refusal(error)
+            status, headers, body = self.refusal(error, told.request_id, asked[0])
+        if told is not NOTHING:
+            headers.extend(told.ids)
         await _send(send, status, headers, body)
 
     async def _infer(
-        self, asked: tuple[str, str | None], headers: Headers, receive: Receive
+        self,
+        asked: tuple[str, str | None],
+        header_length: str | None,
+        told: Told,
+        headers: Headers,
+        receive: Receive,
     ) -> tuple[Headers, bytes]:
         served = self.find(asked)
-        header_length = _header_length(headers)
         body = await read_body(headers, receive, self.max_body_bytes, self.body_timeout_s)
-        begun = self.begin(served, header_length, body)
+        if told.coding is not None:
+            body = await decoded(body, told.coding, self.max_body_bytes)
+        if len(body) <= SMALL_JSON or is_small_json(header_length):
+            begun = self.begin(served, header_length, body)
+        else:
+            begun = await self._begin_elsewhere(served, header_length, body)
         answer = await answer_or_leave(begun.future, receive)
         began_ns = perf_counter_ns()
-        response = self.finish(begun, answer)
+        headers, body = self.finish(begun, answer, told)
         begun.written.add(perf_counter_ns() - began_ns)
-        return response
+        if told.accepted is not None and (
+            coding := chosen_coding(told.accepted, self.compress_lists)
+        ):
+            body = await encoded(body, coding)
+            headers.append((b"content-encoding", coding.encode()))
+        return headers, body
 
     def find(self, asked: tuple[str, str | None]) -> Served:
         """The model that is to answer. Raises UnknownName, NotReady."""
         return self._roster.find(*asked)
 
-    def begin(self, served: Served, header_length: str | None, body: bytes) -> "Begun":
+    def begin(self, served: Served, header_length: str | None, body: bytes) -> Begun:
         """Read a whole body and queue what it asks. Raises BadRequest, Overloaded, NotReady."""
+        since_ns = perf_counter_ns()
         codec = self._codec(served)
         request = codec.read(body, header_length)
-        return Begun(codec, request, served.submit(request.arrays, request.rows), self.written[served.name])
+        future = served.submit(request.arrays, request.rows, request.terms)
+        return Begun(codec, request, future, since_ns, self.written[served.name])
 
-    def finish(self, begun: "Begun", answer: Answer) -> tuple[Headers, bytes]:
-        """The response's headers (content length left out) and body."""
+    async def _begin_elsewhere(self, served: Served, header_length: str | None, body: bytes) -> Begun:
+        """The same where reading takes so long that others would notice: in a thread."""
+        since_ns = perf_counter_ns()
+        codec = self._codec(served)
+        request = await asyncio.to_thread(codec.read, body, header_length)
+        if self._codec(served) is not codec and served.spec.signature() != codec.spec.signature():
+            raise NotReady(
+                f"model '{served.name}' changed its inputs while the request was read; send it again"
+            )
+        future = served.submit(request.arrays, request.rows, request.terms)
+        return Begun(codec, request, future, since_ns, self.written[served.name])
+
+    def finish(self, begun: Begun, answer: Answer, told: Told = NOTHING) -> tuple[Headers, bytes]:
+        """The response's headers (content length left out) and body. ``told`` has the id for the log."""
         duty = answer.duty
-        response = begun.codec.write(begun.request, answer.outputs, duty.version, _parameters(duty))
+        parameters = {"halfeven_precision": answer.precision, "halfeven_digest": duty.digest[:12]}
+        response = begun.codec.write(begun.request, answer.outputs, duty.version, parameters)
+        headers = answer_headers(answer, perf_counter_ns() - begun.since_ns)
         if response.header_length is None:
-            return [(b"content-type", b"application/json"), *answer_headers(answer)], response.body
-        return [
-            (b"content-type", b"application/octet-stream"),
-            (b"inference-header-content-length", b"%d" % response.header_length),
-            *answer_headers(answer),
-        ], response.body
+            headers.append((b"content-type", b"application/json"))
+        else:
+            headers.append((b"content-type", b"application/octet-stream"))
+            headers.append((b"inference-header-content-length", b"%d" % response.header_length))
+        if requests.isEnabledFor(logging.INFO):
+            _log_answer(begun, answer, told.request_id)
+        return headers, response.body
+
+    def refusal(
+        self, error: Exception, request_id: str | None = None, model: str = ""
+    ) -> tuple[int, Headers, bytes]:
+        """What a request that ends with this error is answered: status, headers, body."""
+        status = status_of(error, self._dialect.triton_statuses)
+        who = {"request_id": request_id, "model": model[:_LONGEST_ID], "status": status}
+        if status == 500 and not isinstance(error, BadInput):
+            _LOG.error("an infer request failed", exc_info=error, extra=who)
+        if requests.isEnabledFor(logging.INFO):
+            requests.info("refused: %s", message_of(error), extra=who)
+        body, kind = body_of(error, "/v2")
+        headers = [(key.encode(), value.encode()) for key, value in headers_of(error).items()]
+        return status, [(b"content-type", kind.encode()), *headers], body
 
     def slow_body(self) -> SlowBody:
         """What a body that takes too long is answered with."""
-        return SlowBody(
-            f"the request's body did not arrive within {self.body_timeout_s:g} s; send it faster"
-        )
+        return SlowBody(f"the request's body did not arrive within {self.body_timeout_s:g} s; send it faster")
 
     def _codec(self, served: Served) -> InferCodec:
         """One per model, made again where a version came with a new signature."""
         codec = self._codecs.get(served.name)
         if codec is None or codec.spec is not served.spec:
-            codec = self._codecs[served.name] = InferCodec(served.spec)
+            codec = self._codecs[served.name] = InferCodec(served.spec, self._dialect)
             self.written.setdefault(served.name, Phase())
         return codec
 
@@ -142,47 +202,43 @@ def asked_of(path: str) -> tuple[str, str | None] | None:
     return None
 
 
-def _header_length(headers: Headers) -> str | None:
-    """Inference-Header-Content-Length as it came. Raises NotOffered where the body is compressed."""
-    length = None
-    for name, value in headers:
-        if name == b"inference-header-content-length":
-            length = value.decode("latin-1")
-        elif name == b"content-encoding" and value.lower() not in (b"identity", b""):
-            raise NotOffered(
-                f"Unsupported compression type '{value.decode('latin-1')[:40]}': compressed request bodies "
-                "are not offered; send the body as it is (no Content-Encoding)"
-            )
-    return length
+def is_small_json(header_length: str | None) -> bool:
+    """Whether the JSON of a large body is soon parsed; a length that is no number is refused as soon."""
+    return header_length is not None and not (
+        header_length.isdecimal() and int(header_length[:20]) > SMALL_JSON
+    )
 
 
-def _parameters(duty: OnDuty) -> dict[str, Any]:
-    return {"halfeven_precision": duty.precision, "halfeven_digest": duty.digest[:12]}
+def _log_answer(begun: Begun, answer: Answer, request_id: str | None) -> None:
+    own_id = (begun.request.id or "")[:_LONGEST_ID] or None
+    requests.info(
+        "answered",
+        extra={
+            "request_id": request_id or own_id,
+            "model": begun.codec.spec.name,
+            "version": answer.duty.version,
+            "precision": answer.precision,
+            "status": 200,
+            "rows": begun.request.rows,
+            "queue_ms": round(answer.queue_ns / 1e6, 3),
+            "compute_ms": round(answer.compute_ns / 1e6, 3),
+        },
+    )
 
 
-def answer_headers(answer: Answer) -> Headers:
-    """Who answered and what it took; every prediction carries them, on whichever route."""
+def answer_headers(answer: Answer, total_ns: int | None = None) -> Headers:
+    """Who answered and what it took; every prediction carries them, on whichever route.
+
+    ``total_ns`` is from the body's arrival to here, all of it that is in our hands (None: not told).
+    """
     duty = answer.duty
+    spent = (answer.queue_ns / 1e6, answer.assemble_ns / 1e6, answer.compute_ns / 1e6)
     return [
         (b"halfeven-version", duty.version.encode()),
         (b"halfeven-digest", duty.digest.encode()),
-        (b"halfeven-precision", duty.precision.encode()),
-        (
-            b"server-timing",
-            b"queue;dur=%.3f, compute;dur=%.3f" % (answer.queue_ns / 1e6, answer.compute_ns / 1e6),
-        ),
+        (b"halfeven-precision", answer.precision.encode()),
+        (b"server-timing", _PHASES % spent if total_ns is None else _ALL_PHASES % (*spent, total_ns / 1e6)),
     ]
-
-
-def refusal(error: Exception) -> tuple[int, Headers, bytes]:
-    status = status_of(error)
-    if status == 500:
-        _LOG.error("an infer request failed", exc_info=error)
-    body, kind = body_of(error, "/v2")
-    headers = [(b"content-type", kind.encode())]
-    if (seconds := retry_after_of(error)) is not None:
-        headers.append((b"retry-after", b"%d" % seconds))
-    return status, headers, body
 
 
 async def _send(send: Send, status: int, headers: Headers, body: bytes) -> None:

@@ -48,20 +48,27 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Tally], int]], ...] = (
     ),
     ("nv_inference_compute_output_duration_us", "Part of compute_infer here, so always 0", lambda _: 0),
     ("halfeven_vanished_callers", "Callers who left before their batch began", lambda t: t.vanished),
-    ("halfeven_rejected_requests", "Requests refused because the queue was full", lambda t: t.rejected),
+    ("halfeven_rejected_requests", "Requests refused because they would wait too long", lambda t: t.rejected),
+    ("halfeven_timed_out_requests", "Requests whose own timeout passed in the queue", lambda t: t.timed_out),
+    ("halfeven_rescued_rows", "Rows of a half that its FP32 whole answered", lambda t: t.rescued_rows),
+    ("halfeven_out_of_memory", "Runs for which the device had too little memory", lambda t: t.out_of_memory),
+    ("halfeven_given_up_batches", "Batches of a broken version that were not divided", lambda t: t.given_up),
 )
 _FAILURES: tuple[tuple[str, Callable[[Tally], int]], ...] = (
-    ("REJECTED", lambda t: t.rejected),
+    ("REJECTED", lambda t: t.rejected + t.timed_out),  # Triton counts both so
     ("CANCELED", lambda t: t.vanished),
     ("BACKEND", lambda t: t.failures),
 )
 
 
 class Measured(Protocol):
-    """A batcher as the metrics see it."""
+    """A batcher as the metrics see it; or a loaded version, whose ``label`` tells what it is there for."""
 
-    spec: ModelSpec
-    duty: OnDuty
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def duty(self) -> OnDuty: ...
 
     @property
     def waiting(self) -> int: ...
@@ -155,11 +162,17 @@ def _gauges(batchers: Iterable[Measured]) -> Iterator[Metric]:
     on_duty = GaugeMetricFamily(
         "halfeven_on_duty", "1 for the version on duty", labels=(*_LABELS, "precision")
     )
+    ceiling = GaugeMetricFamily(
+        "halfeven_row_ceiling", "Rows in one run since the device ran out of memory", labels=_LABELS
+    )
     for one in batchers:
         name, duty = one.spec.name, one.duty
         pending.add_metric((name, duty.version), one.waiting)
-        on_duty.add_metric((name, duty.version, duty.precision), 1)
-    yield from (pending, on_duty)
+        if duty.ceiling is not None and duty.ceiling.known:
+            ceiling.add_metric((name, duty.version), duty.ceiling.smallest)
+        if getattr(one, "label", "stable") == "stable":  # a canary, a shadow or the previous version is not
+            on_duty.add_metric((name, duty.version, duty.precision), 1)
+    yield from (pending, on_duty, ceiling)
 
 
 def new_registry(

@@ -6,7 +6,7 @@ version on duty goes on answering between them.
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -18,11 +18,19 @@ from ..exporters.samples import Samples, load_samples
 from ..models.engines.engine import Engine
 from ..models.engines.load import load_half, load_whole
 from ..models.engines.torch_engine import median_seconds
+from ..models.engines.widening import widened
 from ..models.errors import EngineFailed, HalfevenError, NotReady
 from ..models.spec import ModelSpec
 from ..models.store import Version
+from .batching.ceiling import Ceiling
 from .batching.device import DeviceThread
+from .batching.invariance import batch_invariance
+from .batching.padding import buckets_of
+from .batching.warming import warm
 from .duty import OnDuty
+from .rollout.orders import drifted
+from .tuned import tuned_for
+from .useful_rows import batch_sizes, measure_useful_rows, shortest_seconds
 
 logger = logging.getLogger("halfeven.roster")
 T = TypeVar("T")
@@ -33,11 +41,13 @@ HALF_MUST_GAIN = 1.1  # times as fast as the best whole, or the whole serves
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where versions serve, and whether a refused half may be replaced by its FP32 whole."""
+    """Where versions serve, whether a refused half may be replaced by its FP32 whole (``fallback``), and whether
+    that stands by beside a half on duty (``rescue``)."""
 
     device: torch.device
     thread: DeviceThread
     fallback: bool = True
+    rescue: bool = True
 
     def call(self, fn: Callable[[], T]) -> T:
         """Run ``fn`` on the device thread, between two batches, and wait for it."""
@@ -48,21 +58,25 @@ class Place:
 class _Candidate:
     engine: Engine
     file: str
-    seconds: float = 0.0
+    seconds: float = 0.0  # for a batch of max_batch_size
+    useful_rows: int = 0
+    ceiling: Ceiling = field(default_factory=Ceiling)
+    most_rows: int = 0  # that the device has memory for; found when it was warmed up
 
 
 def make_ready(version: Version, place: Place, relieves: OnDuty | None = None) -> OnDuty:
     """A loaded, proven and warm version. Blocks for as long as that takes; never on the device thread.
 
     Where its half is not equal here, its FP32 whole is made ready instead, unless the version ``relieves``
-    one on duty, which then stays, or the fall-back is forbidden: NotReady. Raises DamagedFile or EngineFailed
-    where nothing of the version can be loaded.
+    one on duty, which then stays, or the fall-back is forbidden: NotReady. Where its half drifted here before, the
+    whole is made ready. Raises DamagedFile or EngineFailed where nothing of the version can be loaded.
     """
     spec = version.spec()
     samples = load_samples(version.file("samples.safetensors"), spec)
-    halves, refusals = _proven_halves(version, spec, samples, place)
+    drift = drifted(version, str(place.device))
+    halves, refusals = ([], [drift]) if drift else proven_halves(version, spec, samples, place)
     reason = "; ".join(refusals)
-    if refusals and relieves is not None:
+    if refusals and not drift and relieves is not None:
         raise NotReady(f"{version}: {reason}; version {relieves.version} stays on duty")
     if refusals and not place.fallback:
         raise NotReady(f"{version}: {reason}; serving its FP32 whole is forbidden by --fallback none")
@@ -71,18 +85,53 @@ def make_ready(version: Version, place: Place, relieves: OnDuty | None = None) -
         chosen, why = halves[0], f"form = {spec.form!r} asks for it"
         _warm(spec, samples, chosen, place)
     else:
-        candidates = [*_wholes(version, spec, place), *halves]
-        chosen, why = _fastest(spec, samples, candidates, place)
+        chosen, why = _as_tuned(version, spec, samples, halves, place) or _fastest(
+            spec, samples, [*_wholes(version, spec, place), *halves], place
+        )
+    if not chosen.useful_rows and spec.batched:
+        chosen.useful_rows = _useful_rows(spec, samples, chosen, place)
+    whole, beside = _whole_beside(version, spec, samples, chosen, place)
     return OnDuty(
         version=str(version.number),
         digest=version.manifest["files"][chosen.file],
         precision=chosen.engine.precision,
-        engine=chosen.engine,
-        reason=reason or why,
+        useful_rows=chosen.useful_rows,
+        engine=widened(chosen.engine, spec),
+        reason=(reason or why) + beside,
+        whole=widened(whole, spec) if whole is not None else None,
+        ceiling=chosen.ceiling,
+        invariance=_invariance(spec, samples, chosen, place),
+        probe=[part[0] for part in batch_of(spec, samples, 1)],
     )
 
 
-def _proven_halves(
+def _ceiling(version: Version, place: Place) -> Ceiling:
+    """What is remembered of this model running out of memory on this device; delete the file to forget it."""
+    name = f"ceiling-{str(place.device).replace(':', '-')}.json"
+    return Ceiling(version.folder.parent / "tuned" / name)
+
+
+def _whole_beside(
+    version: Version, spec: ModelSpec, samples: Samples, chosen: _Candidate, place: Place
+) -> tuple[Engine | None, str]:
+    """The FP32 whole that stands by beside a half, warm, and the words for it; the program's, as the gate's is."""
+    file = next((file for file in WHOLES.values() if version.has(file)), None)
+    if chosen.engine.precision == "fp32" or not place.rescue or file is None:
+        return None, ""
+    form = next(form for form in WHOLES if WHOLES[form] == file)
+    try:
+        load: Callable[[], Engine] = partial(load_whole, version, form, place.device)
+        whole = _Candidate(place.call(load), file, ceiling=_ceiling(version, place))
+        _warm(spec, samples, whole, place)
+    except Exception as error:  # the half was proven and serves without it
+        logger.exception("the FP32 whole of %s cannot stand by", version)
+        return None, f"; its FP32 whole cannot stand by: {error}"
+    facts = version.manifest["forms"].values()
+    size = next((found["bytes_fp32"] for found in facts if found.get("bytes_fp32")), None)
+    return whole.engine, "; its FP32 whole stands by" + (f" ({size / 2**20:.3g} MiB)" if size else "")
+
+
+def proven_halves(
     version: Version, spec: ModelSpec, samples: Samples, place: Place
 ) -> tuple[list[_Candidate], list[str]]:
     """The halves that may serve here (the form that the spec asks for alone, where it does), and refusals."""
@@ -114,7 +163,7 @@ def _proven(version: Version, samples: Samples, form: str, place: Place) -> _Can
     except BaseException:
         place.call(engine.close)
         raise
-    return _Candidate(engine, HALVES[form])
+    return _Candidate(engine, HALVES[form], ceiling=_ceiling(version, place))
 
 
 def _wholes(version: Version, spec: ModelSpec, place: Place) -> Iterator[_Candidate]:
@@ -129,7 +178,50 @@ def _wholes(version: Version, spec: ModelSpec, place: Place) -> Iterator[_Candid
                 if form == wanted[0]:
                     raise
                 continue  # another whole is there; the provider that is missing is named by `doctor`
-            yield _Candidate(engine, WHOLES[form])
+            yield _Candidate(engine, WHOLES[form], ceiling=_ceiling(version, place))
+
+
+def _as_tuned(
+    version: Version, spec: ModelSpec, samples: Samples, halves: list[_Candidate], place: Place
+) -> tuple[_Candidate, str] | None:
+    """What `halfeven tune` found best here, where that still holds, a half only if it is proven; else None."""
+    tuned = tuned_for(version, place.device) if spec.form == "auto" else None
+    if tuned is None:
+        return None
+    winner, is_half = tuned.winner, tuned.winner.precision != "fp32"
+    proven = [(half.engine.form, half.engine.precision) for half in halves]
+    if is_half and (winner.form, winner.precision) not in proven:
+        return None
+    fetch, files = (load_half, HALVES) if is_half else (load_whole, WHOLES)
+    engine: Engine | None = None
+    try:
+        engine = place.call(partial(fetch, version, winner.form, place.device, winner.threads))
+        chosen = _Candidate(
+            engine, files[winner.form], useful_rows=winner.useful_rows, ceiling=_ceiling(version, place)
+        )
+        _warm(spec, samples, chosen, place)
+    except Exception:
+        logger.exception("what was tuned for %s does not run here; measuring instead", version)
+        if engine is not None:
+            place.call(engine.close)
+        return None
+    for other in halves:
+        place.call(other.engine.close)
+    return chosen, f"tuned on {tuned.date}: {winner}"
+
+
+def _useful_rows(spec: ModelSpec, samples: Samples, chosen: _Candidate, place: Place) -> int:
+    """Measured in less than a second. 0, no opinion, where something goes wrong: only speed depends on it."""
+
+    def run_seconds(rows: int) -> float:
+        run = partial(chosen.engine.run, batch_of(spec, samples, rows))
+        return place.call(partial(shortest_seconds, run))
+
+    try:
+        return measure_useful_rows(run_seconds, chosen.most_rows)
+    except Exception:
+        logger.exception("the useful batch of '%s' could not be measured", spec.name)
+        return 0
 
 
 def _fastest(
@@ -157,8 +249,9 @@ def _running(
         try:
             _warm(spec, samples, candidate, place)
             if len(candidates) > 1:
-                run = partial(candidate.engine.run, _batch(spec, samples, spec.max_batch_size))
-                candidate.seconds = place.call(partial(median_seconds, run))
+                run = partial(candidate.engine.run, batch_of(spec, samples, candidate.most_rows))
+                seconds = place.call(partial(median_seconds, run))
+                candidate.seconds = seconds * max(spec.max_batch_size, 1) / max(candidate.most_rows, 1)
             running.append(candidate)
         except Exception as error:
             logger.exception(
@@ -177,10 +270,27 @@ def _handicapped(candidate: _Candidate) -> float:
 
 
 def _warm(spec: ModelSpec, samples: Samples, candidate: _Candidate, place: Place) -> None:
-    for rows in sorted({1, max(spec.max_batch_size, 1)}):
-        place.call(partial(candidate.engine.warm_up, _batch(spec, samples, rows)))
+    batches = partial(batch_of, spec, samples)
+    candidate.most_rows = warm(candidate.engine, spec, batches, candidate.ceiling, place.call)
 
 
-def _batch(spec: ModelSpec, samples: Samples, rows: int) -> list[list[np.ndarray]]:
+def _invariance(spec: ModelSpec, samples: Samples, chosen: _Candidate, place: Place) -> str:
+    """In a fraction of a second; nothing where it cannot be measured: nobody's answer depends on it."""
+    most = min(chosen.useful_rows or chosen.most_rows, chosen.most_rows)
+    sizes = buckets_of(spec, chosen.engine.device) or batch_sizes(max(most, 1))
+    try:
+        return batch_invariance(
+            spec,
+            lambda parts: place.call(partial(chosen.engine.run, parts)),
+            partial(batch_of, spec, samples),
+            [rows for rows in sizes if rows <= most],
+            chosen.engine.precision,
+        )
+    except Exception:
+        logger.exception("the batch invariance of '%s' could not be measured", spec.name)
+        return ""
+
+
+def batch_of(spec: ModelSpec, samples: Samples, rows: int) -> list[list[np.ndarray]]:
     _, arrays = next(iter(samples.batches(max(rows, 1) if spec.batched else 0, 1)))
     return [[arrays[tensor.name]] for tensor in spec.inputs]

@@ -18,6 +18,7 @@ from ..models.engines.placement import resolve_device
 from ..models.engines.torch_engine import use_true_fp32
 from ..models.errors import BadInput, BadSetting, UnknownName
 from ..models.store import Store, Version
+from .rollout.orders import drifted, pardon
 
 Say = Callable[[str], None]
 
@@ -30,7 +31,7 @@ def judge_again(target: str, store: Store, samples: Path | None, device: str, sa
     if (Path(target) / "model.toml").is_file():
         with tempfile.TemporaryDirectory(prefix="halfeven-parity-") as folder:
             return convert(Path(target), Store(Path(folder)), Options(samples=samples), say).shown()
-    return _judge_version(_version(target, store), samples, device, say)
+    return _judge_version(version_called(target, store), samples, device, say)
 
 
 def judge_saved(target: str, store: Store, limits: Sequence[str]) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def judge_saved(target: str, store: Store, limits: Sequence[str]) -> dict[str, A
 
     Raises UnknownName, and BadSetting for a limit that is none.
     """
-    version = _version(target, store)
+    version = version_called(target, store)
     own = version.spec().parity
     asked = dict(map(_limit, limits))
     under = replace(own, **asked, overridden=tuple(sorted({*own.overridden, *asked})))
@@ -60,7 +61,8 @@ def _limit(word: str) -> tuple[str, float]:
     return key, number
 
 
-def _version(target: str, store: Store) -> Version:
+def version_called(target: str, store: Store) -> Version:
+    """The version that NAME (the live one) or NAME@VERSION means. Raises UnknownName."""
     name, _, number = target.partition("@")
     if name not in store.names():
         raise UnknownName(
@@ -95,4 +97,7 @@ def _judge_version(version: Version, samples: Path | None, device: str, say: Say
         facts["forms"][form] |= {key: found[key] for key in ("passed", "max_error_u", "sqnr_db")} | {
             "parity": found
         }
+    if all(facts["forms"][form]["passed"] for form in halves) and drifted(version, str(where)):
+        pardon(version)
+        say(f"its half had drifted on {where} and may serve there again: load {version.name} again")
     return facts | {"environment": environment(where)}

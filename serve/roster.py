@@ -1,72 +1,72 @@
-"""Who serves which name: follows the store, and swaps versions with requests in flight.
+"""Who serves which name: follows the store, loads and unloads, and swaps versions with requests in flight.
 
-One thread looks at the aliases twice a second. A version that was put on duty in the store is made ready
-beside the one that serves, then swapped in between two batches; the old one is closed when no batch uses it.
+One thread looks at the aliases twice a second. A version that was put on duty in the store is made ready beside
+the one that serves, with a queue of its own, and takes over between two requests; what waits at the old one is
+answered by the old one, which is closed when it no longer has a part to play.
 """
 
 import asyncio
-import gc
 import logging
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-
-import numpy as np
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from ..models.errors import HalfevenError, NotReady, UnknownName
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version
-from .batching.batcher import Batcher
-from .duty import NO_TERMS, Answer, OnDuty, Statistics, Terms
+from .duty import IndexEntry, LoadConfig
 from .readying import Place, make_ready
+from .rollout.configured import configured
+from .rollout.decisions import Decisions
+from .rollout.lane import DRAIN_SECONDS, Lane
+from .rollout.memory import give_back, take_out_of_sight
+from .rollout.orders import read_orders
+from .rollout.rules import Rules
+from .rollout.served import ServedModel
 
 logger = logging.getLogger("halfeven.roster")
 LOOK_EVERY_S = 0.5
-
-
-@dataclass(slots=True, eq=False)
-class ServedModel:
-    """One name with its batcher; what is on duty changes under it."""
-
-    name: str
-    batcher: Batcher
-
-    def submit(
-        self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
-    ) -> asyncio.Future[Answer]:
-        """Queue one checked request with the version that is to answer it."""
-        return self.batcher.submit(arrays, rows, terms)
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.batcher.spec
-
-    @property
-    def duty(self) -> OnDuty:
-        return self.batcher.duty
-
-    def statistics(self) -> Statistics:
-        return self.batcher.statistics()
+State = tuple[int | None, int]  # of a name in the store: what the alias says, the newest version
 
 
 class Roster:
-    """Start it once; `find` is what every request asks (one dictionary look-up)."""
+    """Start it once, on the event loop that will serve; `find` is what every request asks (one look-up).
 
-    def __init__(self, store: Store, place: Place) -> None:
+    The verbs that load, unload or list block: not on the event loop. Each name is worked on by one thread at a
+    time; the others go on.
+    """
+
+    def __init__(self, store: Store, place: Place, rules: Rules | None = None) -> None:
         self.store = store
-        self._place = place
+        self.place = place
+        self.rules = rules or Rules()
+        self.decisions = Decisions(store, str(place.device))
+        self._judge = ThreadPoolExecutor(1, "halfeven-judge")
         self._served: dict[str, ServedModel] = {}
-        self._seen: dict[str, tuple[int | None, int]] = {}
+        self._seen: dict[str, State] = {}
         self._faults: dict[str, str] = {}
+        self._unloaded: set[str] = set()
+        self._loading: dict[str, int] = {}
+        self._working: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = threading.Event()
         self._first_look: Future[None] = Future()
-        self._thread = threading.Thread(target=self._follow, name="halfeven-roster", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._follow, name="halfeven-roster", daemon=True),
+            threading.Thread(target=self._watch, name="halfeven-watch", daemon=True),
+        ]
 
     def start(self) -> None:
         """Start the device and follow the store; versions become ready one after another."""
-        self._place.thread.start()
-        self._thread.start()
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:  # nobody submits, then
+            self._loop = None
+        self.place.thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Until everything that was in the store at the start is on duty or has its fault noted."""
@@ -76,39 +76,43 @@ class Roster:
         """Refuse new work, finish what waits, stop the device, close the engines."""
         self._stopping.set()
         for served in self._served.values():
-            try:
-                await asyncio.wait_for(served.batcher.drain(), timeout_s)
-            except TimeoutError:
-                logger.error("'%s' did not finish what waits within %g s", served.name, timeout_s)
-        await asyncio.to_thread(self._thread.join, timeout_s)
+            for lane in served.lanes():
+                try:
+                    await asyncio.wait_for(
+                        lane.drain("the server is shutting down; ask another one"), timeout_s
+                    )
+                except TimeoutError:
+                    logger.error("%s did not finish what waits within %g s", lane, timeout_s)
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join, timeout_s)
+        self._judge.shutdown(wait=False, cancel_futures=True)
         for served in self._served.values():
-            self._place.thread.call(served.duty.engine.close)
-        await asyncio.to_thread(self._place.thread.stop, timeout_s)
+            for lane in served.end():
+                await asyncio.to_thread(lane.close)
+        await asyncio.to_thread(self.place.thread.stop, timeout_s)
 
-    def find(self, name: str, version: str | None = None) -> ServedModel:
+    # For every request.
+
+    def find(self, name: str, version: str | None = None) -> ServedModel | Lane:
+        """The model, or one loaded version of it by number, label or the first eight digits of a digest."""
         served = self._served.get(name)
         if served is None:
             raise self._absent(name)
-        if version is not None and version != served.duty.version:
-            raise UnknownName(
-                f"Request for unknown model: '{name}' version {version} is not found: version "
-                f"{served.duty.version} is on duty"
-            )
-        return served
+        return served if version is None else served.lane(version)
 
     def all(self) -> list[ServedModel]:
-        return [self._served[name] for name in sorted(self._served)]
+        return [served for _, served in sorted(self._served.items())]
 
     @property
     def ready(self) -> bool:
         return not self.not_ready_reasons()
 
     def not_ready_reasons(self) -> list[str]:
-        """Why not everything in the store is served; empty where it is."""
+        """Why not everything in the store is served; empty where it is, and for what was unloaded on purpose."""
         if self._stopping.is_set():
             return ["the server is shutting down"]
-        if not self._place.thread.alive:
-            return [f"the thread of device {self._place.device} has ended"]
+        if not self.place.thread.alive:
+            return [f"the thread of device {self.place.device} has ended"]
         if not self._first_look.done():
             return ["models are being made ready"]
         return [fault for name, fault in sorted(self._faults.items()) if name not in self._served]
@@ -118,11 +122,113 @@ class Roster:
         served = self._served.get(name)
         return served.duty.version if served is not None else None
 
+    def served(self, name: str) -> ServedModel | None:
+        return self._served.get(name)
+
     def fault(self, name: str, number: int | None = None) -> str | None:
         """Why the newest word of the store about a name (this version, where given) was not followed."""
         if number is not None and self._seen.get(name, (None, 0))[0] != number:
             return None
         return self._faults.get(name)
+
+    # The verbs (`duty.RosterControl`).
+
+    def load(self, name: str, config: LoadConfig | None = None) -> None:
+        """Put the name's live version on duty and return when it is; where that fails, what served goes on.
+
+        ``config`` holds until the next load or version. Raises UnknownName, BadInput for a config that asks for
+        more than the version has, NotReady, DamagedFile or EngineFailed.
+        """
+        self._known(name)
+        with self.working(name):
+            state = self._state(name)
+            version = self._wanted(name, state[0])
+            served = self._served.get(name)
+            if version is None:
+                if served is None:
+                    raise NotReady(f"'{name}' has no version that may serve: every one was refused")
+                version = served.posting.stable.version
+            wanted = configured(version.spec(), config)
+            stands = served is not None and served.posting.stable.number == version.number
+            if not (stands and served is not None and served.spec == wanted.on_the_wire()):
+                lane = self.lane_for(version, wanted, anew=True)
+                self.decisions.tell(name, "loaded", f"{version} was loaded", dict(config or {}))
+                self.put_on_duty(lane, state)
+            self._unloaded.discard(name)
+            self._faults.pop(name, None)
+
+    def unload(self, name: str) -> None:
+        """Take the name off duty; returns when everything accepted is answered and the memory given back.
+
+        It lasts until `load`, until a version is published or the alias moved, or until the next start.
+        """
+        if name not in self._served:
+            self._known(name)
+        with self.working(name):
+            served = self._served.get(name)
+            self._unloaded.add(name)
+            self._seen[name] = self._state(name)
+            self._faults.pop(name, None)
+            if served is None:
+                return
+            self._served = {other: one for other, one in self._served.items() if other != name}
+            lanes = served.end()
+            del served  # it names the lanes
+            self._retire(lanes)
+            self.decisions.tell(name, "unloaded", f"'{name}' was unloaded")
+
+    def index(self) -> list[IndexEntry]:
+        """Every version that is loaded, on its way, or wanted and not there."""
+        found: list[IndexEntry] = []
+        for name in sorted({*self.store.names(), *self._served}):
+            served, loading = self._served.get(name), self._loading.get(name)
+            loaded = [lane.number for lane in served.lanes()] if served else []
+            found += [(name, str(number), "READY", "") for number in sorted(loaded)]
+            if loading is not None and loading not in loaded:
+                found.append((name, str(loading), "LOADING", ""))
+            elif served is None:
+                live = self._seen.get(name, (None, 0))[0]
+                why = "unloaded" if name in self._unloaded else self._faults.get(name, "not looked at yet")
+                found.append((name, "" if live is None else str(live), "UNAVAILABLE", why))
+        return found
+
+    # For `rollout.director`.
+
+    def working(self, name: str) -> threading.RLock:
+        """Held while a name is worked on."""
+        return self._working[name]
+
+    def lane_for(self, version: Version, spec: ModelSpec | None = None, anew: bool = False) -> Lane:
+        """The version, loaded: the lane that it has, or a new one. Hold `working`."""
+        served = self._served.get(version.name)
+        for lane in served.lanes() if served and not anew else ():
+            if lane.number == version.number:
+                return lane
+        logger.info("making %s ready", version)
+        self._loading[version.name] = version.number
+        try:
+            duty = make_ready(version, self.place, served.duty if served else None)
+        finally:
+            del self._loading[version.name]
+        wire = (spec or version.spec()).on_the_wire()
+        # Equal specs are one object, so that a codec made for one version serves all.
+        same = [lane.spec for lane in (served.lanes() if served else ()) if lane.spec == wire]
+        return Lane(version, same[0] if same else wire, self.place, duty)
+
+    def follow(self, name: str) -> None:
+        """Do what the store says about this name, now; what goes wrong is noted as its fault."""
+        try:
+            with self.working(name):
+                self._follow_one(name)
+        except HalfevenError as error:
+            self._note(name, str(error))
+        except Exception as error:
+            logger.exception("'%s' could not be made ready", name)
+            self._note(name, f"{name}: {type(error).__name__}: {error}")
+
+    def tidy(self) -> None:
+        """Close the versions that have no part to play any more."""
+        self._retire([lane for served in self._served.values() for lane in served.take_leaving()])
 
     def look(self) -> None:
         """Follow the store once: whatever changed since the last look is made ready and swapped in."""
@@ -134,37 +240,54 @@ class Roster:
         for name in names:
             if self._stopping.is_set():
                 return
-            try:
-                self._follow_one(name)
-            except HalfevenError as error:
-                self._note(name, str(error))
-            except Exception as error:
-                logger.exception("'%s' could not be made ready", name)
-                self._note(name, f"{name}: {type(error).__name__}: {error}")
+            self.follow(name)
+        self.tidy()
 
     def _follow(self) -> None:
         try:
             self.look()
-            _freeze()
+            take_out_of_sight()
         finally:
             self._first_look.set_result(None)
         while not self._stopping.wait(LOOK_EVERY_S):
             self.look()
 
+    def _watch(self) -> None:
+        """Apart from following, which may prove a version for minutes."""
+        while not self._stopping.wait(LOOK_EVERY_S):
+            for served in list(self._served.values()):
+                try:
+                    served.look_at_time()
+                    served.let_go_in_time()
+                except Exception:
+                    logger.exception(
+                        "'%s' could not be watched; a mistake of ours, please report it", served.name
+                    )
+
     def _follow_one(self, name: str) -> None:
-        numbers = self.store.numbers(name)
-        state = (self.store.live_number(name), numbers[-1] if numbers else 0)
-        if not numbers or self._seen.get(name) == state:
+        state = self._state(name)
+        if not state[1] or self._seen.get(name) == state:
             return
         self._seen[name] = state
         self._faults.pop(name, None)
+        self._unloaded.discard(name)
         version = self._wanted(name, state[0])
         served = self._served.get(name)
-        if version is None or (served is not None and served.duty.version == str(version.number)):
+        if version is None or (served is not None and served.posting.stable.number == version.number):
             return
-        logger.info("making %s ready", version)
-        relieves = served.duty if served is not None else None
-        self._put_on_duty(version, make_ready(version, self._place, relieves))
+        lane = self.lane_for(version)
+        if self.store.live_number(name) != state[0]:  # it moved on meanwhile: the next look follows
+            if served is None or lane not in served.lanes():
+                self._retire([lane])
+            del self._seen[name]
+            return
+        self.put_on_duty(lane, state)
+        if served is None:
+            self._restore_orders(name)
+
+    def _state(self, name: str) -> State:
+        numbers = self.store.numbers(name)
+        return (self.store.live_number(name), numbers[-1] if numbers else 0)
 
     def _wanted(self, name: str, live: int | None) -> Version | None:
         """The live version; while there is none, the newest whose half was refused: its FP32 whole serves.
@@ -182,33 +305,72 @@ class Roster:
                 return version
         return None
 
-    def _put_on_duty(self, version: Version, duty: OnDuty) -> None:
-        spec = version.spec()
-        served = self._served.get(version.name)
+    def put_on_duty(self, lane: Lane, state: State | None = None) -> None:
+        """As the store says it (``state``, by default now): noted first, for a version on trial may be gone again
+        before this returns, and is not to be followed a second time. Hold `working`."""
+        self._seen[lane.name] = state or self._state(lane.name)
+        served = self._served.get(lane.name)
         if served is None:
-            batcher = Batcher(spec, self._place.thread, duty)
-            self._served = {**self._served, version.name: ServedModel(version.name, batcher)}
+            served = ServedModel(lane, self.rules, self.decisions, self._judge)
+            self._served = {**self._served, lane.name: served}
         else:
-            batcher = served.batcher
-            old = self._place.call(lambda: batcher.swap(duty, spec))
-            self._place.call(old.engine.close)
-            _freeze()
-        logger.info("%s is on duty in %s (%s)", version, duty.precision, duty.reason)
+            served.put_on_duty(lane)
+            self.tidy()
+        if self._first_look.done():  # it does so once, at its end
+            take_out_of_sight()
+        logger.info("%s is on duty in %s (%s)", lane, lane.duty.precision, lane.duty.reason)
+
+    def _restore_orders(self, name: str) -> None:
+        """The canary and the shadow that were ordered before this start."""
+        served = self._served[name]
+        ordered = read_orders(self.store, name)
+        for order, take in ((ordered.canary, served.set_canary), (ordered.shadow, served.set_shadow)):
+            if order is None or order.version == served.posting.stable.number:
+                continue
+            try:
+                take(self.lane_for(self.store.version(name, order.version)), order.percent)
+            except HalfevenError as error:
+                told = f"{name}@{order.version} was ordered as a canary or shadow and could not be loaded: {error}"
+                self.decisions.tell(name, "order_failed", told)
+
+    def _retire(self, lanes: Iterable[Lane]) -> None:
+        """Answer what waits, close, and give the memory back. The caller keeps no lane."""
+        retired = False
+        for lane in lanes:
+            self._run(lane.drain)
+            lane.close()
+            logger.info("%s is closed", lane)
+            retired = True
+        del lanes
+        if retired:
+            give_back()
+
+    def _run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """On the event loop, from another thread."""
+        if self._loop is None or self._loop.is_closed():
+            asyncio.run(work())
+            return
+        try:
+            asyncio.run_coroutine_threadsafe(work(), self._loop).result(DRAIN_SECONDS)
+        except TimeoutError:
+            logger.error("what waits was not answered within %g s", DRAIN_SECONDS)
 
     def _note(self, name: str, fault: str) -> None:
         logger.error("%s", fault)
         self._faults[name] = fault
 
+    def _known(self, name: str) -> None:
+        if name not in self.store.names():
+            raise UnknownName(f"Request for unknown model: '{name}' is not found")
+
     def _absent(self, name: str) -> HalfevenError:
+        if name in self._unloaded:
+            return UnknownName(
+                f"Request for unknown model: '{name}' has no available versions: it was unloaded; "
+                f"POST /v2/repository/models/{name}/load loads it"
+            )
         if name in self._faults:
             return NotReady(f"model '{name}' is not ready: {self._faults[name]}")
         if (name in self._seen or not self._first_look.done()) and name in self.store.names():
             return NotReady(f"model '{name}' is being made ready; ask again in a moment")
         return UnknownName(f"Request for unknown model: '{name}' is not found")
-
-
-def _freeze() -> None:
-    """Take what is loaded out of the collector's sight: walking torch's heap costs 80 ms of somebody's p99."""
-    gc.unfreeze()  # what was closed meanwhile is a cycle, and frozen it would never be found
-    gc.collect()
-    gc.freeze()

@@ -22,6 +22,8 @@ class Settings(BaseSettings):
     device: str = "auto"
     fallback: Literal["fp32", "none"] = "fp32"
     expose_without_auth: bool = False
+    triton_strict: bool = False
+    server_name: str | None = Field(None, min_length=1, max_length=128)
     max_body_mib: int = Field(64, ge=1, le=65536)
     max_upload_mib: int = Field(1024, ge=1, le=2**20)
     trainer_threads: int = Field(1, ge=1, le=1024)
@@ -30,6 +32,19 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = "text"
     access_log: bool = False
     shutdown_seconds: float = Field(30.0, gt=0)
+    rescue: bool = True
+    parity_sample: float = Field(0.001, ge=0, le=1)
+    keep_previous_seconds: float = Field(600.0, ge=0)
+    watch_faults: int = Field(3, ge=1)
+    watch_fault_share: float = Field(0.01, ge=0, le=1)
+    watch_slower: float = Field(3.0, gt=1)
+    drift_over: int = Field(5, ge=1)
+    drift_of: int = Field(50, ge=1)
+
+    @property
+    def name_on_the_wire(self) -> str:
+        """What GET /v2 says; Triton's own examples look for ``triton``."""
+        return self.server_name or ("triton" if self.triton_strict else "halfeven")
 
 
 def read_settings(**given: object) -> Settings:

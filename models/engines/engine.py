@@ -10,7 +10,10 @@ import numpy as np
 
 
 class Engine(Protocol):
-    """A program loaded on a device. All calls come from the one thread that owns the device."""
+    """A program loaded on a device. All calls come from the one thread that owns the device.
+
+    One that can tell has ``assemble_ns`` as well: how long the requests of its last batch took to be joined.
+    """
 
     @property
     def form(self) -> str:

@@ -68,7 +68,12 @@ class LiveEngine(TorchEngine):
     form = "live"
 
     def __init__(
-        self, module: LiveModule, precision: str, device: torch.device, islands: Iterable[str] = ()
+        self,
+        module: LiveModule,
+        precision: str,
+        device: torch.device,
+        islands: Iterable[str] = (),
+        threads: int = 0,
     ) -> None:
         torch.backends.mha.set_fastpath_enabled(
             False
@@ -76,13 +81,14 @@ class LiveEngine(TorchEngine):
         self.precision = precision
         self.device = str(device)
         self._device = device
-        self._threads = 0
+        self._asked_threads = self._threads = threads
         self._dtype = _DTYPES.get(precision)
         self._live = module
         module.module.to(device)
         half = self._dtype is not None
         self._sink: Callable[[], None] = raise_islands(module.module, islands if half else (), device.type)
         self._module: Any = self._answer
+        self._stage()
 
     def close(self) -> None:
         self._sink()
@@ -99,7 +105,7 @@ class LiveEngine(TorchEngine):
         return torch.autocast(self._device.type, dtype=self._dtype, cache_enabled=False)
 
 
-def load_live(version: Version, precision: str, device: torch.device) -> LiveEngine:
+def load_live(version: Version, precision: str, device: torch.device, threads: int = 0) -> LiveEngine:
     """A version's live form, or with ``fp32`` its whole.
 
     Raises EngineFailed naming a file of the model folder that has changed since the proof, DamagedFile,
@@ -107,7 +113,8 @@ def load_live(version: Version, precision: str, device: torch.device) -> LiveEng
     """
     wanted = version.json(LIVE_FILE)
     weights = version.file("weights.safetensors")
-    return LiveEngine(live_module(wanted, weights, version.spec()), precision, device, wanted["islands"])
+    module = live_module(wanted, weights, version.spec())
+    return LiveEngine(module, precision, device, wanted["islands"], threads)
 
 
 def live_module(wanted: Mapping[str, Any], weights: Path, spec: ModelSpec) -> LiveModule:

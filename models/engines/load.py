@@ -23,20 +23,23 @@ def whole_program(version: Version) -> ExportedProgram:
     return load_program(version.file("whole.pt2"), state)
 
 
-def load_whole(version: Version, form: str, device: torch.device) -> Engine:
-    """The FP32 original as an engine; ``form`` is ``torch``, ``onnx`` or ``live``."""
+def load_whole(version: Version, form: str, device: torch.device, threads: int = 0) -> Engine:
+    """The FP32 original as an engine; ``form`` is ``torch``, ``onnx`` or ``live``.
+
+    ``threads`` within an operation on a CPU; 0 leaves it to the engine.
+    """
     if form == "live":
-        return load_live(version, "fp32", device)
+        return load_live(version, "fp32", device, threads)
     if form == "onnx":
-        return OnnxEngine(version.file("whole.onnx"), "fp32", device)
-    return TorchEngine(whole_program(version), "fp32", device)
+        return OnnxEngine(version.file("whole.onnx"), "fp32", device, threads=threads)
+    return TorchEngine(whole_program(version), "fp32", device, threads)
 
 
-def load_half(version: Version, form: str, device: torch.device) -> Engine:
-    """The half as an engine; whether it may serve is not decided here."""
+def load_half(version: Version, form: str, device: torch.device, threads: int = 0) -> Engine:
+    """The half as an engine; whether it may serve is not decided here. ``threads`` as for the whole."""
     precision = version.manifest["half"]
     if form == "live":
-        return load_live(version, precision, device)
+        return load_live(version, precision, device, threads)
     if form == "onnx":
-        return OnnxEngine(version.file("half.onnx"), precision, device)
-    return TorchEngine(load_program(version.file("half.pt2")), precision, device)
+        return OnnxEngine(version.file("half.onnx"), precision, device, threads=threads)
+    return TorchEngine(load_program(version.file("half.pt2")), precision, device, threads)

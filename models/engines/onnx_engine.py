@@ -1,5 +1,6 @@
 """Runs an ONNX file with ONNX Runtime, on its CPU or its CUDA execution provider."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,13 +20,17 @@ class OnnxEngine:
     """One session on one device. Never falls back in silence: the provider asked for is the one that runs.
 
     ``packed`` False: without copies of the weights in the kernels' layout; slower, in half the memory.
+    ``threads`` within an operation on a CPU; 0: as many as ONNX Runtime likes (one for each physical core).
     """
 
     form = "onnx"
+    assemble_ns = 0  # of the last batch: how long its requests took to be joined
 
-    def __init__(self, path: Path, precision: str, device: torch.device, packed: bool = True) -> None:
+    def __init__(
+        self, path: Path, precision: str, device: torch.device, packed: bool = True, threads: int = 0
+    ) -> None:
         self.precision = precision
-        self._session = _session(path, device, packed, [] if precision == "fp32" else DEADLY_IN_HALF)
+        self._session = _session(path, device, packed, threads, [] if precision == "fp32" else DEADLY_IN_HALF)
         self.device = f"{device} ({self._session.get_providers()[0]})"
         self._names = [value.name for value in self._session.get_inputs()]
 
@@ -33,7 +38,9 @@ class OnnxEngine:
         self.run(parts)
 
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+        began_ns = time.monotonic_ns()
         feed = {name: joined(part) for name, part in zip(self._names, parts, strict=True)}
+        self.assemble_ns = time.monotonic_ns() - began_ns
         return [np.asarray(output) for output in self._session.run(None, feed)]
 
     def close(self) -> None:
@@ -41,7 +48,7 @@ class OnnxEngine:
 
 
 def _session(
-    path: Path, device: torch.device, packed: bool, unfused: list[str]
+    path: Path, device: torch.device, packed: bool, threads: int, unfused: list[str]
 ) -> onnxruntime.InferenceSession:
     provider = _PROVIDERS[device.type]
     if provider not in onnxruntime.get_available_providers():
@@ -51,6 +58,7 @@ def _session(
         )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.intra_op_num_threads = threads
     options.add_session_config_entry("session.disable_prepacking", "0" if packed else "1")
     settings = {"device_id": str(device.index or 0), "use_tf32": "0"} if device.type == "cuda" else {}
     try:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,66 +12,86 @@ from torch.export.passes import move_to_device_pass
 
 from ..program import runnable
 from .arrays import joined, to_numpy, to_torch
+from .engine import Launched
 from .in_place import write_in_place
+from .staging import SLOTS, Staging, cuda_lanes
 
 _SHORT_SECONDS = 1e-3  # below this a batch is over before a second thread has begun, and HTTP needs the core
 
 
 class TorchEngine:
-    """One program on one device. Bound to the thread that calls it: intra-op threads are that thread's."""
+    """One program on one device. Bound to the thread that calls it: intra-op threads are that thread's.
+
+    ``threads`` on a CPU; 0: found out at the warm-up.
+    """
 
     form = "torch"
+    assemble_ns = 0  # of the last batch: how long its requests took to be joined
 
-    def __init__(self, program: ExportedProgram, precision: str, device: torch.device) -> None:
+    def __init__(
+        self, program: ExportedProgram, precision: str, device: torch.device, threads: int = 0
+    ) -> None:
         self.precision = precision
         self.device = str(device)
         self._device = device
-        self._threads = 0  # not calibrated: as torch has it
+        self._asked_threads = self._threads = threads  # 0: not calibrated yet, as torch has it
         if device.type == "cuda":
             program = move_to_device_pass(program, device)
         self._module = runnable(program)
         write_in_place(self._module)
+        self._stage()
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
         """Run a few times; on a CPU also find out whether this model gains from several threads."""
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" and not self._asked_threads:
             self._threads = self._calibrated(parts)
         self.run(parts)
 
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+        if self._staging is not None:
+            return self.launch(parts).wait()
         with torch.inference_mode():
-            return self._run_on_cuda(parts) if self._device.type == "cuda" else self._run_on_cpu(parts)
+            return self._run_on_cpu(parts)
+
+    @property
+    def in_flight(self) -> int:
+        """How many batches it takes ahead; on a CPU the second would only wait for the same cores."""
+        return 1 if self._staging is None else SLOTS
+
+    def launch(self, parts: Sequence[Sequence[np.ndarray]]) -> Launched:
+        """Begin one batch on a CUDA device and return at once; on a CPU it is run here."""
+        if self._staging is None:
+            return Done(self.run(parts))
+        staged = self._staging.launch(parts)
+        self.assemble_ns = self._staging.assemble_ns
+        return staged
+
+    def change_inputs(self, change: Callable[..., Sequence[torch.Tensor]]) -> None:
+        """From now on ``change`` gets every batch's tensors, on the device, before the program does."""
+        program = self._module
+        self._module = lambda *inputs: program(*change(*inputs))
 
     def close(self) -> None:
         del self._module
+        self._staging = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _stage(self) -> None:
+        """Before the first batch, once the program is on its device: what takes batches there, if it is no CPU."""
+        self._staging: Staging | None = None
+        if self._device.type == "cuda":
+            lanes = cuda_lanes(self._device)
+            lanes.adopt()
+            self._staging = Staging(lanes, lambda *inputs: self._module(*inputs))
 
     def _run_on_cpu(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         if self._threads and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        return [to_numpy(tensor) for tensor in self._module(*[to_torch(joined(part)) for part in parts])]
-
-    def _run_on_cuda(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
-        """One copy in and one out per tensor, through page-locked memory of torch's caching host allocator."""
-        inputs = [self._staged(part).to(self._device, non_blocking=True) for part in parts]
-        answers = self._module(*inputs)
-        hosts = [
-            torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in answers
-        ]
-        torch.cuda.current_stream(self._device).synchronize()
-        return [to_numpy(host) for host in hosts]
-
-    def _staged(self, part: Sequence[np.ndarray]) -> torch.Tensor:
-        first = part[0]
-        rows = sum(array.shape[0] for array in part) if first.ndim else 0
-        shape = (rows, *first.shape[1:]) if first.ndim else ()
-        tensor = torch.empty(shape, dtype=to_torch(np.empty(0, first.dtype)).dtype, pin_memory=True)
-        if len(part) == 1:
-            np.copyto(to_numpy(tensor), first)
-        else:
-            np.concatenate(part, out=to_numpy(tensor))
-        return tensor
+        began_ns = time.monotonic_ns()
+        inputs = [to_torch(joined(part)) for part in parts]
+        self.assemble_ns = time.monotonic_ns() - began_ns
+        return [to_numpy(tensor) for tensor in self._module(*inputs)]
 
     def _calibrated(self, parts: Sequence[Sequence[np.ndarray]]) -> int:
         """One thread for a batch that is short, all cores for any other.
@@ -81,6 +102,16 @@ class TorchEngine:
         self._threads = 1
         alone = median_seconds(lambda: self.run(parts))
         return 1 if alone < _SHORT_SECONDS else len(os.sched_getaffinity(0))
+
+
+@dataclass(slots=True, eq=False)
+class Done:
+    """A batch that was over before anybody waited for it."""
+
+    outputs: list[np.ndarray]
+
+    def wait(self) -> list[np.ndarray]:
+        return self.outputs
 
 
 def median_seconds(run: Callable[[], object], budget_s: float = 0.15) -> float:

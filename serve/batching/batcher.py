@@ -9,90 +9,126 @@ device thread happens once per iteration of the event loop, and the way back is 
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ...models.errors import BadRequest, EngineFailed, NotReady, Overloaded
+from ...models.errors import BadRequest, NotReady
 from ...models.spec import ModelSpec
 from ..duty import NO_TERMS, Answer, OnDuty, Statistics, Terms
+from .admission import Admission
+from .deadline import expire_after
 from .device import DeviceThread
-from .execution import Execution, Outcome
-from .request_queue import Request, RequestQueue
+from .execution import Outcome
+from .intake import Intake
+from .request_queue import Request
 from .tally import Tally
+from .turns import Refused, Turns, changed, same_signature
 
 logger = logging.getLogger("halfeven.batcher")
-_RECENT = 0.1  # weight of the newest batch in the moving average of what a request costs
-# Who was answered together often asks again together. Without a breath the first of them would be a batch of
-# its own, and the others would wait for it. The breath is a small share of what the batch took, and ends early when
-# everybody is back. A batch so short that a timer would cost more than it saves is followed by none.
-_BREATH_SHARE, _BREATH_MAX_NS, _BREATH_FROM_NS = 25, 2_000_000, 2_500_000
 
 
 class Batcher:
     """Takes requests on one event loop and runs them on ``device`` by the version that ``duty`` names.
 
     Use it from one event loop: the futures belong to it. Outputs are handed on as views of what the engine
-    returned, so an engine returns fresh arrays from every run.
+    returned, so an engine returns fresh arrays from every run. ``background``: its batches wait for those of
+    all other models (`DeviceThread.attach`).
     """
 
-    def __init__(self, spec: ModelSpec, device: DeviceThread, duty: OnDuty) -> None:
+    def __init__(self, spec: ModelSpec, device: DeviceThread, duty: OnDuty, background: bool = False) -> None:
+        self.spec = spec
         self.duty = duty
         self._device = device
         self._clock = device.clock
-        self._tallies = {duty.version: Tally(duty.version)}
-        self._queue = RequestQueue(limit=1, delay_ns=0)  # the device thread's
-        self._inbox: deque[list[Request]] = deque()  # the event loop appends, the device thread takes
+        self._turns = Turns(spec, device, duty, lambda outcomes: self._on_loop(_settle, outcomes))
+        self._queue = self._turns.queue
+        self._intake = Intake.of(spec)
+        self._admission = Admission(self._intake, self._queue, self._turns.pace, self._turns.refused)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pending: list[Request] = []
-        self._accepted = 0
+        self._pending_spec = spec
         self._refusing = False
         self._drained: asyncio.Event | None = None
-        self._ns_per_request = 0.0
-        self._read(spec)
-        device.attach(self)
-
-    def _read(self, spec: ModelSpec) -> None:
-        self.spec = spec
-        self._max_queue = spec.batching.max_queue_size
-        self._shapes_differ = spec.batched and any(not dim.fixed for t in spec.inputs for dim in t.shape[1:])
-        self._queue.limit = max(spec.max_batch_size, 1)  # not batched: one request is one execution
-        self._queue.delay_ns = spec.batching.max_queue_delay_us * 1000
+        device.attach(self, background)
 
     # On the event loop.
 
     @property
     def waiting(self) -> int:
         """Requests accepted whose batch has not begun: derived from two counts with one writer each."""
-        return self._accepted - self._queue.taken
+        return self._admission.requests - self._queue.taken
 
     def submit(
         self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
     ) -> asyncio.Future[Answer]:
         """Queue one checked request: C-contiguous arrays in the spec's order, ``rows`` along the first axis.
 
-        Who leaves cancels the future. It raises EngineFailed where this request alone makes the engine fail.
-        Raises Overloaded where ``max_queue_size`` requests wait, NotReady while draining, BadRequest where
-        the request has more rows than a batch may have.
+        More rows than a batch takes are run in parts and answered as one, by one version. Who leaves cancels the
+        future. It raises EngineFailed where this request alone makes the engine fail, TimedOut where its batch
+        has not begun in ``terms.timeout_ns``. Raises Overloaded where it would wait too long (``[batching]``:
+        ``max_queue_size``, ``max_queue_bytes``, ``max_queue_ms``, and its own timeout), NotReady while draining,
+        BadRequest where the request has more rows than ``max_request_rows``.
         """
+        intake = self._intake
         if self._refusing:
             raise self._not_ready()
-        if self._accepted - self._queue.taken >= self._max_queue:
-            raise self._overloaded()
-        if not 0 < rows <= self._queue.limit:
-            raise self._wrong_rows(rows)
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
+        if (loop := asyncio.get_running_loop()) is not self._loop:
             self._bind(loop)
-        shapes = tuple([array.shape[1:] for array in arrays]) if self._shapes_differ else None
+        if terms is not NO_TERMS or not 0 < rows <= intake.plain_rows:
+            return self._submit_special(arrays, rows, terms, intake, loop)
+        now_ns = self._clock()
+        if intake.shapes_differ:
+            shapes = tuple([array.shape[1:] for array in arrays])
+            nbytes = sum([array.nbytes for array in arrays])
+        else:
+            shapes, nbytes = None, 0
+        self._admission.admit(rows, nbytes, now_ns)
         future: asyncio.Future[Answer] = loop.create_future()
         if not self._pending:
-            loop.call_soon(self._flush)
-        self._pending.append(Request(arrays, rows, future, self._clock(), shapes))
-        self._accepted += 1
+            self._open(loop, intake.spec)
+        self._pending.append(Request(arrays, rows, future, now_ns, shapes, nbytes))
         return future
+
+    def _submit_special(
+        self,
+        arrays: Sequence[np.ndarray],
+        rows: int,
+        terms: Terms,
+        intake: Intake,
+        loop: asyncio.AbstractEventLoop,
+    ) -> asyncio.Future[Answer]:
+        """One with terms of its own, or one that is split, or refused."""
+        if not 0 < rows <= intake.max_rows:
+            raise self._wrong_rows(rows, intake.max_rows)
+        if intake.suspicious and not intake.fits(arrays):
+            raise changed(intake.spec)
+        now_ns = self._clock()
+        urgent = terms.priority == 1
+        timeout_ns = terms.timeout_ns or intake.timeout_ns
+        shapes, nbytes = intake.measured(arrays)
+        self._admission.admit(rows, nbytes, now_ns, urgent, timeout_ns)
+        alone = terms.deterministic
+        special = urgent or alone or timeout_ns > 0
+        request = Request(arrays, rows, loop.create_future(), now_ns, shapes, nbytes, special, urgent, alone)
+        if timeout_ns:
+            request.deadline_ns = now_ns + timeout_ns
+        parts = [request]
+        if rows > intake.batch_rows:
+            parts = request.parts(intake.part_rows(request, self._queue.limit))
+        if timeout_ns:
+            expire_after(timeout_ns, parts[0], loop, self.spec.name)
+        if not self._pending or intake.spec is not self._pending_spec:
+            self._open(loop, intake.spec)
+        self._pending.extend(parts)
+        return request.future
+
+    def _open(self, loop: asyncio.AbstractEventLoop, spec: ModelSpec) -> None:
+        """What comes in this iteration of the loop is handed over at its end, together."""
+        self._flush()
+        self._pending_spec = spec
+        loop.call_soon(self._flush)
 
     async def drain(self) -> None:
         """Refuse new work and return when everything accepted has been answered."""
@@ -113,26 +149,14 @@ class Batcher:
             raise RuntimeError(f"the batcher of '{self.spec.name}' is used from two event loops; use one")
         self._loop = loop
 
-    def _overloaded(self) -> Overloaded:
-        tally = self._tallies[self.duty.version]
-        with tally.lock:
-            tally.rejected += 1
-        waiting = self.waiting
-        retry_after_s = self._ns_per_request * waiting / 1e9 or 1.0
-        return Overloaded(
-            f"model '{self.spec.name}' already has {waiting} requests waiting (batching.max_queue_size is "
-            f"{self._max_queue}); try again in {retry_after_s:.3g} s, or raise the limit",
-            retry_after_s,
-        )
-
     def _not_ready(self) -> NotReady:
         return NotReady(
             f"model '{self.spec.name}' is shutting down and takes no new requests; ask another server"
         )
 
-    def _wrong_rows(self, rows: int) -> BadRequest:
+    def _wrong_rows(self, rows: int, most: int) -> BadRequest:
         return BadRequest(
-            f"inference request batch-size must be at least 1 and <= {self._queue.limit} for "
+            f"inference request batch-size must be at least 1 and <= {most} for "
             f"'{self.spec.name}', got {rows}; send it as several requests"
         )
 
@@ -141,7 +165,7 @@ class Batcher:
         if not (pending := self._pending):
             return
         self._pending = []
-        self._inbox.append(pending)
+        self._turns.inbox.append((self._pending_spec, pending))
         if not self._device.ring():  # the thread ended between accepting and handing over
             _settle([(request, self._not_ready()) for request in pending])
 
@@ -153,58 +177,35 @@ class Batcher:
 
     def due_ns(self) -> int | None:
         """When the next batch may start, on the device's clock; None where nothing waits."""
-        while self._inbox:
-            self._queue.add(self._inbox.popleft())
-        before = self._queue.vanished
-        due_ns = self._queue.due_ns()
-        self._count_vanished(before)
-        if due_ns is None and self._drained is not None and self._queue.taken == self._accepted:
+        due_ns = self._turns.due_ns()
+        if due_ns is None and self._drained is not None and self.waiting == 0:
             self._on_loop(self._drained.set)
         return due_ns
 
     def turn(self) -> None:
         """Run the next batch by the one version on duty, and answer its callers together."""
-        before = self._queue.vanished
-        batch = self._queue.form()
-        self._count_vanished(before)
-        if not batch:
-            return
-        began_ns = self._clock()
-        duty = self.duty
-        try:
-            outcomes = Execution(self.spec, duty, self._tallies[duty.version], self._clock).outcomes(batch)
-        except BaseException as error:  # out of memory, or a mistake of ours: still everybody is answered
-            logger.exception("a batch of '%s' could not be run", self.spec.name)
-            outcomes = [(request, EngineFailed(f"{type(error).__name__}: {error}")) for request in batch]
-        took_ns = self._clock() - began_ns
-        if len(batch) > 1 and took_ns >= _BREATH_FROM_NS:
-            breath_ns = min(took_ns // _BREATH_SHARE, _BREATH_MAX_NS)
-            self._queue.breathe(sum([request.rows for request in batch]), began_ns + took_ns + breath_ns)
-        cost_ns = took_ns / len(batch)
-        self._ns_per_request += (cost_ns - self._ns_per_request) * (_RECENT if self._ns_per_request else 1.0)
-        self._on_loop(_settle, outcomes)  # last: who has his answer finds all counters up to date
+        self._turns.turn()
+
+    def land(self) -> bool:
+        """Wait for a batch that is under way. False where there is none."""
+        return self._turns.land()
 
     def swap(self, duty: OnDuty, spec: ModelSpec | None = None) -> OnDuty:
         """Put another version on duty and return the old one, which no batch uses any more: close it freely.
 
         Only on the device thread, where no batch is under way: ``device.call(lambda: batcher.swap(duty))``.
-        Raises RuntimeError elsewhere. ``spec`` is given where the new version's limits differ.
+        Raises RuntimeError elsewhere. ``spec`` is given where the new version's limits differ. Where its inputs or
+        outputs differ, the old version first answers everything that was handed over, so this takes as long.
         """
         if not self._device.here:
             raise RuntimeError("swap on the device thread: device.call(lambda: batcher.swap(duty))")
-        old = self.duty
-        if duty.version not in self._tallies:  # a rollback goes on counting
-            self._tallies[duty.version] = Tally(duty.version)
-        if spec is not None:
-            self._read(spec)
-        self.duty = duty
+        spec = spec or self.spec
+        suspicious = self._intake.suspicious or not same_signature(spec, self.spec)
+        old = self._turns.swap(duty, spec)
+        self.spec, self.duty = spec, duty
+        self._intake = Intake.of(spec, suspicious)
+        self._admission.read(self._intake)
         return old
-
-    def _count_vanished(self, before: int) -> None:
-        if self._queue.vanished != before:
-            tally = self._tallies[self.duty.version]
-            with tally.lock:
-                tally.vanished += self._queue.vanished - before
 
     def _on_loop(self, fn: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
@@ -220,14 +221,14 @@ class Batcher:
 
         Raises KeyError for a version that never was.
         """
-        return self._tallies[version or self.duty.version].statistics()
+        return self._turns.tallies[version or self.duty.version].statistics()
 
     def tallies(self) -> list[Tally]:
         """A copy of the counters of every version that is or was on duty here."""
-        return [tally.copy() for tally in list(self._tallies.values())]
+        return [tally.copy() for tally in list(self._turns.tallies.values())]
 
 
-def _settle(outcomes: Sequence[Outcome | tuple[Request, NotReady]]) -> None:
+def _settle(outcomes: Sequence[Outcome | Refused]) -> None:
     """Answer a batch's callers. One may have left meanwhile: to set his future would raise, and leave the
     others without an answer (ray-project/ray#41199)."""
     for request, outcome in outcomes:

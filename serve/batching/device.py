@@ -4,6 +4,9 @@ Autocast and CUDA streams belong to a thread, so this is not only tidy, it is ri
 thread that runs a model its own pool, so two such threads on a CPU fight for its cores. The thread sleeps on
 a bell. Rung, it gives a turn to whoever's next batch is due first, then looks again. It never polls; it sets
 a timer only where an operator asked for a delay. Between batches it runs calls: load, prove, swap, close.
+
+What is attached in the background (shadow traffic, parity samples) gets a turn when nobody else's batch may start,
+and at the latest a second after the turn before: under full load it costs one batch a second.
 """
 
 import logging
@@ -19,10 +22,15 @@ from ...models.errors import NotReady
 
 logger = logging.getLogger("halfeven.device")
 T = TypeVar("T")
+BACKGROUND_EVERY_NS = 1_000_000_000
+_NOBODY = None, 0, 0
 
 
 class TakesTurns(Protocol):
-    """What runs its batches on a device (a batcher). The device thread calls all but ``refuse``."""
+    """What runs its batches on a device (a batcher). The device thread calls all but ``refuse``.
+
+    A turn may leave a batch computing. Before anybody else uses the device, it is landed.
+    """
 
     @property
     def queued(self) -> int:
@@ -34,7 +42,11 @@ class TakesTurns(Protocol):
         ...
 
     def turn(self) -> None:
-        """Run the batch that the last ``due_ns`` spoke of."""
+        """Run the batch that the last ``due_ns`` spoke of, or wait for one that was begun."""
+        ...
+
+    def land(self) -> bool:
+        """Wait for a batch that is computing and answer its callers. False where there is none."""
         ...
 
     def refuse(self) -> None:
@@ -72,6 +84,9 @@ class DeviceThread:
         self._door = threading.Lock()  # guards: the list of the attached, and calls against stopping
         # The attached: replaced, never changed, so that the thread reads them without a lock.
         self._attached: tuple[TakesTurns, ...] = ()
+        self._background: tuple[TakesTurns, ...] = ()
+        self._background_turn_ns: int | None = None  # when the last one began
+        self.lost: str | None = None
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._held_until: float | None = None
         self._stopping = False
@@ -88,7 +103,7 @@ class DeviceThread:
         """
         with self._door:
             self._stopping = True
-        for one in self._attached:
+        for one in (*self._attached, *self._background):
             one.refuse()
         if self._thread.ident is None:
             self._thread.start()  # never started: what waits is finished all the same
@@ -107,14 +122,23 @@ class DeviceThread:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def attach(self, one: TakesTurns) -> None:
+    def lose(self, reason: str) -> None:
+        """The device itself is gone, with everything on it: ``lost`` says why. The first reason stays."""
+        self.lost = self.lost or reason
+
+    def attach(self, one: TakesTurns, background: bool = False) -> None:
+        """Give it turns. In the ``background``: when nobody else's batch may start, and once a second."""
         with self._door:
-            self._attached = (*self._attached, one)
+            if background:
+                self._background = (*self._background, one)
+            else:
+                self._attached = (*self._attached, one)
 
     def detach(self, one: TakesTurns) -> None:
         """Give it no more turns. Await its ``drain()`` first: what still waits would not be answered."""
         with self._door:
             self._attached = tuple(other for other in self._attached if other is not one)
+            self._background = tuple(other for other in self._background if other is not one)
 
     def ring(self) -> bool:
         """Say that there is something to do. False where the thread has ended and will not look again."""
@@ -164,6 +188,7 @@ class DeviceThread:
     def _one_call(self) -> bool:
         if not self._calls:
             return False
+        self._land_all()
         fn, future = self._calls.popleft()
         if future.set_running_or_notify_cancel():
             try:
@@ -174,24 +199,59 @@ class DeviceThread:
 
     def _one_turn(self) -> int | None:
         """Run the batch that is due first. 0: done; else nanoseconds until one may start; None: none may."""
-        first: TakesTurns | None = None
-        due_ns = 0
-        queued = 0
-        for one in self._attached:
-            its_ns = self._due_ns(one)
-            queued += one.queued
-            if its_ns is not None and (first is None or its_ns < due_ns):
-                first, due_ns = one, its_ns
-        if first is None or self._is_held(queued):
+        first, due_ns, queued = self._earliest(self._attached)
+        behind, behind_ns, more = self._earliest(self._background) if self._background else _NOBODY
+        queued += more
+        if self._is_held(queued):
+            return 0 if self._land_all() else None
+        now_ns = self.clock()
+        if behind is not None and self._is_its_turn(behind_ns, first, due_ns, now_ns):
+            first, due_ns = behind, behind_ns
+            self._background_turn_ns = now_ns
+        if first is None:
             return None
-        wait_ns = due_ns - self.clock()
-        if wait_ns > 0 and not self._stopping:
-            return wait_ns
+        if due_ns > now_ns and not self._stopping:
+            return (due_ns if behind is None else min(due_ns, behind_ns)) - now_ns
+        self._land_all(but=first)
         try:
             first.turn()
         except BaseException:
             logger.exception("device %s: a turn raised; a mistake of ours, please report it", self.name)
         return 0
+
+    def _earliest(self, several: tuple[TakesTurns, ...]) -> tuple[TakesTurns | None, int, int]:
+        """Whose batch is due first, when, and how many requests wait with all of them."""
+        first: TakesTurns | None = None
+        due_ns = queued = 0
+        for one in several:
+            its_ns = self._due_ns(one)
+            queued += one.queued
+            if its_ns is not None and (first is None or its_ns < due_ns):
+                first, due_ns = one, its_ns
+        return first, due_ns, queued
+
+    def _is_its_turn(self, behind_ns: int, first: TakesTurns | None, due_ns: int, now_ns: int) -> bool:
+        """Whether the background goes before the first of the others."""
+        if first is None or behind_ns <= now_ns < due_ns:
+            return True
+        last_ns = self._background_turn_ns
+        waits_since_ns = behind_ns if last_ns is None else max(behind_ns, last_ns)
+        return now_ns - waits_since_ns >= BACKGROUND_EVERY_NS
+
+    def _land_all(self, but: TakesTurns | None = None) -> bool:
+        """Wait for everything that computes, and say whether there was anything."""
+        landed = False
+        for one in (*self._attached, *self._background):
+            while one is not but and self._land(one):
+                landed = True
+        return landed
+
+    def _land(self, one: TakesTurns) -> bool:
+        try:
+            return one.land()
+        except BaseException:
+            logger.exception("device %s: an end raised; a mistake of ours, please report it", self.name)
+            return False
 
     def _due_ns(self, one: TakesTurns) -> int | None:
         try:

@@ -1,92 +1,168 @@
-"""One batch on one version: run it, hold the outputs against the spec, give each request its rows.
+"""One batch on one version: run it, give each request its rows, or its own failure.
 
-A batch that fails is run again in halves, and the halves in halves, until only the guilty requests fail:
-log₂(n) rounds for one poisonous request among n.
+What fails together is tried in halves (`engine_runner.py`), what a half engine could not compute is asked of the whole
+(`rescue.py`). Nobody is answered by another's fault.
 """
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from ...models.errors import EngineFailed
+from ...models.errors import EngineFailed, HalfevenError, TimedOut
 from ...models.spec import ModelSpec
 from ..duty import Answer, OnDuty
+from .condition import Condition
+from .engine_runner import Fault, Run
 from .request_queue import Request
+from .rescue import Mended
 from .tally import Tally
 
-logger = logging.getLogger("halfeven.batcher")
-Outcome = tuple[Request, Answer | EngineFailed]
+Outcome = tuple[Request, Answer | EngineFailed | TimedOut]
 
 
 class Execution:
-    """Everything that one batch binds: exactly one version, its counters, the clock (nanoseconds)."""
+    """Everything that one batch binds: exactly one version, its counters, the clock (nanoseconds).
 
-    def __init__(self, spec: ModelSpec, duty: OnDuty, tally: Tally, clock: Callable[[], int]) -> None:
+    ``condition`` is what the version's batches share; one that is alone needs none.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        duty: OnDuty,
+        tally: Tally,
+        clock: Callable[[], int],
+        condition: Condition | None = None,
+    ) -> None:
         self.spec = spec
         self.duty = duty
         self.tally = tally
         self.clock = clock
+        self.condition = condition if condition is not None else Condition(spec, duty, clock)
 
     def outcomes(self, batch: list[Request]) -> list[Outcome]:
-        """Each request of the batch once, with its answer or its own failure. Raises nothing of the engine's.
+        """`begin` and `finish` in one."""
+        self.begin(batch)
+        return self.finish()
 
-        The error of a failed run is gone before the next: its traceback would keep the batch's memory.
-        """
-        result = self._run(batch)
-        if isinstance(result, list):
-            return result
-        if len(batch) > 1:
-            middle = len(batch) // 2
-            return self.outcomes(batch[:middle]) + self.outcomes(batch[middle:])
-        self.tally.failed(self.clock() - batch[0].since_ns)
-        return [(batch[0], EngineFailed(self._describe(batch[0], result)))]
+    def begin(self, batch: list[Request]) -> None:
+        """Start the batch where the engine takes one ahead; else it is run by `finish`."""
+        self._batch = batch
+        self._run = Run(batch, 0, self.clock()) if self.condition.lost else self.condition.runner.begin(batch)
 
-    def _run(self, batch: list[Request]) -> list[Outcome] | str:
-        """The answers of one run, or what went wrong with it."""
-        duty, rows = self.duty, sum([request.rows for request in batch])
-        began_ns = self.clock()
-        try:
-            outputs = duty.engine.run(list(zip(*[request.arrays for request in batch], strict=True)))
-            compute_ns = self.clock() - began_ns
-            self._check(outputs, rows)
-            shares = _split(outputs, batch)
-        except BaseException as error:  # SystemExit from a model's own code is a failed run as well
-            logger.warning(
-                "a batch of %d requests to '%s' version %s failed", len(batch), self.spec.name, duty.version,
-                exc_info=len(batch) == 1,  # the halves of a larger batch will tell
-            )  # fmt: skip
-            return f"{type(error).__name__}: {error}"
-        waits_ns = [began_ns - request.since_ns for request in batch]
-        self.tally.executed(waits_ns, rows, compute_ns)
+    def finish(self) -> list[Outcome]:
+        """Each request of the batch once, with its answer or its own failure. Raises nothing of the engine's."""
+        if self.condition.lost is not None:
+            return self._all_failed(self._batch, self.condition.lost)
+        run = self.condition.runner.finish(self._run)
+        if isinstance(run.result, Fault):
+            return self._after_failure(run, run.result)
+        return self._answers(run, run.result)
+
+    def _after_failure(self, run: Run[Request], fault: Fault) -> list[Outcome]:
+        condition = self.condition
+        if fault.lost:
+            return self._all_failed(self._batch, condition.device_lost(fault.text))
+        if not condition.worth_dividing():
+            condition.nobody_answered()
+            self.tally.gave_up()
+            return self._all_failed(self._batch, self._broken(fault))
+        until_ns = self.clock() + condition.patience_ns(run.took_ns)
+        outcomes: list[Outcome] = []
+        for part in condition.runner.isolated(run, until_ns):
+            found = part.result
+            outcomes += self._guilty(part, found) if isinstance(found, Fault) else self._answers(part, found)
+            if condition.lost is not None:  # on the way: whoever is left is not run any more
+                return outcomes + self._all_failed(self._batch[len(outcomes) :], condition.lost)
+        if not any(isinstance(outcome, Answer) for _, outcome in outcomes):
+            condition.nobody_answered()
+        return outcomes
+
+    def _answers(self, run: Run[Request], outputs: list[np.ndarray]) -> list[Outcome]:
+        """What a run that succeeded answers, with the rows that had to be rescued."""
+        batch, condition, duty = run.items, self.condition, self.duty
+        if run.shrunk:
+            condition.note_ceiling()
+            self.tally.ran_out(run.shrunk, condition.ceiling.smallest)
+        condition.answered(batch[0])
+        waits_ns = [run.began_ns - request.since_ns for request in batch]
+        whole = [wait_ns for request, wait_ns in zip(batch, waits_ns, strict=True) if request.part is None]
+        self.tally.executed(whole, run.rows, run.took_ns, run.assemble_ns)
+        mended = condition.mended(batch, outputs, run.took_ns)  # before the rows are handed out
+        took_ns, rows, assemble_ns = run.took_ns, run.rows, run.assemble_ns
+        answers: list[Outcome] = [
+            (request, Answer(share, duty, wait_ns, took_ns, rows, assemble_ns))
+            for request, share, wait_ns in zip(batch, _split(outputs, batch), waits_ns, strict=True)
+        ]
+        for index, how in mended.items():
+            answers[index] = self._mended(*answers[index], how)
+        return answers
+
+    def _mended(self, request: Request, answer: Answer | HalfevenError, how: Mended) -> Outcome:
+        """The request's answer with its rescued rows, or why it has none."""
+        if how.late:
+            return self._failed(request, TimedOut(self._too_late()))
+        if how.fault is not None:
+            if how.fault.lost:
+                self.condition.device_lost(how.fault.text)
+            return self._failed(request, EngineFailed(self._not_rescued(how.fault)))
+        assert isinstance(answer, Answer)
+        self.tally.rescued(how.rows)
+        answer.rescued = how.rows
+        answer.compute_ns += how.took_ns
+        return request, answer
+
+    def _guilty(self, run: Run[Request], fault: Fault) -> list[Outcome]:
+        """Those that were run last, each with what went wrong."""
+        if run.shrunk:
+            self.condition.note_ceiling()
+            self.tally.ran_out(run.shrunk, self.condition.ceiling.smallest)
+        if fault.lost:
+            self.condition.device_lost(fault.text)
         return [
-            (request, Answer(share, duty, wait_ns, compute_ns, rows))
-            for request, share, wait_ns in zip(batch, shares, waits_ns, strict=True)
+            self._failed(request, EngineFailed(self._describe(request, fault, run))) for request in run.items
         ]
 
-    def _check(self, outputs: list[np.ndarray], rows: int) -> None:
-        wanted = self.spec.outputs
-        if len(outputs) != len(wanted):
-            raise ValueError(f"the engine returned {len(outputs)} outputs, expected {len(wanted)}")
-        if not self.spec.batched:
-            return
-        for spec, output in zip(wanted, outputs, strict=True):
-            if output.ndim == 0 or output.shape[0] != rows:
-                raise ValueError(
-                    f"output '{spec.name}' has shape {list(output.shape)} for a batch of {rows} rows; "
-                    f"expected {rows} as its first dimension"
-                )
+    def _all_failed(self, batch: Iterable[Request], why: str) -> list[Outcome]:
+        return [self._failed(request, EngineFailed(why)) for request in batch]
 
-    def _describe(self, request: Request, fault: str) -> str:
+    def _failed(self, request: Request, error: EngineFailed | TimedOut) -> Outcome:
+        if request.part is None:
+            self.tally.failed(self.clock() - request.since_ns)
+        return request, error
+
+    def _describe(self, request: Request, fault: Fault, run: Run) -> str:
+        if len(run.items) > 1:
+            return f"{self._who()} failed on a batch of {len(run.items)} requests with this one: {fault.text}"
         shapes = ", ".join(str(list(array.shape)) for array in request.arrays)
         return (
-            f"version {self.duty.version} of model '{self.spec.name}' ({self.duty.precision}) failed on this "
-            f"request, which was run alone (input shapes {shapes}): {fault}. The rest of its batch was not "
-            "affected; try other values, and see the server's log for the traceback"
+            f"{self._who()} failed on this request, which was run alone (input shapes {shapes}): {fault.text}. "
+            "The rest of its batch was not affected; try other values, and see the server's log for the traceback"
         )
 
+    def _broken(self, fault: Fault) -> str:
+        return (
+            f"{self._who()} fails on every request, and now also on one that it answered before: {fault.text}. Nothing "
+            "is looked for in its batches until it answers again; load it again, or roll back"
+        )
 
-def _split(outputs: list[np.ndarray], batch: list[Request]) -> list[list[np.ndarray]]:
+    def _not_rescued(self, fault: Fault) -> str:
+        return (
+            f"{self._who()} has no finite answer to this request, and its FP32 whole, which was asked instead, "
+            f"failed: {fault.text}"
+        )
+
+    def _too_late(self) -> str:
+        return (
+            f"{self._who()} has no finite answer to this request, and the time it may take was over before its FP32 "
+            "whole could be asked; allow more time, or smaller values"
+        )
+
+    def _who(self) -> str:
+        return f"version {self.duty.version} of model '{self.spec.name}' ({self.duty.precision})"
+
+
+def _split(outputs: list[np.ndarray], batch: Sequence[Request]) -> list[list[np.ndarray]]:
     """Each request's rows of every output, as views."""
     if len(batch) == 1:
         return [outputs]

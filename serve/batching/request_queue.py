@@ -1,10 +1,11 @@
-"""What waits for the device, by shape and in order of arrival. The device thread alone touches a queue.
+"""What waits for the device, by shape, urgency and order of arrival. The device thread alone touches a queue.
 
 Requests of one shape stand in one lane: only they can be joined. Rows are counted, not requests. A caller who
-has gone is dropped when his turn comes and costs nothing more.
+has gone, or whose time is up, is dropped when his turn comes and costs nothing more.
 """
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,53 +13,127 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..duty import Answer
+from .splitting import Part, Whole
 
 Shapes = tuple[tuple[int, ...], ...]
+# An urgent request stands where it would had it come so much earlier. So it passes everybody who came later than
+# that, and nobody is passed for ever: who waits longer goes before those urgent ones that come now.
+HEAD_START_NS = 500_000_000
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One accepted request. ``shapes``: its inputs' without the batch, None where they cannot differ."""
+    """One accepted request, or a part of one. ``shapes``: its inputs' without the batch, and ``nbytes`` their bytes;
+    None and 0 where they cannot differ. ``special``: any of what follows is not as it is for most.
+
+    ``alone``: it shares its batch with nobody. ``deadline_ns``: when its time is up, on the device's clock (0:
+    never). ``began``: the batch of a special one has been formed.
+    """
 
     arrays: Sequence[np.ndarray]
     rows: int
     future: asyncio.Future[Answer]
     since_ns: int
     shapes: Shapes | None
+    nbytes: int
+    special: bool = False
+    urgent: bool = False
+    alone: bool = False
+    deadline_ns: int = 0
+    part: Part | None = None
+    began: bool = False
+
+    @property
+    def counts(self) -> bool:
+        """Whether this is a request of its own or the last part of one."""
+        return self.part is None or self.part.last
+
+    def parts(self, limit: int) -> list["Request"]:
+        """The same in pieces of ``limit`` rows (the last has the rest), as views."""
+        starts = range(0, self.rows, limit)
+        whole = Whole(len(starts))
+        return [
+            Request(
+                [array[start : start + limit] for array in self.arrays],
+                min(limit, self.rows - start),
+                self.future,
+                self.since_ns,
+                self.shapes,
+                self.nbytes // self.rows * min(limit, self.rows - start),
+                True,
+                self.urgent,
+                self.alone,
+                self.deadline_ns,
+                Part(whole, index, start + limit >= self.rows),
+            )
+            for index, start in enumerate(starts)
+        ]
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """What is run together: of one shape. ``split``: parts of a larger request are among it."""
+
+    requests: list[Request]
+    rows: int
+    split: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    requests: deque[Request] = field(default_factory=deque)
+    """Requests of one shape. ``most``: the rows that may be in one batch by their bytes."""
+
+    most: int
+    ordinary: deque[Request] = field(default_factory=deque)
+    urgent: deque[Request] = field(default_factory=deque)
     rows: int = 0
+
+    def line(self) -> deque[Request]:
+        """The line whose head is next."""
+        if not self.urgent or not self.ordinary:
+            return self.urgent or self.ordinary
+        first = self.urgent[0].since_ns - HEAD_START_NS <= self.ordinary[0].since_ns
+        return self.urgent if first else self.ordinary
 
 
 class RequestQueue:
     """``limit``: the rows of a full batch. ``delay_ns``: how long the oldest may wait for a batch to fill.
+    ``batch_bytes``: the inputs of one batch, 0 for any.
 
     After a batch the next may be given a breath (`breathe`): time for those just answered to ask again.
-    ``present`` is how many wait here; ``taken`` how many ever left, ``vanished`` how many of those had gone.
+    ``present`` is how many wait here; the ``taken`` ever left, ``vanished`` of them had gone and the time of
+    ``expired`` was up. Another thread may read these, and how many ``lanes`` there are.
     """
 
-    def __init__(self, limit: int, delay_ns: int) -> None:
+    def __init__(self, limit: int, delay_ns: int, batch_bytes: int = 0) -> None:
         self.limit = limit
         self.delay_ns = delay_ns
+        self.batch_bytes = batch_bytes
         self._expected = 0
         self._breath_ends_ns = 0
         self.present = 0
-        self.taken = 0
-        self.vanished = 0
+        self.taken = self.taken_rows = self.taken_urgent_rows = self.taken_bytes = 0
+        self.vanished = self.expired = 0
         self._lanes: dict[Shapes | None, _Lane] = {}
         self._next: _Lane | None = None
+
+    @property
+    def lanes(self) -> int:
+        return len(self._lanes)
 
     def add(self, requests: Iterable[Request]) -> None:
         for request in requests:
             lane = self._lanes.get(request.shapes)
             if lane is None:
-                lane = self._lanes[request.shapes] = _Lane()
-            lane.requests.append(request)
+                lane = self._lanes[request.shapes] = self._lane(request)
+            (lane.urgent if request.urgent else lane.ordinary).append(request)
             lane.rows += request.rows
             self.present += 1
+
+    def pass_by(self, requests: Iterable[Request]) -> None:
+        """These were accepted and never come here: somebody else answers them."""
+        for request in requests:
+            self._count(request)
 
     def due_ns(self) -> int | None:
         """When the next batch may start: the oldest request's arrival, later by the delay unless it is full.
@@ -68,9 +143,10 @@ class RequestQueue:
         earliest_ns, self._next = None, None
         for shapes in list(self._lanes):
             lane = self._lanes[shapes]
-            while lane.requests and lane.requests[0].future.done():
-                self._pop(lane)
-            if not lane.requests:
+            for line in (lane.ordinary, lane.urgent):
+                while line and line[0].future.done():
+                    self._drop(lane, line.popleft())
+            if not lane.ordinary and not lane.urgent:
                 del self._lanes[shapes]
                 continue
             due_ns = self._due_ns(lane)
@@ -78,40 +154,113 @@ class RequestQueue:
                 earliest_ns, self._next = due_ns, lane
         return earliest_ns
 
+    @property
+    def fills_a_batch(self) -> bool:
+        """Whether the batch that ``due_ns`` spoke of is as large as a batch may be."""
+        return self._next is not None and self._full(self._next)
+
     def breathe(self, answered: int, until_ns: int) -> None:
         """Until then begin no batch smaller than what waits and what was just answered, together (rows)."""
         self._expected = sum(lane.rows for lane in self._lanes.values()) + answered
         self._breath_ends_ns = until_ns
 
-    def _due_ns(self, lane: _Lane) -> int:
-        since_ns = lane.requests[0].since_ns
-        if lane.rows >= self.limit:
-            return since_ns
-        if lane.rows < self._expected:
-            since_ns = max(since_ns, self._breath_ends_ns)
-        return since_ns + self.delay_ns
-
-    def form(self) -> list[Request]:
+    def form(self) -> Batch:
         """The batch that ``due_ns`` spoke of: as many requests from the front of its lane as fit.
 
         Empty where every caller has gone meanwhile. A request above the limit (a swap lowered it) goes alone.
         """
-        batch: list[Request] = []
-        rows = 0
-        lane = self._next
-        while lane and lane.requests and (not batch or rows + lane.requests[0].rows <= self.limit):
-            if (request := self._pop(lane)) is not None:
-                batch.append(request)
-                rows += request.rows
+        if (lane := self._next) is None:
+            return Batch([], 0)
+        limit = min(self.limit, lane.most)
+        requests: list[Request] = []
+        rows, special = 0, False
+        while line := lane.line() if lane.urgent else lane.ordinary:
+            request = line[0]
+            if requests and (rows + request.rows > limit or (request.special and request.alone)):
+                break
+            line.popleft()
+            if request.future.done():  # a plain read: safe from another thread than the loop's
+                self._drop(lane, request)
+                continue
+            requests.append(request)
+            rows += request.rows
+            if request.special:
+                special = True
+                if request.alone:
+                    break
+        return self._batch(lane, requests, rows, special)
+
+    def form_begun(self) -> Batch:
+        """The next part of a split request of which a part has run already; empty where there is none."""
+        for lane in self._lanes.values():
+            for line in (lane.ordinary, lane.urgent):
+                while line and (part := line[0].part) is not None and part.whole.begun:
+                    request = line.popleft()
+                    if not request.future.done():
+                        return self._batch(lane, [request], request.rows, True)
+                    self._drop(lane, request)
+        return Batch([], 0)
+
+    def _batch(self, lane: _Lane, requests: list[Request], rows: int, special: bool) -> Batch:
+        """They have left the lane for a batch."""
+        lane.rows -= rows
+        self.present -= len(requests)
+        self.taken += len(requests)
+        self.taken_rows += rows
+        if requests and requests[0].nbytes:
+            self.taken_bytes += sum([request.nbytes for request in requests])
+        batch = Batch(requests, rows)
+        if special:
+            self._mark(batch)
         return batch
 
-    def _pop(self, lane: _Lane) -> Request | None:
-        """The next request of the lane, or None where its caller has gone."""
-        request = lane.requests.popleft()
+    def _mark(self, batch: Batch) -> None:
+        for request in batch.requests:
+            request.began = True
+            if request.urgent:
+                self.taken_urgent_rows += request.rows
+            if request.part is not None:
+                request.part.whole.begun = batch.split = True
+                self.taken -= not request.part.last
+
+    def _drop(self, lane: _Lane, request: Request) -> None:
+        """Nobody waits for it any more, and it has left its line."""
         lane.rows -= request.rows
         self.present -= 1
-        self.taken += 1
-        if request.future.done():  # a plain read: safe from another thread than the loop's
+        self._count(request)
+        if request.part is not None:
+            if request.part.whole.over:  # its parts are one request
+                return
+            request.part.whole.over = True
+        if request.future.cancelled():
             self.vanished += 1
-            return None
-        return request
+        else:
+            self.expired += 1
+
+    def _count(self, request: Request) -> None:
+        self.taken += request.counts
+        self.taken_rows += request.rows
+        self.taken_bytes += request.nbytes
+        if request.urgent:
+            self.taken_urgent_rows += request.rows
+
+    def _lane(self, request: Request) -> _Lane:
+        if not self.batch_bytes:
+            return _Lane(sys.maxsize)
+        nbytes = sum(array.nbytes for array in request.arrays)
+        return _Lane(max(1, self.batch_bytes * request.rows // max(nbytes, 1)))
+
+    def _full(self, lane: _Lane) -> bool:
+        return lane.rows >= min(self.limit, lane.most)
+
+    def _due_ns(self, lane: _Lane) -> int:
+        """An urgent or lone request waits for no others, so for no delay and no breath either."""
+        if lane.urgent:
+            return lane.line()[0].since_ns - (HEAD_START_NS if lane.line() is lane.urgent else 0)
+        head = lane.ordinary[0]
+        since_ns = head.since_ns
+        if head.alone or lane.rows >= min(self.limit, lane.most):
+            return since_ns
+        if lane.rows < self._expected:
+            since_ns = max(since_ns, self._breath_ends_ns)
+        return since_ns + self.delay_ns

@@ -42,7 +42,10 @@ class Tally:
     for each number of rows the executions and their own time. ``queue_buckets`` counts requests and
     ``compute_buckets`` executions, each by ``BOUNDS_NS``. ``assemble_ns`` is the part of ``compute_ns`` in which
     inputs were joined (``assembled_ns``: counted once per batch), where the engine tells it. ``vanished`` are
-    callers who left before their batch began, ``rejected`` those that a full queue refused.
+    callers who left before their batch began, ``rejected`` those that were refused at the door,
+    ``timed_out`` those whose own timeout passed while they waited. ``rescued_rows`` were answered by the FP32 whole;
+    ``out_of_memory`` counts runs, ``row_ceiling`` (0: none) is what they have led to; ``given_up`` are batches that
+    failed undivided because their engine fails on everything.
     """
 
     version: str
@@ -55,6 +58,7 @@ class Tally:
     failures_ns: int = 0
     vanished: int = 0
     rejected: int = 0
+    timed_out: int = 0
     last_inference_ms: int = 0
     batches: dict[int, tuple[int, int]] = field(default_factory=dict)
     queue_buckets: list[int] = field(default_factory=_empty_buckets)
@@ -62,10 +66,14 @@ class Tally:
     assemble_ns: int = 0
     assembled_ns: int = 0
     assemble_buckets: list[int] = field(default_factory=_empty_buckets)
+    rescued_rows: int = 0
+    out_of_memory: int = 0
+    given_up: int = 0
+    row_ceiling: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def executed(self, waits_ns: Sequence[int], rows: int, compute_ns: int, assemble_ns: int = 0) -> None:
-        """One batch was run and answered; ``waits_ns`` are its requests' waits, longest first.
+        """One batch was run and answered; ``waits_ns``: its requests' waits, without parts of larger ones.
 
         ``assemble_ns`` is the part of ``compute_ns`` in which its inputs were joined, where the engine tells it.
         """
@@ -86,18 +94,44 @@ class Tally:
             self._sort_waits(waits_ns)
 
     def _sort_waits(self, waits_ns: Sequence[int]) -> None:
-        longest, shortest = bisect_left(BOUNDS_NS, waits_ns[0]), bisect_left(BOUNDS_NS, waits_ns[-1])
+        if not waits_ns:
+            return
+        longest, shortest = bisect_left(BOUNDS_NS, max(waits_ns)), bisect_left(BOUNDS_NS, min(waits_ns))
         if longest == shortest:  # nearly always: two searches instead of one per request
             self.queue_buckets[longest] += len(waits_ns)
             return
         for wait_ns in waits_ns:
             self.queue_buckets[bisect_left(BOUNDS_NS, wait_ns)] += 1
 
+    def joined(self, queue_ns: int, compute_ns: int) -> None:
+        """A request that was run in parts is answered; its rows and batches have been counted by part."""
+        with self.lock:
+            self.requests += 1
+            self.queue_ns += queue_ns
+            self.compute_ns += compute_ns
+            self._sort_waits([queue_ns])
+
     def failed(self, spent_ns: int) -> None:
         """One request's own execution failed, ``spent_ns`` after it came."""
         with self.lock:
             self.failures += 1
             self.failures_ns += spent_ns
+
+    def rescued(self, rows: int) -> None:
+        """Rows that a half could not compute were answered by its FP32 whole."""
+        with self.lock:
+            self.rescued_rows += rows
+
+    def ran_out(self, times: int, row_ceiling: int) -> None:
+        """The device ran out of memory; runs have at most ``row_ceiling`` rows since."""
+        with self.lock:
+            self.out_of_memory += times
+            self.row_ceiling = row_ceiling
+
+    def gave_up(self) -> None:
+        """A batch failed as a whole and was not divided: its engine fails on everything."""
+        with self.lock:
+            self.given_up += 1
 
     def copy(self) -> "Tally":
         """All counters as of one moment, for a reader on another thread."""
@@ -113,6 +147,7 @@ class Tally:
                 self.failures_ns,
                 self.vanished,
                 self.rejected,
+                self.timed_out,
                 self.last_inference_ms,
                 dict(self.batches),
                 list(self.queue_buckets),
@@ -120,6 +155,10 @@ class Tally:
                 self.assemble_ns,
                 self.assembled_ns,
                 list(self.assemble_buckets),
+                self.rescued_rows,
+                self.out_of_memory,
+                self.given_up,
+                self.row_ceiling,
             )
 
     def statistics(self) -> Statistics:

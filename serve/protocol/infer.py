@@ -14,7 +14,11 @@ import orjson
 
 from ...models.errors import BadRequest, EngineFailed
 from ...models.spec import ModelSpec, TensorSpec
-from .infer_fields import DeclaredInput, read_inputs, read_outputs, refuse_parameters
+from ..duty import NO_TERMS, Terms
+from .classification import bytes_tensor, classify
+from .dialect import OURS, Dialect, UnreadableTensor
+from .infer_fields import DeclaredInput, read_inputs, read_outputs
+from .infer_parameters import read_wishes
 from .json_numbers import array_of, dump_flat, parse, writable
 
 _HEADER_LENGTH = re.compile(r"[0-9]{1,12}")
@@ -24,22 +28,25 @@ _PLANS, _PLAN_BYTES = 256, 4096  # how many request headers are remembered, and 
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """``index`` into the spec's outputs; ``binary`` or JSON numbers."""
+    """``index`` into the spec's outputs; ``binary`` or JSON; how many best ``classes`` (0: the output as it is)."""
 
     index: int
     binary: bool
+    classes: int = 0
 
 
 class InferRequest(NamedTuple):
     """A checked request. Binary ``arrays`` are read-only views of the body, possibly unaligned.
 
-    ``rows`` is the batch size, 1 where the model is not batched.
+    ``rows`` is the batch size, 1 where the model is not batched; ``nan_as`` is how JSON writes what is not finite.
     """
 
     id: str | None
     arrays: list[np.ndarray]
     rows: int
     outputs: tuple[RequestedOutput, ...]
+    terms: Terms = NO_TERMS
+    nan_as: str = "token"
 
 
 class InferResponse(NamedTuple):
@@ -56,6 +63,8 @@ class _Plan(NamedTuple):
     length: int
     rows: int
     outputs: tuple[RequestedOutput, ...]
+    terms: Terms
+    nan_as: str
 
 
 class InferCodec:
@@ -65,10 +74,13 @@ class InferCodec:
     meaning is remembered and such a request costs one dictionary look-up.
     """
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, dialect: Dialect = OURS) -> None:
         self.spec = spec
+        self._dialect = dialect
         self._output_dtypes = [tensor.type.numpy for tensor in spec.outputs]
         self._all_binary = tuple(RequestedOutput(i, True) for i in range(len(spec.outputs)))
+        self._all_json = tuple(RequestedOutput(i, False) for i in range(len(spec.outputs)))
+        self._heads: dict[tuple[Any, ...], bytes] = {}
         self._plans: dict[bytes, _Plan] = {}
 
     def read(self, body: bytes, header_length: str | None = None) -> InferRequest:
@@ -85,7 +97,7 @@ class InferCodec:
         if plan is None or plan.length != len(body):
             return self._read_fresh(body, head, head <= _PLAN_BYTES)
         arrays = [np.ndarray(shape, dtype, body, offset) for shape, dtype, offset in plan.places]
-        return InferRequest(None, arrays, plan.rows, plan.outputs)
+        return InferRequest(None, arrays, plan.rows, plan.outputs, plan.terms, plan.nan_as)
 
     def _read_fresh(self, body: bytes, head: int, remember: bool) -> InferRequest:
         text = body[:head]
@@ -95,9 +107,9 @@ class InferCodec:
         id = message.get("id")
         if id is not None and not isinstance(id, str):
             raise BadRequest(f"the request's 'id' must be a string, got {type(id).__name__}")
-        refuse_parameters(message)
-        rows, declared = read_inputs(self.spec, message)
-        outputs = tuple(RequestedOutput(*item) for item in read_outputs(self.spec, message))
+        wishes = read_wishes(message, id)
+        rows, declared = read_inputs(self.spec, message, self._dialect)
+        outputs = self._asked(message)
         places = self._places(declared, head, len(body))
         arrays = [
             np.ndarray(item.shape, item.dtype, body, place)
@@ -106,8 +118,19 @@ class InferCodec:
             for item, place in zip(declared, places, strict=True)
         ]
         if remember and id is None and None not in places:
-            self._remember(text, len(body), declared, places, rows, outputs)
-        return InferRequest(id, arrays, rows, outputs)
+            self._remember(text, declared, places, (len(body), rows, outputs, wishes.terms, wishes.nan_as))
+        return InferRequest(id, arrays, rows, outputs, *wishes)
+
+    def _asked(self, message: Mapping[str, Any]) -> tuple[RequestedOutput, ...]:
+        """The outputs that are wanted; most name none, and get all of them."""
+        if (
+            message.get("outputs") is None
+            and message.get("parameters") is None
+            and self._dialect.half_in_json
+        ):
+            return self._all_json
+        asked = tuple(RequestedOutput(*item) for item in read_outputs(self.spec, message, self._dialect))
+        return self._all_binary if asked == self._all_binary else asked
 
     def _places(self, declared: Sequence[DeclaredInput], head: int, length: int) -> list[int | None]:
         """Where each binary tensor begins in the body: one after the other, in the order of the JSON."""
@@ -134,18 +157,16 @@ class InferCodec:
     def _remember(
         self,
         text: bytes,
-        length: int,
         declared: Sequence[DeclaredInput],
         places: Sequence[int | None],
-        rows: int,
-        outputs: tuple[RequestedOutput, ...],
+        rest: tuple[int, int, tuple[RequestedOutput, ...], Terms, str],
     ) -> None:
         if len(self._plans) >= _PLANS:
             self._plans.clear()
         where = tuple(
             (item.shape, item.dtype, place or 0) for item, place in zip(declared, places, strict=True)
         )
-        self._plans[text] = _Plan(where, length, rows, outputs)
+        self._plans[text] = _Plan(where, *rest)
 
     def _read_raw(self, body: bytes) -> InferRequest:
         """A header length of 0: the body is the one input's bytes, batch 1; all outputs come back binary."""
@@ -165,7 +186,34 @@ class InferCodec:
         version: str,
         parameters: Mapping[str, Any],
     ) -> InferResponse:
-        """Write the asked outputs (``outputs`` is all of them, in the spec's order)."""
+        """Write the asked outputs (``outputs`` is all of them, in the spec's order).
+
+        Where all are binary the JSON says nothing but the shapes: it is remembered like a request's.
+        """
+        if request.outputs is not self._all_binary or request.id is not None:
+            return self._write_fresh(request, outputs, version, parameters)
+        for index, array in enumerate(outputs):
+            if array.dtype != self._output_dtypes[index]:
+                raise EngineFailed(_wrong_dtype(self.spec.outputs[index], array))
+        key = (version, *parameters.values(), *[array.shape for array in outputs])
+        text = self._heads.get(key)
+        if text is None:
+            response = self._write_fresh(request, outputs, version, parameters)
+            if response.header_length is not None:
+                if len(self._heads) >= _PLANS:
+                    self._heads.clear()
+                self._heads[key] = response.body[: response.header_length]
+            return response
+        chunks = map(_raw_bytes, outputs, self.spec.outputs)
+        return InferResponse(b"".join((text, *chunks)), len(text))
+
+    def _write_fresh(
+        self,
+        request: InferRequest,
+        outputs: Sequence[np.ndarray],
+        version: str,
+        parameters: Mapping[str, Any],
+    ) -> InferResponse:
         entries: list[dict[str, Any]] = []
         chunks: list[memoryview | bytes] = []
         for asked in request.outputs:
@@ -174,7 +222,11 @@ class InferCodec:
             if array.dtype != self._output_dtypes[index]:
                 raise EngineFailed(_wrong_dtype(tensor, array))
             entry = {"name": tensor.name, "datatype": tensor.datatype, "shape": array.shape}
-            if asked.binary:
+            if asked.classes:
+                entry["datatype"] = "BYTES"
+                entry["shape"], best = classify(array, tensor, asked.classes, self.spec.batched)
+                _add_text(entry, best, asked.binary, chunks)
+            elif asked.binary:
                 entry["parameters"] = {"binary_data_size": array.nbytes}
                 if array.nbytes:
                     chunks.append(_raw_bytes(array, tensor))
@@ -187,7 +239,7 @@ class InferCodec:
         message["outputs"] = entries
         text = orjson.dumps(message, option=_NUMPY)
         if b"null" in text:  # orjson's word for a number that is not finite
-            text = _with_nan(message)
+            text = _with_nan(message, request.nan_as)
         if not chunks:
             return InferResponse(text, None)
         return InferResponse(b"".join((text, *chunks)), len(text))
@@ -230,12 +282,12 @@ def _from_json(item: DeclaredInput, model: str) -> np.ndarray:
     """JSON ``data``, flat or nested to the shape (axes of size 1 may be left out or added)."""
     array = array_of(item.data, item.datatype, f"input '{item.name}' of model '{model}': data")
     if array.size != item.elements:
-        raise BadRequest(
+        raise UnreadableTensor(
             f"Unable to parse 'data': Shape does not match true shape of 'data' field: input '{item.name}' "
             f"declares the shape {list(item.shape)} = {item.elements} elements, got {array.size}"
         )
     if array.ndim > 1 and _bare(array.shape) != _bare(item.shape):
-        raise BadRequest(
+        raise UnreadableTensor(
             f"Unable to parse 'data': Shape does not match true shape of 'data' field: input '{item.name}' "
             f"declares the shape {list(item.shape)}, but its data is nested to {list(array.shape)}"
         )
@@ -253,13 +305,25 @@ def _raw_bytes(array: np.ndarray, tensor: TensorSpec) -> memoryview | bytes:
     return array.tobytes()
 
 
-def _with_nan(message: dict[str, Any]) -> bytes:
-    """Write again with bare NaN and Infinity tokens (as Triton does) and say how many there are."""
+def _add_text(
+    entry: dict[str, Any], texts: list[str], binary: bool, chunks: list[memoryview | bytes]
+) -> None:
+    if not binary:
+        entry["data"] = texts
+        return
+    data = bytes_tensor(texts)
+    entry["parameters"] = {"binary_data_size": len(data)}
+    if data:
+        chunks.append(data)
+
+
+def _with_nan(message: dict[str, Any], nan_as: str) -> bytes:
+    """Write again, what is not finite as was asked (Triton's are bare tokens), and say how many there are."""
     odd = 0
     entries = []
     for entry in message["outputs"]:
-        if "data" in entry:
-            text, count = dump_flat(entry["data"])
+        if isinstance(entry.get("data"), np.ndarray):
+            text, count = dump_flat(entry["data"], nan_as)
             entry = {**entry, "data": orjson.Fragment(text)}
             odd += count
         entries.append(entry)

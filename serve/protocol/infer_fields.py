@@ -10,6 +10,8 @@ import numpy as np
 from ...models.datatypes import Datatype
 from ...models.errors import BadRequest
 from ...models.spec import ModelSpec, TensorSpec
+from .dialect import Dialect, UnreadableTensor
+from .infer_parameters import flag, parameters_of
 
 _INT64_MAX = 2**63 - 1
 _SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
@@ -31,58 +33,71 @@ class DeclaredInput(NamedTuple):
         return self.datatype.numpy
 
 
-def refuse_parameters(message: Mapping[str, Any]) -> None:
-    """Refuse what would change the meaning of the request and is not offered."""
-    for key in _parameters(message, "the request"):
-        if key.startswith("triton_"):
-            raise BadRequest(
-                f"parameter '{key}' is reserved: parameters beginning with 'triton_' are refused"
-            )
-        if key.startswith("sequence_"):
-            raise BadRequest(
-                f"parameter '{key}': sequences are not offered. Models here keep no state between requests: "
-                "send the state as an input and read it back as an output"
-            )
-
-
-def read_inputs(spec: ModelSpec, message: Mapping[str, Any]) -> tuple[int, list[DeclaredInput]]:
+def read_inputs(
+    spec: ModelSpec, message: Mapping[str, Any], dialect: Dialect
+) -> tuple[int, list[DeclaredInput]]:
     """The rows and the inputs in the spec's order. Raises BadRequest."""
     entries = _objects(message, "inputs")
     _check_names(spec, [entry["name"] for entry in entries])
     places = {entry["name"]: (place, entry) for place, entry in enumerate(entries)}
-    declared = [_declared(spec, tensor, *places[tensor.name]) for tensor in spec.inputs]
+    declared = [_declared(spec, tensor, dialect, *places[tensor.name]) for tensor in spec.inputs]
     _check_equal_sizes(spec, declared)
     return (declared[0].shape[0] if spec.batched else 1), declared
 
 
-def read_outputs(spec: ModelSpec, message: Mapping[str, Any]) -> Iterator[tuple[int, bool]]:
-    """(index, binary) of each output asked for; all of them where none is named. Raises BadRequest."""
-    binary = _flag(_parameters(message, "the request"), "binary_data_output", False)
-    names = [tensor.name for tensor in spec.outputs]
-    if not message.get("outputs"):
-        yield from ((index, binary) for index in range(len(names)))
-        return
+def read_outputs(
+    spec: ModelSpec, message: Mapping[str, Any], dialect: Dialect
+) -> Iterator[tuple[int, bool, int]]:
+    """(index, binary, best classes or 0) of each output asked for; all where none is named. Raises BadRequest."""
+    binary = flag(parameters_of(message, "the request"), "binary_data_output", False)
+    places = {tensor.name: index for index, tensor in enumerate(spec.outputs)}
+    asked = _objects(message, "outputs") if message.get("outputs") else [{"name": name} for name in places]
     seen: set[str] = set()
-    for entry in _objects(message, "outputs"):
+    for entry in asked:
         name = entry["name"]
         if name in seen:
             raise BadRequest(f"output '{name}' already exists in request")
-        if name not in names:
-            raise BadRequest(f"unexpected inference output '{name}' for model '{spec.name}'; it has {names}")
+        if name not in places:
+            raise BadRequest(
+                f"unexpected inference output '{name[:80]}' for model '{spec.name}'; it has {list(places)}"
+            )
         seen.add(name)
-        parameters = _parameters(entry, f"output '{name}'")
-        _refuse_output_forms(name, parameters)
-        yield names.index(name), _flag(parameters, "binary_data", binary)
+        yield places[name], *_output_form(spec.outputs[places[name]], entry, binary, dialect)
 
 
-def _refuse_output_forms(name: str, parameters: Mapping[str, Any]) -> None:
-    if parameters.get("classification"):
-        raise BadRequest(
-            f"output '{name}': the classification extension is not offered yet; POST to "
-            "/v1/models/{model}:predict, which adds labels, or take the scores and rank them"
-        )
+def _output_form(
+    tensor: TensorSpec, entry: Mapping[str, Any], binary: bool, dialect: Dialect
+) -> tuple[bool, int]:
+    """How one output is wanted: in binary or JSON, and as how many classes (0: as it is)."""
+    parameters = parameters_of(entry, f"output '{tensor.name}'")
     if "shared_memory_region" in parameters:
-        raise BadRequest(_no_shared_memory(f"output '{name}'"))
+        raise BadRequest(_no_shared_memory(f"output '{tensor.name}'"))
+    binary = flag(parameters, "binary_data", binary)
+    classes = _classes(tensor, parameters, dialect)
+    if not binary and not classes and _is_half(tensor) and not dialect.half_in_json:
+        raise BadRequest(
+            f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format for "
+            f"output '{tensor.name}'"
+        )
+    return binary, classes
+
+
+def _classes(tensor: TensorSpec, parameters: Mapping[str, Any], dialect: Dialect) -> int:
+    most = parameters.get("classification", 0)
+    if type(most) is not int or not 0 <= most < 2**31:
+        raise BadRequest(
+            f"Unable to parse 'classification' of output '{tensor.name}': expected how many of the best classes "
+            f"are wanted, got {str(most)[:40]!r}"
+        )
+    if most and (tensor.datatype == "BOOL" or (_is_half(tensor) and not dialect.classify_half)):
+        raise BadRequest(
+            f"class result not available for output '{tensor.name}' due to unsupported type '{tensor.datatype}'"
+        )
+    return most
+
+
+def _is_half(tensor: TensorSpec) -> bool:
+    return tensor.datatype in ("FP16", "BF16")
 
 
 def _no_shared_memory(who: str) -> str:
@@ -100,27 +115,6 @@ def _objects(message: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     return entries
 
 
-def _parameters(entry: Mapping[str, Any], who: str) -> Mapping[str, Any]:
-    parameters = entry.get("parameters")
-    if parameters is None:
-        return {}
-    if not isinstance(parameters, dict):
-        raise BadRequest(f"Unable to parse 'parameters': those of {who} must be an object")
-    for key, value in parameters.items():
-        if isinstance(value, list | dict):
-            raise BadRequest(
-                f"Unable to parse 'parameters': '{key}' of {who} must be a string, number or bool"
-            )
-    return parameters
-
-
-def _flag(parameters: Mapping[str, Any], key: str, default: bool) -> bool:
-    value = parameters.get(key, default)
-    if not isinstance(value, bool):
-        raise BadRequest(f"Unable to parse '{key}': expected true or false, got {str(value)[:40]!r}")
-    return value
-
-
 def _check_names(spec: ModelSpec, came: Sequence[str]) -> None:
     wanted = [tensor.name for tensor in spec.inputs]
     if sorted(came) == sorted(wanted):
@@ -135,7 +129,9 @@ def _check_names(spec: ModelSpec, came: Sequence[str]) -> None:
     )
 
 
-def _declared(spec: ModelSpec, tensor: TensorSpec, position: int, entry: dict[str, Any]) -> DeclaredInput:
+def _declared(
+    spec: ModelSpec, tensor: TensorSpec, dialect: Dialect, position: int, entry: dict[str, Any]
+) -> DeclaredInput:
     shape = _shape(tensor.name, entry.get("shape"))
     _check_datatype(spec, tensor, entry.get("datatype"))
     itemsize = tensor.type.itemsize
@@ -147,9 +143,14 @@ def _declared(spec: ModelSpec, tensor: TensorSpec, position: int, entry: dict[st
         )
     if (count := prod(shape)) * itemsize > _INT64_MAX:
         raise BadRequest(f"byte size overflow for input '{tensor.name}': the shape is {list(shape)}")
-    _check_shape(spec, tensor, shape)
-    parameters = _parameters(entry, f"input '{tensor.name}'")
+    _check_shape(spec, tensor, shape, spec.max_request_rows if dialect.split_large else spec.max_batch_size)
+    parameters = parameters_of(entry, f"input '{tensor.name}'")
     size = _binary_size(spec, tensor, entry, parameters)
+    if size is None and not dialect.half_in_json and _is_half(tensor):
+        raise BadRequest(
+            f"receiving {tensor.datatype} data via JSON is not supported. Please use the binary data format for "
+            f"input '{tensor.name}'"
+        )
     if size is not None and size != count * itemsize:
         raise BadRequest(
             f"input byte size mismatch for input '{tensor.name}' for model '{spec.name}'. "
@@ -162,7 +163,7 @@ def _shape(name: str, shape: object) -> tuple[int, ...]:
     if not isinstance(shape, list):
         raise BadRequest(f"Unable to parse 'shape': input '{name}' must have a list of sizes there")
     if not all(type(size) is int and size >= 0 for size in shape):
-        raise BadRequest(
+        raise UnreadableTensor(
             "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer: "
             f"input '{name}' came with {str(shape)[:80]}"
         )
@@ -179,11 +180,11 @@ def _check_datatype(spec: ModelSpec, tensor: TensorSpec, came: object) -> None:
     raise BadRequest(f"{text}'{tensor.datatype}'{way_out}")
 
 
-def _check_shape(spec: ModelSpec, tensor: TensorSpec, shape: tuple[int, ...]) -> None:
+def _check_shape(spec: ModelSpec, tensor: TensorSpec, shape: tuple[int, ...], most_rows: int) -> None:
     if len(shape) == len(tensor.shape):
-        if spec.batched and shape[0] > spec.max_batch_size:
+        if spec.batched and shape[0] > most_rows:
             raise BadRequest(
-                f"inference request batch-size must be <= {spec.max_batch_size} for '{spec.name}': input "
+                f"inference request batch-size must be <= {most_rows} for '{spec.name}': input "
                 f"'{tensor.name}' has {shape[0]} rows; split the request"
             )
         if all(dim.admits(size) for dim, size in zip(tensor.shape, shape, strict=True)):

@@ -158,12 +158,20 @@ def writable(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array.astype(np.float32) if array.dtype == _BF16 else array)
 
 
-def dump_flat(array: np.ndarray) -> tuple[bytes, int]:
-    """The elements as a flat JSON list with bare NaN/Infinity tokens, and how many of them are not finite."""
+_TOKENS = {  # NaN, +Infinity, -Infinity
+    "token": (b"NaN", b"Infinity", b"-Infinity"),
+    "string": (b'"NaN"', b'"Infinity"', b'"-Infinity"'),
+    "null": (b"null", b"null", b"null"),
+}
+
+
+def dump_flat(array: np.ndarray, nan_as: str = "token") -> tuple[bytes, int]:
+    """The elements as a flat JSON list, and how many are not finite: bare tokens, ``string``s or ``null``."""
     flat = writable(array).reshape(-1)
     text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"null" not in text:  # what orjson writes for a number that is not finite
         return text, 0
+    nan, above, below = _TOKENS[nan_as]
     odd = flat[~np.isfinite(flat)].tolist()
-    tokens = [b"NaN" if x != x else b"Infinity" if x > 0 else b"-Infinity" for x in odd]
+    tokens = [nan if x != x else above if x > 0 else below for x in odd]
     return b"".join(chain.from_iterable(zip_longest(text.split(b"null"), tokens, fillvalue=b""))), len(odd)

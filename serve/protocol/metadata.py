@@ -10,7 +10,15 @@ from typing import Any
 from ...models.spec import ModelSpec, TensorSpec
 
 # Only what is really offered: clients such as perf_analyzer read this list and believe it.
-EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data", "parameters", "statistics")
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
 
 
 def server_metadata(name: str, version: str) -> dict[str, Any]:
@@ -35,13 +43,13 @@ def _tensor(tensor: TensorSpec) -> dict[str, Any]:
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.wire_shape}
 
 
-def model_config(spec: ModelSpec, form: str, device: str) -> dict[str, Any]:
-    """Triton's ModelConfig; ``dims`` leave the batch out where there is one."""
+def model_config(spec: ModelSpec, form: str, device: str, versions: Sequence[str] = ()) -> dict[str, Any]:
+    """Triton's ModelConfig; ``dims`` leave the batch out where there is one. ``versions`` are those loaded."""
     config: dict[str, Any] = {
         "name": spec.name,
         "platform": f"halfeven_{form}",
         "backend": "halfeven",
-        "version_policy": {"latest": {"num_versions": 1}},
+        "version_policy": _version_policy(versions),
         "max_batch_size": spec.max_batch_size,
         "input": [_config_tensor(spec, tensor) for tensor in spec.inputs],
         "output": [_config_tensor(spec, tensor) for tensor in spec.outputs],
@@ -50,11 +58,32 @@ def model_config(spec: ModelSpec, form: str, device: str) -> dict[str, Any]:
         "parameters": {},
     }
     if spec.batched:
-        config["dynamic_batching"] = {
-            "max_queue_delay_microseconds": spec.batching.max_queue_delay_us,
-            "default_queue_policy": {"max_queue_size": spec.batching.max_queue_size},
-        }
+        config["dynamic_batching"] = _dynamic_batching(spec)
     return config
+
+
+def _version_policy(versions: Sequence[str]) -> dict[str, Any]:
+    if len(versions) < 2:
+        return {"latest": {"num_versions": 1}}
+    return {"specific": {"versions": list(versions)}}
+
+
+def _dynamic_batching(spec: ModelSpec) -> dict[str, Any]:
+    """Batches are filled up to ``preferred_batch_size`` where the model has buckets; priority 1 goes before 2."""
+    batching = spec.batching
+    queue: dict[str, Any] = {"max_queue_size": batching.max_queue_size}
+    if batching.timeout_ms:
+        queue["default_timeout_microseconds"] = str(batching.timeout_ms * 1000)
+        queue["allow_timeout_override"] = True
+    dynamic: dict[str, Any] = {
+        "max_queue_delay_microseconds": batching.max_queue_delay_us,
+        "priority_levels": 2,
+        "default_priority_level": 2,
+        "default_queue_policy": queue,
+    }
+    if isinstance(batching.buckets, tuple) and batching.buckets:
+        dynamic["preferred_batch_size"] = list(batching.buckets)
+    return dynamic
 
 
 def _instance_group(spec: ModelSpec, device: str) -> dict[str, Any]:

@@ -1,17 +1,20 @@
-"""``:predict``, the wire for people with curl: ``{"instances": [...]}`` in, ``{"predictions": [...]}`` out.
+"""``:predict`` in JSON, for people with curl: ``{"instances": [...]}`` in, ``{"predictions": [...]}`` out.
 
-Source of the words: TensorFlow Serving's REST API, row format.
+Pictures are ``{"b64": "…"}`` both ways. Source of the words: TensorFlow Serving's REST API, row format.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 
 from ...models.errors import BadRequest
+from ...models.picture import png_of
+from ...models.pixels import Picture
 from ...models.spec import ModelSpec, TensorSpec
 from .json_numbers import array_of, parse, show, writable
+from .pictures import array_of_files, is_file, packed
 
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
@@ -29,7 +32,7 @@ def read_predict(spec: ModelSpec, body: bytes) -> PredictRequest:
     A model that is not batched takes one instance, the whole input. Raises BadRequest naming the instance.
     """
     instances = _instances(spec, parse(body))
-    by_name = len(spec.inputs) > 1 or isinstance(instances[0], dict)
+    by_name = len(spec.inputs) > 1 or (isinstance(instances[0], dict) and not _is_picture(spec, instances))
     if by_name:
         _check_instances(spec, instances)
     arrays = {}
@@ -37,8 +40,18 @@ def read_predict(spec: ModelSpec, body: bytes) -> PredictRequest:
         where = f"input '{tensor.name}' of model '{spec.name}': instances"
         data = [instance[tensor.name] for instance in instances] if by_name else instances
         arrays[tensor.name] = _array(spec, tensor, data, where)
+    return taken(spec, arrays)
+
+
+def taken(spec: ModelSpec, arrays: Mapping[str, np.ndarray]) -> PredictRequest:
+    """Named arrays, however they came, held against the spec. Raises BadRequest."""
     rows = spec.check_inputs(arrays)
     return PredictRequest([arrays[tensor.name] for tensor in spec.inputs], rows)
+
+
+def _is_picture(spec: ModelSpec, instances: Sequence[Any]) -> bool:
+    """Whether the instances of a single input are files; ``b64`` may also be that input's name."""
+    return spec.inputs[0].picture is not None and is_file(instances[0])
 
 
 def _instances(spec: ModelSpec, message: Any) -> list[Any]:
@@ -73,6 +86,8 @@ def _check_instances(spec: ModelSpec, instances: Sequence[Any]) -> None:
 
 
 def _array(spec: ModelSpec, tensor: TensorSpec, data: list[Any], where: str) -> np.ndarray:
+    if tensor.picture is not None and is_file(data[0]):
+        return array_of_files(spec, tensor, data, where)
     if not spec.batched and len(tensor.shape) == 0:
         return array_of(data, tensor.type, where).reshape(())
     if not spec.batched:
@@ -83,17 +98,26 @@ def _array(spec: ModelSpec, tensor: TensorSpec, data: list[Any], where: str) -> 
 def write_predict(spec: ModelSpec, outputs: Sequence[np.ndarray]) -> bytes:
     """One output: a list of its rows; several: a list of objects by name. Non-finite numbers are null.
 
-    Where the first output of logits or probabilities has labels, ``labels`` holds each row's best one.
+    Where the first output of logits or probabilities has labels, ``labels`` holds each row's best one. Rows of
+    an output of kind ``image`` are PNG files.
     """
     plain = [writable(array) for array in outputs]
     rows = plain if spec.batched else [array[None] for array in plain]
-    message: dict[str, Any] = {"predictions": rows[0] if len(rows) == 1 else _by_name(spec, rows)}
+    shown = [_shown(spec, tensor, array) for tensor, array in zip(spec.outputs, rows, strict=True)]
+    message: dict[str, Any] = {"predictions": shown[0] if len(shown) == 1 else _by_name(spec, shown)}
     if labels := _labels(spec, rows):
         message["labels"] = labels
     return orjson.dumps(message, option=_NUMPY)
 
 
-def _by_name(spec: ModelSpec, rows: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+def _shown(spec: ModelSpec, tensor: TensorSpec, rows: np.ndarray) -> Sequence[Any] | np.ndarray:
+    if tensor.kind != "image":
+        return rows
+    picture = Picture.of(tensor, spec.batched)
+    return [packed(png_of(row, picture)) for row in rows]
+
+
+def _by_name(spec: ModelSpec, rows: Sequence[Sequence[Any] | np.ndarray]) -> list[dict[str, Any]]:
     names = [tensor.name for tensor in spec.outputs]
     return [dict(zip(names, row, strict=True)) for row in zip(*rows, strict=True)]
 

@@ -8,11 +8,14 @@ import pytest
 from halfeven.models.errors import BadFolder
 from halfeven.models.package import Precision, read_folder
 from halfeven.models.spec import Batching, Dim, ParityLimits
+from halfeven.models.wire import Wire
 
 from tests.model_folders import samples_of, tensor, write_folder
 
 X = tensor("x", "FP32", [-1, 4])
 Y = tensor("y", "FP32", [-1, 3])
+IMAGE = tensor("x", "FP32", [-1, 1, 8, 8], picture={"color": "L"})
+INF = float("inf")
 
 
 def test_everything_but_name_source_inputs_and_outputs_has_the_documented_default(tmp_path: Path) -> None:
@@ -22,7 +25,7 @@ def test_everything_but_name_source_inputs_and_outputs_has_the_documented_defaul
     spec = folder.spec
     assert (spec.name, spec.max_batch_size, spec.form) == ("net", 64, "auto")
     assert spec.parity == ParityLimits(4.0, None, 30.0, 0.005, overridden=())
-    assert spec.batching == Batching(max_queue_delay_us=0, max_queue_size=1024)
+    assert spec.batching == Batching(max_queue_delay_us=0, max_queue_size=1024, buckets="auto")
     assert (spec.inputs[0].kind, spec.inputs[0].labels, spec.inputs[0].picture) == ("tensor", (), None)
 
 
@@ -42,7 +45,16 @@ def test_every_documented_key_is_read(tmp_path: Path) -> None:
         form="onnx",
         precision={"level": "O2", "dtype": "bf16", "keep": ["op:softmax", "a.*"], "embeddings": "half"},
         parity={"max_error_u": 8, "min_sqnr_db": 40.5, "min_slice_sqnr_db": 0, "max_flips": 0.25},
-        batching={"max_queue_delay_us": 500, "max_queue_size": 1},
+        batching={
+            "max_queue_delay_us": 500,
+            "max_queue_size": 1,
+            "buckets": [1, 4, 8],
+            "max_queue_bytes": 2,
+            "max_queue_ms": 3,
+            "max_batch_bytes": 4,
+            "timeout_ms": 5,
+            "max_request_rows": 9,
+        },
         files={"half.pth": ""},
         samples=samples_of({"image": (1, 8, 8)}),
     )
@@ -57,7 +69,7 @@ def test_every_documented_key_is_read(tmp_path: Path) -> None:
     assert (spec.outputs[0].kind, spec.outputs[0].labels) == ("logits", ("no", "yes"))
     overridden = ("max_error_u", "max_flips", "min_slice_sqnr_db", "min_sqnr_db")
     assert spec.parity == ParityLimits(8.0, 40.5, 0.0, 0.25, overridden=overridden)
-    assert spec.batching == Batching(500, 1)
+    assert spec.batching == Batching(500, 1, (1, 4, 8), 2, 3, 4, 5, 9)
 
 
 def test_weights_and_samples_are_found_by_their_documented_names(tmp_path: Path) -> None:
@@ -65,6 +77,27 @@ def test_weights_and_samples_are_found_by_their_documented_names(tmp_path: Path)
     folder = read_folder(write_folder(tmp_path / "net", files=files))
     assert folder.weights == tmp_path / "net/weights.safetensors"
     assert folder.samples == tmp_path / "net/samples.safetensors"
+
+
+def test_a_folder_of_pictures_is_samples_of_a_model_that_takes_pictures(tmp_path: Path) -> None:
+    files = {"samples/1.png": ""}
+    taking = read_folder(write_folder(tmp_path / "a", inputs=[IMAGE], files=files))
+    assert taking.samples == tmp_path / "a/samples"
+    assert read_folder(write_folder(tmp_path / "b", files=files)).samples is None
+    both = write_folder(tmp_path / "c", inputs=[IMAGE], files={**files, "samples.safetensors": ""})
+    assert read_folder(both).samples == tmp_path / "c/samples.safetensors"
+
+
+def test_an_input_may_be_smaller_on_the_wire(tmp_path: Path) -> None:
+    inputs = [
+        {**X, "wire_datatype": "INT8", "wire_scale": 0.5, "wire_offset": -1},
+        IMAGE | {"name": "image", "wire_datatype": "UINT8"},
+        X | {"name": "plain"},
+    ]
+    spec = read_folder(write_folder(tmp_path / "net", inputs=inputs)).spec
+    assert [t.wire for t in spec.inputs] == [Wire("INT8", 0.5, -1.0), Wire("UINT8"), None]
+    assert [t.datatype for t in spec.inputs] == ["FP32"] * 3
+    assert [t.datatype for t in spec.on_the_wire().inputs] == ["INT8", "UINT8", "FP32"]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +189,19 @@ def test_an_unknown_key_or_word_is_told_with_the_file_and_the_nearest_known_one(
         ({"parity": {"max_error_u": True}}, ["parity.max_error_u = True", "a number"]),
         ({"batching": {"max_queue_delay_us": -1}}, ["[batching] max_queue_delay_us", "at least 0"]),
         ({"batching": {"max_queue_size": 0}}, ["[batching] max_queue_size", "at least 1"]),
+        ({"batching": {"max_queue_bytes": 0}}, ["[batching] max_queue_bytes", "at least 1"]),
+        ({"batching": {"timeout_ms": -1}}, ["[batching] timeout_ms", "at least 0"]),
+        ({"batching": {"timeout": 3}}, ["[batching]", "'timeout_ms'"]),
+        ({"batching": {"max_request_rows": 63}}, ["max_request_rows = 63", "at least max_batch_size (64)"]),
         ({"batching": {"max_queue_size": 1.5}}, ["batching.max_queue_size = 1.5", "a whole number"]),
+        ({"batching": {"buckets": "powers"}}, ["[batching] buckets = 'powers'", "'auto'", "[1, 2, 4, 8]"]),
+        ({"batching": {"buckets": [1, True]}}, ["[batching] buckets = [1, True]", "numbers of rows"]),
+        ({"batching": {"buckets": [0, 2]}}, ["[batching] buckets = [0, 2]", "numbers of rows"]),
+        ({"batching": {"buckets": [4, 2]}}, ["[batching] buckets = [4, 2]", "ascending"]),
+        ({"batching": {"buckets": [2, 2]}}, ["[batching] buckets = [2, 2]", "ascending"]),
+        ({"batching": {"buckets": [1, 65]}}, ["[batching] buckets", "at most max_batch_size (64)"]),
+        ({"batching": {"bucket": [1]}}, ["[batching]", "'bucket'", "'buckets'"]),
+        ({"batching": 3}, ["batching", "a table"]),
         ({"inputs": []}, ["'inputs' is missing"]),
         ({"inputs": [X, X]}, ["[[inputs]]", "'x'", "twice"]),
         ({"inputs": [tensor("", "FP32", [-1])]}, ["inputs[0].name", "empty"]),
@@ -173,6 +218,17 @@ def test_an_unknown_key_or_word_is_told_with_the_file_and_the_nearest_known_one(
         ({"inputs": [{**X, "picture": {"size": [8]}}]}, ["picture.size", "[height, width]"]),
         ({"inputs": [{**X, "picture": {"mean": ["0"]}}]}, ["picture.mean", "a number per channel"]),
         ({"inputs": [{**X, "picture": {"scale": "1"}}]}, ["picture.scale", "a number"]),
+        ({"inputs": [{**X, "picture": {}}]}, ["inputs[0].picture", "no place for 3 channels"]),
+        ({"outputs": [{**Y, "kind": "image"}]}, ["outputs[0].picture", "no place for 1 channel"]),
+        ({"inputs": [{**X, "wire_scale": 2}]}, ["inputs[0].wire_scale", "without wire_datatype"]),
+        ({"inputs": [{**X, "wire_datatype": "UINT9"}]}, ["inputs[0].wire_datatype", "'UINT8'"]),
+        ({"inputs": [{**X, "wire_datatype": "INT64"}]}, ["inputs[0].wire_datatype", "a smaller one"]),
+        ({"inputs": [{**X, "wire_datatype": "INT8", "wire_scale": 0}]}, ["wire_scale = 0.0", "not 0"]),
+        ({"inputs": [{**X, "wire_datatype": "INT8", "wire_offset": INF}]}, ["wire_offset = inf", "finite"]),
+        ({"inputs": [{**X, "wire_datatype": "INT8", "wire_ofset": 1}]}, ["'wire_ofset'", "'wire_offset'"]),
+        ({"inputs": [IMAGE | {"wire_datatype": "FP16"}]}, ["inputs[0]", "wire_datatype = 'UINT8' alone"]),
+        ({"inputs": [IMAGE | {"wire_datatype": "UINT8", "wire_scale": 1}]}, ["'UINT8' alone"]),
+        ({"outputs": [{**Y, "wire_datatype": "FP16"}]}, ["outputs[0].wire_datatype", "on an input"]),
     ],
 )
 def test_a_wrong_value_is_told_with_file_key_what_came_and_what_was_expected(

@@ -1,6 +1,7 @@
 """Specs: dimensions are read strictly, arrays are held against them, JSON keeps everything."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -119,9 +120,26 @@ def test_a_spec_is_the_same_after_json() -> None:
         max_batch_size=0,
         form="onnx",
         parity=ParityLimits(8.0, 40.0, 20.0, 0.1, overridden=("max_error_u",)),
-        batching=Batching(100, 7),
+        batching=Batching(100, 7, (1, 4), 5, 6, 7, 8, 9),
     )
     assert ModelSpec.from_json(json.loads(json.dumps(model.to_json()))) == model
+
+
+def test_a_spec_written_before_there_were_buckets_is_read() -> None:
+    old = json.loads(json.dumps(spec(tensor("x", -1, 4)).to_json()))
+    assert old["batching"].pop("buckets") == "auto"
+    assert ModelSpec.from_json(old).batching == Batching()
+    old["batching"] = {"max_queue_delay_us": 0, "max_queue_size": 1024}  # as the first version wrote it
+    assert ModelSpec.from_json(old).batching == Batching()
+    old["batching"]["buckets"] = []
+    assert ModelSpec.from_json(old).batching.buckets == ()
+
+
+def test_a_request_may_have_sixteen_batches_of_rows_or_what_the_model_says() -> None:
+    model = spec(tensor("x", -1, 4)).with_max_batch_size(8)
+    assert model.max_request_rows == 128
+    said = replace(model, batching=Batching(max_request_rows=20))
+    assert (said.max_request_rows, said.with_max_batch_size(64).max_request_rows) == (20, 64)
 
 
 def test_the_signature_is_what_callers_rely_on_and_no_more() -> None:

@@ -13,7 +13,7 @@ import uvicorn
 from halfeven.models.errors import HalfevenError, NotReady, UnknownName
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.app import History, build_app
-from halfeven.serve.duty import Answer, OnDuty, Statistics
+from halfeven.serve.duty import NO_TERMS, Answer, IndexEntry, LoadConfig, OnDuty, Statistics, Terms
 from halfeven.serve.hot_protocol import HotProtocol
 from halfeven.serve.infer_asgi import InferFront
 
@@ -44,6 +44,8 @@ class FakeServed:
     submitted: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)
     rows: list[int] = field(default_factory=list)
+    terms: list[Terms] = field(default_factory=list)
+    older: list["FakeServed"] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -53,11 +55,14 @@ class FakeServed:
     def batcher(self) -> "FakeServed":
         return self
 
-    def submit(self, arrays: Sequence[np.ndarray], rows: int) -> asyncio.Future[Answer]:
+    def submit(
+        self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
+    ) -> asyncio.Future[Answer]:
         if self.refusal is not None:
             raise self.refusal
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.rows.append(rows)
+        self.terms.append(terms)
         if self.holding:
             self.held.append(future)
             future.add_done_callback(lambda done: self.cancelled.set() if done.cancelled() else None)
@@ -65,6 +70,9 @@ class FakeServed:
             future.set_result(Answer(self.compute(*arrays), self.duty, 1_500_000, 2_250_000, rows))
         self.submitted.set()
         return future
+
+    def lanes(self) -> list["FakeServed"]:
+        return [self, *self.older]
 
     def statistics(self) -> Statistics:
         return Statistics(inference_count=sum(self.rows), success=(len(self.rows), 7), batches={2: (3, 9)})
@@ -74,6 +82,28 @@ class FakeServed:
 class FakeRoster:
     models: dict[str, FakeServed]
     reasons: list[str] = field(default_factory=list)
+    unloaded: dict[str, FakeServed] = field(default_factory=dict)
+    asked_to_load: list[tuple[str, LoadConfig | None]] = field(default_factory=list)
+    load_fault: HalfevenError | None = None
+
+    def load(self, name: str, config: LoadConfig | None = None) -> None:
+        self.asked_to_load.append((name, config))
+        if self.load_fault is not None:
+            raise self.load_fault
+        if name not in self.models and name not in self.unloaded:
+            raise UnknownName(f"the store has no model '{name}'")
+        served = self.models[name] = self.unloaded.pop(name, None) or self.models[name]
+        if config and "max_batch_size" in config:
+            served.spec = served.spec.with_max_batch_size(config["max_batch_size"])
+
+    def unload(self, name: str) -> None:
+        if name not in self.models:
+            raise UnknownName(f"Request for unknown model: '{name}' is not found")
+        self.unloaded[name] = self.models.pop(name)
+
+    def index(self) -> list[IndexEntry]:
+        gone = [(name, served.duty.version, "UNAVAILABLE", "unloaded") for name, served in self.unloaded.items()]
+        return [*((name, served.duty.version, "READY", "") for name, served in self.models.items()), *gone]
 
     def find(self, name: str, version: str | None = None) -> FakeServed:
         if name == "starting":
@@ -158,8 +188,7 @@ def serving() -> Iterator[tuple[FakeRoster, str]]:
 @pytest.fixture
 def roster(serving: tuple[FakeRoster, str]) -> FakeRoster:
     """The served roster, as new."""
-    fresh = make_roster()
-    serving[0].models, serving[0].reasons = fresh.models, fresh.reasons
+    vars(serving[0]).update(vars(make_roster()))
     return serving[0]
 
 

@@ -1,13 +1,18 @@
 """Every route but infer, over a real server, by httpx and by tritonclient."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 import tritonclient.http as triton
 from halfeven.models.errors import Overloaded
+from halfeven.serve.app import build_app
+from halfeven.serve.protocol.dialect import STRICT
 from tritonclient.utils import InferenceServerException
+
+from tests.serve.conftest import HISTORY, running
 
 DIGEST = "0123456789abcdef" * 4
 PREDICT = "/v1/models/double:predict"
@@ -50,6 +55,46 @@ def test_tritonclient_reads_config_statistics_and_index(client: Any, http: httpx
     }
 
 
+def test_every_version_that_is_loaded_is_listed_and_counted(client: Any, roster: Any) -> None:
+    double = roster.models["double"]
+    older = replace(double, duty=replace(double.duty, version="2"), rows=[1, 1])
+    double.older.append(older)
+    assert client.get_model_metadata("double")["versions"] == ["2", "3"]
+    assert client.get_model_config("double")["version_policy"] == {"specific": {"versions": ["2", "3"]}}
+    stats = client.get_inference_statistics("double")["model_stats"]
+    assert [(one["version"], one["inference_count"]) for one in stats] == [("2", 2), ("3", 0)]
+    (one,) = client.get_inference_statistics("double", "3")["model_stats"]
+    assert one["version"] == "3"
+    assert len(client.get_inference_statistics()["model_stats"]) == 4
+
+
+def test_the_strict_dialect_answers_with_triton_s_statuses(roster: Any) -> None:
+    roster.reasons.append("model 'x' is being proven")
+    app = build_app(roster, lambda: b"", HISTORY, "triton", dialect=STRICT)
+    with running(app) as address, httpx.Client(base_url=f"http://{address}", timeout=20) as http:
+        statuses = {
+            path: http.get(path).status_code
+            for path in (
+                "/v2/health/ready",
+                "/v2/models/starting/ready",
+                "/v2/models/nobody/ready",
+                "/v2/models/nobody",
+                "/v2/nothing",
+                "/v1/models/double/versions/9",
+            )
+        }
+        assert http.post("/v2/repository/index", content=bytes(2**20 + 1)).status_code == 400
+        assert http.post("/v2/repository/models/nobody/load").status_code == 400
+    assert statuses == {
+        "/v2/health/ready": 400,
+        "/v2/models/starting/ready": 400,
+        "/v2/models/nobody/ready": 400,
+        "/v2/models/nobody": 400,
+        "/v2/nothing": 404,
+        "/v1/models/double/versions/9": 404,
+    }
+
+
 def test_an_unknown_model_is_named_to_tritonclient(client: Any) -> None:
     with pytest.raises(InferenceServerException, match=r"^\[404\] Request for unknown model: 'nobody'"):
         client.get_model_metadata("nobody")
@@ -57,8 +102,6 @@ def test_an_unknown_model_is_named_to_tritonclient(client: Any) -> None:
 
 def test_what_is_not_offered_is_refused_with_the_way_out(client: Any, http: httpx.Client) -> None:
     for call, way_out in (
-        (lambda: client.load_model("double"), "halfeven convert FOLDER"),
-        (lambda: client.unload_model("double"), "halfeven rollback NAME"),
         (client.get_system_shared_memory_status, "binary tensors in the body"),
         (lambda: client.register_cuda_shared_memory("r", b"", 0, 1), "binary tensors in the body"),
         (client.get_trace_settings, "Server-Timing"),

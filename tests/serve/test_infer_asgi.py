@@ -1,6 +1,7 @@
 """The infer route over real sockets: a real client, callers who send nonsense, and callers who leave."""
 
 import asyncio
+import gzip
 import json
 import socket
 from typing import Any
@@ -15,6 +16,7 @@ from halfeven.serve.infer_asgi import InferFront
 URL = "/v2/models/double/infer"
 ONES = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
 GOOD = {"inputs": [ONES]}
+LENGTH = "inference-header-content-length"
 
 
 @pytest.fixture
@@ -60,7 +62,10 @@ def test_every_answer_says_who_gave_it_and_what_it_took(http: httpx.Client) -> N
     headers = http.post(URL, json=GOOD).headers
     assert headers["halfeven-version"] == "3" and headers["halfeven-precision"] == "fp16"
     assert headers["halfeven-digest"] == "0123456789abcdef" * 4
-    assert headers["server-timing"] == "queue;dur=1.500, compute;dur=2.250"
+    phases = dict(item.split(";dur=") for item in headers["server-timing"].split(", "))
+    assert phases.keys() == {"queue", "assemble", "compute", "total"}
+    assert (phases["queue"], phases["assemble"], phases["compute"]) == ("1.500", "0.000", "2.250")
+    assert 0 < float(phases["total"]) < 5000
     assert headers["content-type"] == "application/json"
 
 
@@ -145,11 +150,32 @@ BAD: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "5000 bytes exceeds the maximum allowed input size of 4096",
     ),
     "too large in pieces": (URL, {"content": iter([bytes(4000)] * 2)}, 413, "exceeds the maximum allowed"),
-    "compressed": (
+    "an unknown coding": (
         URL,
-        {"content": b"x", "headers": {"content-encoding": "gzip"}},
+        {"content": b"x", "headers": {"content-encoding": "br"}},
         501,
-        "compressed request bodies are not offered",
+        "Unsupported compression type 'br'",
+    ),
+    "not what the coding says": (
+        URL,
+        {"content": b"xy", "headers": {"content-encoding": "gzip"}},
+        400,
+        "is not gzip",
+    ),
+    "too large once decompressed": (
+        URL,
+        {"content": gzip.compress(bytes(5000)), "headers": {"content-encoding": "gzip"}},
+        413,
+        "more than 4096 bytes once decompressed",
+    ),
+    "two lengths of the JSON part": (
+        URL,
+        {
+            "content": b"{}",
+            "headers": [(LENGTH, "1"), (LENGTH, "2")],
+        },
+        400,
+        "came 2 times with different values",
     ),
 }
 
@@ -269,6 +295,7 @@ def test_everything_else_passes_through_untouched(scope: dict[str, Any], roster:
 def test_a_version_with_a_new_signature_is_read_by_its_own(http: httpx.Client, roster: Any) -> None:
     still_serves(http)
     roster.models["double"].spec = roster.models["double"].spec.with_max_batch_size(1)
-    two = {"inputs": [{**ONES, "shape": [2, 4], "data": [0] * 8}]}
-    assert "batch-size must be <= 1 for 'double'" in http.post(URL, json=two).json()["error"]
+    most = roster.models["double"].spec.max_request_rows
+    many = {"inputs": [{**ONES, "shape": [most + 1, 4], "data": [0] * 4 * (most + 1)}]}
+    assert f"batch-size must be <= {most} for 'double'" in http.post(URL, json=many).json()["error"]
     still_serves(http)

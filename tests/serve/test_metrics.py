@@ -183,3 +183,14 @@ def test_writing_is_a_phase_of_its_own() -> None:
     assert 'halfeven_write_seconds_bucket{le="5e-05",model="toy"} 1.0' in text
     assert 'halfeven_write_seconds_count{model="toy"} 2.0' in text
     assert 'halfeven_write_seconds_sum{model="toy"} 0.00303' in text
+
+
+def test_what_went_wrong_and_was_mended_is_counted() -> None:
+    tally = Tally("3")
+    tally.rescued(2)
+    tally.ran_out(1, 8)
+    tally.gave_up()
+    samples = read(Loaded(tally))
+    assert value(samples, "halfeven_rescued_rows_total") == 2
+    assert value(samples, "halfeven_out_of_memory_total") == 1
+    assert value(samples, "halfeven_given_up_batches_total") == 1

@@ -265,7 +265,7 @@ def test_weights_that_a_gate_refused_serve_in_no_precision(store: Store, tmp_pat
 
 
 def test_an_engine_that_was_relieved_gives_its_weights_back(store: Store) -> None:
-    with serving(store) as (_, roster):
+    with serving(store, keep_previous_seconds=0.0) as (_, roster):
         engine = roster.find("digits").duty.engine
         assert isinstance(engine, TorchEngine)
         weights = weakref.ref(next(engine._module.parameters()))

@@ -1,123 +1,29 @@
 """What the batcher promises its callers. Every interleaving here is made by hooks, none by sleeping."""
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any
 
 import numpy as np
 import pytest
 from halfeven.models.errors import BadRequest, EngineFailed, NotReady, Overloaded
-from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
+from halfeven.models.spec import ModelSpec
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
-from halfeven.serve.duty import Answer, OnDuty
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from halfeven.serve.duty import Answer
 
-POISON = -1.0
-Future = asyncio.Future[Answer]
-
-
-@dataclass(eq=False)
-class Fake:
-    """y = factor · x, first column; raises on poison; remembers its batches; may wait for a gate."""
-
-    factor: float = 1.0
-    form: str = "torch"
-    precision: str = "fp16"
-    device: str = "cpu"
-    batches: list[list[tuple[int, ...]]] = field(default_factory=list)
-    closed: bool = False
-    gate: threading.Event | None = None
-    entered: Callable[[], object] = lambda: None
-
-    def warm_up(self, parts: Any) -> None:
-        self.run(parts)
-
-    def run(self, parts: Any) -> list[np.ndarray]:
-        assert not self.closed, "run after close"
-        self.batches.append([part.shape for part in parts[0]])
-        self.entered()
-        if self.gate is not None:
-            assert self.gate.wait(30)
-        joined = np.concatenate(parts[0])
-        if (joined == POISON).any():
-            raise ValueError("poison")
-        return [joined[:, :1] * np.float32(self.factor)]
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Clock:
-    """A clock that a test moves by hand."""
-
-    def __init__(self) -> None:
-        self.now_ns = 0
-
-    def __call__(self) -> int:
-        return self.now_ns
-
-
-def tensor(name: str, *shape: int) -> TensorSpec:
-    return TensorSpec(name, "FP32", tuple(Dim.parse(size) for size in shape))
-
-
-def spec(rows: int = 64, width: int = 4, queue: int = 1024, delay_us: int = 0) -> ModelSpec:
-    return ModelSpec(
-        "toy", (tensor("x", -1, width),), (tensor("y", -1, 1),), rows, batching=Batching(delay_us, queue)
-    )
-
-
-TOY = spec()
-
-
-def duty(engine: Any, version: str = "1") -> OnDuty:
-    return OnDuty(version, f"sha-{version}", "fp16", engine)
-
-
-def rows_of(*values: float, width: int = 4) -> list[np.ndarray]:
-    return [np.repeat(np.array(values, np.float32)[:, None], width, axis=1)]
-
-
-def async_test(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    @wraps(test)
-    def run() -> None:
-        asyncio.run(asyncio.wait_for(test(), 60))
-
-    return run
-
-
-@asynccontextmanager
-async def serving(
-    engine: Any, spec: ModelSpec = TOY, clock: Clock | None = None
-) -> AsyncIterator[tuple[Batcher, DeviceThread]]:
-    device = DeviceThread(clock=clock) if clock else DeviceThread()
-    device.start()
-    batcher = Batcher(spec, device, duty(engine))
-    try:
-        yield batcher, device
-    finally:
-        device.release()
-        await batcher.drain()
-        assert await asyncio.to_thread(device.stop, 30)
-
-
-async def looked(device: DeviceThread) -> None:
-    """Return after the device thread has looked at its queues at least once."""
-    for _ in range(2):  # the first call's round ends with a look, before the second call is run
-        await asyncio.wrap_future(device.call(lambda: None))
-
-
-def gated() -> tuple[Fake, asyncio.Event]:
-    """An engine that waits inside its run, and the event that says it is there."""
-    loop, inside = asyncio.get_running_loop(), asyncio.Event()
-    return Fake(gate=threading.Event(), entered=lambda: loop.call_soon_threadsafe(inside.set)), inside
-
+from tests.serve.batching.stage import (
+    POISON,
+    Clock,
+    Fake,
+    async_test,
+    duty,
+    gated,
+    looked,
+    rows_of,
+    serving,
+    spec,
+    tensor,
+)
 
 # Answers
 
@@ -213,10 +119,14 @@ async def test_a_model_that_is_not_batched_runs_one_request_per_execution() -> N
 
 
 @async_test
-async def test_a_request_with_more_rows_than_a_batch_is_refused_with_the_limit() -> None:
+async def test_a_request_with_more_rows_than_one_may_have_is_refused_with_the_limit() -> None:
     async with serving(Fake(), spec(rows=4)) as (batcher, _):
-        with pytest.raises(BadRequest, match="<= 4 for 'toy', got 5"):
-            batcher.submit(rows_of(1, 2, 3, 4, 5), 5)
+        with pytest.raises(BadRequest, match="<= 64 for 'toy', got 65"):
+            batcher.submit(rows_of(*[1.0] * 65), 65)
+    async with serving(Fake(), spec(rows=4, max_request_rows=6)) as (batcher, _):
+        assert (await batcher.submit(rows_of(*[1.0] * 6), 6)).outputs[0].shape == (6, 1)
+        with pytest.raises(BadRequest, match="<= 6 for 'toy', got 7"):
+            batcher.submit(rows_of(*[1.0] * 7), 7)
 
 
 @async_test
@@ -252,12 +162,12 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     clock, engine = Clock(), Fake()
     engine.entered = lambda: setattr(clock, "now_ns", clock.now_ns + 500_000_000)
     async with serving(engine, spec(queue=3), clock) as (batcher, device):
-        await batcher.submit(rows_of(0), 1)  # from this it knows: half a second per request
+        await batcher.submit(rows_of(0), 1)  # from this it knows: half a second per batch
         device.hold()
         futures = [batcher.submit(rows_of(i), 1) for i in range(3)]
         with pytest.raises(Overloaded, match="already has 3 requests waiting") as refused:
             batcher.submit(rows_of(9), 1)
-        assert refused.value.retry_after_s == pytest.approx(1.5)
+        assert refused.value.retry_after_s == pytest.approx(0.5)
         device.release()
         await asyncio.gather(*futures)
         again = batcher.submit(rows_of(4), 1)  # there is room again
@@ -332,6 +242,27 @@ async def test_a_caller_who_leaves_during_the_run_does_not_disturb_the_others() 
         answers = await asyncio.gather(*futures[1:])
         assert [float(a.outputs[0][0, 0]) for a in answers] == [1, 2]
         assert float((await batcher.submit(rows_of(7), 1)).outputs[0][0, 0]) == 7
+
+
+# Beside others
+
+
+@async_test
+async def test_a_batcher_in_the_background_waits_for_the_others_however_late_they_came() -> None:
+    order: list[str] = []
+    async with serving(Fake(entered=lambda: order.append("foreground"))) as (batcher, device):
+        behind = Fake(entered=lambda: order.append("background"))
+        shadow = Batcher(spec(), device, duty(behind), background=True)
+        device.hold()
+        futures = [shadow.submit(rows_of(1), 1)]
+        await looked(device)
+        futures.append(batcher.submit(rows_of(2), 1))
+        await looked(device)
+        device.release()
+        await asyncio.gather(*futures)
+        await shadow.drain()
+        device.detach(shadow)
+    assert order == ["foreground", "background"]
 
 
 # Failures
@@ -431,8 +362,8 @@ async def test_a_swap_that_lowers_the_limit_still_answers_the_large_request_that
         await asyncio.wrap_future(device.call(lambda: batcher.swap(duty(engine, "2"), spec(rows=4))))
         device.release()
         await asyncio.gather(*futures)
-        with pytest.raises(BadRequest):
-            batcher.submit(rows_of(*[1.0] * 5), 5)
+        with pytest.raises(BadRequest, match="<= 64"):
+            batcher.submit(rows_of(*[1.0] * 65), 65)
     assert [[shape[0] for shape in batch] for batch in engine.batches] == [[6], [2, 2]]
 
 
@@ -530,69 +461,3 @@ def test_answers_to_a_closed_loop_do_not_hurt_the_device(caplog: pytest.LogCaptu
     assert asyncio.run(come()).outputs[0].item() == 5
     assert device.stop(30)
     assert "mistake of ours" not in caplog.text
-
-
-# All of it at once
-
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("submit"), st.integers(1, 4), st.integers(1, 3)),
-        st.tuples(st.just("poison"), st.integers(1, 4), st.integers(1, 3)),
-        st.tuples(st.just("cancel"), st.integers(0, 99)),
-        st.tuples(st.sampled_from(["swap", "hold", "release", "yield"])),
-    ),
-    max_size=40,
-)
-
-
-@given(steps=STEPS, limit=st.integers(4, 9))
-@settings(max_examples=150, deadline=None)
-def test_every_accepted_request_is_answered_exactly_once(steps: list[tuple[Any, ...]], limit: int) -> None:
-    asyncio.run(asyncio.wait_for(_play(steps, limit), 60))
-
-
-async def _play(steps: list[tuple[Any, ...]], limit: int) -> None:
-    engines = [Fake(factor=1.0)]
-    sent: list[tuple[Future, np.ndarray]] = []
-    answered: list[Future] = []
-    async with serving(engines[0], spec(rows=limit, width=-1)) as (batcher, device):
-        for step in steps:
-            if step[0] in ("submit", "poison"):
-                value = POISON if step[0] == "poison" else float(len(sent) + 1)
-                (x,) = rows_of(*[value] * step[1], width=step[2])
-                future = batcher.submit([x], len(x))
-                future.add_done_callback(answered.append)
-                sent.append((future, x))
-            elif step[0] == "cancel" and sent:
-                sent[step[1] % len(sent)][0].cancel()
-            elif step[0] == "swap":
-                engines.append(Fake(factor=len(engines) + 1.0))
-                new = duty(engines[-1], str(len(engines)))
-                device.call(lambda new=new: batcher.swap(new).engine.close())
-            elif step[0] == "yield":
-                await looked(device)
-            elif step[0] in ("hold", "release"):
-                getattr(device, step[0])()
-        device.release()
-        await batcher.drain()
-        await asyncio.sleep(0)  # the done callbacks
-        assert len(answered) == len(sent) and set(answered) == {future for future, _ in sent}
-        for future, x in sent:
-            _judge(future, x)
-        tallies = batcher.tallies()
-        assert sum(t.requests + t.failures + t.vanished for t in tallies) == len(sent)
-        assert batcher.waiting == 0
-    for engine in engines:
-        for batch in engine.batches:
-            assert sum(shape[0] for shape in batch) <= limit
-            assert len({shape[1:] for shape in batch}) == 1
-
-
-def _judge(future: Future, x: np.ndarray) -> None:
-    if future.cancelled():
-        return
-    if (x == POISON).any():
-        assert isinstance(future.exception(), EngineFailed)
-        return
-    answer = future.result()
-    np.testing.assert_array_equal(answer.outputs[0], x[:, :1] * np.float32(answer.duty.version))

@@ -1,12 +1,12 @@
 """The thread that owns a device: fair, quiet, and not to be killed by what it runs."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from halfeven.models.errors import NotReady
-from halfeven.serve.batching.device import Bell, DeviceThread
+from halfeven.serve.batching.device import BACKGROUND_EVERY_NS, Bell, DeviceThread
 
 
 class Turns:
@@ -27,6 +27,9 @@ class Turns:
         first_ns = min(self.arrivals_ns)
         self.arrivals_ns.remove(first_ns)
         self.diary.append(f"{self.name}{first_ns}")
+
+    def land(self) -> bool:
+        return False
 
     def refuse(self) -> None:
         self.refused = True
@@ -206,3 +209,92 @@ def test_a_bell_rung_many_times_is_heard_once() -> None:
     bell.ring()
     assert heard.wait(30)
     listener.join()
+
+
+# In the background
+
+
+class Busy(Turns):
+    """Always has a batch, until its number of turns is over; each turn moves the clock on."""
+
+    def __init__(self, name: str, diary: list[str], turns: int, then: Callable[[], None]) -> None:
+        super().__init__(name, diary, *range(turns))
+        self.then = then
+
+    def due_ns(self) -> int | None:
+        return 0 if self.arrivals_ns else None
+
+    def turn(self) -> None:
+        super().turn()
+        self.then()
+
+
+def test_in_the_background_a_batch_waits_for_everybody_elses() -> None:
+    diary: list[str] = []
+    device = DeviceThread(clock=lambda: 100)
+    device.attach(Turns("shadow", diary, 1, 2), background=True)
+    device.attach(Turns("a", diary, 3, 4))
+    device.start()
+    assert device.stop(30)
+    assert diary == ["a3", "a4", "shadow1", "shadow2"]
+
+
+def test_under_full_load_the_background_gets_one_turn_a_second_and_no_more() -> None:
+    diary: list[str] = []
+    now = [0]
+
+    def tenth() -> None:
+        now[0] += BACKGROUND_EVERY_NS // 10
+
+    device = DeviceThread(clock=lambda: now[0])
+    device.attach(Busy("a", diary, 35, tenth))
+    device.attach(Busy("shadow", diary, 9, lambda: None), background=True)
+    device.start()
+    for _ in range(50):
+        looked(device)
+    assert device.stop(30)
+    places = [place for place, name in enumerate(diary[:38]) if name.startswith("shadow")]
+    assert places == [10, 21, 32]
+    assert [name[0] for name in diary[38:]] == ["s"] * 6
+
+
+def test_the_background_may_go_while_everybody_else_waits_for_a_batch_to_fill(device: DeviceThread) -> None:
+    diary: list[str] = []
+    later = Turns("a", diary, 9_999)
+    device.attach(later)
+    device.attach(Turns("shadow", diary, 1), background=True)
+    device.start()
+    for _ in range(3):
+        looked(device)
+    assert diary == ["shadow1"]
+    device.detach(later)
+
+
+def test_it_wakes_for_the_background_as_well(device: DeviceThread) -> None:
+    slept: list[int | None] = []
+    wait = device._bell.wait
+    device._bell.wait = lambda timeout_ns=None: (slept.append(timeout_ns), wait(timeout_ns))[1]
+    a, shadow = Turns("a", [], 100 + 7_200_000_000_000), Turns("s", [], 100 + 3_600_000_000_000)
+    device.attach(a)
+    device.attach(shadow, background=True)
+    device.start()
+    looked(device)
+    assert 3_600_000_000_000 in slept
+    device.detach(a)
+    device.detach(shadow)
+
+
+def test_stopping_refuses_and_finishes_the_background_too(device: DeviceThread) -> None:
+    diary: list[str] = []
+    shadow = Turns("shadow", diary, 9_999)
+    device.attach(shadow, background=True)
+    device.start()
+    assert device.stop(30)
+    assert shadow.refused and diary == ["shadow9999"]
+
+
+def test_a_device_that_is_lost_says_why_first(device: DeviceThread) -> None:
+    assert device.lost is None
+    device.lose("the driver reset it")
+    device.lose("everything fails")
+    assert device.lost == "the driver reset it"

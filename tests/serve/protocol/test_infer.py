@@ -1,6 +1,7 @@
 """The codec against a stranger's: tritonclient makes the requests and reads the answers, with no network."""
 
 import json
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import tritonclient.http as triton
 from halfeven.models.datatypes import DATATYPES
 from halfeven.models.errors import BadRequest, EngineFailed
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.serve.duty import NO_TERMS
+from halfeven.serve.protocol.dialect import STRICT
 from halfeven.serve.protocol.infer import InferCodec, InferRequest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -152,6 +155,35 @@ def test_mixed_json_and_binary_inputs_arrive_in_the_spec_s_order() -> None:
         np.testing.assert_array_equal(array, arrays[name])
 
 
+def test_a_remembered_answer_s_header_is_of_its_version_precision_and_shape() -> None:
+    codec = model(tensor("x", "FP32", -1, -1))
+    for _ in range(2):
+        for version, precision, shape in (
+            ("3", "fp16", (1, 4)),
+            ("3", "fp32", (1, 4)),
+            ("4", "fp16", (1, 4)),
+            ("4", "fp16", (2, 2)),
+        ):
+            array = np.random.default_rng().standard_normal(shape).astype(np.float32)
+            request = codec.read(*asked(array, "FP32", True))
+            response = codec.write(request, [array], version, {"halfeven_precision": precision})
+            result = read_by_client(*response)
+            np.testing.assert_array_equal(result.as_numpy("x"), array)
+            said = result.get_response()
+            assert (said["model_version"], said["parameters"]) == (version, {"halfeven_precision": precision})
+    request = codec.read(*asked(np.ones((1, 4), np.float32), "FP32", True))
+    with pytest.raises(EngineFailed, match="output 'x' as float64"):
+        codec.write(request, [np.ones((1, 4))], "3", {"halfeven_precision": "fp16"})
+
+
+def test_the_memory_of_answers_headers_is_bounded() -> None:
+    codec = model(tensor("x", "FP32", -1, -1), rows=1000)
+    for rows in range(1, 700):
+        array = np.ones((rows, 1), np.float32)
+        codec.write(codec.read(*asked(array, "FP32", True)), [array], "3", PARAMETERS)
+    assert 0 < len(codec._heads) <= 256
+
+
 def test_an_output_s_own_binary_data_overrides_the_request_s() -> None:
     codec = model(X, outputs=(X, tensor("y", "FP32", -1, 4)))
     outputs = [{"name": "y", "parameters": {"binary_data": False}}, {"name": "x"}]
@@ -173,6 +205,46 @@ def test_numbers_that_are_not_finite_are_written_as_tokens_and_counted() -> None
             "parameters"
         ]
     )
+
+
+@pytest.mark.parametrize(
+    ("nan_as", "written"),
+    [("null", b"[null,null,null,1.5]"), ("string", b'["NaN","Infinity","-Infinity",1.5]')],
+)
+def test_numbers_that_are_not_finite_are_written_as_asked_and_counted(nan_as: str, written: bytes) -> None:
+    request = CODEC.read(body_of(parameters={"nan_as": nan_as}))
+    odd = np.array([[np.nan, np.inf, -np.inf, 1.5]], np.float32)
+    body = CODEC.write(request, [odd], "3", PARAMETERS).body
+    assert written in body and json.loads(body)["parameters"]["nonfinite_count"] == 3
+
+
+def test_terms_are_read_with_the_request_and_remembered_with_its_header() -> None:
+    given = triton.InferInput("x", [1, 4], "FP32").set_data_from_numpy(np.ones((1, 4), np.float32))
+    body, head = triton.InferenceServerClient.generate_request_body([given], priority=1, timeout=250)
+    for _ in range(2):
+        assert astuple(CODEC.read(body, str(head)).terms) == (1, 250_000, False, None)
+    assert CODEC.read(*asked(np.ones((1, 4), np.float32), "FP32", True)).terms is NO_TERMS
+    assert CODEC.read(*asked(np.ones((1, 4), np.float32), "FP32", True, id="me")).terms.key == "me"
+
+
+def test_more_rows_than_a_batch_are_read_but_not_by_the_strict_dialect() -> None:
+    body = body_of([0] * 36, shape=[9, 4])
+    assert CODEC.read(body).rows == 9
+    with pytest.raises(BadRequest, match="batch-size must be <= 8 for 'm': input 'x' has 9 rows"):
+        InferCodec(CODEC.spec, STRICT).read(body)
+
+
+def test_the_strict_dialect_takes_and_gives_halves_in_binary_alone() -> None:
+    half = model(tensor("x", "FP16", -1, 4))
+    strict = InferCodec(half.spec, STRICT)
+    assert half.read(body_of(datatype="FP16")).rows == 1
+    with pytest.raises(BadRequest, match=r"receiving FP16 data via JSON is not supported.*for input 'x'"):
+        strict.read(body_of(datatype="FP16"))
+    body, head = asked(np.ones((1, 4), np.float16), "FP16", True)
+    assert strict.read(body, head).rows == 1
+    body, head = asked(np.ones((1, 4), np.float16), "FP16", True, [triton.InferRequestedOutput("x", False)])
+    with pytest.raises(BadRequest, match=r"sending FP16 data via JSON is not supported.*for output 'x'"):
+        strict.read(body, head)
 
 
 def test_numbers_that_are_not_finite_are_read_from_tokens() -> None:
@@ -239,9 +311,9 @@ BAD = {
     ),
     "a fractional dimension": (body_of(shape=[1.0, 4]), "JSON non-unsigned-integer"),
     "batch 0": (body_of([], shape=[0, 4]), r"unexpected shape for input 'x'.*got \[0,4\]"),
-    "batch 9 of 8": (
-        body_of([0] * 36, shape=[9, 4]),
-        "inference request batch-size must be <= 8 for 'm': input 'x' has 9 rows",
+    "more rows than are split": (
+        body_of([0] * 129 * 4, shape=[129, 4]),
+        "inference request batch-size must be <= 128 for 'm': input 'x' has 129 rows",
     ),
     "too many elements": (
         body_of(shape=[2**4, 2**60 + 2]),
@@ -295,10 +367,6 @@ BAD = {
         "output 'x' already exists in request",
     ),
     "outputs by name": (body_of(outputs=["x"]), r"outputs\[0\] must be an object"),
-    "classification": (
-        body_of(outputs=[{"name": "x", "parameters": {"classification": 3}}]),
-        "output 'x': the classification extension is not offered",
-    ),
     "output to shared memory": (
         body_of(outputs=[{"name": "x", "parameters": {"shared_memory_region": "r"}}]),
         "output 'x': shared memory",

@@ -1,5 +1,7 @@
 """What perf_analyzer and people read about a model."""
 
+from dataclasses import replace
+
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.protocol.metadata import model_config, model_metadata, model_statistics
 
@@ -29,6 +31,19 @@ def test_config_dims_leave_the_batch_out_only_where_there_is_one() -> None:
     whole = model_config(SPEC.with_max_batch_size(0), "onnx", "CPUExecutionProvider")
     assert whole["output"][0]["dims"] == ["-1", "10"] and "dynamic_batching" not in whole
     assert whole["instance_group"][0]["kind"] == "KIND_CPU"
+
+
+def test_config_tells_the_queue_s_rules_and_the_versions() -> None:
+    batching = Batching(buckets=(2, 8), timeout_ms=30)
+    config = model_config(replace(SPEC, batching=batching), "torch", "cpu", ["3"])
+    assert config["version_policy"] == {"latest": {"num_versions": 1}}
+    assert config["dynamic_batching"]["preferred_batch_size"] == [2, 8]
+    policy = config["dynamic_batching"]["default_queue_policy"]
+    assert policy["default_timeout_microseconds"] == "30000" and policy["max_queue_size"] == 1024
+    plain = model_config(SPEC, "torch", "cpu", ["2", "3"])
+    assert plain["version_policy"] == {"specific": {"versions": ["2", "3"]}}
+    assert "preferred_batch_size" not in plain["dynamic_batching"]
+    assert "default_timeout_microseconds" not in plain["dynamic_batching"]["default_queue_policy"]
 
 
 def test_statistics_have_every_phase_and_one_line_per_batch_size_in_order() -> None:

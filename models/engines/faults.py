@@ -1,0 +1,71 @@
+"""What an engine's error means for those who ask after it: too little memory, a device that is gone, or neither.
+
+Torch has types for some of it and ONNX Runtime only messages, so both are looked at, here and nowhere else.
+"""
+
+import torch
+
+# Lower case. ONNX Runtime's arenas, libstdc++, torch's CPU allocator, cuDNN and cuBLAS, the CUDA runtime.
+_NO_MEMORY = (
+    "failed to allocate memory",
+    "bad_alloc",
+    "bad allocation",
+    "can't allocate memory",
+    "not enough memory",
+    "alloc_failed",
+    "cuda error: out of memory",
+    "cuda failure 2:",
+    "cuda out of memory",
+)
+# CUDA errors after which the process's context answers nothing but the same error (CUDA Runtime API, "sticky" errors).
+_GONE = (
+    "device-side assert",
+    "illegal memory access",
+    "illegal address",
+    "illegal instruction",
+    "misaligned address",
+    "invalid program counter",
+    "operation not supported on global/shared address space",
+    "unspecified launch failure",
+    "launch timed out",
+    "hardware stack error",
+    "uncorrectable",
+    "contained error",
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the device or the host had no memory for this run, so that fewer rows may do."""
+    return any(
+        isinstance(one, torch.OutOfMemoryError | MemoryError) or _says(one, _NO_MEMORY)
+        for one in _causes(error)
+    )
+
+
+def device_lost(error: BaseException) -> bool:
+    """Whether the device will answer nothing more in this process: a sticky CUDA error."""
+    return any(
+        (isinstance(one, torch.AcceleratorError) or _says(one, ("cuda",))) and _says(one, _GONE)
+        for one in _causes(error)
+    )
+
+
+def _says(error: BaseException, words: tuple[str, ...]) -> bool:
+    text = str(error).lower()
+    return any(word in text for word in words)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error and what it was raised from: an engine may have put its own around the device's."""
+    found: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and one not in found:
+        found.append(one)
+        one = one.__cause__
+    return found
+
+
+def give_back_cached_memory() -> None:
+    """Let go of device memory that torch holds in case it is needed again."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -1,0 +1,57 @@
+"""How many rows a device has memory for, found by running small batches and looking at what they took."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from .engine import Engine
+from .faults import give_back_cached_memory, out_of_memory
+
+Parts = Sequence[Sequence[np.ndarray]]
+_KEPT_FREE = 0.1  # of the free memory: fragments, cuDNN's workspaces, the next batch's inputs
+_LARGE_ENOUGH = 8  # rows: fewer would measure what a run takes in any case
+
+
+def rows_that_fit(
+    engine: Engine,
+    batch: Callable[[int], Parts],
+    buckets: Sequence[int],
+    free_bytes: int,
+    peak_bytes: Callable[[Engine, Parts], int] | None = None,
+) -> int:
+    """The largest bucket whose batch fits into ``free_bytes`` less a reserve; the smallest if even that may not fit.
+
+    Two batches are run, the smallest and one of about eight rows, and a straight line is laid through what they took.
+    ``buckets`` are ascending; ``peak_bytes`` measures one run (by default with `cuda_peak_bytes`).
+    """
+    measure = peak_bytes or cuda_peak_bytes
+    low = buckets[0]
+    high = next((rows for rows in buckets[1:] if rows >= _LARGE_ENOUGH), buckets[-1])
+    try:
+        at_low = measure(engine, batch(low))
+        at_high = measure(engine, batch(high)) if high > low else at_low
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        give_back_cached_memory()
+        return low
+    per_row = max(at_high - at_low, 0) / max(high - low, 1)
+    room = free_bytes * (1 - _KEPT_FREE) - at_low
+    return max([rows for rows in buckets if per_row * (rows - low) <= room], default=low)
+
+
+def cuda_peak_bytes(engine: Engine, parts: Parts) -> int:
+    """What one run takes of the CUDA device at its peak, beyond what was taken before."""
+    device = torch.device(engine.device)
+    engine.run(parts)  # the first run of a shape also allocates what stays
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    engine.run(parts)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def free_cuda_bytes(device: torch.device) -> int:
+    """What an engine may still take: free on the device, and held by torch without being used."""
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + held

@@ -1,0 +1,198 @@
+"""Batches on their way through a device: copied in, computed and copied out, each in a queue of its own.
+
+While one batch computes, the next is gathered in page-locked memory and copied in, and the one before is copied out.
+CUDA keeps the order within a stream, and only events keep it between streams (CUDA C++ Programming Guide, "Streams").
+
+A slot is the memory of one batch on its way: where its requests are joined, and where the device reads them. Slots
+are used again and only grow, so that the device's side stays where it is: a CUDA graph per slot and bucket can later
+take the place of ``compute``. A slot is free again when its answers have been taken. Answers are in memory of
+their own, which is handed over: what a caller holds is never written again.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .arrays import to_numpy, to_torch
+
+Lane = Literal["in", "compute", "out"]
+SLOTS = 2  # one computing, one being filled: a third would only wait
+
+
+class Reached(Protocol):
+    """A point in a lane."""
+
+    def synchronize(self) -> None:
+        """Block until the device is there; raises what its work raised. Others run meanwhile."""
+        ...
+
+
+class Lanes(Protocol):
+    """A device's queues of work, and its memory. A fake shows the order without a device."""
+
+    def enqueue(self, lane: Lane, work: Callable[[], None], after: Reached | None = None) -> Reached:
+        """Do ``work`` behind what the lane has to do already, and not before ``after``."""
+        ...
+
+    def on_host(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor: ...
+
+    def on_device(self, nbytes: int) -> Tensor: ...
+
+
+class CudaLanes:
+    """Three streams of one device. Memory on the host is page-locked, of torch's caching allocator."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        lanes: tuple[Lane, ...] = ("in", "compute", "out")
+        self._streams = {lane: torch.cuda.Stream(device) for lane in lanes}
+
+    def enqueue(self, lane: Lane, work: Callable[[], None], after: Reached | None = None) -> Reached:
+        stream = self._streams[lane]
+        if isinstance(after, torch.cuda.Event):
+            stream.wait_event(after)
+        with torch.cuda.stream(stream):
+            work()
+        reached = torch.cuda.Event(blocking=True)  # sleeps: a spinning wait would take the HTTP side's core
+        reached.record(stream)
+        return reached
+
+    def adopt(self) -> None:
+        """Compute nothing before what the current stream has to do (a program's weights, on their way)."""
+        self._streams["compute"].wait_stream(torch.cuda.current_stream(self._device))
+
+    def on_host(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def on_device(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+
+
+@cache
+def cuda_lanes(device: torch.device) -> CudaLanes:
+    """The lanes of a device, which all its models share: they run one after another in any case."""
+    return CudaLanes(device)
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """Per input, bytes on the host and on the device; what the batch on its way gave."""
+
+    hosts: list[Tensor] = field(default_factory=list)
+    devices: list[Tensor] = field(default_factory=list)
+    answers: Sequence[Tensor] = ()
+    taken: list[Tensor] = field(default_factory=list)
+
+
+class Staging:
+    """Takes batches for ``compute``, which gets tensors on the device and gives tensors there.
+
+    ``assemble_ns`` is how long the requests of the batch launched last took to be joined.
+    """
+
+    def __init__(self, lanes: Lanes, compute: Callable[..., Sequence[Tensor]]) -> None:
+        self._lanes = lanes
+        self._compute = compute
+        self._free = deque(_Slot() for _ in range(SLOTS))
+        self.assemble_ns = 0
+
+    def launch(self, parts: Sequence[Sequence[np.ndarray]]) -> "Staged":
+        """Begin one batch. Raises RuntimeError where ``SLOTS`` batches are on their way, and what computing raised."""
+        if not self._free:
+            raise RuntimeError(f"{SLOTS} batches are on their way: wait for the first of them")
+        slot = self._free.popleft()
+        try:
+            began_ns = time.monotonic_ns()
+            hosts = [self._gathered(slot, index, part) for index, part in enumerate(parts)]
+            self.assemble_ns = time.monotonic_ns() - began_ns
+            devices = [_shaped(slot.devices[index], host) for index, host in enumerate(hosts)]
+            copied = self._lanes.enqueue("in", lambda: _copy(hosts, devices))
+            computed = self._lanes.enqueue("compute", lambda: self._run(slot, devices), copied)
+            return Staged(self, slot, self._lanes.enqueue("out", lambda: self._take(slot), computed))
+        except BaseException:
+            self._abandon(slot)
+            raise
+
+    def _gathered(self, slot: _Slot, index: int, part: Sequence[np.ndarray]) -> Tensor:
+        """The requests' arrays, joined in the slot's memory on the host."""
+        first = part[0]
+        shape = (sum([len(array) for array in part]), *first.shape[1:]) if first.ndim else ()
+        dtype = _torch_dtype(first.dtype)
+        nbytes = math.prod(shape) * first.dtype.itemsize
+        if index == len(slot.hosts):
+            slot.hosts.append(self._lanes.on_host((nbytes,), torch.uint8))
+            slot.devices.append(self._lanes.on_device(nbytes))
+        elif slot.hosts[index].numel() < nbytes:
+            slot.hosts[index] = self._lanes.on_host((nbytes,), torch.uint8)
+            slot.devices[index] = self._lanes.on_device(nbytes)
+        joined = slot.hosts[index][:nbytes].view(dtype).view(shape)
+        if len(part) == 1:
+            np.copyto(to_numpy(joined), first)
+        else:
+            np.concatenate(part, out=to_numpy(joined))
+        return joined
+
+    def _run(self, slot: _Slot, devices: Sequence[Tensor]) -> None:
+        with torch.inference_mode():
+            slot.answers = self._compute(*devices)
+
+    def _take(self, slot: _Slot) -> None:
+        """Into fresh memory on the host; the answers stay referenced until they have arrived there."""
+        for answer in slot.answers:
+            host = self._lanes.on_host(answer.shape, answer.dtype)
+            slot.taken.append(host.copy_(answer, non_blocking=True))
+
+    def _abandon(self, slot: _Slot) -> None:
+        """A launch has failed half-way: its first kernels may still be reading the slot."""
+        try:
+            for lane in ("in", "compute"):
+                self._lanes.enqueue(lane, _nothing).synchronize()
+        finally:
+            self.release(slot)
+
+    def release(self, slot: _Slot) -> None:
+        slot.answers, slot.taken = (), []
+        self._free.append(slot)
+
+
+@dataclass(slots=True, eq=False)
+class Staged:
+    """A batch on its way; wait for it once."""
+
+    staging: Staging
+    slot: _Slot
+    arrived: Reached
+
+    def wait(self) -> list[np.ndarray]:
+        """Its outputs, in memory that is the caller's. Raises what the device met."""
+        try:
+            self.arrived.synchronize()
+            return [to_numpy(host) for host in self.slot.taken]
+        finally:
+            self.staging.release(self.slot)
+
+
+def _copy(hosts: Sequence[Tensor], devices: Sequence[Tensor]) -> None:
+    for host, device in zip(hosts, devices, strict=True):
+        device.copy_(host, non_blocking=True)
+
+
+def _shaped(memory: Tensor, like: Tensor) -> Tensor:
+    return memory[: like.numel() * like.element_size()].view(like.dtype).view(like.shape)
+
+
+def _nothing() -> None:
+    return None
+
+
+@cache
+def _torch_dtype(dtype: np.dtype) -> torch.dtype:
+    return to_torch(np.empty(0, dtype)).dtype

@@ -1,0 +1,113 @@
+"""Inputs that came in a smaller datatype are made the model's where the model runs (`models/wire.py`).
+
+On a device that is four times less to copy for UINT8 pixels than for FP32 numbers. An engine that was widened
+takes inputs of either datatype: samples are in the model's, requests in the wire's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..pixels import Picture
+from ..spec import ModelSpec, TensorSpec
+from .arrays import joined
+from .engine import Engine
+from .torch_engine import TorchEngine
+
+
+def widened(engine: Engine, spec: ModelSpec) -> Engine:
+    """The engine, taking the wire datatypes of ``spec`` (the version's own, not its ``on_the_wire()``) as well.
+
+    Torch programs widen on their device; others get what was widened on the host.
+    """
+    changes = [None if t.wire is None else Widening.of(t, spec.batched) for t in spec.inputs]
+    if not any(changes):
+        return engine
+    if isinstance(engine, TorchEngine):
+        engine.change_inputs(_on_device(changes))
+        return engine
+    return _OnHost(engine, changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Widening:
+    """One input's way from the wire to the model: ``value · scale + offset``, None where it is only widened.
+
+    ``scale`` and ``offset`` are FP32 (FP64 for an FP64 model) and broadcast over a row; each of the two steps
+    rounds, and the result is rounded once more to the model's datatype.
+    """
+
+    tensor: TensorSpec
+    scale: np.ndarray | None
+    offset: np.ndarray | None
+
+    @classmethod
+    def of(cls, tensor: TensorSpec, batched: bool) -> "Widening":
+        assert tensor.wire is not None
+        scale, offset = np.array(tensor.wire.scale), np.array(tensor.wire.offset)
+        if tensor.picture is not None:
+            scale, offset = Picture.of(tensor, batched).slope()
+        if not tensor.type.is_float or ((scale == 1.0).all() and not offset.any()):
+            return cls(tensor, None, None)
+        fine = np.float64 if tensor.datatype == "FP64" else np.float32
+        return cls(tensor, scale.astype(fine), offset.astype(fine))
+
+    def numpy(self, array: np.ndarray) -> np.ndarray:
+        """The model's numbers; an array that has its datatype already comes back as it is."""
+        if array.dtype == self.tensor.type.numpy:
+            return array
+        if self.scale is None or self.offset is None:
+            return array.astype(self.tensor.type.numpy)
+        return (array.astype(self.scale.dtype) * self.scale + self.offset).astype(self.tensor.type.numpy)
+
+    def torch(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The same, bit for bit, on whichever device the tensor is."""
+        dtype = self.tensor.type.torch
+        if self.scale is None or self.offset is None:
+            return lambda tensor: tensor.to(dtype)
+        held: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        scale, offset = torch.from_numpy(self.scale), torch.from_numpy(self.offset)
+
+        def widen(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.dtype == dtype:
+                return tensor
+            if tensor.device not in held:
+                held[tensor.device] = (scale.to(tensor.device), offset.to(tensor.device))
+            factor, summand = held[tensor.device]
+            return tensor.to(scale.dtype).mul_(factor).add_(summand).to(dtype)
+
+        return widen
+
+
+def _on_device(changes: Sequence[Widening | None]) -> Callable[..., list[torch.Tensor]]:
+    steps = [None if change is None else change.torch() for change in changes]
+
+    def change_all(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        return [t if step is None else step(t) for t, step in zip(inputs, steps, strict=True)]
+
+    return change_all
+
+
+class _OnHost:
+    """An engine in front of another one."""
+
+    def __init__(self, engine: Engine, changes: Sequence[Widening | None]) -> None:
+        self.form, self.precision, self.device = engine.form, engine.precision, engine.device
+        self._engine, self._changes = engine, changes
+
+    def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
+        self._engine.warm_up(self._wide(parts))
+
+    def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+        return self._engine.run(self._wide(parts))
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _wide(self, parts: Sequence[Sequence[np.ndarray]]) -> list[Sequence[np.ndarray]]:
+        return [
+            part if change is None else [change.numpy(joined(part))]
+            for part, change in zip(parts, self._changes, strict=True)
+        ]

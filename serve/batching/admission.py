@@ -1,0 +1,205 @@
+"""Who is let in: limits in requests, bytes and time, the last by what was measured. Also when to come back.
+
+The device thread measures what a batch costs (`Pace`), the event loop counts and asks (`Admission`). Each number has
+one writer, and what waits is the difference of two: nothing is locked on the way in.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...models.errors import Overloaded
+from ...models.spec import ModelSpec
+from .intake import Intake
+from .request_queue import RequestQueue
+
+_NEWEST = 0.25  # weight of the newest batch in the moving average of its size
+_MOST_GROWTH = 4  # a measurement counts for at most so many times what was known: one pause is not the pace
+
+
+@dataclass(slots=True)
+class _Cost:
+    """Moving averages of the batches of about one size."""
+
+    rows: float
+    ns: float
+
+
+class Pace:
+    """What a batch costs on this device by its size, waiting for other models' batches included.
+
+    Sizes between two powers of two are one kind. A size that was never run is taken to cost what the largest
+    smaller one did: the first such batch will tell, and to refuse callers on a guess would keep it from being run.
+    """
+
+    def __init__(self) -> None:
+        self._costs: dict[int, _Cost] = {}
+        self._last_end_ns = 0
+        self._max_wait_ns = 0
+        self._lanes_differ = False
+        self.full_ns = 0.0  # what a full batch costs
+        self.ends_ns = 0.0  # when the batch under way should end; 0: none is
+        self.easy_rows = math.inf  # while no more wait, nobody can have to wait too long
+
+    def read(self, spec: ModelSpec, full_rows: int) -> None:
+        self._max_wait_ns = spec.batching.max_queue_ms * 1_000_000
+        self._lanes_differ = any(not dim.fixed for tensor in spec.inputs for dim in tensor.shape[1:])
+        self._look_ahead(full_rows)
+
+    def cost_ns(self, rows: int) -> float:
+        """Nanoseconds for a batch of so many rows; 0 where nothing has been measured."""
+        kind = rows.bit_length()
+        if (cost := self._costs.get(kind)) is not None:
+            return cost.ns * rows / cost.rows
+        known = list(self._costs)  # at once: the device thread may be adding one
+        smaller = [size for size in known if size < kind]
+        return self._costs[max(smaller or known)].ns if known else 0.0
+
+    def begins(self, rows: int, now_ns: int) -> None:
+        self.ends_ns = max(self.ends_ns, now_ns) + self.cost_ns(rows)
+
+    def rests(self) -> None:
+        self.ends_ns = 0.0
+
+    def ended(self, rows: int, oldest_ns: int, began_ns: int, now_ns: int, full_rows: int) -> None:
+        """A batch was answered whose oldest request came at ``oldest_ns``; others may be under way.
+
+        Had that one been waiting since the batch before, the time between their ends is what it cost.
+        """
+        alone_ns = now_ns - max(began_ns, self._last_end_ns)
+        kind = rows.bit_length()
+        if (cost := self._costs.get(kind)) is None:
+            self._costs[kind] = _Cost(rows, alone_ns)
+        else:
+            took_ns = now_ns - self._last_end_ns if oldest_ns <= self._last_end_ns else alone_ns
+            cost.rows += _NEWEST * (rows - cost.rows)
+            cost.ns += _NEWEST * (min(took_ns, _MOST_GROWTH * max(cost.ns, alone_ns)) - cost.ns)
+        self._last_end_ns = now_ns
+        self._look_ahead(full_rows)
+
+    def _look_ahead(self, full_rows: int) -> None:
+        """At the worst a full batch is under way, and where shapes differ each row is a batch of its own."""
+        self.full_ns = self.cost_ns(full_rows)
+        if not self._max_wait_ns or not self.full_ns:
+            self.easy_rows = math.inf
+            return
+        batches = self._max_wait_ns // self.full_ns - 1
+        self.easy_rows = batches if self._lanes_differ else batches * full_rows
+
+
+class Admission:
+    """Counts what is let in and refuses what would wait too long, for one model on one event loop."""
+
+    def __init__(self, intake: Intake, queue: RequestQueue, pace: Pace, refused: Callable[[], None]) -> None:
+        self._queue = queue
+        self._pace = pace
+        self._refused = refused
+        self.requests = self.rows = self.urgent_rows = self.bytes = 0
+        self.read(intake)
+
+    def read(self, intake: Intake) -> None:
+        spec = intake.spec
+        self._name = spec.name
+        self._row_bytes = intake.row_bytes
+        self._max_requests = spec.batching.max_queue_size
+        self._max_bytes = spec.batching.max_queue_bytes
+        self._max_wait_ns = spec.batching.max_queue_ms * 1_000_000
+        self._easy_rows = self._max_requests
+        if self._row_bytes:
+            self._easy_rows = min(self._max_requests, self._max_bytes // self._row_bytes)
+
+    @property
+    def waiting(self) -> int:
+        """Requests let in whose batch has not begun."""
+        return self.requests - self._queue.taken
+
+    @property
+    def _waiting_bytes(self) -> int:
+        if self._row_bytes:
+            return self._row_bytes * (self.rows - self._queue.taken_rows)
+        return self.bytes - self._queue.taken_bytes
+
+    def admit(self, rows: int, nbytes: int, now_ns: int, urgent: bool = False, timeout_ns: int = 0) -> None:
+        """Let one request in. Raises Overloaded where it would wait too long, or cannot be served in its time.
+
+        While few rows wait, no limit can be near: each request has one at least.
+        """
+        queue = self._queue
+        ahead = self.rows - queue.taken_rows
+        if (
+            ahead + rows > self._easy_rows
+            or ahead >= self._pace.easy_rows
+            or timeout_ns
+            or (nbytes and self.bytes - queue.taken_bytes + nbytes > self._max_bytes)
+        ):
+            self._hold_against_limits(nbytes or rows * self._row_bytes, now_ns, urgent, timeout_ns)
+        self.requests += 1
+        self.rows += rows
+        self.bytes += nbytes
+        if urgent:
+            self.urgent_rows += rows
+
+    def _hold_against_limits(self, nbytes: int, now_ns: int, urgent: bool, timeout_ns: int) -> None:
+        """One that finds the queue empty is let in whatever its bytes: it would be no smaller later."""
+        if self.waiting >= self._max_requests:
+            raise self._full(now_ns)
+        waiting_bytes = self._waiting_bytes
+        if waiting_bytes and waiting_bytes + nbytes > self._max_bytes:
+            raise self._full_of_bytes(nbytes, now_ns)
+        most_ns = min(self._max_wait_ns or math.inf, timeout_ns or math.inf)
+        if (wait_ns := self._wait_ns(urgent, now_ns)) > most_ns:
+            raise self._too_late(wait_ns, timeout_ns, now_ns)
+
+    def _wait_ns(self, urgent: bool, now_ns: int) -> float:
+        """How long a newcomer would wait: the rest of the batch under way and the full ones before his own.
+
+        Shapes that differ are not joined, so beside the first each lane of them is a batch more.
+        """
+        queue, pace = self._queue, self._pace
+        ahead = self.urgent_rows - queue.taken_urgent_rows if urgent else self.rows - queue.taken_rows
+        wait_ns = pace.ends_ns - now_ns
+        if wait_ns < 0:
+            wait_ns = 0.0
+        if ahead >= queue.limit:
+            wait_ns += ahead // queue.limit * pace.full_ns
+        lanes = queue.lanes
+        return wait_ns + (lanes - 1) * pace.full_ns if lanes > 1 and not urgent else wait_ns
+
+    def retry_after_s(self, now_ns: int) -> float:
+        """When what waits now will have been served, in seconds; a second where nothing has been measured."""
+        queue, pace = self._queue, self._pace
+        rows = self.rows - queue.taken_rows
+        wait_ns = max(pace.ends_ns - now_ns, 0.0) + rows // queue.limit * pace.full_ns
+        if rest := rows % queue.limit:
+            wait_ns += pace.cost_ns(rest)
+        return wait_ns / 1e9 or 1.0
+
+    def _full(self, now_ns: int) -> Overloaded:
+        return self._refusal(
+            f"already has {self.waiting} requests waiting (batching.max_queue_size is {self._max_requests})",
+            now_ns,
+        )
+
+    def _full_of_bytes(self, nbytes: int, now_ns: int) -> Overloaded:
+        return self._refusal(
+            f"already has {self._waiting_bytes} bytes of inputs waiting and this request has {nbytes} "
+            f"(batching.max_queue_bytes is {self._max_bytes})",
+            now_ns,
+        )
+
+    def _too_late(self, wait_ns: float, timeout_ns: int, now_ns: int) -> Overloaded:
+        if timeout_ns and wait_ns > timeout_ns:
+            limit = f"the request's timeout is {timeout_ns / 1e6:.3g} ms"
+        else:
+            limit = f"batching.max_queue_ms is {self._max_wait_ns // 1_000_000}"
+        return self._refusal(
+            f"has {self.waiting} requests waiting, so this one would wait about {wait_ns / 1e6:.3g} ms ({limit})",
+            now_ns,
+        )
+
+    def _refusal(self, why: str, now_ns: int) -> Overloaded:
+        self._refused()
+        after_s = self.retry_after_s(now_ns)
+        return Overloaded(
+            f"model '{self._name}' {why}; try again in {after_s:.3g} s, or raise the limit", after_s
+        )

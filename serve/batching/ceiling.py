@@ -1,0 +1,72 @@
+"""How many rows the device has memory for: learned when it ran out, and remembered across restarts.
+
+Rows are not equal where lengths are free, so a ceiling belongs to a row's size: it holds for rows of that many
+elements and for longer ones. One caller's long texts do not make everybody's batches small. It never rises by
+itself, because to find out would cost a caller his time: delete the file and load the model again.
+"""
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+logger = logging.getLogger("halfeven.batcher")
+
+
+class Ceiling:
+    """The most rows of one run, by the elements of a row's inputs. ``path``: where it is kept (None: in memory).
+
+    One thread uses it, the device's; ``smallest`` may be read from any. ``known``: there is one for some size.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self._rows = _read(path) if path is not None else {}  # elements of a row: rows
+        self.known = bool(self._rows)
+
+    def rows(self, row_elements: int) -> int:
+        """The most rows of this size that are known to be safe; ``sys.maxsize`` where none ever failed."""
+        return min([rows for size, rows in self._rows.items() if size <= row_elements], default=sys.maxsize)
+
+    @property
+    def smallest(self) -> int:
+        """The lowest ceiling of any size, 0 where there is none: the number for metrics."""
+        return min(list(self._rows.values()), default=0)
+
+    def lower(self, row_elements: int, rows: int, keep: bool = True) -> None:
+        """No run of rows of this size has more than ``rows`` (at least 1) any more.
+
+        ``keep`` False: until the process ends. A disk that is full costs the memory of it, never an answer.
+        """
+        rows = max(rows, 1)
+        if rows >= self.rows(row_elements):
+            return
+        left = {size: most for size, most in self._rows.items() if size < row_elements or most < rows}
+        self._rows = {**left, row_elements: rows}
+        self.known = True
+        if keep and self.path is not None:
+            try:
+                _write(self.path, self._rows)
+            except OSError:
+                logger.exception("the row ceiling %d could not be kept in %s", rows, self.path)
+
+
+def _read(path: Path) -> dict[int, int]:
+    try:
+        entries = json.loads(path.read_text())["ceilings"]
+        found = {int(entry["row_elements"]): int(entry["rows"]) for entry in entries}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        logger.warning("%s is not a file of row ceilings and is left aside: %s", path, error)
+        return {}
+    return {size: rows for size, rows in found.items() if rows >= 1}
+
+
+def _write(path: Path, rows: dict[int, int]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    entries = [{"row_elements": size, "rows": most} for size, most in sorted(rows.items())]
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    fresh.write_text(json.dumps({"ceilings": entries}) + "\n")
+    fresh.replace(path)

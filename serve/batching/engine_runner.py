@@ -1,0 +1,211 @@
+"""Batches on one engine: filled up to a bucket, cut into parts where memory is short, halved where they fail.
+
+A batch that fails is run again in halves, and the halves in halves, until only the guilty requests fail: for one
+poisonous request among n that is log₂(n) rounds, and about three times the batch's own time.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from ...models.engines.engine import Engine, Launched, Launching
+from ...models.engines.faults import device_lost, give_back_cached_memory, out_of_memory
+from ...models.spec import ModelSpec
+from .ceiling import Ceiling
+from .padding import Parts, buckets_of, filled, filled_rows, largest_within, rows_between
+
+logger = logging.getLogger("halfeven.batcher")
+
+
+class Item(Protocol):
+    """One request's share of a batch. ``alone``: it is the only one, and wants one shape always."""
+
+    @property
+    def arrays(self) -> Sequence[np.ndarray]: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def alone(self) -> bool: ...
+
+
+ItemT = TypeVar("ItemT", bound=Item)
+
+
+@dataclass(slots=True, frozen=True)
+class Fault:
+    """Why a run gave no answer, in words: the error itself is gone, its traceback would keep the batch's memory."""
+
+    text: str
+    memory: bool = False
+    lost: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Run(Generic[ItemT]):
+    """One run and what came of it: the outputs of all its items together, in the spec's order, or its fault.
+
+    ``filled`` is how many rows really run; ``shrunk`` how often the device ran out of memory on the way.
+    """
+
+    items: Sequence[ItemT]
+    rows: int
+    began_ns: int
+    filled: int = 0
+    launched: Launched | None = None
+    result: list[np.ndarray] | Fault = field(default_factory=list)
+    took_ns: int = 0
+    assemble_ns: int = 0
+    shrunk: int = 0
+
+
+class EngineRunner:
+    """One engine with its buckets and its ceiling; kept for as long as the engine is on duty.
+
+    ``clock`` gives nanoseconds. Everything here is called on the thread that owns the device.
+    """
+
+    def __init__(self, spec: ModelSpec, engine: Engine, clock: Callable[[], int], ceiling: Ceiling) -> None:
+        self.spec = spec
+        self.engine = engine
+        self.clock = clock
+        self.ceiling = ceiling
+        self.buckets = buckets_of(spec, engine.device)
+        self._launching: Launching | None = engine if getattr(engine, "in_flight", 1) > 1 else None  # type: ignore[assignment]
+        self._free_ns = 0  # when the last run ended: where two are in flight, the later one began no earlier
+
+    def begin(self, items: Sequence[ItemT]) -> Run[ItemT]:
+        """Where the engine takes a batch ahead, begin; else only remember it. Raises nothing of the engine's."""
+        run = Run(items, sum([item.rows for item in items]), self.clock())
+        if self._launching is not None and run.rows <= (most := self._most(items)):
+            run.filled = self._filled(items, run.rows, most)
+            try:
+                run.launched = self._launching.launch(filled(_parts(items), run.filled - run.rows))
+            except BaseException as error:
+                run.result = self._fault(run, error)
+            run.assemble_ns = getattr(self.engine, "assemble_ns", 0)
+        return run
+
+    def finish(self, run: Run[ItemT]) -> Run[ItemT]:
+        """Its outputs, cut to its own rows and held against the spec, or its fault. Raises as little."""
+        if run.launched is not None:
+            run.result = self._attempt(run, run.launched.wait, run.rows, run.filled)
+            run.launched = None
+        elif not isinstance(run.result, Fault):
+            run.result = self._at_once(run)
+            run.assemble_ns = getattr(self.engine, "assemble_ns", 0)
+        fault = run.result
+        if run.filled and isinstance(fault, Fault) and fault.memory and self._shrink(run, run.filled):
+            run.result = self._in_parts(run)
+        now_ns = self.clock()
+        run.took_ns = now_ns - max(run.began_ns, self._free_ns)
+        self._free_ns = now_ns
+        return run
+
+    def run(self, items: Sequence[ItemT]) -> Run[ItemT]:
+        """One batch from begin to end, at once."""
+        return self.finish(Run(items, sum([item.rows for item in items]), self.clock()))
+
+    def isolated(self, run: Run[ItemT], until_ns: int) -> Iterator[Run[ItemT]]:
+        """A failed run in halves, as far as it must be; what succeeded comes as it is. Not divided past the time."""
+        if not isinstance(run.result, Fault) or run.result.lost or len(run.items) == 1:
+            yield run
+        elif self.clock() > until_ns:
+            run.result = Fault(f"{run.result.text} (finding whose request it was took too long)")
+            yield run
+        else:
+            middle = len(run.items) // 2
+            for half in (run.items[:middle], run.items[middle:]):
+                yield from self.isolated(self.run(half), until_ns)
+
+    def _at_once(self, run: Run[ItemT]) -> list[np.ndarray] | Fault:
+        items, rows = run.items, run.rows
+        most = self._most(items)
+        if rows > most:
+            return self._in_parts(run)
+        run.filled = ran = self._filled(items, rows, most)
+        return self._attempt(run, lambda: self.engine.run(filled(_parts(items), ran - rows)), rows, ran)
+
+    def _in_parts(self, run: Run[ItemT]) -> list[np.ndarray] | Fault:
+        """All rows, in as few parts as the ceiling allows; it sinks where the device runs out of memory."""
+        parts, start = _parts(run.items), 0
+        most = self._most(run.items)
+        done: list[list[np.ndarray]] = []
+        while start < run.rows:
+            rows = min(run.rows - start, most)
+            ran = self._filled(run.items, rows, most)
+            part = filled(parts if rows == run.rows else rows_between(parts, start, start + rows), ran - rows)
+            outputs = self._attempt(run, lambda part=part: self.engine.run(part), rows, ran)
+            if isinstance(outputs, list):
+                done.append(outputs)
+                start += rows
+            elif outputs.memory and self._shrink(run, ran):
+                most = self._most(run.items)
+            else:
+                return outputs
+        return done[0] if len(done) == 1 else [np.concatenate(pieces) for pieces in zip(*done, strict=True)]
+
+    def _attempt(
+        self, run: Run[ItemT], outputs_of: Callable[[], list[np.ndarray]], rows: int, ran: int
+    ) -> list[np.ndarray] | Fault:
+        try:
+            return self._checked(outputs_of(), rows, ran)
+        except BaseException as error:  # SystemExit from a model's own code is a failed run as well
+            return self._fault(run, error)
+
+    def _fault(self, run: Run[ItemT], error: BaseException) -> Fault:
+        logger.warning(
+            "a batch of %d requests to '%s' failed: %s", len(run.items), self.spec.name, type(error).__name__,
+            exc_info=error if len(run.items) == 1 else None,  # the halves of a larger batch will tell
+        )  # fmt: skip
+        text = f"{type(error).__name__}: {error}"
+        return Fault(text, memory=out_of_memory(error), lost=device_lost(error))
+
+    def _shrink(self, run: Run[ItemT], tried: int) -> bool:
+        """Lower the ceiling to half of what was tried. False where nothing smaller can be tried."""
+        give_back_cached_memory()
+        run.shrunk += 1
+        if tried <= 1 or not self.spec.batched:
+            return False
+        self.ceiling.lower(_row_elements(run.items), tried // 2)
+        logger.warning(
+            "'%s' ran out of memory with %d rows: now at most %d", self.spec.name, tried, tried // 2
+        )
+        return True
+
+    def _most(self, items: Sequence[Item]) -> int:
+        if not self.ceiling.known or not self.spec.batched:
+            return sys.maxsize
+        return largest_within(self.buckets, self.ceiling.rows(_row_elements(items)))
+
+    def _filled(self, items: Sequence[Item], rows: int, most: int) -> int:
+        if items[0].alone and self.spec.batched:
+            return max(min(self.spec.max_batch_size, most), rows)
+        return filled_rows(self.buckets, rows, most) if self.buckets else rows
+
+    def _checked(self, outputs: list[np.ndarray], rows: int, ran: int) -> list[np.ndarray]:
+        """Raises ValueError where the engine did not return what the spec says; cuts off what was filled up."""
+        wanted = self.spec.outputs
+        if len(outputs) != len(wanted):
+            raise ValueError(f"the engine returned {len(outputs)} outputs, expected {len(wanted)}")
+        if not self.spec.batched:
+            return outputs
+        for spec, output in zip(wanted, outputs, strict=True):
+            if output.ndim == 0 or output.shape[0] != ran:
+                raise ValueError(
+                    f"output '{spec.name}' has shape {list(output.shape)} for a batch of {ran} rows; "
+                    f"expected {ran} as its first dimension"
+                )
+        return outputs if ran == rows else [output[:rows] for output in outputs]
+
+
+def _parts(items: Sequence[Item]) -> Parts:
+    return list(zip(*[item.arrays for item in items], strict=True))
+
+
+def _row_elements(items: Sequence[Item]) -> int:
+    first = items[0]
+    return sum([array.size for array in first.arrays]) // max(first.rows, 1)

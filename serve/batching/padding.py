@@ -1,0 +1,58 @@
+"""Batches of a few fixed sizes: a batch is filled up with copies of one of its own rows.
+
+A device that has run a shape before runs it faster (cuDNN's choice of kernels, and later CUDA graphs). Copies, not
+zeros: a row of zeros may be where a model divides by zero. Lengths are not filled up: without a mask that the model
+understands, more tokens are another question.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...models.spec import ModelSpec
+
+Parts = Sequence[Sequence[np.ndarray]]  # per input, the arrays that are joined along the first axis
+
+
+def buckets_of(spec: ModelSpec, device: str) -> tuple[int, ...]:
+    """The sizes, ascending, that this model's batches have on this device; empty where any size does."""
+    said, most = spec.batching.buckets, spec.max_batch_size
+    if said == "auto":
+        said = tuple(2**power for power in range(most.bit_length())) if device.startswith("cuda") else ()
+    if not spec.batched or not said:
+        return ()
+    return (*[rows for rows in said if rows < most], most)  # a load may have lowered the most
+
+
+def largest_within(buckets: Sequence[int], rows: int) -> int:
+    """The most rows to run at once where ``rows`` are allowed: the largest bucket, or all of them."""
+    return max([bucket for bucket in buckets if bucket <= rows], default=rows)
+
+
+def filled_rows(buckets: Sequence[int], rows: int, most: int) -> int:
+    """How many rows a batch of ``rows`` is filled up to, where ``most`` are allowed."""
+    for bucket in buckets:
+        if rows <= bucket:
+            return bucket if bucket <= most else rows
+    return rows
+
+
+def filled(parts: Parts, missing: int) -> Parts:
+    """The same rows and ``missing`` more, copies of the first."""
+    if missing <= 0:
+        return parts
+    return [[*part, np.repeat(part[0][:1], missing, axis=0)] for part in parts]
+
+
+def rows_between(parts: Parts, start: int, stop: int) -> Parts:
+    """Some of the rows of a batch, as views."""
+    taken = []
+    for part in parts:
+        at, found = 0, []
+        for array in part:
+            low, high = max(start - at, 0), min(stop - at, len(array))
+            if low < high:
+                found.append(array[low:high])
+            at += len(array)
+        taken.append(found)
+    return taken

@@ -1,0 +1,138 @@
+"""Rows that came out of a half engine as NaN or infinity are asked of the FP32 whole, and only they.
+
+FP16 ends at 65,504: a caller whose values lie far from every sample can overflow it where FP32 has an answer. Where
+the whole's answer is not finite either, it stands: then it is the model's own.
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import ml_dtypes
+import numpy as np
+
+from .engine_runner import EngineRunner, Fault, Item
+
+logger = logging.getLogger("halfeven.batcher")
+# Below this BLAS works on the calling thread alone: its pool would fight torch's for the cores.
+_SMALL = 8192
+_INFINITY_BITS = {np.dtype(np.float16): 0x7C00, np.dtype(ml_dtypes.bfloat16): 0x7F80}
+
+
+class Timed(Item, Protocol):
+    """An item that may have to be answered by some time."""
+
+    @property
+    def deadline_ns(self) -> int: ...
+
+
+@dataclass(slots=True, frozen=True)
+class Mended:
+    """How one item fared: the rows answered anew, or why they could not be; ``late``: its time was over."""
+
+    rows: int = 0
+    took_ns: int = 0
+    fault: Fault | None = None
+    late: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Torn:
+    """The rows of one item that are to be run again. ``where``: their places in the batch."""
+
+    arrays: Sequence[np.ndarray]
+    rows: int
+    alone: bool
+    index: int
+    where: np.ndarray
+
+
+class Rescue:
+    """The whole beside a half. ``futile`` counts the rows that the whole could not make finite either."""
+
+    def __init__(self, whole: EngineRunner) -> None:
+        self._whole = whole
+        self._floats = [index for index, spec in enumerate(whole.spec.outputs) if spec.type.is_float]
+        self.futile = 0
+
+    def all_well(self, outputs: list[np.ndarray]) -> bool:
+        """Whether every element of every output is finite."""
+        return all(map(all_finite, [outputs[index] for index in self._floats]))
+
+    def mend(self, items: Sequence[Timed], outputs: list[np.ndarray], until_ns: int) -> Mapping[int, Mended]:
+        """Replace what is not finite in ``outputs``, in place; give what was done by the item's index.
+
+        An item whose ``deadline_ns`` (0: none) has passed is not run again. ``until_ns`` bounds the search for one that
+        makes the whole fail.
+        """
+        torn = self._torn(items, outputs)
+        now_ns = self._whole.clock()
+        late = [one for one in torn if 0 < items[one.index].deadline_ns <= now_ns]
+        mended = {one.index: Mended(late=True) for one in late}
+        left = [one for one in torn if one.index not in mended]
+        if left:
+            for run in self._whole.isolated(self._whole.run(left), until_ns):
+                if isinstance(run.result, list):
+                    self._replace(outputs, run.items, run.result)
+                fault = run.result if isinstance(run.result, Fault) else None
+                for one in run.items:
+                    mended[one.index] = Mended(one.rows, run.took_ns, fault)
+        return mended
+
+    def _torn(self, items: Sequence[Item], outputs: Sequence[np.ndarray]) -> list[_Torn]:
+        if not self._whole.spec.batched:
+            return [_Torn(items[0].arrays, items[0].rows, items[0].alone, 0, np.zeros(0, np.intp))]
+        bad = non_finite_rows([outputs[index] for index in self._floats])
+        torn, start = [], 0
+        for index, item in enumerate(items):
+            own = bad[(bad >= start) & (bad < start + item.rows)]
+            if own.size:
+                arrays = [array[own - start] for array in item.arrays]
+                torn.append(_Torn(arrays, int(own.size), item.alone, index, own))
+            start += item.rows
+        return torn
+
+    def _replace(self, outputs: list[np.ndarray], torn: Sequence[_Torn], found: list[np.ndarray]) -> None:
+        before = self.futile
+        if not self._whole.spec.batched:
+            outputs[:] = found
+            self.futile += not self.all_well(found)
+        else:
+            where = np.concatenate([one.where for one in torn])
+            for index, output in enumerate(outputs):
+                if not output.flags.writeable:
+                    outputs[index] = output = output.copy()
+                output[where] = found[index]
+            self.futile += non_finite_rows([found[index] for index in self._floats]).size
+        if self.futile and not before:
+            logger.warning(
+                "'%s': the FP32 whole is not finite either where its half is not: these answers are the model's "
+                "own, and each costs a second run. Where that is usual, serve it in FP32 (level = 'O0')",
+                self._whole.spec.name,
+            )
+
+
+def all_finite(array: np.ndarray) -> bool:
+    """Whether no element is NaN or infinite, as cheaply as numpy can tell.
+
+    The sum of squares of FP32 is finite only if every element is; where it overflows, they are looked at.
+    Half types, which numpy computes with element by element, are compared as integers.
+    """
+    size = array.size
+    if array.dtype == np.float32 and 0 < size <= _SMALL and math.isfinite(np.vdot(array, array)):
+        return True
+    if size == 0:
+        return True
+    if (infinity := _INFINITY_BITS.get(array.dtype)) is not None:
+        return bool(np.maximum.reduce(array.view(np.uint16) & 0x7FFF, axis=None) < infinity)
+    return bool(np.isfinite(array).all())
+
+
+def non_finite_rows(outputs: Sequence[np.ndarray]) -> np.ndarray:
+    """The indices along the first axis where any of the outputs has an element that is not finite."""
+    bad = np.zeros(len(outputs[0]), np.bool_)
+    for output in outputs:
+        bad |= ~np.isfinite(output.reshape(len(output), -1)).all(axis=1)
+    return np.flatnonzero(bad)

@@ -1,0 +1,75 @@
+"""A request with more rows than a batch takes: run in parts, answered as one. The device thread's.
+
+The parts stand one behind the other in their lane and are ordinary requests to whoever runs them. They share the
+caller's future. A version that has begun one answers all of it: a swap waits for its last part (`Turns.swap`).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...models.errors import EngineFailed, TimedOut
+from ..duty import Answer
+
+Outcome = Answer | EngineFailed | TimedOut
+
+
+class Whole:
+    """One split request: gathers the answers of its ``parts`` in their order.
+
+    ``begun``: a part has been taken for a batch. ``over``: it is answered, has failed, or its caller has gone; what
+    the remaining parts bring is of no interest, and the request has been counted.
+    """
+
+    def __init__(self, parts: int) -> None:
+        self.begun = False
+        self.over = False
+        self._answers: list[Answer | None] = [None] * parts
+
+    def take(self, index: int, outcome: Outcome) -> Outcome | None:
+        """The outcome of one part; gives that of the whole once: with the last answer or the first failure."""
+        if self.over:
+            return None
+        if isinstance(outcome, Answer):
+            self._answers[index] = outcome
+            if any(answer is None for answer in self._answers):
+                return None
+            outcome = _joined([answer for answer in self._answers if answer is not None])
+        self.over = True
+        self._answers.clear()
+        return outcome
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """The place of one part in its whole."""
+
+    whole: Whole
+    index: int
+    last: bool
+
+
+def _joined(answers: list[Answer]) -> Outcome:
+    """One answer: outputs joined along the batch, the longest wait, the sum of what was computed."""
+    duty = answers[0].duty
+    if any(answer.duty is not duty for answer in answers):
+        versions = sorted({answer.duty.version for answer in answers})
+        return EngineFailed(
+            f"parts of one request were answered by versions {versions}; a mistake of ours, please report it"
+        )
+    try:
+        outputs = [np.concatenate(shares) for shares in zip(*[a.outputs for a in answers], strict=True)]
+    except (MemoryError, ValueError) as error:  # parts whose free dimensions differ, for one
+        return EngineFailed(
+            f"the answers to the {len(answers)} parts of a large request cannot be joined: {error}; "
+            "send it as several requests"
+        )
+    return Answer(
+        outputs,
+        duty,
+        queue_ns=max(answer.queue_ns for answer in answers),
+        compute_ns=sum(answer.compute_ns for answer in answers),
+        batch_rows=max(answer.batch_rows for answer in answers),
+        assemble_ns=sum(answer.assemble_ns for answer in answers),
+        rescued=sum(answer.rescued for answer in answers),
+    )

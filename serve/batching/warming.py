@@ -1,0 +1,59 @@
+"""Every size of batch is run once before anybody is served, and no larger one than the device has memory for."""
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...models.engines.engine import Engine
+from ...models.engines.faults import give_back_cached_memory, out_of_memory
+from ...models.engines.memory import free_cuda_bytes, rows_that_fit
+from ...models.spec import ModelSpec
+from .ceiling import Ceiling
+from .padding import Parts, buckets_of
+
+logger = logging.getLogger("halfeven.batcher")
+BatchOf = Callable[[int], Parts]  # so many rows of real samples (0: one sample of a model without a batch)
+Call = Callable[[Callable[[], Any]], Any]  # runs something on the device's thread, between two batches
+
+
+def warm(engine: Engine, spec: ModelSpec, batch_of: BatchOf, ceiling: Ceiling, call: Call) -> int:
+    """Warm the engine up, smallest batch first; give the most rows that it may run (0: not batched).
+
+    A batch that the device has no memory for lowers ``ceiling``, and the smaller ones serve. Raises what the smallest
+    batch raises.
+    """
+    if not spec.batched:
+        call(lambda: engine.warm_up(batch_of(0)))
+        return 0
+    sizes = buckets_of(spec, engine.device) or tuple(sorted({1, spec.max_batch_size}))
+    size = row_elements(batch_of(sizes[0]))
+    if engine.form != "onnx" and engine.device.startswith("cuda"):  # torch's allocator tells what was taken
+        free = call(lambda: free_cuda_bytes(torch.device(engine.device)))
+        fits = call(lambda: rows_that_fit(engine, batch_of, sizes, free))
+        if fits < sizes[-1]:
+            logger.warning(
+                "'%s': %.3g GiB are free, enough for %d rows at once", spec.name, free / 2**30, fits
+            )
+            ceiling.lower(size, fits, keep=False)  # free memory is another tomorrow
+    for rows in sizes:
+        if rows > max(ceiling.rows(size), sizes[0]):
+            break
+        try:
+            call(lambda rows=rows: engine.warm_up(batch_of(rows)))
+        except Exception as error:
+            if rows == sizes[0] or not out_of_memory(error):
+                raise
+            call(give_back_cached_memory)
+            logger.warning("'%s': there is no memory for %d rows at once", spec.name, rows)
+            ceiling.lower(size, rows // 2)
+            break
+    return min(spec.max_batch_size, ceiling.rows(size) if ceiling.smallest else sys.maxsize)
+
+
+def row_elements(parts: Sequence[Sequence[np.ndarray]]) -> int:
+    """The elements of one row's inputs."""
+    return sum(array.size // max(len(array), 1) for part in parts for array in part[:1])

@@ -1,0 +1,199 @@
+"""What is asked of which server: the model's own description, and whole HTTP requests made from it.
+
+Source: Open Inference Protocol V2 over HTTP with Triton's binary tensor data extension.
+"""
+
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult
+
+import numpy as np
+import orjson
+
+from ...exporters.samples import load_samples
+from ...exporters.synthetic import USUAL_LENGTH, generate
+from ...models.datatypes import DATATYPES, name_of
+from ...models.errors import BadInput, BadSetting, UnknownName
+from ...models.spec import Dim, ModelSpec, TensorSpec
+from .loadgen import Target
+
+WIRES = ("binary", "json")
+MOST_REQUESTS = 16  # different ones, sent in turn
+MOST_BYTES = 64 << 20  # of all of them together
+_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One model at one server. ``headers`` go with every request."""
+
+    url: SplitResult
+    spec: ModelSpec
+    headers: Mapping[str, str]
+
+    @property
+    def path(self) -> str:
+        return f"{self.url.path.rstrip('/')}/v2/models/{urllib.parse.quote(self.spec.name, safe='')}"
+
+    def target(self, bodies: Sequence[tuple[bytes, Mapping[str, str]]]) -> Target:
+        """Whole requests to the infer route."""
+        port = self.url.port or (443 if self.url.scheme == "https" else 80)
+        tls = ssl.create_default_context() if self.url.scheme == "https" else None
+        requests = [self._request(body, headers) for body, headers in bodies]
+        return Target(self.url.hostname or "", port, requests, tls)
+
+    def get(self, path: str) -> Any:
+        """The JSON answer of a plain GET. Raises as `ask` does."""
+        return ask(f"{self.url.scheme}://{self.url.netloc}{path}", self.headers)
+
+    def try_once(self, body: bytes, headers: Mapping[str, str]) -> None:
+        """Send one request. Raises BadInput with the server's own words where it is refused."""
+        url = f"{self.url.scheme}://{self.url.netloc}{self.path}/infer"
+        ask(url, {**self.headers, **headers}, body)
+
+    def _request(self, body: bytes, headers: Mapping[str, str]) -> bytes:
+        lines = {"Host": self.url.netloc, "Content-Length": str(len(body)), **self.headers, **headers}
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        return f"POST {self.path}/infer HTTP/1.1\r\n{head}\r\n".encode() + body
+
+
+def find(url: str, name: str, shapes: Sequence[str], headers: Sequence[str]) -> Subject:
+    """The model as the server describes it, its free dimensions as ``shapes`` has them (``ids=128``).
+
+    Raises BadSetting where nobody answers or an option is wrong, UnknownName where there is no such model.
+    """
+    parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadSetting(f"URL {url!r}: expected http://HOST:PORT or https://…")
+    sent = _headers(headers)
+    path = f"{parts.path.rstrip('/')}/v2/models/{urllib.parse.quote(name, safe='')}"
+    said = ask(f"{parts.scheme}://{parts.netloc}{path}", sent)
+    try:
+        spec = _spec(name, said["inputs"], said["outputs"], _sizes(shapes))
+    except (KeyError, TypeError) as error:
+        raise BadInput(
+            f"{url} does not describe '{name}' as the V2 protocol does: {error!r} missing"
+        ) from None
+    return Subject(parts, spec, sent)
+
+
+def bodies(
+    subject: Subject, rows: int, wire: str, data: Path | None, seed: int = 0
+) -> list[tuple[bytes, dict[str, str]]]:
+    """Up to 16 different requests of ``rows`` rows, (body, headers) each: from a file, or plausible ones."""
+    if wire not in WIRES:
+        raise BadSetting(f"--wire {wire!r}: expected binary or json")
+    spec = subject.spec
+    if rows < 1 or (rows > 1 and not spec.batched):
+        raise BadSetting(
+            f"--rows {rows}: '{spec.name}' takes {'1 or more' if spec.batched else 'no batches'}"
+        )
+    samples = load_samples(data, spec) if data is not None else generate(spec, rows * MOST_REQUESTS, seed)
+    made, size = [], 0
+    for _, arrays in samples.batches(rows if spec.batched else 0, MOST_REQUESTS):
+        made.append(
+            _binary(arrays) if wire == "binary" else (_json(arrays), {"Content-Type": "application/json"})
+        )
+        size += len(made[-1][0])
+        if size > MOST_BYTES:
+            break
+    if not made:
+        raise BadInput(f"{data} holds no rows")
+    return made
+
+
+def ask(url: str, headers: Mapping[str, str], body: bytes | None = None) -> Any:
+    """One request outside the load. Raises BadSetting where nobody answers, else as the server refuses."""
+    request = urllib.request.Request(url, body, dict(headers))
+    try:
+        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
+            content = answer.read()
+    except urllib.error.HTTPError as error:
+        said = error.read(4000).decode(errors="replace")
+        kind = UnknownName if error.code == 404 else BadInput
+        hint = "; sizes of free dimensions are set with --shape" if error.code == 400 else ""
+        raise kind(f"{url} answers {error.code}: {said}{hint}") from None
+    except (OSError, ValueError) as error:
+        raise BadSetting(f"nobody answers at {url}: {error}; is `halfeven serve` running there?") from None
+    try:
+        return json.loads(content) if body is None else None
+    except ValueError:
+        raise BadInput(f"{url} does not answer with JSON: is it an inference server?") from None
+
+
+def _headers(given: Sequence[str]) -> dict[str, str]:
+    pairs = [line.partition(":") for line in given]
+    if wrong := [line for line, (name, colon, _) in zip(given, pairs, strict=True) if not (name and colon)]:
+        raise BadSetting(f"--header {wrong[0]!r}: expected 'NAME: VALUE'")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _sizes(given: Sequence[str]) -> dict[str, list[int]]:
+    """``ids=128`` or ``picture=3,224,224``: sizes of an input's dimensions behind the batch."""
+    sizes = {}
+    for text in given:
+        name, _, numbers = text.partition("=")
+        try:
+            sizes[name] = [int(number) for number in numbers.split(",")]
+        except ValueError:
+            raise BadSetting(f"--shape {text!r}: expected INPUT=SIZE[,SIZE…] without the batch") from None
+    return sizes
+
+
+def _spec(
+    name: str,
+    inputs: Sequence[Mapping[str, Any]],
+    outputs: Sequence[Mapping[str, Any]],
+    sizes: dict[str, list[int]],
+) -> ModelSpec:
+    if unknown := sorted(set(sizes) - {tensor["name"] for tensor in inputs}):
+        raise BadSetting(f"--shape {unknown[0]}: '{name}' has the inputs {[t['name'] for t in inputs]}")
+    batched = all(tensor["shape"][:1] == [-1] for tensor in inputs)
+    taken = tuple(_fixed(_tensor(tensor), batched, sizes.get(tensor["name"])) for tensor in inputs)
+    return ModelSpec(name, taken, tuple(_tensor(tensor) for tensor in outputs), 2**31 if batched else 0)
+
+
+def _tensor(said: Mapping[str, Any]) -> TensorSpec:
+    if said["datatype"] not in DATATYPES:
+        raise BadInput(f"tensor '{said['name']}' is {said['datatype']}: bench makes {', '.join(DATATYPES)}")
+    return TensorSpec(said["name"], said["datatype"], tuple(Dim.parse(int(size)) for size in said["shape"]))
+
+
+def _fixed(tensor: TensorSpec, batched: bool, sizes: list[int] | None) -> TensorSpec:
+    """The input with every free dimension behind the batch at one size."""
+    batch, inner = (tensor.shape[:1], tensor.shape[1:]) if batched else ((), tensor.shape)
+    if sizes is None:
+        sizes = [dim.minimum if dim.fixed else USUAL_LENGTH for dim in inner]
+    if len(sizes) != len(inner) or not all(dim.admits(size) for dim, size in zip(inner, sizes, strict=True)):
+        raise BadSetting(f"--shape {tensor.name}={sizes}: the model has {tensor.describe_shape()}")
+    return replace(tensor, shape=(*batch, *(Dim.parse(size) for size in sizes)))
+
+
+def _binary(arrays: Mapping[str, np.ndarray]) -> tuple[bytes, dict[str, str]]:
+    raw = [np.ascontiguousarray(array).tobytes() for array in arrays.values()]
+    tensors = [
+        {**_described(name, array), "parameters": {"binary_data_size": len(part)}}
+        for (name, array), part in zip(arrays.items(), raw, strict=True)
+    ]
+    head = orjson.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}})
+    headers = {
+        "Content-Type": "application/octet-stream",
+        "Inference-Header-Content-Length": str(len(head)),
+    }
+    return head + b"".join(raw), headers
+
+
+def _json(arrays: Mapping[str, np.ndarray]) -> bytes:
+    tensors = [{**_described(name, array), "data": array.ravel().tolist()} for name, array in arrays.items()]
+    return orjson.dumps({"inputs": tensors})
+
+
+def _described(name: str, array: np.ndarray) -> dict[str, Any]:
+    return {"name": name, "shape": list(array.shape), "datatype": name_of(array.dtype)}

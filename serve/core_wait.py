@@ -1,0 +1,27 @@
+"""How long this thread stood ready without a core: what tells a slow program from a full machine."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+
+
+def waited_for_core_s() -> float:
+    """Seconds since the calling thread began, as Linux counts them (proc(5)); 0 where it does not."""
+    try:
+        return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def seconds_on_core(run: Callable[[], object]) -> float:
+    """How long ``run`` took, less what the calling thread waited for a core meanwhile.
+
+    On a full machine a run that is longer than a time slice would look slower than it is, a short one not.
+    """
+    waited_s, began_s = waited_for_core_s(), time.perf_counter()
+    run()
+    took_s = time.perf_counter() - began_s
+    waited_s = waited_for_core_s() - waited_s
+    return took_s - waited_s if waited_s < took_s else took_s  # more was not in the run, but around it

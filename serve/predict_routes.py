@@ -1,0 +1,98 @@
+"""``POST /v1/models/{m}:predict``: read a body of any kind, submit, write what the caller accepts.
+
+What takes long (pictures, large JSON, npz) is read in a few threads of its own, so that the event loop and
+everybody else's requests go on.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+
+from ..models.errors import NotReady, Overloaded
+from .caller import answer_or_leave, read_body
+from .duty import Answer, Roster, Served
+from .infer_asgi import answer_headers
+from .protocol.numpy_files import NPY_TYPE, NPZ_TYPE
+from .protocol.predict import PredictRequest
+from .protocol.predict_answers import JSON_TYPE, PNG_TYPE, answer_type, is_quick_to_write, write_answer
+from .protocol.predict_bodies import is_quick, read_body_of
+
+T = TypeVar("T")
+MOST_WAITING = 256  # bodies in memory that wait for a thread
+_TYPES = (JSON_TYPE, "multipart/form-data", PNG_TYPE, "image/jpeg", NPY_TYPE, NPZ_TYPE)
+_BODY = {"content": {kind: {"schema": {}} for kind in _TYPES}, "required": True}
+
+
+class Workshop:
+    """A few threads for work that would hold up the event loop. ``threads``: by default half the cores, 2 at least."""
+
+    def __init__(self, threads: int | None = None, most_waiting: int = MOST_WAITING) -> None:
+        self._threads = threads or max(2, (os.cpu_count() or 2) // 2)
+        self._pool = ThreadPoolExecutor(self._threads, "halfeven-predict")
+        self._most, self._waiting = self._threads + most_waiting, 0
+
+    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """The work's result, from a thread. Raises Overloaded where too much waits already."""
+        if self._waiting >= self._most:
+            raise Overloaded(
+                f"{self._waiting} requests with pictures or large bodies wait to be read; try again"
+            )
+        self._waiting += 1
+        try:
+            done = asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+            done.add_done_callback(self._one_less)  # also where the caller has gone: the thread has not
+        except BaseException:
+            self._waiting -= 1
+            raise
+        return await asyncio.shield(done)
+
+    def _one_less(self, done: asyncio.Future[Any]) -> None:
+        self._waiting -= 1
+        if not done.cancelled():
+            done.exception()  # looked at, though nobody may be left to hear it
+
+
+def add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_s: float) -> None:
+    workshop = Workshop()
+
+    @app.post("/v1/models/{m}/versions/{v}:predict", tags=["predict"], openapi_extra={"requestBody": _BODY})
+    @app.post("/v1/models/{m}:predict", tags=["predict"], openapi_extra={"requestBody": _BODY})
+    async def predict(m: str, request: Request, v: str | None = None) -> Response:
+        """`{"instances": [...]}` → `{"predictions": [...]}`; also PNG and JPEG files, npy and npz."""
+        served = roster.find(m, v)
+        headers = request.headers
+        body = await read_body(request.scope["headers"], request.receive, max_body_bytes, body_timeout_s)
+        asked, kind = await _read(
+            workshop, served, headers.get("content-type", ""), headers.get("accept", ""), body, max_body_bytes
+        )
+        answer = await answer_or_leave(served.submit(asked.arrays, asked.rows), request.receive)
+        response = Response(await _written(workshop, served, answer, kind), media_type=kind)
+        response.raw_headers.extend(answer_headers(answer))
+        return response
+
+
+async def _read(
+    workshop: Workshop, served: Served, content_type: str, accept: str, body: bytes, max_bytes: int
+) -> tuple[PredictRequest, str]:
+    """The request and the type of its answer."""
+    spec = served.spec
+    if is_quick(content_type, body):
+        asked = read_body_of(spec, content_type, body, max_bytes)
+    else:
+        asked = await workshop.run(read_body_of, spec, content_type, body, max_bytes)
+        if served.spec is not spec and served.spec.signature() != spec.signature():
+            raise NotReady(
+                f"model '{served.name}' has changed its inputs while the request was read; send it again"
+            )
+    return asked, answer_type(spec, asked.rows, accept)
+
+
+async def _written(workshop: Workshop, served: Served, answer: Answer, kind: str) -> bytes:
+    spec = served.spec
+    if is_quick_to_write(spec, answer.outputs):
+        return write_answer(spec, answer.outputs, kind)
+    return await workshop.run(write_answer, spec, answer.outputs, kind)

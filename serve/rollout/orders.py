@@ -1,0 +1,136 @@
+"""What was ordered about a model's versions, beside them in the store: it outlives the server.
+
+<store>/models/<name>/rollout.json       the canary and the shadow; the server is its one writer
+<store>/models/<name>/drifted-<v>.json   the half of this version drifted, and on which device
+<store>/models/<name>/events.jsonl       what was decided, when and by which numbers
+"""
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...models.errors import DamagedFile
+from ...models.store import Store, Version, fsync
+
+EVENTS_KEPT = 1000
+EVENTS_MOST_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """So much of the traffic (``percent``, above 0 to 100) for this version."""
+
+    version: int
+    percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    canary: Order | None = None
+    shadow: Order | None = None
+
+
+def read_orders(store: Store, name: str) -> Orders:
+    """Raises DamagedFile."""
+    path = _folder(store, name) / "rollout.json"
+    try:
+        saved = json.loads(path.read_bytes())
+        return Orders(*(Order(**saved[role]) if saved[role] else None for role in ("canary", "shadow")))
+    except FileNotFoundError:
+        return Orders()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DamagedFile(
+            f"{path} cannot be read ({error}); remove it, and order the canary or shadow again"
+        ) from error
+
+
+def write_orders(store: Store, name: str, orders: Orders) -> None:
+    """Durable when this returns."""
+    _replace(_folder(store, name) / "rollout.json", asdict(orders))
+
+
+def drifted(version: Version, device: str) -> str | None:
+    """Why the half of this version may not serve on this device, or None."""
+    try:
+        found = json.loads(_note(version).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        return f"its note of drift cannot be read ({error})"
+    return found["reason"] if found["device"] == device else None
+
+
+def note_drift(version: Version, device: str, reason: str) -> None:
+    """The half does not come back on this device before it is proven again. Durable when this returns."""
+    _replace(_note(version), {"device": device, "reason": reason, "at": _now()})
+
+
+def pardon(version: Version) -> None:
+    """The half was proven again on the device that the note names."""
+    _note(version).unlink(missing_ok=True)
+
+
+def _note(version: Version) -> Path:
+    return version.folder.parent / f"drifted-{version.number}.json"
+
+
+def record(
+    store: Store, name: str, kind: str, message: str, numbers: Mapping[str, Any] | None = None
+) -> None:
+    """Append an event. Durable when this returns; of many the last thousand are kept."""
+    path = _folder(store, name) / "events.jsonl"
+    event = {"at": _now(), "model": name, "kind": kind, "message": message, "numbers": dict(numbers or {})}
+    if path.exists() and path.stat().st_size > EVENTS_MOST_BYTES:
+        _replace_text(path, "".join(path.read_text().splitlines(keepends=True)[-EVENTS_KEPT:]))
+    with path.open("a+b") as file:
+        file.seek(0, os.SEEK_END)
+        if file.tell() and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
+            file.write(b"\n")  # a crash cut the last line off
+        file.write(json.dumps(event, allow_nan=False).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def events(store: Store, name: str, most: int = 100) -> list[dict[str, Any]]:
+    """The newest first. A line that a crash cut off is passed over."""
+    try:
+        lines = (_folder(store, name) / "events.jsonl").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in reversed(lines):
+        if len(found) == most:
+            break
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def _folder(store: Store, name: str) -> Path:
+    return store.root / "models" / name
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _replace(path: Path, data: Mapping[str, Any]) -> None:
+    _replace_text(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def _replace_text(path: Path, text: str) -> None:
+    handle, draft = tempfile.mkstemp(prefix=".rollout-", dir=path.parent)
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fchmod(handle, 0o644)
+        os.fsync(handle)
+    Path(draft).replace(path)
+    fsync(path.parent)

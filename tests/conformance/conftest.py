@@ -1,0 +1,133 @@
+"""The real server as its users start it, a process of its own, with Triton's test models on duty."""
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+import pytest
+from halfeven.models.store import Store
+
+from tests.conformance.hosted import MODELS, host
+
+LIMIT = 2**20  # bytes: the smallest limit that a server can be started with
+BODY_SECONDS = 3
+COUNTING = {"name": "INPUT0", "shape": [1, 16], "datatype": "INT32", "data": list(range(16))}
+ONES = {"name": "INPUT1", "shape": [1, 16], "datatype": "INT32", "data": [1] * 16}
+SIMPLE = "/v2/models/simple/infer"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A running server: ``host:port`` and its process."""
+
+    address: str
+    process: subprocess.Popen[str]
+
+    @property
+    def resident_bytes(self) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+    def client(self) -> httpx.Client:
+        # No TLS here, so none is prepared: that would take longer than most of these tests.
+        return httpx.Client(base_url=f"http://{self.address}", timeout=60, verify=False)
+
+
+@contextmanager
+def served(store: Path, names: Sequence[str], **settings: Any) -> Iterator[Serving]:
+    """``halfeven serve`` on a free port, entered when every model named is on duty. Settings as HALFEVEN_…"""
+    chosen = {"port": 0, "device": "cpu", "store": store, "server_name": "triton", **settings}
+    environment = {f"HALFEVEN_{key.upper()}": str(value) for key, value in chosen.items()}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "halfeven.serve.cli", "serve", "--store", str(store), "--port", "0"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    with process:
+        assert process.stderr is not None
+        address = _address(process.stderr, set(names))
+        reader = threading.Thread(target=process.stderr.read)  # or the pipe fills up
+        reader.start()
+        try:
+            yield Serving(address, process)
+            assert process.poll() is None, "the server did not live through its tests"
+        finally:
+            process.terminate()
+            reader.join(60)
+
+
+def _address(lines: IO[str], missing: set[str]) -> str:
+    """Read what the server says until it has said everything that was waited for."""
+    address, said = "", []
+    for line in lines:
+        said.append(line)
+        if " listens on http://" in line:
+            address = line.split("http://")[1].strip()
+        missing.discard(line.split("@")[0])
+        if address and not missing:
+            return address
+    raise AssertionError(f"the server ended before {sorted(missing)} were on duty:\n{''.join(said)}")
+
+
+@pytest.fixture(scope="session")
+def hosted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with every model of `hosted.MODELS`, to be copied. Made once for all workers of a run: each
+    conversion takes seconds."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "hosted"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            host(Store(folder / "store"), folder / "models", MODELS)
+            (folder / "done").touch()
+    return folder / "store"
+
+
+@pytest.fixture(scope="session")
+def serving(hosted: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """The server that all tests share, with small limits."""
+    store = shutil.copytree(hosted, tmp_path_factory.mktemp("shared") / "store")
+    with served(store, list(MODELS), max_body_mib=1, body_seconds=BODY_SECONDS) as server:
+        yield server
+
+
+@pytest.fixture
+def http(serving: Serving) -> Iterator[httpx.Client]:
+    with serving.client() as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def bystander(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After every test on a server somebody else's good request is answered right."""
+    yield
+    if "serving" in request.fixturenames:
+        with request.getfixturevalue("serving").client() as client:
+            answers_right(client)
+
+
+def answers_right(client: httpx.Client) -> None:
+    answer = client.post(SIMPLE, content=json.dumps({"inputs": [COUNTING, ONES]}))
+    assert answer.status_code == 200, answer.text
+    outputs = {output["name"]: output["data"] for output in answer.json()["outputs"]}
+    assert outputs == {"OUTPUT0": list(range(1, 17)), "OUTPUT1": list(range(-1, 15))}
+
+
+def error_of(answer: httpx.Response) -> str:
+    """The words of a refusal, which is an error object of the protocol and nothing else."""
+    assert list(answer.json()) == ["error"], answer.text
+    assert answer.json()["error"], "a refusal has words"
+    return answer.json()["error"]

@@ -1,0 +1,127 @@
+"""Loading and unloading over HTTP, as `simple_http_model_control.py` does it, on a server with seven models."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tritonclient.http as triton
+from halfeven.models.store import Store
+from tritonclient.utils import InferenceServerException
+
+from tests.conformance import test_examples
+from tests.conformance.conftest import Serving, answers_right, served
+from tests.conformance.hosted import MODELS, SIMPLE_OF_16, host
+
+SEVEN = ["simple", *sorted(set(MODELS) - {"simple"})[:6]]  # the script wants exactly so many
+
+
+@pytest.fixture(scope="module")
+def serving(hosted: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server of this file alone: its models come and go."""
+    folder = tmp_path_factory.mktemp("seven")
+    store = folder / "store"
+    host(Store(store), folder / "models", {"simple": SIMPLE_OF_16})
+    for name in SEVEN[1:]:
+        shutil.copytree(hosted / "models" / name, store / "models" / name)
+    with served(store, SEVEN) as server:
+        yield server
+
+
+@pytest.fixture
+def client(serving: Serving) -> Iterator[Any]:
+    with triton.InferenceServerClient(serving.address) as client:
+        yield client
+        for name in SEVEN:
+            client.load_model(name)
+
+
+def gone(client: Any, name: str) -> None:
+    """Unloading is asynchronous by the protocol: clients ask until the model is not ready."""
+    client.unload_model(name)
+    deadline = time.monotonic() + 20
+    while client.is_model_ready(name):
+        assert time.monotonic() < deadline, f"{name} is still there"
+
+
+@pytest.mark.skipif(not test_examples.FOLDER, reason="HALFEVEN_TRITON_EXAMPLES names no folder of examples")
+def test_the_example_passes(serving: Serving, client: Any) -> None:
+    client.load_model("simple", config='{"max_batch_size":"8"}')  # the script sets it from 8 to 16
+    done = test_examples.run_example("simple_http_model_control.py", serving.address)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "PASS: model control" in done.stdout
+
+
+def test_the_index_has_one_ready_line_per_model(client: Any) -> None:
+    index = client.get_model_repository_index()
+    assert {entry["name"]: entry["state"] for entry in index} == dict.fromkeys(SEVEN, "READY")
+
+
+def test_a_model_that_is_there_can_be_loaded_again(client: Any) -> None:
+    client.load_model("simple")
+    assert client.is_model_ready("simple")
+
+
+def test_an_unloaded_model_is_not_ready_and_comes_back(client: Any, serving: Serving) -> None:
+    gone(client, "simple")
+    assert client.is_server_live()
+    (entry,) = (entry for entry in client.get_model_repository_index() if entry["name"] == "simple")
+    assert entry.get("state") != "READY"
+    client.load_model("simple")
+    assert client.is_model_ready("simple")
+    with serving.client() as caller:
+        answers_right(caller)
+
+
+def test_a_load_may_override_the_largest_batch_and_the_next_load_takes_it_back(client: Any) -> None:
+    for rows in ("8", "16", "3"):
+        client.load_model("simple", config=f'{{"max_batch_size":"{rows}"}}')
+        assert client.get_model_config("simple")["max_batch_size"] == int(rows)
+    gone(client, "simple")
+    client.load_model("simple")
+    assert client.get_model_config("simple")["max_batch_size"] == 16
+
+
+def test_a_load_cannot_ask_for_larger_batches_than_were_proven(client: Any) -> None:
+    with pytest.raises(
+        InferenceServerException, match=r"failed to load 'simple'.* proven from 1 to 16, got 17"
+    ):
+        client.load_model("simple", config='{"max_batch_size":17}')
+    assert client.get_model_config("simple")["max_batch_size"] == 16
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        '"parameters": {"config": {{"max_batch_size": "16"}}}',
+        "[]",
+        "3",
+        '{"max_batch_size":"many"}',
+        "{" * 9999,
+    ],
+    ids=lambda config: config[:30],
+)
+def test_a_wrong_override_fails_to_load_and_leaves_the_model_as_it_was(
+    client: Any, serving: Serving, config: str
+) -> None:
+    with pytest.raises(InferenceServerException, match="failed to load"):
+        client.load_model("simple", config=config)
+    assert client.get_model_config("simple")["max_batch_size"] == 16
+    with serving.client() as caller:
+        answers_right(caller)
+
+
+@pytest.mark.parametrize("name", ["wrong_model_name", "..", "../simple", "a\0b", "SIMPLE", "a" * 300])
+def test_a_model_that_the_store_has_not_fails_to_load(client: Any, name: str) -> None:
+    with pytest.raises(InferenceServerException) as refused:
+        client.load_model(name)
+    assert "failed to load" in str(refused.value.message()) or "Not Found" in str(refused.value.message())
+
+
+def test_files_are_not_taken_over_http(client: Any, serving: Serving) -> None:
+    with pytest.raises(InferenceServerException):
+        client.load_model("simple", config="{}", files={"file:1/model.onnx": b"bytes"})
+    with serving.client() as caller:
+        answers_right(caller)

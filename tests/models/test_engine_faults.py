@@ -1,0 +1,68 @@
+"""Which errors mean too little memory, and which that the device is gone."""
+
+import numpy as np
+import pytest
+import torch
+from halfeven.models.engines.faults import device_lost, out_of_memory
+from halfeven.models.errors import EngineFailed
+
+
+def raised_from(cause: BaseException) -> EngineFailed:
+    try:
+        raise EngineFailed("the live model raised") from cause
+    except EngineFailed as error:
+        return error
+
+
+NO_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    MemoryError(),
+    RuntimeError(
+        "[ONNXRuntimeError] : 6 : bfc_arena.cc Failed to allocate memory for requested buffer"
+    ),
+    RuntimeError("[ONNXRuntimeError] : 1 : FAIL : CUDA failure 2: out of memory ; GPU=0"),
+    RuntimeError("[ONNXRuntimeError] : 6 : std::bad_alloc"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    torch.AcceleratorError("CUDA error: out of memory"),
+]
+LOST = [
+    torch.AcceleratorError("CUDA error: device-side assert triggered"),
+    torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("CUDA error: unspecified launch failure"),
+    RuntimeError(
+        "[ONNXRuntimeError] : 1 : FAIL : CUDA failure 700: an illegal memory access was encountered"
+    ),
+    torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
+]
+NEITHER = [
+    ValueError("poison"),
+    torch.AcceleratorError("CUDA error: invalid configuration argument"),
+    RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+    KeyError("device-side assert"),
+]
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=str)
+def test_too_little_memory_is_known_by_type_or_message_and_costs_no_device(error: BaseException) -> None:
+    assert out_of_memory(error) and not device_lost(error)
+    assert out_of_memory(raised_from(error))
+
+
+@pytest.mark.parametrize("error", LOST, ids=str)
+def test_errors_after_which_a_context_answers_no_more_lose_the_device(error: BaseException) -> None:
+    assert device_lost(error) and not out_of_memory(error)
+    assert device_lost(raised_from(error))
+
+
+@pytest.mark.parametrize("error", NEITHER, ids=str)
+def test_other_errors_are_neither(error: BaseException) -> None:
+    assert not out_of_memory(error) and not device_lost(error)
+
+
+def test_what_this_machine_really_raises_is_recognised() -> None:
+    with pytest.raises(MemoryError) as by_numpy:
+        np.empty(2**60, np.uint8)
+    assert out_of_memory(by_numpy.value)
+    with pytest.raises(RuntimeError) as by_torch:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert out_of_memory(by_torch.value)

@@ -1,0 +1,123 @@
+"""What the tests of the batcher play with: a fake engine, a clock moved by hand, a batcher on a device of its own.
+
+Every interleaving is made by hooks (hold, release, gates), none by sleeping.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import numpy as np
+from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
+from halfeven.serve.batching.batcher import Batcher
+from halfeven.serve.batching.device import DeviceThread
+from halfeven.serve.duty import Answer, OnDuty
+
+POISON = -1.0
+Future = asyncio.Future[Answer]
+
+
+@dataclass(eq=False)
+class Fake:
+    """y = factor · x, first column; raises on poison; remembers its batches; may wait for a gate."""
+
+    factor: float = 1.0
+    form: str = "torch"
+    precision: str = "fp16"
+    device: str = "cpu"
+    batches: list[list[tuple[int, ...]]] = field(default_factory=list)
+    closed: bool = False
+    gate: threading.Event | None = None
+    entered: Callable[[], object] = lambda: None
+
+    def warm_up(self, parts: Any) -> None:
+        self.run(parts)
+
+    def run(self, parts: Any) -> list[np.ndarray]:
+        assert not self.closed, "run after close"
+        self.batches.append([part.shape for part in parts[0]])
+        self.entered()
+        if self.gate is not None:
+            assert self.gate.wait(30)
+        joined = np.concatenate(parts[0])
+        if (joined == POISON).any():
+            raise ValueError("poison")
+        return [joined[:, :1] * np.float32(self.factor)]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Clock:
+    """A clock that a test moves by hand."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+def tensor(name: str, *shape: int) -> TensorSpec:
+    return TensorSpec(name, "FP32", tuple(Dim.parse(size) for size in shape))
+
+
+def spec(rows: int = 64, width: int = 4, queue: int = 1024, delay_us: int = 0, **batching: Any) -> ModelSpec:
+    """``batching``: further keys of ``[batching]``."""
+    return ModelSpec(
+        "toy",
+        (tensor("x", -1, width),),
+        (tensor("y", -1, 1),),
+        rows,
+        batching=Batching(delay_us, queue, **batching),
+    )
+
+
+TOY = spec()
+
+
+def duty(engine: Any, version: str = "1") -> OnDuty:
+    return OnDuty(version, f"sha-{version}", "fp16", engine)
+
+
+def rows_of(*values: float, width: int = 4) -> list[np.ndarray]:
+    return [np.repeat(np.array(values, np.float32)[:, None], width, axis=1)]
+
+
+def async_test(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    @wraps(test)
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 60))
+
+    return run
+
+
+@asynccontextmanager
+async def serving(
+    engine: Any, spec: ModelSpec = TOY, clock: Clock | None = None
+) -> AsyncIterator[tuple[Batcher, DeviceThread]]:
+    device = DeviceThread(clock=clock) if clock else DeviceThread()
+    device.start()
+    batcher = Batcher(spec, device, duty(engine))
+    try:
+        yield batcher, device
+    finally:
+        device.release()
+        await batcher.drain()
+        assert await asyncio.to_thread(device.stop, 30)
+
+
+async def looked(device: DeviceThread) -> None:
+    """Return after the device thread has looked at its queues at least once."""
+    for _ in range(2):  # the first call's round ends with a look, before the second call is run
+        await asyncio.wrap_future(device.call(lambda: None))
+
+
+def gated() -> tuple[Fake, asyncio.Event]:
+    """An engine that waits inside its run, and the event that says it is there."""
+    loop, inside = asyncio.get_running_loop(), asyncio.Event()
+    return Fake(gate=threading.Event(), entered=lambda: loop.call_soon_threadsafe(inside.set)), inside

@@ -1,0 +1,191 @@
+"""Engines that take the next batch while one is computing."""
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from halfeven.models.errors import EngineFailed
+
+from tests.serve.batching.stage import POISON, Fake, async_test, duty, looked, rows_of, serving, spec
+
+
+@dataclass(eq=False)
+class _Launched:
+    engine: "Ahead"
+    parts: Any
+
+    def wait(self) -> list[np.ndarray]:
+        self.engine.diary.append(f"wait {len(self.parts[0])}")
+        self.engine.waiting.set()
+        assert self.engine.done.wait(30)
+        self.engine.computing -= 1
+        return Fake.run(self.engine, self.parts)
+
+
+@dataclass(eq=False)
+class Ahead(Fake):
+    """Launches at once; nothing ends before ``done``. Keeps a diary of batches by their number of requests."""
+
+    in_flight: int = 2
+    computing: int = 0
+    diary: list[str] = field(default_factory=list)
+    done: threading.Event = field(default_factory=threading.Event)
+    waiting: threading.Event = field(default_factory=threading.Event)
+
+    def launch(self, parts: Any) -> _Launched:
+        self.diary.append(f"launch {len(parts[0])}")
+        self.computing += 1
+        assert self.computing <= self.in_flight
+        return _Launched(self, parts)
+
+    def run(self, parts: Any) -> list[np.ndarray]:
+        self.diary.append(f"run {len(parts[0])}")
+        return super().run(parts)
+
+
+@async_test
+async def test_the_next_full_batch_is_launched_before_the_first_is_waited_for() -> None:
+    engine = Ahead()
+    engine.done.set()
+    async with serving(engine, spec(rows=2)) as (batcher, device):
+        device.hold()
+        futures = [batcher.submit(rows_of(i), 1) for i in range(7)]
+        device.release()
+        answers = await asyncio.gather(*futures)
+    assert [answer.outputs[0].item() for answer in answers] == list(range(7))
+    assert engine.diary == [
+        "launch 2", "launch 2", "wait 2", "launch 2", "wait 2", "wait 2", "launch 1", "wait 1",
+    ]  # fmt: skip
+
+
+@async_test
+async def test_a_batch_that_could_still_fill_is_not_launched_ahead() -> None:
+    engine = Ahead()
+    async with serving(engine, spec(rows=4)) as (batcher, _):
+        first = batcher.submit(rows_of(0), 1)
+        await asyncio.to_thread(engine.waiting.wait, 30)
+        others = [batcher.submit(rows_of(i), 1) for i in (1, 2)]
+        engine.done.set()
+        await asyncio.gather(first, *others)
+    assert engine.diary == ["launch 1", "wait 1", "launch 2", "wait 2"]
+
+
+@async_test
+async def test_a_launched_batch_that_fails_is_tried_in_halves_and_the_one_behind_it_is_not_touched() -> None:
+    engine = Ahead()
+    engine.done.set()
+    async with serving(engine, spec(rows=4)) as (batcher, device):
+        device.hold()
+        values = [0, POISON, 2, 3, 4, 5, 6, 7]
+        futures = [batcher.submit(rows_of(value), 1) for value in values]
+        device.release()
+        got = await asyncio.gather(*futures, return_exceptions=True)
+    assert isinstance(got[1], EngineFailed)
+    assert [a.outputs[0].item() for a in got if not isinstance(a, BaseException)] == [0, 2, 3, 4, 5, 6, 7]
+    assert engine.diary[:3] == ["launch 4", "launch 4", "wait 4"] and engine.diary[-1] == "wait 4"
+
+
+@async_test
+async def test_an_engine_that_cannot_even_launch_fails_its_callers_and_nobody_else() -> None:
+    class Refusing(Ahead):
+        def launch(self, parts: Any) -> _Launched:
+            if any((part == POISON).any() for part in parts[0]):
+                raise RuntimeError("no stream left")
+            return super().launch(parts)
+
+        def run(self, parts: Any) -> list[np.ndarray]:
+            if any((part == POISON).any() for part in parts[0]):
+                raise RuntimeError("no stream left")
+            return super().run(parts)
+
+    engine = Refusing()
+    engine.done.set()
+    async with serving(engine, spec(rows=2)) as (batcher, device):
+        device.hold()
+        futures = [batcher.submit(rows_of(value), 1) for value in (0, 1, POISON, 3, 4)]
+        device.release()
+        got = await asyncio.gather(*futures, return_exceptions=True)
+    assert isinstance(got[2], EngineFailed) and "no stream left" in str(got[2])
+    assert [a.outputs[0].item() for a in got if not isinstance(a, BaseException)] == [0, 1, 3, 4]
+
+
+@pytest.mark.parametrize("how", ["swap", "call", "other", "drain"])
+def test_whatever_else_uses_the_device_waits_for_what_is_in_flight(how: str) -> None:
+    async def scene() -> None:
+        engine, computing = Ahead(), []
+        async with serving(engine, spec(rows=2)) as (batcher, device):
+            device.hold()
+            futures = [batcher.submit(rows_of(i), 1) for i in range(4)]
+            await looked(device)
+            device.release()
+            await asyncio.to_thread(engine.waiting.wait, 30)  # two are in flight
+            assert engine.computing == 2
+            if how == "swap":
+                device.call(lambda: (batcher.swap(duty(Fake(), "2")), computing.append(engine.computing)))
+            elif how == "call":
+                device.call(lambda: computing.append(engine.computing))
+            elif how == "other":
+                device.attach(_Other(lambda: computing.append(engine.computing)))
+                device.ring()
+            engine.done.set()
+            answers = await asyncio.gather(*futures)
+            if how == "drain":
+                await batcher.drain()
+                computing.append(engine.computing)
+            await looked(device)
+            assert computing == [0]
+            assert [(a.outputs[0].item(), a.duty.version) for a in answers] == [(i, "1") for i in range(4)]
+
+    asyncio.run(scene())
+
+
+class _Other:
+    """Another model with one batch that is older than all of the first's."""
+
+    def __init__(self, run: Any) -> None:
+        self.run, self.queued = run, 1
+
+    def due_ns(self) -> int | None:
+        return 0 if self.queued else None
+
+    def turn(self) -> None:
+        self.queued = 0
+        self.run()
+
+    def land(self) -> bool:
+        return False
+
+    def refuse(self) -> None: ...
+
+
+@async_test
+async def test_held_the_device_begins_nothing_and_still_ends_what_is_in_flight() -> None:
+    engine = Ahead()
+    async with serving(engine, spec(rows=2)) as (batcher, device):
+        device.hold()
+        futures = [batcher.submit(rows_of(i), 1) for i in range(4)]
+        await looked(device)
+        device.release()
+        await asyncio.to_thread(engine.waiting.wait, 30)
+        device.hold()
+        last = batcher.submit(rows_of(4), 1)
+        engine.done.set()
+        await asyncio.gather(*futures)
+        await looked(device)
+        assert not last.done()
+        device.release()
+        await last
+
+
+@async_test
+async def test_an_engine_that_has_no_launch_runs_one_batch_after_another() -> None:
+    engine = Fake()
+    async with serving(engine, spec(rows=2)) as (batcher, device):
+        device.hold()
+        futures = [batcher.submit(rows_of(i), 1) for i in range(5)]
+        device.release()
+        await asyncio.gather(*futures)
+    assert [len(batch) for batch in engine.batches] == [2, 2, 1]

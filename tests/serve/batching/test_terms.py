@@ -1,0 +1,226 @@
+"""What a caller may ask for beside the answer: a timeout, a place in front, a batch of one's own."""
+
+import asyncio
+import gc
+
+import pytest
+from halfeven.models.errors import Overloaded, TimedOut
+from halfeven.serve.batching.request_queue import HEAD_START_NS
+from halfeven.serve.border import status_of
+from halfeven.serve.duty import Terms
+
+from tests.serve.batching.stage import Clock, Fake, async_test, gated, looked, rows_of, serving, spec
+
+SOON = Terms(timeout_ns=1_000_000)
+URGENT = Terms(priority=1)
+
+# Timeouts
+
+
+@async_test
+async def test_a_timeout_fires_while_a_batch_of_others_is_on_the_device_and_the_request_is_never_run() -> (
+    None
+):
+    engine, inside = gated()
+    assert engine.gate is not None
+    async with serving(engine) as (batcher, device):
+        first = batcher.submit(rows_of(1), 1)
+        await inside.wait()
+        late, patient = batcher.submit(rows_of(2), 1, SOON), batcher.submit(rows_of(3), 1)
+        with pytest.raises(
+            TimedOut, match=r"^Request timeout expired: model 'toy' .* within 1 ms"
+        ) as expired:
+            await late
+        assert status_of(expired.value) == 503
+        assert not first.done(), "the device was busy all the while"
+        engine.gate.set()
+        assert [(await f).outputs[0].item() for f in (first, patient)] == [1, 3]
+        await looked(device)
+        tally = batcher.tallies()[0]
+        assert (tally.timed_out, tally.vanished, tally.requests, batcher.waiting) == (1, 0, 2, 0)
+    assert engine.batches == [[(1, 4)], [(1, 4)]]
+
+
+@async_test
+async def test_a_request_whose_batch_has_begun_is_answered_however_long_that_takes() -> None:
+    engine, inside = gated()
+    assert engine.gate is not None
+    async with serving(engine) as (batcher, _):
+        future = batcher.submit(rows_of(1), 1, SOON)
+        await inside.wait()
+        over = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.005, over.set)  # after the request's own timer
+        await over.wait()
+        engine.gate.set()
+        assert (await future).outputs[0].item() == 1
+
+
+@async_test
+async def test_who_asks_for_no_timeout_costs_no_timer_and_an_answered_one_leaves_none_behind() -> None:
+    async with serving(Fake()) as (batcher, _):
+        loop = asyncio.get_running_loop()
+        timers: list[asyncio.TimerHandle] = []
+        later = loop.call_later
+        setattr(loop, "call_later", lambda *a, **kw: (timers.append(later(*a, **kw)), timers[-1])[1])  # noqa: B010
+        await batcher.submit(rows_of(1), 1)
+        assert not timers
+        await batcher.submit(rows_of(1), 1, Terms(timeout_ns=3_600_000_000_000))
+        await asyncio.sleep(0)  # the done callback
+        del loop.call_later
+    assert [timer.cancelled() for timer in timers] == [True]
+
+
+@async_test
+async def test_the_models_timeout_holds_for_those_who_name_none() -> None:
+    async with serving(Fake(), spec(timeout_ms=1)) as (batcher, device):
+        device.hold()
+        default = batcher.submit(rows_of(1), 1)
+        own = batcher.submit(rows_of(2), 1, Terms(timeout_ns=3_600_000_000_000))
+        with pytest.raises(TimedOut):
+            await default
+        device.release()
+        assert (await own).outputs[0].item() == 2
+
+
+@async_test
+async def test_a_request_that_cannot_be_served_in_its_time_is_refused_at_once() -> None:
+    clock, engine = Clock(), Fake()
+    engine.entered = lambda: setattr(clock, "now_ns", clock.now_ns + 50_000_000)
+    async with serving(engine, spec(rows=2), clock) as (batcher, device):
+        await batcher.submit(rows_of(0, 0), 2)  # from this it knows: 50 ms for a full batch
+        device.hold()
+        waiting = [batcher.submit(rows_of(i, i), 2) for i in range(3)]  # 150 ms of work
+        with pytest.raises(Overloaded, match=r"about 150 ms \(the request's timeout is 100 ms\)") as refused:
+            batcher.submit(rows_of(9), 1, Terms(timeout_ns=100_000_000))
+        assert refused.value.retry_after_s == pytest.approx(0.15)
+        in_time = batcher.submit(rows_of(9), 1, Terms(timeout_ns=200_000_000))
+        device.release()
+        await asyncio.gather(*waiting, in_time)
+        assert batcher.tallies()[0].rejected == 1
+
+
+@async_test
+async def test_a_timed_out_caller_who_has_gone_leaves_no_complaint_behind() -> None:
+    loop, complaints = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    async with serving(Fake()) as (batcher, device):
+        device.hold()
+        gone = batcher.submit(rows_of(1), 1, SOON)
+        gone.cancel()
+        with pytest.raises(TimedOut):
+            await batcher.submit(rows_of(2), 1, SOON)
+        device.release()
+        await batcher.submit(rows_of(3), 1)
+        await looked(device)
+        assert (batcher.tallies()[0].vanished, batcher.tallies()[0].timed_out) == (1, 1)
+    del gone
+    gc.collect()
+    assert complaints == []
+
+
+# Priority
+
+
+@async_test
+async def test_the_first_level_goes_before_the_second_and_both_keep_their_order() -> None:
+    engine, order = Fake(), []
+    async with serving(engine, spec(rows=2)) as (batcher, device):
+        device.hold()
+        levels = (0, 2, 0, 1, 1, 0, 1)
+        for i, level in enumerate(levels):
+            future = batcher.submit(rows_of(i), 1, Terms(priority=level))
+            future.add_done_callback(lambda done: order.append(done.result().outputs[0].item()))
+        device.release()
+        await batcher.drain()
+    await asyncio.sleep(0)
+    assert order == [3, 4, 6, 0, 1, 2, 5]
+    assert [len(batch) for batch in engine.batches] == [2, 2, 2, 1]
+
+
+@async_test
+async def test_who_waits_longer_than_the_head_start_goes_before_urgent_ones_that_come_then() -> None:
+    clock, engine, order = Clock(), Fake(), []
+    async with serving(engine, spec(rows=1), clock) as (batcher, device):
+        device.hold()
+
+        def send(value: float, terms: Terms) -> None:
+            future = batcher.submit(rows_of(value), 1, terms)
+            future.add_done_callback(lambda done: order.append(done.result().outputs[0].item()))
+
+        send(1, Terms())
+        clock.now_ns = HEAD_START_NS
+        send(2, Terms())
+        send(3, URGENT)
+        clock.now_ns = HEAD_START_NS + 1
+        send(4, URGENT)
+        device.release()
+        await batcher.drain()
+    await asyncio.sleep(0)
+    assert order == [3, 1, 4, 2]
+
+
+@async_test
+async def test_an_urgent_request_does_not_wait_for_a_batch_to_fill() -> None:
+    hour_us = 3_600_000_000
+    async with serving(Fake(), spec(delay_us=hour_us), Clock()) as (batcher, device):
+        slow = batcher.submit(rows_of(1), 1)
+        await looked(device)
+        assert not slow.done()
+        assert (await batcher.submit(rows_of(2), 1, URGENT)).outputs[0].item() == 2
+        assert (await slow).outputs[0].item() == 1  # there was room for it in the same batch
+
+
+@async_test
+async def test_urgent_shapes_go_before_other_shapes() -> None:
+    engine = Fake()
+    async with serving(engine, spec(width=-1)) as (batcher, device):
+        device.hold()
+        futures = [
+            batcher.submit(rows_of(1, width=w), 1, Terms(priority=p)) for w, p in ((3, 0), (5, 1), (3, 0))
+        ]
+        device.release()
+        await asyncio.gather(*futures)
+    assert engine.batches == [[(1, 5)], [(1, 3), (1, 3)]]
+
+
+@async_test
+async def test_an_urgent_request_is_let_in_by_the_wait_of_urgent_ones() -> None:
+    clock, engine = Clock(), Fake()
+    engine.entered = lambda: setattr(clock, "now_ns", clock.now_ns + 50_000_000)
+    async with serving(engine, spec(rows=1, max_queue_ms=100), clock) as (batcher, device):
+        await batcher.submit(rows_of(0), 1)
+        device.hold()
+        ordinary = [batcher.submit(rows_of(i), 1) for i in range(3)]
+        with pytest.raises(Overloaded, match="max_queue_ms is 100"):
+            batcher.submit(rows_of(9), 1)
+        urgent = [batcher.submit(rows_of(i), 1, URGENT) for i in range(3)]
+        with pytest.raises(Overloaded):
+            batcher.submit(rows_of(9), 1, URGENT)
+        device.release()
+        await asyncio.gather(*ordinary, *urgent)
+
+
+# Deterministic
+
+
+@async_test
+async def test_a_deterministic_request_has_a_batch_of_its_own() -> None:
+    engine = Fake()
+    async with serving(engine, spec(buckets=())) as (batcher, device):
+        device.hold()
+        alone = Terms(deterministic=True)
+        futures = [
+            batcher.submit(rows_of(*[1.0] * n), n, terms)
+            for n, terms in ((1, Terms()), (2, alone), (3, Terms()), (4, Terms()), (5, alone), (6, alone))
+        ]
+        device.release()
+        answers = await asyncio.gather(*futures)
+    assert [answer.outputs[0].shape[0] for answer in answers] == [1, 2, 3, 4, 5, 6]
+    assert [answer.batch_rows for answer in answers] == [1, 2, 7, 7, 5, 6]
+    assert len(engine.batches) == 5
+
+
+@async_test
+async def test_a_deterministic_request_waits_for_nobody() -> None:
+    async with serving(Fake(), spec(delay_us=3_600_000_000), Clock()) as (batcher, _):
+        assert (await batcher.submit(rows_of(1), 1, Terms(deterministic=True))).outputs[0].item() == 1
