@@ -113,6 +113,8 @@ class Roster:
             return ["the server is shutting down"]
         if not self.place.thread.alive:
             return [f"the thread of device {self.place.device} has ended"]
+        if (why := self.place.thread.lost) is not None:
+            return [f"device {self.place.device} is lost: {why}; restart the server"]
         if not self._first_look.done():
             return ["models are being made ready"]
         return [fault for name, fault in sorted(self._faults.items()) if name not in self._served]

@@ -40,6 +40,13 @@ def test_what_was_unloaded_refuses_with_words_and_comes_back_when_loaded(
         assert roster.index() == [("net", "1", "READY", "")]
 
 
+def test_a_lost_device_is_named_where_readiness_is_asked(store: Store, versions: Versions) -> None:
+    with serving(store) as (address, roster):
+        roster.place.thread.lose("CUDA error: an illegal memory access was encountered")
+        status, answer = call(address, "/v2/health/ready")
+        assert status == 503 and "illegal memory access" in answer["error"]
+
+
 def test_an_unload_ends_when_the_store_says_something_new(store: Store, versions: Versions) -> None:
     with serving(store) as (address, roster):
         roster.unload("net")
