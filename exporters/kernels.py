@@ -23,6 +23,8 @@ from .bodies import typed
 from .dtypes import Dtypes, tensors_of
 from .plan import Action, Kept, PrecisionPlan
 
+# As ONNX they scatter and reduce, which ONNX Runtime refuses in half, but only when it runs.
+_REDUCING = ("scatter_add", "scatter_reduce", "index_add", "index_reduce", "put", "index_put", "scatter")
 _Kind = tuple[OpOverload, tuple[torch.dtype, ...], tuple[str, ...], str]
 _known: dict[_Kind, str] = {}
 
@@ -52,9 +54,13 @@ class _Call:
 
 
 def keep_without_kernel(
-    module: GraphModule, plan: PrecisionPlan, example: Sequence[Tensor], device: torch.device
+    module: GraphModule,
+    plan: PrecisionPlan,
+    example: Sequence[Tensor],
+    device: torch.device,
+    onnx: bool = False,
 ) -> PrecisionPlan:
-    """The plan with every op in FP32 that has no half kernel on ``device``.
+    """The plan with every op in FP32 that has no half kernel on ``device``; with ``onnx``, in ONNX Runtime either.
 
     ``module`` is the prepared whole, ``example`` one tensor per input. To be asked before anything else of a
     plan: some ops without a kernel cannot even be inferred. What an op gives in FP32 instead of half may lead
@@ -70,6 +76,12 @@ def keep_without_kernel(
             fault = found.faults.get(alike[0].node) or _fault(kind, min(alike, key=_Call.size), device)
             kept += [
                 Kept(c.node, c.op_name, f"no half kernel on {device.type}", fault) for c in alike if fault
+            ]
+        if onnx:
+            kept += [
+                Kept(c.node, c.op_name, "no half kernel in ONNX Runtime", "it refuses a Scatter that reduces")
+                for c in found.calls.values()
+                if _scatters_and_reduces(c) and all(c.node != other.node for other in kept)
             ]
         if not kept:
             return plan
@@ -133,6 +145,15 @@ class _Recorder(Autocast):
             return _Recorder(inner, self._plan, self._found, prefix).run(*operands)
 
         return typed(node, args, self._prefix, body)
+
+
+def _scatters_and_reduces(call: _Call) -> bool:
+    name = call.op_name.removesuffix("_")
+    if name not in _REDUCING:
+        return False
+    if name in ("index_put", "put"):
+        return bool(call.kwargs.get("accumulate", call.args[3] if len(call.args) > 3 else False))
+    return name != "scatter" or "reduce" in call.op._overloadname
 
 
 def _first_line(error: Exception) -> str:

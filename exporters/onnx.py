@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from ..models.errors import ExportFailed
 from ..models.spec import ModelSpec
 from .onnx_check import check_file
+from .onnx_folding import fold_known
 from .onnx_names import name_as
 from .onnx_ops import written_out
 
@@ -72,6 +73,7 @@ def _exported(program: ExportedProgram, spec: ModelSpec) -> ir.Model:
     model = exported.model
     for change in (InlinePass(), RemoveUnusedOpsetsPass(), ClearMetadataAndDocStringPass()):
         change(model)  # what is cleared are the source lines of each node, paths of this machine
+    fold_known(model)
     return model
 
 

@@ -53,11 +53,13 @@ def _make_room(graph: ir.Graph, ends: Mapping[int, str]) -> None:
 def _rename(graph: ir.Graph, symbols: Mapping[str, str]) -> None:
     """Free dimensions of inner values have the names that the inputs and outputs have for them."""
     for value in _values(graph):
-        if value.shape is None or value.shape.frozen:
+        if value.shape is None or value.shape.is_static():
             continue
-        for axis, dim in enumerate(value.shape):
-            if isinstance(dim, ir.SymbolicDim) and (name := symbols.get(str(dim.value))):
-                value.shape[axis] = name
+        value.shape = ir.Shape([_renamed(dim, symbols) for dim in value.shape])
+
+
+def _renamed(dim: int | ir.SymbolicDim, symbols: Mapping[str, str]) -> int | str | ir.SymbolicDim:
+    return symbols.get(str(dim.value), dim) if isinstance(dim, ir.SymbolicDim) else dim
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:

@@ -146,7 +146,7 @@ class Planner:
     def _course(self, module: GraphModule, repairs: tuple[Repair, ...], keep: Sequence[Kept]) -> Course:
         subject, example = self._subject, self._example
         plan = make_plan(module, subject.precision).keeping(keep)
-        plan = keep_without_kernel(module, plan, example, CPU)
+        plan = keep_without_kernel(module, plan, example, CPU, onnx="onnx" in subject.forms)
         ledger, plan = weigh(module, plan, example)
         rehearsal = Rehearsal(module, subject.spec, subject.precision.dtype, self._planning, example)
         return Course(module, plan, ledger, rehearsal, repairs)

@@ -21,14 +21,13 @@ from .plan import PrecisionPlan, make_plan
 from .prove import ties_of, tried
 from .samples import Samples
 from .search import Score
+from .shaken import shaken
 from .synthetic import adversarial
 from .trial import Trial
 from .verdict import ParityReport
 
 MAX_SAMPLES = 16  # that a trial is judged on
 ROWS = 8  # of one batch
-SHAKEN = 3  # copies of them, each number moved by a tenth of the sample's spread: rare faults want many draws
-SHAKEN_ELEMENTS = 1 << 18  # of all samples together; larger ones are not shaken
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class Rehearsal:
         rows = min(ROWS, spec.max_batch_size, max(planning.count, 1)) if spec.batched else 0
         real = [
             (samples, arrays, "")
-            for part in (planning, *_shaken(spec, planning))
+            for part in (planning, *shaken(spec, planning))
             for samples, arrays in part.batches(rows)
         ]
         odd = [(_rows(spec, arrays), arrays, name) for name, arrays in adversarial(spec, planning)]
@@ -108,25 +107,6 @@ def stricter(limits: ParityLimits, dtype: str, share: float) -> ParityLimits:
         min_sqnr_db=min_sqnr_db(limits, UNIT_ROUNDOFF[dtype]) + decibels,
         min_slice_sqnr_db=limits.min_slice_sqnr_db + decibels,
     )
-
-
-def _shaken(spec: ModelSpec, planning: Samples) -> Iterator[Samples]:
-    """The samples with noise on their floating inputs; nothing where there are none, or where they are large."""
-    floats = [
-        t.name for t in spec.inputs if t.type.is_float and not t.picture and "mask" not in t.name.lower()
-    ]
-    if not floats or sum(planning.arrays[name].size for name in floats) > SHAKEN_ELEMENTS:
-        return
-    random = np.random.default_rng(0)
-    for _ in range(SHAKEN):
-        noisy = {name: _with_noise(planning.arrays[name], random) for name in floats}
-        yield Samples({**planning.arrays, **noisy}, source="generated")
-
-
-def _with_noise(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Each number moved by a tenth of its sample's standard deviation; what does not vary stays."""
-    spread = array.std(axis=tuple(range(1, array.ndim)), keepdims=True) if array.ndim > 1 else array.std()
-    return (array + 0.1 * spread * random.standard_normal(array.shape)).astype(array.dtype)
 
 
 def _rows(spec: ModelSpec, arrays: Mapping[str, np.ndarray]) -> tuple[int, ...]:

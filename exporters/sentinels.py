@@ -31,7 +31,7 @@ from .repairs import Repair, insert
 
 LOW, HIGH = -49152.0, -24576.0  # −1.5·2¹⁵ and −1.5·2¹⁴: exact in FP16 and bf16
 MAX_SCORE = 16000.0  # LOW − score > −65504, LOW + score < HIGH, and HIGH + 110 < −score
-_SLACK = 2.0  # scores may become twice as large as the profile's
+SLACK = 2.0  # scores may become twice as large as the profile's
 _aten = torch.ops.aten
 
 
@@ -81,19 +81,19 @@ def _doubt(group: Group, masked: Mapping[Node, Masked], prefix: str, profile: Pr
     for sink in group.sinks:
         state = masked[_mask_of(sink, masked)]
         try:
-            bound = _SLACK * _scores(sink, state, prefix, profile)
+            bound = SLACK * _scores(sink, state, prefix, profile)
         except ValueError as error:
             return str(error)
         if state.twice:
             return f"two masks are added together before {sink.name}"
         if bound > MAX_SCORE:
             return f"scores at {sink.name} may reach {bound:.3g}, expected at most {MAX_SCORE:g}"
-        absorbed = bound < _ulp(state.value) / 2.0
+        absorbed = bound < ulp(state.value) / 2.0
         if (_needs_floor(sink, state) or state.floored) and not absorbed:
             return f"{state.value:.3g} does not absorb scores of {bound:.3g} at {sink.name}, even in FP32"
         if aten_name(sink) == ATTENTION and not _broadcasts(sink, masked, state):
             return f"the shape of the mask of {sink.name} is not known well enough"
-        if not _witness(state.value, bound, _needs_floor(sink, state)):
+        if not witness(state.value, bound, _needs_floor(sink, state)):
             return f"the rewritten softmax at {sink.name} differs"
     return ""
 
@@ -102,7 +102,7 @@ def _mask_of(sink: Node, masked: Mapping[Node, Masked]) -> Node:
     return next(source for source in sink.all_input_nodes if source in masked)
 
 
-def _ulp(value: float) -> float:
+def ulp(value: float) -> float:
     """The distance of neighbouring FP32 numbers at a magnitude."""
     return 2.0 ** (math.frexp(value)[1] - 24)
 
@@ -130,7 +130,7 @@ def _broadcasts(sink: Node, masked: Mapping[Node, Masked], state: Masked) -> boo
     return state.exact and all(str(size) in ("1", str(other)) for size, other in sizes)
 
 
-def _witness(value: float, bound: float, floor: bool) -> bool:
+def witness(value: float, bound: float, floor: bool) -> bool:
     """The claim in numbers: rows with no, one, some, all but one and all scores masked, before and after."""
     random = torch.Generator().manual_seed(0)
     scores = (torch.rand(5, 64, generator=random) * 2.0 - 1.0) * bound
@@ -168,7 +168,7 @@ def _rewrite(
     return Repair(
         node=prefix + group.sites[0].node.name,
         what="; ".join([f"mask value {value:.4g} became {LOW:g} in {names}", *dict.fromkeys(done)]),
-        evidence=f"scores within ±{most:.3g} on {profile.batches} batches (±{_SLACK * most:.3g} allowed for): the "
+        evidence=f"scores within ±{most:.3g} on {profile.batches} batches (±{SLACK * most:.3g} allowed for): the "
         "softmax is bit-equal in FP32 on rows with no, one, some, all but one and all scores masked",
         kind="sentinel",
     )

@@ -5,18 +5,21 @@ random, quantised, or much larger than what it is made of stays in the graph.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from .graph import ONNX, bodies, graphs, walk
+from .graph import FLOATING, ONNX, bodies, graphs, walk
 from .one_node import Key, key_of, session
-from .op_lists import ops
+from .op_lists import AS_IS, ops
+from .shapes import settle_sizes
 from .typing import value_types
 from .widening import rename_reads
 
 SMALL = 1 << 16  # bytes: constants up to this size are made whatever they are made of
+_COMPARISONS = ops("Equal Less LessOrEqual Greater GreaterOrEqual")
+_ENDLESS = (1 << 31) - 1  # as exporters write the end of an axis
 GROWTH = 4  # times the bytes of its inputs may a larger one have
 _NOT_FOLDED = ops("""
     RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial Dropout
@@ -30,6 +33,9 @@ def fold(model: ModelProto, weights: dict[str, np.ndarray]) -> None:
     _settle_types(model, weights)
     before = set(weights)
     _Folding(model, weights).run()
+    if settle_sizes(model, weights):
+        _Folding(model, weights).run()
+    _drop_idle(model, weights)
     read = {name for graph in graphs(model.graph) for node in graph.node for name in node.input}
     for name in before | set(weights):
         if name not in read:
@@ -48,6 +54,47 @@ def _settle_types(model: ModelProto, weights: dict[str, np.ndarray]) -> None:
                 plain.attribute.append(helper.make_attribute("to", to))
             plain.name = node.name
             node.CopyFrom(plain)
+
+
+def _drop_idle(model: ModelProto, weights: Mapping[str, np.ndarray]) -> None:
+    """A Cast to the type that a value has does nothing, nor does a Slice of the whole.
+
+    Where a Cast says float of a float it is the file's own word for FP32, and stays, but for readers that do not
+    look at the precision.
+    """
+    types = value_types(model, weights)
+    given = {value.name for graph in graphs(model.graph) for value in graph.output}
+    looked_at = {
+        name for node in walk(model.graph) if not _ignores_precision(node, weights) for name in node.input
+    }
+    for graph in graphs(model.graph):
+        for node in list(graph.node):
+            if node.op_type in ("Cast", "Slice") and given.isdisjoint(node.output):
+                idle = _takes_all(node, weights)
+                if node.op_type == "Cast" and types.get(node.input[0]) == (
+                    type_ := types.get(node.output[0])
+                ):
+                    idle = type_ not in FLOATING or node.output[0] not in looked_at
+                if idle:
+                    rename_reads(model.graph, node.output[0], node.input[0])
+                    graph.node.remove(node)
+
+
+def _ignores_precision(node: NodeProto, weights: Mapping[str, np.ndarray]) -> bool:
+    """Whether a node tells the same of a number in half and of that number in FP32."""
+    zero = any((weights[name] == 0).all() for name in node.input if name in weights)
+    return node.op_type in AS_IS or (node.op_type in _COMPARISONS and zero)
+
+
+def _takes_all(node: NodeProto, weights: Mapping[str, np.ndarray]) -> bool:
+    """Whether a Slice goes from the first to the last, one by one."""
+    if node.op_type != "Slice" or len(node.input) < 3:
+        return False
+    start, end = (weights.get(name) for name in node.input[1:3])
+    steps = weights.get(node.input[4], None) if len(node.input) > 4 else np.ones(1)
+    if start is None or end is None or steps is None:
+        return False
+    return bool((start == 0).all() and (end >= _ENDLESS).all() and (steps == 1).all())
 
 
 class _Folding:

@@ -49,6 +49,9 @@ LEFT_ALONE = ops("""
     DFT STFT MelWeightMatrix HannWindow HammingWindow BlackmanWindow CastLike Det ImageDecoder Adagrad Adam
     Momentum Gradient TfIdfVectorizer
 """)
+# Exact on what they choose, or FP32 inside: where all is to be half the search decides.
+HALF_AT_O3 = ops("TopK DFT")
+HALF_IS_INF = 20  # the first opset whose IsInf takes a half
 AS_IS = ops("Shape Size IsNaN IsInf")
 # Slots that stay FP32 although the schema would take a half there: scales, regions, probabilities.
 FP32_SLOTS = {"Resize": {1, 2}, "Upsample": {1}, "Dropout": {1}, "GridSample": {1}}
@@ -72,10 +75,12 @@ def _rule(node: NodeProto, program: ForeignProgram, precision: Precision) -> Rul
     op, level = node.op_type, precision.level
     if level == "O0" or node.name in program.islands:
         return Rule.ISLAND if level != "O0" else Rule.FP32
-    if node.domain not in ONNX or op in LEFT_ALONE:
+    if node.domain not in ONNX or (op in LEFT_ALONE and not (level == "O3" and op in HALF_AT_O3)):
         return Rule.LEFT_ALONE
     if op == "Cast":
         return _cast_rule(node, program)
+    if op == "IsInf" and program.opset < HALF_IS_INF:
+        return Rule.LEFT_ALONE
     if op in AS_IS:
         return Rule.AS_IS
     if op == "Gather" and _is_embedding(node, program):

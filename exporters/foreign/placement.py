@@ -12,7 +12,7 @@ from onnx import NodeProto
 
 from ..mincut import Flow
 from .dtypes import Dtypes, Kind
-from .graph import BODIES, ForeignProgram, bodies, read_by, walk
+from .graph import BODIES, ForeignProgram, bodies, captured, walk
 from .kernels import Kernels
 from .op_lists import Rule, ops
 
@@ -99,12 +99,11 @@ class _Reading:
             self.flow.numel[name] = numel
 
     def read_as_they_come(self, node: NodeProto) -> set[str]:
-        """What a node reads in whatever dtype it comes."""
-        if node.op_type in BODIES and bodies(node):
-            return read_by(node)
+        """What a node reads in whatever dtype it comes; of one with bodies, what they capture."""
         slots = self.dtypes.reads.get(node.name, {})
         sizes = node.op_type in _SEES_SIZES
-        return set() if sizes else {name for slot, name in enumerate(node.input) if slot not in slots}
+        inner = {name for body in bodies(node).values() for name in captured(body)}
+        return set() if sizes else inner | {n for slot, n in enumerate(node.input) if slot not in slots}
 
     def is_free(self, node: NodeProto) -> bool:
         """Whether all that is float in a node is on one side, and could be on the other."""

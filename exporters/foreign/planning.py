@@ -17,6 +17,9 @@ from ..search import Budget, Found, Score, smallest_set
 from .dtypes import Dtypes, Kind, assign
 from .graph import ForeignProgram, assembled, graphs
 from .kernels import Kernels
+from .leeway import guards_a_division, may_be_lost, narrow_casts, replaces_infinity
+from .masks import rewrite_masks
+from .merging import Merging
 from .op_lists import ADDED_SLOTS, Rule, rules
 from .placement import place
 from .profile import LARGEST, SENTINEL, Range, profile, suspicion
@@ -25,6 +28,7 @@ from .ties import find_tied
 from .trials import AIM, ENOUGH, Answers, Trials
 from .weights import Entry, Ledger
 
+RESCALED = "real ×"  # adversarial inputs beyond what scores are known to reach: the search's judge asks them
 _MAY_BE_HALF = (Rule.HALF, Rule.FOLLOW, Rule.HALF_IF_FED)
 
 
@@ -56,31 +60,58 @@ def plan_half(
         return Planned(None, frozenset(), draft.kept, None, (), ())
     model = partial(assembled, program.model, program.weights) if find_tied(program.model) else None
     trials = Trials(spec, planning, whole, precision.dtype, model)
-    draft.hold_back(profile(program, [asked.inputs for asked in trials.real], precision.dtype))
-    found = _search(draft, trials, budget, say)
-    notes = []
+    real, odd = ([asked.inputs for asked in some] for some in (trials.real, trials.odd))
+    ranges = profile(program, real, precision.dtype)
+    alike = [asked.inputs for asked in trials.odd if not asked.name.startswith(RESCALED)]
+    masks = rewrite_masks(program, ranges, [*real, *alike])
+    if masks.done:
+        program = masks.program
+        draft, ranges = Draft(program, precision), profile(program, real, precision.dtype)
+    draft.hold_back(ranges, lambda: profile(program, odd, precision.dtype))
+    judge = _judge(draft, trials, masks.bounded)
+    found = smallest_set(
+        draft.candidates(), lambda kept: judge(kept, AIM if kept else ENOUGH), budget=budget, say=say
+    )
+    notes = list(masks.done)
     if found is None:
         notes.append(
             "even with every candidate in FP32 the planning samples do not pass: the gate will say why"
         )
     elif not found.minimal:
         notes.append("the search's budget ended before the FP32 set was shown to be minimal")
-    dtypes = draft.assign(found.kept if found else ())
+    elif precision.level == "O3":
+        _merge(draft, found.kept, partial(judge, aim=AIM if found.kept else ENOUGH))
+    kept = found.kept if found else ()
+    dtypes = draft.assign(kept)
     if not dtypes.half:
-        return Planned(None, frozenset(), draft.all_kept(found, dtypes), found, (), tuple(notes))
-    dtypes = draft.placed(dtypes, found.kept if found else ())
+        return Planned(None, frozenset(), draft.all_kept(found), found, (), tuple(notes))
+    dtypes = draft.placed(dtypes, kept)
     graph = draft.rewritten(dtypes)
     ledger = tuple(draft.ledger.entry(name) for name in draft.halved(dtypes))
-    return Planned(graph, dtypes.half, draft.all_kept(found, dtypes), found, ledger, tuple(notes))
+    return Planned(graph, dtypes.half, draft.all_kept(found), found, ledger, tuple(notes))
 
 
-def _search(draft: "Draft", trials: Trials, budget: Budget, say: Callable[[str], None]) -> Found | None:
+def _judge(draft: "Draft", trials: Trials, bounded: Collection[str]) -> Callable[..., Score]:
+    """Scores a set of kept nodes under an aim (`trials`)."""
     infinite = {name for name, found in draft.ranges.items() if found.infinite}
+    unwatched = infinite.union(bounded)
 
-    def judge(kept: Collection[str]) -> Score:
-        return trials.score(draft.rewritten(draft.assign(kept)), infinite, AIM if kept else ENOUGH)
+    def judge(kept: Collection[str], aim: tuple[float, float]) -> Score:
+        return trials.score(draft.rewritten(draft.assign(kept)), unwatched, aim)
 
-    return smallest_set(draft.candidates(), judge, budget=budget, say=say)
+    return judge
+
+
+def _merge(draft: "Draft", kept: Collection[str], judge: Callable[[frozenset[str]], Score]) -> None:
+    """Hold the nodes between those kept where that saves casts."""
+
+    def write(kept: Collection[str]) -> HalfGraph:
+        return draft.rewritten(draft.placed(draft.assign(kept), kept))
+
+    numel = {name: found.numel for name, found in draft.ranges.items()}
+    merging = Merging(write, judge, numel, draft.assign(kept).half)
+    for name in merging.grown(kept):
+        draft.hold(name, "in FP32 it saves casts: no more nodes than casts, no more bytes cast")
 
 
 @dataclass(slots=True)
@@ -94,6 +125,9 @@ class Draft:
     ledger: Ledger = field(init=False)
     held: dict[str, Kept] = field(default_factory=dict)
     firm: dict[str, str] = field(default_factory=dict)  # value → why it does not survive
+    doubts: dict[str, str] = field(
+        default_factory=dict
+    )  # node → why the rules would keep it: the search decides
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -122,7 +156,7 @@ class Draft:
         """The half nodes, most suspicious first."""
         half = self.assign().half
         scores = {
-            node.name: suspicion(node, self.ranges, self.precision.dtype)
+            node.name: suspicion(node, self.ranges, self.precision.dtype) + 200.0 * (node.name in self.doubts)
             for node in self.program.nodes
             if node.name in half
         }
@@ -135,24 +169,38 @@ class Draft:
             & set(self.program.weights)
         )
 
-    def all_kept(self, found: Found | None, dtypes: Dtypes) -> tuple[Kept, ...]:
+    def all_kept(self, found: Found | None) -> tuple[Kept, ...]:
         by_name = {node.name: node for node in self.program.nodes}
         searched = [
-            Kept(name, by_name[name].op_type, "in half the answers are not equal", _evidence(found, name))
+            Kept(
+                name,
+                by_name[name].op_type,
+                self.doubts.get(name, "in half the answers are not equal"),
+                _evidence(found, name),
+            )
             for name in (found.kept if found else ())
         ]
         return (*self.kept, *searched)
 
-    def hold_back(self, ranges: Mapping[str, Range]) -> None:
-        """Keep the readers of what does not survive in half: constants over budget, masks' sentinels."""
+    def hold_back(self, ranges: Mapping[str, Range], on_odd: Callable[[], Mapping[str, Range]]) -> None:
+        """Keep the readers of what does not survive in half: constants over budget, masks' sentinels.
+
+        Where all is to be half, what is lost without overflow is left to the search. ``on_odd``: the ranges on
+        adversarial inputs.
+        """
         self.ranges = ranges
+        everywhere = self._joined(on_odd()) if self.precision.level == "O3" else {}
+        for node in narrow_casts(self.program, self.rules, everywhere, self.precision.dtype):
+            self.rules[node.name] = Rule.HALF
         before = self.assign()
         readers = self._readers()
         spared = self._before_fp32(before, readers)
         for node in self.program.nodes:
             for name in sorted(self._half_reads(node, before)):
                 reason = self._does_not_survive(name, before, added=_only_added(node, name))
-                if reason and all(reader.name in spared for reader in readers[name]):
+                if reason and everywhere and self._may_be_lost(node, name, readers, everywhere):
+                    self.doubts.setdefault(node.name, reason)
+                elif reason and all(reader.name in spared for reader in readers[name]):
                     self.firm[name] = reason
                 elif reason:
                     self._hold(node, reason)
@@ -161,6 +209,27 @@ class Draft:
             for name in node.output if node.name in half else ():
                 if self._is_sentinel(name):
                     self._hold(node, f"'{name}' holds a sentinel ({self._size(name)}), which half has not")
+
+    def _joined(self, others: Mapping[str, Range]) -> dict[str, Range]:
+        nothing = Range()
+        names = {**self.ranges, **others}
+        return {name: self.ranges.get(name, nothing).joined(others.get(name, nothing)) for name in names}
+
+    def _may_be_lost(
+        self,
+        node: NodeProto,
+        name: str,
+        readers: Mapping[str, list[NodeProto]],
+        ranges: Mapping[str, Range],
+    ) -> bool:
+        if name not in self.program.weights:
+            return False
+        if guards_a_division(name, readers):
+            self.ledger.bring_into_range(name)
+        elif replaces_infinity(name, self.program, readers):
+            self.ledger.bring_into_range(name)
+            return True
+        return may_be_lost(node, self.ledger.entry(name), readers, ranges, self.precision.dtype)
 
     def _readers(self) -> dict[str, list[NodeProto]]:
         found: dict[str, list[NodeProto]] = {}
@@ -206,6 +275,9 @@ class Draft:
     def _half_reads(self, node: NodeProto, dtypes: Dtypes) -> set[str]:
         reads = dtypes.reads.get(node.name, {})
         return {node.input[slot] for slot, half in reads.items() if half}
+
+    def hold(self, name: str, reason: str) -> None:
+        self._hold(next(node for node in self.program.nodes if node.name == name), reason)
 
     def _hold(self, node: NodeProto, reason: str, evidence: str = "") -> None:
         self.held.setdefault(node.name, Kept(node.name, node.op_type, reason, evidence))

@@ -23,7 +23,7 @@ _ANGLES = ("Sin", "Cos", "Tan")
 class Range:
     """``largest`` finite magnitude, ``smallest`` non-zero one (inf where there is none), share under half's least.
 
-    ``numel``: elements, of the largest batch.
+    ``numel``: elements, of the largest batch. ``highest`` finite number, with its sign.
     """
 
     largest: float = 0.0
@@ -31,6 +31,7 @@ class Range:
     vanishing: float = 0.0
     infinite: bool = False
     numel: int = 0
+    highest: float = float("-inf")
 
     def joined(self, other: "Range") -> "Range":
         return Range(
@@ -39,16 +40,18 @@ class Range:
             max(self.vanishing, other.vanishing),
             self.infinite or other.infinite,
             max(self.numel, other.numel),
+            max(self.highest, other.highest),
         )
 
 
 def range_of(array: np.ndarray, dtype: str) -> Range:
     size = np.abs(array[np.isfinite(array) & (array != 0)])
     infinite = not bool(np.isfinite(array).all())
+    highest = float(array.max(initial=-np.inf, where=np.isfinite(array)))
     if not size.size:
-        return Range(infinite=infinite, numel=array.size)
+        return Range(infinite=infinite, numel=array.size, highest=highest)
     lost = float((size < SMALLEST[dtype] / 2).mean())
-    return Range(float(size.max()), float(size.min()), lost, infinite, array.size)
+    return Range(float(size.max()), float(size.min()), lost, infinite, array.size, highest)
 
 
 def profile(

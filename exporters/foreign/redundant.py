@@ -1,10 +1,11 @@
-"""Casts that a half graph does not need: the second of two alike, and the way back of one that lost nothing."""
+"""Casts that a half graph does not need: the second of two alike, the way back of one that lost nothing, and
+the first of two from an integer."""
 
 from collections.abc import Callable, Mapping
 
 from onnx import GraphProto, NodeProto
 
-from .graph import FLOAT, attribute, graphs, walk
+from .graph import FLOAT, FLOATING, HALVES, attribute, graphs, walk
 from .widening import rename_reads
 
 
@@ -13,11 +14,24 @@ def drop_casts(graph: GraphProto, half: int, types: Callable[[], Mapping[str, in
 
     What the file casts as well is cast once; what goes from half to FP32 and back is read before it goes.
     """
+    _straight(graph, half, types)
     gone = _back_again(graph, half, types) | _alike(graph)
     while dead := _unread(graph) - gone:
         gone |= dead
         _remove(graph, dead)
     return gone
+
+
+def _straight(graph: GraphProto, half: int, types: Callable[[], Mapping[str, int]]) -> None:
+    """From an integer to half at once. FP32 holds exactly whatever integer FP16 does not call infinite."""
+    up = {
+        node.output[0]: node.input[0] for node in graph.node if node.op_type == "Cast" and _to(node) == FLOAT
+    }
+    down = [n for n in graph.node if n.op_type == "Cast" and _to(n) == half and n.input[0] in up]
+    known = types() if down and half == HALVES["fp16"] else {}
+    for node in down:
+        if known.get(up[node.input[0]], FLOAT) not in FLOATING:
+            node.input[0] = up[node.input[0]]
 
 
 def _alike(graph: GraphProto) -> set[str]:

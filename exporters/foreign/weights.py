@@ -52,13 +52,22 @@ class Ledger:
 
     def __init__(self, weights: Mapping[str, np.ndarray], dtype: str) -> None:
         self._weights, self._dtype = weights, dtype
+        self._in_range: set[str] = set()
         self._halves: dict[str, np.ndarray] = {}
         self._entries: dict[str, Entry] = {}
 
     def half(self, name: str) -> np.ndarray:
         if name not in self._halves:
-            self._halves[name] = rounded(self._weights[name], self._dtype)
+            whole = self._weights[name]
+            half = rounded(whole, self._dtype)
+            self._halves[name] = _in_range(whole, half) if name in self._in_range else half
         return self._halves[name]
+
+    def bring_into_range(self, name: str) -> None:
+        """What vanishes of this constant in half becomes half's least number of its sign, what overflows its
+        largest."""
+        self._in_range.add(name)
+        self._halves.pop(name, None)
 
     def entry(self, name: str) -> Entry:
         if name not in self._entries:
@@ -67,6 +76,12 @@ class Ledger:
 
     def fault(self, name: str, added: bool = False) -> str | None:
         return self.entry(name).fault(self._dtype, added)
+
+
+def _in_range(whole: np.ndarray, half: np.ndarray) -> np.ndarray:
+    inward = np.nextafter(half, np.sign(whole).astype(half.dtype))  # from 0 outwards, from infinity inwards
+    gone = ((half == 0) & (whole != 0)) | (np.isinf(half) & np.isfinite(whole))
+    return np.where(gone, inward, half)
 
 
 def _entry(name: str, whole: np.ndarray, half: np.ndarray) -> Entry:

@@ -61,3 +61,30 @@ def test_an_op_that_is_given_fp32_is_not_asked_about() -> None:
     model = whole(Wide(), {"x": torch.randn(8, 4)})
     module = runnable(model.program)
     assert keep_without_kernel(module, make_plan(module, Precision()), model.example, CPU).kept == ()
+
+
+class Scattered(nn.Module):
+    """One of each way to scatter: two that ONNX writes with a reduction, and two without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        hidden = self.linear(x)
+        at = torch.zeros_like(hidden, dtype=torch.int64)
+        rows = torch.zeros(x.shape[0], dtype=torch.int64)
+        return (
+            torch.zeros_like(hidden).scatter_add(1, at, hidden),
+            torch.zeros_like(hidden).index_put((rows,), hidden, accumulate=True),
+            torch.zeros_like(hidden).scatter(1, at, hidden),
+            torch.zeros_like(hidden).index_put((torch.arange(x.shape[0]),), hidden),
+        )
+
+
+@pytest.mark.parametrize(("onnx", "kept"), [(True, {"scatter_add", "index_put"}), (False, set())])
+def test_what_scatters_and_reduces_stays_fp32_for_onnx_alone(onnx: bool, kept: set[str]) -> None:
+    model = whole(Scattered(), {"x": torch.randn(8, 4)})
+    module = runnable(model.program)
+    plan = keep_without_kernel(module, make_plan(module, Precision("O3")), model.example, CPU, onnx=onnx)
+    assert {one.op for one in plan.kept} == kept and len(plan.kept) == len(kept)

@@ -288,3 +288,49 @@ def test_a_float64_and_an_integer_output_keep_their_datatypes(tmp_path: Path) ->
     came = answers(tmp_path / "half.onnx", x)
     assert [array.dtype for array in came] == [np.float64, np.int64, np.bool_]
     assert np.array_equal(came[1], x.argmax(1).numpy()) and np.array_equal(came[2], (x > 0).numpy())
+
+
+class Gated(nn.Module):
+    """An LSTM, whose weights torch.onnx cuts into gates by sizes that it looks up in the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = nn.LSTM(4, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.loop(x)[0]
+
+
+def test_weights_are_cut_when_the_file_is_written_and_not_at_every_call(tmp_path: Path) -> None:
+    model = whole(Gated(), {"x": torch.randn(8, 5, 4)})
+    file = written(model, tmp_path / "m.onnx")
+    constants = {tensor.name for tensor in file.graph.initializer}
+    assert [node for node in file.graph.node if node.input and set(node.input) <= constants] == []
+    stored = sum(np.prod(tensor.dims) for tensor in file.graph.initializer if tensor.data_type == FLOAT)
+    assert (
+        stored <= 1.1 * sum(weight.numel() for weight in Gated().parameters()) + 64
+    )  # and not beside the whole
+    x = torch.randn(3, 5, 4)
+    assert np.allclose(answers(tmp_path / "m.onnx", x)[0], model.run(x)[0].numpy(), atol=1e-6)
+
+
+def test_a_split_leaves_no_sequence_behind(tmp_path: Path) -> None:
+    model = whole(
+        Made(lambda x: torch.cat([part.tanh() for part in x.split(2, 1)], 1)), {"x": torch.randn(8, 4)}
+    )
+    ops = {node.op_type for node in written(model, tmp_path / "m.onnx").graph.node}
+    assert "Tanh" in ops and not any("Sequence" in op for op in ops)
+
+
+def test_a_tied_table_is_not_stored_a_second_time_turned(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(4096, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.table(x) @ self.table.weight.t()
+
+    model = whole(Tied(), {"x": torch.randint(0, 4096, (8, 3))})
+    file = written(model, tmp_path / "m.onnx")
+    assert sum(np.prod(tensor.dims) for tensor in file.graph.initializer) < 1.5 * 4096 * 16

@@ -9,9 +9,10 @@ from halfeven.exporters.dtypes import Dtypes
 from halfeven.exporters.maker import SHARES
 from halfeven.exporters.plan import PrecisionPlan
 from halfeven.exporters.planning import Planner, search
-from halfeven.exporters.rehearsal import SHAKEN, Rehearsal
+from halfeven.exporters.rehearsal import Rehearsal
 from halfeven.exporters.samples import Samples
 from halfeven.exporters.search import Score
+from halfeven.exporters.shaken import SHAKEN
 from halfeven.exporters.subject import Subject
 from halfeven.models.package import Precision
 from halfeven.models.spec import ParityLimits

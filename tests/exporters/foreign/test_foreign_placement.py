@@ -68,7 +68,7 @@ def test_what_the_file_casts_already_is_not_cast_again(tmp_path: Path) -> None:
     foreign = convert(
         tmp_path,
         model("h = MatMul(x, w) f = Cast<to=1>(h) e = Exp(h) m = Mul(e, f) b = Identity(m) y = MatMul(b, w)"),
-        x_rows(),
+        {"x": 0.3 * x_rows()["x"]},
     )
     assert foreign.half is not None
     assert sum(node.op_type == "Cast" and node.input[0] == "h" for node in foreign.half.graph.node) == 1

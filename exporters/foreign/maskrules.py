@@ -1,0 +1,116 @@
+"""What each ONNX op does to a mask sentinel (−1e9, −3.4e38): the rules by which `masks.py` follows it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from onnx import NodeProto
+
+from ..maskrules import NEUTRAL
+from ..sentinels import HIGH
+from .graph import ForeignProgram
+from .op_lists import ops
+from .profile import SENTINEL, Range
+
+SOFTMAX = "Softmax"
+_COPIES = ops("""
+    Identity Reshape Flatten Squeeze Unsqueeze Transpose Expand Tile Slice Split Gather GatherElements ReduceMax
+""")
+_COMPARISONS = ops("Equal Greater GreaterOrEqual Less LessOrEqual IsInf IsNaN")
+_SIZES_ONLY = ops("Shape Size")
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """A value that may hold a sentinel. ``exact``: masked elements hold ``value`` and nothing else. ``pure``: all
+    elements do. ``bound``: magnitude of the others, and of what was added."""
+
+    value: float
+    exact: bool = True
+    pure: bool = False
+    bound: float = 0.0
+
+
+class Unknown(Exception):
+    """No rule covers this: the sentinel cannot be followed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """``masked``: what is known of the values before. `look` gives what a node's results hold, None: no sentinel."""
+
+    program: ForeignProgram
+    ranges: Mapping[str, Range]
+    masked: Mapping[str, Masked]
+
+    def look(self, node: NodeProto) -> Masked | None:
+        """Raises Unknown where the node does with a sentinel what no rule is known for."""
+        held = [name for name in node.input if name in self.masked]
+        op = node.op_type
+        if not held or op in _SIZES_ONLY or op == SOFTMAX:
+            return None
+        if op == "Where" and node.input[0] not in self.masked:
+            return self.choice(node, list(node.input[1:]))
+        if op == "Concat":
+            return self.choice(node, list(node.input))
+        if op == "Mul" and len(held) == 1:
+            return self.product(node, self.masked[held[0]])
+        if op == "Add" and len(held) == 1:
+            return self.sum(node, held[0])
+        if op in _COMPARISONS:
+            return self.comparison(node)
+        if op == "Clip" and held == [node.input[0]]:
+            return self.clipped(node)
+        if (op in _COPIES or op == "Trilu") and held == [node.input[0]]:
+            mask = self.masked[held[0]]
+            return replace(mask, pure=False) if op == "Trilu" else mask
+        raise Unknown(f"it reaches '{node.name}' ({op})")
+
+    def choice(self, node: NodeProto, names: list[str]) -> Masked:
+        masks = [self.masked[name] for name in names if name in self.masked]
+        if len({mask.value for mask in masks}) > 1:
+            raise Unknown(f"'{node.name}' mixes mask values")
+        bounds = [self.masked[name].bound if name in self.masked else self.ordinary(name) for name in names]
+        return Masked(
+            masks[0].value,
+            exact=all(mask.exact for mask in masks),
+            pure=len(masks) == len(names) and all(mask.pure for mask in masks),
+            bound=max(bounds),
+        )
+
+    def product(self, node: NodeProto, mask: Masked) -> Masked:
+        """With zeros and ones alone, as all samples show."""
+        held = self.ranges.get(node.output[0], Range())
+        size = abs(mask.value)
+        if not (
+            mask.pure and held.largest == held.smallest == size and held.highest <= 0 and not held.infinite
+        ):
+            raise Unknown(f"'{node.name}' multiplies a mask with more than zeros and ones")
+        return Masked(mask.value)
+
+    def sum(self, node: NodeProto, name: str) -> Masked:
+        other = next(each for each in node.input if each != name)
+        mask, more = self.masked[name], self.ordinary(other)
+        return replace(mask, exact=mask.exact and more == 0, pure=False, bound=mask.bound + more)
+
+    def comparison(self, node: NodeProto) -> None:
+        """With a small number, or an infinity: both stand on the same side of it."""
+        for name in node.input:
+            number = self.program.weights.get(name)
+            if name in self.masked and number is None:
+                continue
+            if number is None or not (np.isinf(number) | (np.abs(number) <= NEUTRAL)).all():
+                raise Unknown(f"'{node.name}' compares a mask with '{name}'")
+
+    def clipped(self, node: NodeProto) -> None:
+        """A floor above everything that stands for a mask: nothing of it is left."""
+        low = self.program.weights.get(node.input[1]) if len(node.input) > 1 else None
+        if low is None or not (low > HIGH).all():
+            raise Unknown(f"'{node.name}' clips a mask")
+
+    def ordinary(self, name: str) -> float:
+        """The largest magnitude of a value without sentinels."""
+        held = self.ranges.get(name)
+        if held is None or held.infinite or held.largest >= SENTINEL:
+            raise Unknown(f"'{name}' itself holds infinities or numbers of 1e9 and more")
+        return held.largest

@@ -1,0 +1,96 @@
+"""Sizes that the declared shapes settle are constants: the width of a head, and the scale that is made of it.
+
+Exporters compute `1 / sqrt(shape(x)[-1])` at every call. What ONNX's shape inference knows for certain of an
+inner value is as true in the half; what hangs on a free dimension stays as it is.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorShapeProto, helper
+
+from .graph import Names, attribute, graphs, names_in, to_proto, walk
+from .widening import rename_reads
+
+_SHOWN = 1 << 12  # bytes: constants up to this size may be sizes themselves
+Sizes = Sequence[int | None]
+
+
+def settle_sizes(model: ModelProto, weights: dict[str, np.ndarray]) -> bool:
+    """Make constants of the sizes in the main graph that are known; ``weights`` gains them. Whether it has any."""
+    graph = model.graph
+    if not any(node.op_type == "Shape" for node in graph.node):
+        return False
+    known = _known_shapes(model, weights)
+    sizes = {
+        node.output[0]: _cut(known[node.input[0]], node)
+        for node in graph.node
+        if node.op_type == "Shape" and node.input[0] in known
+    }
+    before = len(weights)
+    outputs, names = {value.name for value in graph.output}, Names({*names_in(graph), *weights})
+    for node in graph.node:
+        value = _value(node, sizes, weights)
+        if value is not None and node.output[0] not in outputs:
+            constant = names.fresh(f"{node.output[0]}__size")
+            weights[constant] = value
+            rename_reads(graph, node.output[0], constant)
+    _drop_unread(graph, outputs)
+    return len(weights) > before
+
+
+def _drop_unread(graph: GraphProto, outputs: set[str]) -> None:
+    """What looked a size up that is a constant now, last first."""
+    given = outputs | {value.name for part in graphs(graph) for value in part.output}
+    reads = Counter(name for node in walk(graph) for name in node.input)
+    for node in reversed(list(graph.node)):
+        if node.op_type in ("Shape", "Gather") and not reads[node.output[0]] and node.output[0] not in given:
+            reads.subtract(node.input)
+            graph.node.remove(node)
+
+
+def _value(
+    node: NodeProto, sizes: Mapping[str, Sizes], weights: Mapping[str, np.ndarray]
+) -> np.ndarray | None:
+    """What a Shape, or a Gather of one, gives; None where that is not known."""
+    if node.op_type == "Shape":
+        found = sizes.get(node.output[0], (None,))
+        return None if None in found else np.array(found, np.int64)
+    index = weights.get(node.input[1]) if node.op_type == "Gather" else None
+    if index is None or node.input[0] not in sizes or attribute(node, "axis", 0) != 0:
+        return None
+    known = sizes[node.input[0]]
+    picked = [known[place] if -len(known) <= place < len(known) else None for place in index.reshape(-1)]
+    return None if None in picked else np.array(picked, np.int64).reshape(index.shape)
+
+
+def _cut(shape: Sizes, node: NodeProto) -> Sizes:
+    start, end = attribute(node, "start", 0), attribute(node, "end", len(shape))
+    assert isinstance(start, int) and isinstance(end, int)
+    return shape[slice(start, end)]
+
+
+def _known_shapes(model: ModelProto, weights: Mapping[str, np.ndarray]) -> dict[str, Sizes]:
+    """Value → its sizes, None for a free one. Without those of values whose rank is not known."""
+    bare = ModelProto()
+    bare.CopyFrom(model)
+    for name, array in weights.items():
+        if array.dtype == object:
+            continue
+        if array.nbytes <= _SHOWN:
+            bare.graph.initializer.append(to_proto(name, array))
+        else:
+            type_ = helper.np_dtype_to_tensor_dtype(array.dtype)
+            bare.graph.input.append(helper.make_tensor_value_info(name, type_, array.shape))
+    found = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph
+    return {
+        value.name: [_size(dim) for dim in value.type.tensor_type.shape.dim]
+        for value in (*found.input, *found.value_info)
+        if value.type.tensor_type.HasField("shape")
+    }
+
+
+def _size(dim: TensorShapeProto.Dimension) -> int | None:
+    return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None

@@ -1,0 +1,52 @@
+"""What the ONNX exporter leaves to be computed at every call although it is known when the file is written.
+
+torch.onnx cuts the weights of an LSTM into gates by sizes that it looks up in the graph, and makes the scale of an
+attention of the width of a head. Sizes that are known, and what is cut, joined and computed of constants alone,
+become constants here. Nothing is rewritten that a caller's numbers go through.
+"""
+
+import logging
+import warnings
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from onnxscript.optimizer import fold_constants
+
+SMALL = 1 << 14  # elements: constants up to this size are made whatever they are made of
+_CUTS = frozenset({"Slice", "Concat", "Split", "Unsqueeze", "Squeeze", "Reshape"})
+# exact, or rounded as IEEE says, whoever computes them
+_EXACT = _CUTS | {
+    "Shape", "Size", "Gather", "Transpose", "Expand", "Identity", "Cast", "CastLike", "Add", "Sub", "Mul", "Div",
+    "Sqrt", "Neg",
+}  # fmt: skip
+
+
+def fold_known(model: ir.Model) -> None:
+    """Fold in place. The answers stay the same, bit for bit; names of inputs and outputs stay."""
+    logger = logging.getLogger("onnxscript")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fold_constants(model, onnx_shape_inference=True, should_fold=_is_worth_it)
+            # sequences that were taken apart, sizes that nobody looks up any more
+            RemoveUnusedNodesPass()(model)
+    finally:
+        logger.setLevel(level)
+
+
+def _is_worth_it(node: ir.Node) -> bool:
+    if node.domain not in ("", "ai.onnx") or node.op_type not in _EXACT:
+        return False
+    large = [value for value in node.inputs if value is not None and _size(value) > SMALL]
+    return not large or (node.op_type in _CUTS and all(_is_only_cut(value) for value in large))
+
+
+def _is_only_cut(value: ir.Value) -> bool:
+    """A large constant may make room for its pieces, not be stored beside them."""
+    return all(node.op_type in _CUTS for node, _ in value.uses())
+
+
+def _size(value: ir.Value) -> int:
+    return value.const_value.size if value.const_value is not None else 0

@@ -1,0 +1,34 @@
+"""Planning samples moved a little: a plan that lives by the luck of few samples falls over their neighbours.
+
+A loud square that overflows, a quiet one that vanishes: faults like these are rare among a dozen samples, and
+more draws around them cost no more than more runs.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..models.spec import ModelSpec
+from .samples import Samples
+
+SHAKEN = 3  # copies of the samples, each number moved by a tenth of the sample's spread
+SHAKEN_ELEMENTS = 1 << 18  # of all samples together; larger ones are not shaken
+
+
+def shaken(spec: ModelSpec, planning: Samples) -> Iterator[Samples]:
+    """The samples with noise on their floating inputs; nothing where there are none, or where they are large."""
+    floats = [
+        t.name for t in spec.inputs if t.type.is_float and not t.picture and "mask" not in t.name.lower()
+    ]
+    if not floats or sum(planning.arrays[name].size for name in floats) > SHAKEN_ELEMENTS:
+        return
+    random = np.random.default_rng(0)
+    for _ in range(SHAKEN):
+        noisy = {name: _with_noise(planning.arrays[name], random) for name in floats}
+        yield Samples({**planning.arrays, **noisy}, source="generated")
+
+
+def _with_noise(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Each number moved by a tenth of its sample's standard deviation; what does not vary stays."""
+    spread = array.std(axis=tuple(range(1, array.ndim)), keepdims=True) if array.ndim > 1 else array.std()
+    return (array + 0.1 * spread * random.standard_normal(array.shape)).astype(array.dtype)

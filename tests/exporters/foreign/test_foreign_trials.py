@@ -1,0 +1,61 @@
+"""What the search's judge asks: the samples, their shaken neighbours, adversarial inputs; early ends change no verdict."""
+
+# ruff: noqa: E501  (graphs in their own lines)
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from halfeven.exporters.foreign.conversion import convert_onnx, oracle_answers, whole_answers
+from halfeven.exporters.foreign.trials import FEW, Trials
+from halfeven.exporters.onnx import write_onnx
+from halfeven.exporters.parity import judge
+from halfeven.exporters.samples import Samples
+from halfeven.exporters.shaken import SHAKEN
+from halfeven.exporters.trial import Trial
+from halfeven.models.package import ModelFolder, Precision
+from onnx import ModelProto
+
+from tests.corpus import captured, fresh
+from tests.exporters.foreign.onnx_files import parsed, spec_of
+from tests.exporters.foreign.traps import normal
+
+SCORED = "g (float[n,8] x, float[n,8] mask) => (float[n,8] y) { y = Mul(x, mask) }"
+PICKED = "g (float[n,8] x, float[n,8] mask) => (int64[n,1] y) { m = Mul(x, mask) y = ArgMax<axis=1>(m) }"
+
+
+def trials_of(model: ModelProto, rows: int = 24) -> Trials:
+    random = np.random.default_rng()
+    arrays = {"x": normal(random, rows, 8), "mask": (random.random((rows, 8)) < 0.5).astype(np.float32)}
+    spec = spec_of(model)
+    return Trials(spec, Samples(arrays), lambda inputs: {"y": inputs["x"] * inputs["mask"]}, "fp16")
+
+
+def test_the_samples_are_asked_and_then_their_neighbours_with_the_masks_as_they_are() -> None:
+    trials = trials_of(parsed(SCORED))
+    count = sum(len(asked.samples) for asked in trials.own)
+    assert count == 24 and sum(len(asked.samples) for asked in trials.real) == 24 + SHAKEN * FEW
+    for asked in trials.real[len(trials.own) :]:
+        assert set(np.unique(asked.inputs["mask"])) <= {0.0, 1.0}
+        assert not any(np.array_equal(asked.inputs["x"], own.inputs["x"]) for own in trials.own)
+
+
+def test_what_picks_has_no_neighbours() -> None:
+    trials = trials_of(parsed(PICKED))
+    assert trials.real == trials.own
+
+
+@pytest.mark.parametrize("name", ["log energy", "causal", "clamp at 1e-8"])
+def test_a_plan_from_the_file_holds_on_inputs_that_nobody_has_seen(name: str, tmp_path: Path) -> None:
+    """The first fell over its samples' neighbours: two squares that one sample in a hundred makes too loud."""
+    whole = captured(name)
+    spec, precision = replace(whole.spec, name="model"), Precision("O3")
+    write_onnx(whole.program, spec, tmp_path / "whole.onnx", {})
+    arrays = {key: tensor.numpy() for key, tensor in fresh(name, 32, 1).items()}
+    folder = ModelFolder(tmp_path, "whole.onnx", (), None, None, spec, precision)
+    planning, _ = Samples(arrays).split()
+    foreign = convert_onnx(tmp_path / "whole.onnx", folder, planning, precision)
+    inputs = {key: tensor.numpy() for key, tensor in fresh(name, 32, 7919).items()}
+    trial = Trial(tuple(range(32)), whole_answers(foreign)(inputs), oracle_answers(foreign)(inputs))
+    assert judge(spec, "fp16", [trial]).passed
