@@ -28,6 +28,7 @@ from .batching.invariance import batch_invariance
 from .batching.padding import buckets_of
 from .batching.warming import warm
 from .duty import OnDuty
+from .rollout.memory import give_back
 from .rollout.orders import drifted
 from .tuned import tuned_for
 from .useful_rows import batch_sizes, measure_useful_rows, shortest_seconds
@@ -62,6 +63,7 @@ class _Candidate:
     useful_rows: int = 0
     ceiling: Ceiling = field(default_factory=Ceiling)
     most_rows: int = 0  # that the device has memory for; found when it was warmed up
+    load: Callable[[], Engine] | None = None  # once more
 
 
 def make_ready(version: Version, place: Place, relieves: OnDuty | None = None) -> OnDuty:
@@ -90,6 +92,8 @@ def make_ready(version: Version, place: Place, relieves: OnDuty | None = None) -
         )
     if not chosen.useful_rows and spec.batched:
         chosen.useful_rows = _useful_rows(spec, samples, chosen, place)
+    if chosen.seconds and chosen.load is not None:
+        chosen = _anew(spec, samples, chosen, chosen.load, place)
     whole, beside = _whole_beside(version, spec, samples, chosen, place)
     return OnDuty(
         version=str(version.number),
@@ -154,7 +158,8 @@ def proven_halves(
 
 
 def _proven(version: Version, samples: Samples, form: str, place: Place) -> _Candidate:
-    engine = place.call(partial(load_half, version, form, place.device))
+    load: Callable[[], Engine] = partial(load_half, version, form, place.device)
+    engine = place.call(load)
     try:
         if not holds_here(version, place.device):
             report = reprove(version, engine, place.device, samples, place.call)
@@ -163,7 +168,7 @@ def _proven(version: Version, samples: Samples, form: str, place: Place) -> _Can
     except BaseException:
         place.call(engine.close)
         raise
-    return _Candidate(engine, HALVES[form], ceiling=_ceiling(version, place))
+    return _Candidate(engine, HALVES[form], ceiling=_ceiling(version, place), load=load)
 
 
 def _wholes(version: Version, spec: ModelSpec, place: Place) -> Iterator[_Candidate]:
@@ -178,7 +183,7 @@ def _wholes(version: Version, spec: ModelSpec, place: Place) -> Iterator[_Candid
                 if form == wanted[0]:
                     raise
                 continue  # another whole is there; the provider that is missing is named by `doctor`
-            yield _Candidate(engine, WHOLES[form], ceiling=_ceiling(version, place))
+            yield _Candidate(engine, WHOLES[form], ceiling=_ceiling(version, place), load=load)
 
 
 def _as_tuned(
@@ -208,6 +213,25 @@ def _as_tuned(
     for other in halves:
         place.call(other.engine.close)
     return chosen, f"tuned on {tuned.date}: {winner}"
+
+
+def _anew(
+    spec: ModelSpec, samples: Samples, chosen: _Candidate, load: Callable[[], Engine], place: Place
+) -> _Candidate:
+    """The engine that was measured against others, as if it had been loaded alone: what they left behind, and its own
+    memory for batches larger than the useful one, can be half of what it needs."""
+    rows = min(chosen.useful_rows or chosen.most_rows, chosen.most_rows)
+    place.call(chosen.engine.close)
+    give_back()
+    chosen.engine = place.call(load)
+    warm(
+        chosen.engine,
+        spec.with_max_batch_size(rows),
+        partial(batch_of, spec, samples),
+        chosen.ceiling,
+        place.call,
+    )
+    return chosen
 
 
 def _useful_rows(spec: ModelSpec, samples: Samples, chosen: _Candidate, place: Place) -> int:

@@ -248,7 +248,7 @@ class Roster:
     def _follow(self) -> None:
         try:
             self.look()
-            take_out_of_sight()
+            give_back()
         finally:
             self._first_look.set_result(None)
         while not self._stopping.wait(LOOK_EVERY_S):

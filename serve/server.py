@@ -33,6 +33,7 @@ from .protocol.dialect import OURS, STRICT
 from .readying import Place
 from .rollout.api import router as rollout_router
 from .rollout.director import Director
+from .rollout.memory import one_heap
 from .rollout.metrics import RolloutCollector
 from .rollout.rules import Rules
 from .roster import Roster
@@ -88,6 +89,7 @@ def _rules(settings: Settings) -> Rules:
 
 def serve(settings: Settings, store: Store, say: Say) -> None:
     """Serve until a signal comes. Raises BadSetting where the address cannot be had."""
+    one_heap()
     if settings.models is not None:
         convert_all(settings.models, store, say)
     app, roster = build(settings, store)

@@ -7,7 +7,17 @@ import sys
 
 from torch.fx import graph_module
 
+_M_ARENA_MAX = -8  # mallopt's word, <malloc.h>
 _SOURCE = "<eval_with_key>"  # what torch.fx calls the source of a program
+
+
+def one_heap() -> None:
+    """Let all threads allocate from one heap: with one each, what a thread frees is of no use to the others.
+
+    Call it before any thread is started.
+    """
+    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def take_out_of_sight() -> None:
