@@ -111,13 +111,14 @@ class Traffic:
 
 
 def served_version(port: int, model: str) -> str | None:
-    """The version on duty, as the server's metadata says it; None while it does not answer."""
+    """The version on duty, as the server says it; None while it does not answer or has none."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        connection.request("GET", f"/v2/models/{model}")
+        connection.request("GET", "/v1/models")
         answer = connection.getresponse()
         found = json.loads(answer.read())
-        return found["versions"][0] if answer.status == 200 else None
+        duties = {one["name"]: one["version"] for one in found["models"]} if answer.status == 200 else {}
+        return duties.get(model)
     except (OSError, ValueError):
         return None
     finally:
