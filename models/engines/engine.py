@@ -8,11 +8,16 @@ from typing import Protocol
 
 import numpy as np
 
+BRIEF_SECONDS = 1e-4  # waking a thread and being woken by it takes as long
+SHORT_SECONDS = 1e-3  # below this a batch is over before a second thread has begun, and HTTP needs the core
+
 
 class Engine(Protocol):
     """A program loaded on a device. All calls come from the one thread that owns the device.
 
-    One that can tell has ``assemble_ns`` as well: how long the requests of its last batch took to be joined.
+    One that can tell has ``assemble_ns`` as well: how long the requests of its last batch took to be joined. One with
+    ``brief`` takes less time for its largest batch than to wake a thread: another may then run it while the owner
+    sleeps, never both.
     """
 
     @property

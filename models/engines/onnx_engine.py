@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 
 from ..errors import EngineFailed
 from .arrays import joined
+from .engine import BRIEF_SECONDS, SHORT_SECONDS
+from .torch_engine import median_seconds
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # ONNX Runtime 1.31's default optimisation segfaults on some valid half files (Scan, a small ViT) with this fusion.
@@ -25,17 +28,29 @@ class OnnxEngine:
 
     form = "onnx"
     assemble_ns = 0  # of the last batch: how long its requests took to be joined
+    brief = False
 
     def __init__(
         self, path: Path, precision: str, device: torch.device, packed: bool = True, threads: int = 0
     ) -> None:
         self.precision = precision
-        self._session = _session(path, device, packed, threads, [] if precision == "fp32" else DEADLY_IN_HALF)
+        unfused = [] if precision == "fp32" else DEADLY_IN_HALF
+        self._on_one_thread = partial(_session, path, device, packed, 1, unfused)
+        self._threads = threads if device.type == "cpu" else -1
+        self._session = _session(path, device, packed, threads, unfused)
         self.device = f"{device} ({self._session.get_providers()[0]})"
         self._names = [value.name for value in self._session.get_inputs()]
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
+        """Run a few times; on a CPU a batch that is short gets one thread: others would only spin beside it."""
         self.run(parts)
+        if self._threads < 0:
+            return
+        seconds = median_seconds(lambda: self.run(parts))
+        if self._threads == 0 and seconds < SHORT_SECONDS:
+            self._threads, self._session = 1, self._on_one_thread()
+            seconds = median_seconds(lambda: self.run(parts))
+        self.brief = self._threads == 1 and seconds < BRIEF_SECONDS
 
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         began_ns = time.monotonic_ns()

@@ -12,11 +12,9 @@ from torch.export.passes import move_to_device_pass
 
 from ..program import runnable
 from .arrays import joined, to_numpy, to_torch
-from .engine import Launched
+from .engine import BRIEF_SECONDS, SHORT_SECONDS, Launched
 from .in_place import write_in_place
 from .staging import SLOTS, Staging, cuda_lanes
-
-_SHORT_SECONDS = 1e-3  # below this a batch is over before a second thread has begun, and HTTP needs the core
 
 
 class TorchEngine:
@@ -27,6 +25,7 @@ class TorchEngine:
 
     form = "torch"
     assemble_ns = 0  # of the last batch: how long its requests took to be joined
+    brief = False
 
     def __init__(
         self, program: ExportedProgram, precision: str, device: torch.device, threads: int = 0
@@ -43,8 +42,9 @@ class TorchEngine:
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
         """Run a few times; on a CPU also find out whether this model gains from several threads."""
-        if self._device.type == "cpu" and not self._asked_threads:
-            self._threads = self._calibrated(parts)
+        if self._device.type == "cpu":
+            self._threads = self._asked_threads or self._calibrated(parts)
+            self.brief = self._threads == 1 and median_seconds(lambda: self.run(parts)) < BRIEF_SECONDS
         self.run(parts)
 
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
@@ -101,7 +101,7 @@ class TorchEngine:
         """
         self._threads = 1
         alone = median_seconds(lambda: self.run(parts))
-        return 1 if alone < _SHORT_SECONDS else len(os.sched_getaffinity(0))
+        return 1 if alone < SHORT_SECONDS else len(os.sched_getaffinity(0))
 
 
 @dataclass(slots=True, eq=False)

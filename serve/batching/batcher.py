@@ -27,6 +27,8 @@ from .tally import Tally
 from .turns import Refused, Turns, changed, same_signature
 
 logger = logging.getLogger("halfeven.batcher")
+# A batch on the event loop that took so long stood in everybody's way; so many hand-overs then go to the device thread.
+_LONG_NS, _LONG_FOR = 2_000_000, 1000
 
 
 class Batcher:
@@ -50,6 +52,8 @@ class Batcher:
         self._pending: list[Request] = []
         self._pending_spec = spec
         self._refusing = False
+        self._is_here = False  # a batch runs on the event loop's own thread
+        self._long_ago = 0
         self._drained: asyncio.Event | None = None
         device.attach(self, background)
 
@@ -166,8 +170,24 @@ class Batcher:
             return
         self._pending = []
         self._turns.inbox.append((self._pending_spec, pending))
+        if self._turns.brief and self._run_here():
+            return
         if not self._device.ring():  # the thread ended between accepting and handing over
             _settle([(request, self._not_ready()) for request in pending])
+
+    def _run_here(self) -> bool:
+        """A batch that takes no longer than to wake another thread; after one that did, the next ones go there."""
+        if self._long_ago:
+            self._long_ago -= 1
+            return False
+        began_ns = self._clock()
+        self._is_here = True
+        try:
+            return self._device.run_here(self)
+        finally:
+            self._is_here = False
+            if self._clock() - began_ns > _LONG_NS:
+                self._long_ago = _LONG_FOR
 
     # On the device thread.
 
@@ -209,6 +229,9 @@ class Batcher:
 
     def _on_loop(self, fn: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
+        if self._is_here:
+            fn(*arguments)
+            return
         try:
             self._loop.call_soon_threadsafe(fn, *arguments)
         except RuntimeError:  # the loop is closed: its callers are gone with it

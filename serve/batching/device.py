@@ -81,6 +81,7 @@ class DeviceThread:
         self.name = name
         self.clock = clock
         self._bell = Bell()
+        self._awake = threading.Lock()  # held while the thread looks, runs and calls; not while it sleeps
         self._door = threading.Lock()  # guards: the list of the attached, and calls against stopping
         # The attached: replaced, never changed, so that the thread reads them without a lock.
         self._attached: tuple[TakesTurns, ...] = ()
@@ -140,6 +141,29 @@ class DeviceThread:
             self._attached = tuple(other for other in self._attached if other is not one)
             self._background = tuple(other for other in self._background if other is not one)
 
+    def run_here(self, one: TakesTurns) -> bool:
+        """Run the batch that waits with ``one`` on the calling thread, while the device's own is asleep.
+
+        For batches so short that waking another thread and being woken by it takes longer than they do. False where
+        that thread has something to do, or is to look again: `ring` then.
+        """
+        if not self._awake.acquire(blocking=False):
+            return False
+        try:
+            if self._calls or self._stopping or self._held_until is not None:
+                return False
+            due_ns = self._due_ns(one)
+            if due_ns is not None and due_ns > self.clock():
+                return False
+            if due_ns is not None:
+                one.turn()
+            return self._due_ns(one) is None
+        except BaseException:
+            logger.exception("device %s: a turn raised; a mistake of ours, please report it", self.name)
+            return False
+        finally:
+            self._awake.release()
+
     def ring(self) -> bool:
         """Say that there is something to do. False where the thread has ended and will not look again."""
         self._bell.ring()
@@ -172,6 +196,7 @@ class DeviceThread:
         self._bell.ring()
 
     def _live(self) -> None:
+        self._awake.acquire()
         while True:
             stopping = self._stopping  # read before looking: what came earlier is then surely found
             called = self._one_call()
@@ -180,7 +205,9 @@ class DeviceThread:
                 continue
             if stopping:
                 break
+            self._awake.release()
             self._bell.wait(wait_ns)
+            self._awake.acquire()
         self._ended = True
         while self._one_turn() == 0:  # whoever handed over before he could see the end
             pass

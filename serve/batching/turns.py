@@ -66,6 +66,7 @@ class Turns:
         self.spec, self.duty = spec, duty
         self._condition = Condition(spec, duty, self._clock, lost=self._device.lose)
         self._depth: int = getattr(duty.engine, "in_flight", 1) if hasattr(duty.engine, "launch") else 1
+        self.brief: bool = getattr(duty.engine, "brief", False) and duty.whole is None
         self.queue.delay_ns = spec.batching.max_queue_delay_us * 1000
         self.queue.batch_bytes = spec.batching.max_batch_bytes
         self._set_limit()
