@@ -52,6 +52,7 @@ class Batcher:
         self._pending: list[Request] = []
         self._pending_spec = spec
         self._refusing = False
+        self._background = background
         self._is_here = False  # a batch runs on the event loop's own thread
         self._long_ago = 0
         self._drained: asyncio.Event | None = None
@@ -170,7 +171,7 @@ class Batcher:
             return
         self._pending = []
         self._turns.inbox.append((self._pending_spec, pending))
-        if self._turns.brief and self._run_here():
+        if self._turns.brief and not self._background and self._run_here():
             return
         if not self._device.ring():  # the thread ended between accepting and handing over
             _settle([(request, self._not_ready()) for request in pending])

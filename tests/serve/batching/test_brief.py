@@ -1,0 +1,154 @@
+"""A batch that takes less time than to wake a thread runs where it was handed over, and never beside another."""
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from halfeven.models.errors import EngineFailed
+from halfeven.serve.batching.batcher import Batcher
+from halfeven.serve.batching.device import DeviceThread
+
+from tests.serve.batching.stage import POISON, Clock, Fake, async_test, duty, looked, rows_of, serving, spec
+
+
+@dataclass(eq=False)
+class Brief(Fake):
+    """Says that it is brief, and remembers the thread of each batch; ``costs_ns`` moves the clock."""
+
+    brief: bool = True
+    clock: Clock | None = None
+    costs_ns: int = 0
+    threads: list[int] = field(default_factory=list)
+
+    def run(self, parts: Any) -> list[np.ndarray]:
+        self.threads.append(threading.get_ident())
+        if self.clock is not None:
+            self.clock.now_ns += self.costs_ns
+        return super().run(parts)
+
+
+def here() -> int:
+    return threading.get_ident()
+
+
+async def asleep(device: DeviceThread) -> None:
+    """Return when the device thread has nothing to do and sleeps."""
+    await looked(device)
+    while device._awake.locked():
+        await asyncio.sleep(0)
+
+
+@async_test
+async def test_a_brief_batch_runs_on_the_event_loop_while_the_device_sleeps() -> None:
+    engine = Brief(factor=3.0)
+    async with serving(engine) as (batcher, device):
+        await asleep(device)
+        answers = await asyncio.gather(*[batcher.submit(rows_of(value), 1) for value in (1.0, 2.0)])
+        assert [float(answer.outputs[0][0, 0]) for answer in answers] == [3.0, 6.0]
+        assert engine.batches == [[(1, 4), (1, 4)]], "what one round of the loop brought is one batch"
+        assert engine.threads == [here()]
+        assert batcher.waiting == 0 and batcher.statistics()["success"][0] == 2  # pyright: ignore
+
+
+@async_test
+async def test_an_engine_that_is_not_brief_runs_on_the_device_thread() -> None:
+    engine = Brief(brief=False)
+    async with serving(engine) as (batcher, device):
+        await looked(device)
+        await batcher.submit(rows_of(1.0), 1)
+        assert here() not in engine.threads
+
+
+@async_test
+async def test_while_the_device_computes_a_brief_batch_waits_for_it() -> None:
+    slow, brief = Fake(gate=threading.Event()), Brief()
+    entered = threading.Event()
+    slow.entered = entered.set
+    async with serving(slow) as (batcher, device):
+        other = Batcher(spec(), device, duty(brief))
+        first = batcher.submit(rows_of(1.0), 1)
+        assert await asyncio.to_thread(entered.wait, 30)
+        second = other.submit(rows_of(2.0), 1)
+        await asyncio.sleep(0)  # handed over
+        assert not second.done() and brief.threads == []
+        assert slow.gate is not None
+        slow.gate.set()
+        await asyncio.gather(first, second)
+        assert here() not in brief.threads
+        await other.drain()
+
+
+@async_test
+async def test_a_call_that_waits_for_the_device_goes_before_a_brief_batch() -> None:
+    engine = Brief()
+    device = DeviceThread()  # not started: nobody takes the call
+    batcher = Batcher(spec(), device, duty(engine))
+    device.call(lambda: None)
+    future = batcher.submit(rows_of(1.0), 1)
+    await asyncio.sleep(0)
+    assert not future.done() and engine.threads == []
+    device.start()
+    await future
+    assert here() not in engine.threads
+    await batcher.drain()
+    assert await asyncio.to_thread(device.stop, 30)
+
+
+@async_test
+async def test_a_held_device_holds_brief_batches_too() -> None:
+    engine = Brief()
+    async with serving(engine) as (batcher, device):
+        await looked(device)
+        device.hold()
+        future = batcher.submit(rows_of(1.0), 1)
+        await looked(device)
+        assert not future.done()
+        device.release()
+        await future
+
+
+@async_test
+async def test_after_a_batch_that_took_long_the_next_go_to_the_device_thread() -> None:
+    clock = Clock()
+    engine = Brief(clock=clock, costs_ns=3_000_000)
+    async with serving(engine, clock=clock) as (batcher, device):
+        await asleep(device)
+        for _ in range(3):
+            await batcher.submit(rows_of(1.0), 1)
+        assert [thread == here() for thread in engine.threads] == [True, False, False]
+
+
+@async_test
+async def test_what_runs_in_the_background_never_runs_on_the_event_loop() -> None:
+    engine = Brief()
+    async with serving(Fake()) as (_, device):
+        background = Batcher(spec(), device, duty(engine), background=True)
+        await looked(device)
+        await background.submit(rows_of(1.0), 1)
+        assert here() not in engine.threads
+        await background.drain()
+
+
+@async_test
+async def test_a_poisonous_request_fails_alone_here_too() -> None:
+    engine = Brief()
+    async with serving(engine) as (batcher, device):
+        await asleep(device)
+        found = await asyncio.gather(
+            *[batcher.submit(rows_of(value), 1) for value in (1.0, POISON, 2.0)], return_exceptions=True
+        )
+        assert isinstance(found[1], EngineFailed)
+        assert [float(found[i].outputs[0][0, 0]) for i in (0, 2)] == [1.0, 2.0]  # pyright: ignore
+        assert set(engine.threads) == {here()}
+
+
+@async_test
+async def test_draining_answers_what_was_just_accepted() -> None:
+    engine = Brief()
+    async with serving(engine) as (batcher, device):
+        await looked(device)
+        futures = [batcher.submit(rows_of(float(value)), 1) for value in range(3)]
+        await batcher.drain()
+        assert [float(future.result().outputs[0][0, 0]) for future in futures] == [0.0, 1.0, 2.0]
