@@ -123,11 +123,13 @@ def serve(
         bool | None, typer.Option("--expose-without-auth", help="Listen beyond this machine without keys.")
     ] = None,
     triton_strict: Annotated[
-        bool | None, typer.Option("--triton-strict", help="Answer as Triton does where we would otherwise not.")
+        bool | None,
+        typer.Option("--triton-strict", help="Answer as Triton does where we would otherwise not."),
     ] = None,
     server_name: Annotated[str | None, typer.Option(help="What GET /v2 says; default halfeven.")] = None,
     parity_sample: Annotated[
-        float | None, typer.Option(help="Share of a half's live requests that its FP32 whole checks; default 0.001.")
+        float | None,
+        typer.Option(help="Share of a half's live requests that its FP32 whole checks; default 0.001."),
     ] = None,
     keep_previous_seconds: Annotated[
         float | None, typer.Option(help="How long a relieved version stands by and the new one is on trial.")
@@ -137,9 +139,7 @@ def serve(
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="text, or json: one object a line.")] = None,
-    access_log: Annotated[
-        bool | None, typer.Option("--access-log", help="Log every infer request.")
-    ] = None,
+    access_log: Annotated[bool | None, typer.Option("--access-log", help="Log every infer request.")] = None,
     as_json: Json = False,
 ) -> None:
     """Serve every live version in the store, and follow the store."""

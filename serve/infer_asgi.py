@@ -112,9 +112,7 @@ class InferFront:
         began_ns = perf_counter_ns()
         headers, body = self.finish(begun, answer, told)
         begun.written.add(perf_counter_ns() - began_ns)
-        if told.accepted is not None and (
-            coding := chosen_coding(told.accepted, self.compress_lists)
-        ):
+        if told.accepted is not None and (coding := chosen_coding(told.accepted, self.compress_lists)):
             body = await encoded(body, coding)
             headers.append((b"content-encoding", coding.encode()))
         return headers, body

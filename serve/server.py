@@ -52,7 +52,9 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
     roster = Roster(store, place, _rules(settings))
     director = Director(roster)
     written: dict[str, Phase] = {}
-    registry = new_registry(lambda: [one for served in roster.all() for one in served.lanes()], lambda: written)
+    registry = new_registry(
+        lambda: [one for served in roster.all() for one in served.lanes()], lambda: written
+    )
     registry.register(RolloutCollector(roster.all, roster.decisions))
     max_body_bytes = settings.max_body_mib * 2**20
     dialect = STRICT if settings.triton_strict else OURS

@@ -17,9 +17,7 @@ def raised_from(cause: BaseException) -> EngineFailed:
 NO_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     MemoryError(),
-    RuntimeError(
-        "[ONNXRuntimeError] : 6 : bfc_arena.cc Failed to allocate memory for requested buffer"
-    ),
+    RuntimeError("[ONNXRuntimeError] : 6 : bfc_arena.cc Failed to allocate memory for requested buffer"),
     RuntimeError("[ONNXRuntimeError] : 1 : FAIL : CUDA failure 2: out of memory ; GPU=0"),
     RuntimeError("[ONNXRuntimeError] : 6 : std::bad_alloc"),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),

@@ -102,7 +102,9 @@ class FakeRoster:
         self.unloaded[name] = self.models.pop(name)
 
     def index(self) -> list[IndexEntry]:
-        gone = [(name, served.duty.version, "UNAVAILABLE", "unloaded") for name, served in self.unloaded.items()]
+        gone = [
+            (name, served.duty.version, "UNAVAILABLE", "unloaded") for name, served in self.unloaded.items()
+        ]
         return [*((name, served.duty.version, "READY", "") for name, served in self.models.items()), *gone]
 
     def find(self, name: str, version: str | None = None) -> FakeServed:
