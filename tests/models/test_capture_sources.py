@@ -225,7 +225,9 @@ def test_ctrl_c_while_the_users_code_runs_leaves_no_process_and_no_file(tmp_path
     os.mkfifo(folder / "ready")
     ready = os.open(folder / "ready", os.O_RDONLY | os.O_NONBLOCK)
     script = (
-        "import sys, pathlib, numpy as np\n"
+        "import signal, sys, pathlib, numpy as np\n"
+        # a shell's background jobs inherit that SIGINT is ignored
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from halfeven.models.package import read_folder; from halfeven.models.capture import capture\n"
         "capture(read_folder(pathlib.Path(sys.argv[1])), {'x': np.ones((3, 4), np.float32)})\n"
     )
