@@ -40,13 +40,12 @@ class _Silent:
 class HotCycle:
     """One infer request and its answer, with the fields that uvicorn's protocol looks at."""
 
-    __slots__ = ("body", "disconnected", "future", "header_length", "keep_alive", "length", "message_event",
+    __slots__ = ("body", "disconnected", "future", "header_length", "keep_alive", "message_event",
                  "response_complete", "served", "timer")  # fmt: skip
 
-    def __init__(self, served: Served, header_length: str | None, length: int, keep_alive: bool) -> None:
+    def __init__(self, served: Served, header_length: str | None, keep_alive: bool) -> None:
         self.served = served
         self.header_length = header_length
-        self.length = length
         self.keep_alive = keep_alive
         self.body: bytes | bytearray = b""
         self.response_complete = False
@@ -161,7 +160,7 @@ class HotProtocol(HttpToolsProtocol):
             served = front.find(asked)
         except Exception:  # the long way says why
             return None
-        return HotCycle(served, plain[1], plain[0], parser.should_keep_alive())
+        return HotCycle(served, plain[1], parser.should_keep_alive())
 
     def _asked_of(self, url: bytes) -> Asked | None:
         try:

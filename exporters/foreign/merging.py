@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
+from ..mincut import BYTES_PER_CAST
 from ..search import Score
 from .graph import FLOAT, HALVES, attribute
 from .op_lists import LOWER
@@ -19,7 +20,6 @@ from .placement import MOVEMENTS
 from .rewrite import HalfGraph
 
 SECONDS = 15.0
-BYTES_PER_CAST = 6  # an element: four read and two written, or the other way round
 BYTES_MORE = 4  # an element that is read and written in FP32 instead of half
 Write = Callable[[Collection[str]], HalfGraph]
 
