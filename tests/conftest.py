@@ -1,11 +1,16 @@
-"""What many tests stand on: the wheel as a user gets it, built once per session; no GPU, no GPU tests."""
+"""What many tests stand on: a seed for what they draw, the wheel as a user gets it; no GPU, no GPU tests."""
 
+import os
+import secrets
 import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,12 +29,49 @@ NOT_SOURCE = shutil.ignore_patterns(
 )
 
 
+SEED = int(os.environ.setdefault("HALFEVEN_TEST_SEED", str(secrets.randbits(32))))  # workers inherit it
+
+
+class _Draws:
+    """Every run draws fresh numbers, and the same ones again where its seed is given, whatever ran before a test:
+    ``np.random.default_rng()`` without a seed and torch's generator follow the session's seed and the test's name."""
+
+    def __init__(self) -> None:
+        self._default_rng: Callable[..., np.random.Generator] = np.random.default_rng
+        self.begin("collection")
+        np.random.default_rng = self.default_rng
+
+    def begin(self, name: str) -> None:
+        self._sequence = np.random.SeedSequence([SEED, zlib.crc32(name.encode())])
+        torch.manual_seed(int(self._sequence.generate_state(1)[0]))
+
+    def default_rng(self, seed: object = None) -> np.random.Generator:
+        return self._default_rng(self._sequence.spawn(1)[0] if seed is None else seed)
+
+
+_draws = _Draws()
+
+
+def pytest_report_header() -> str:
+    return f"seed: {SEED} (HALFEVEN_TEST_SEED={SEED} draws the same numbers again)"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _draws.begin(item.nodeid)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked ``gpu`` are skipped, and so counted, where there is no CUDA device."""
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device (make gpu)"))
+
+
+@pytest.fixture
+def random() -> np.random.Generator:
+    return np.random.default_rng()
 
 
 @pytest.fixture(scope="session")

@@ -21,14 +21,6 @@ SPEC = ModelSpec(
 )
 
 
-@pytest.fixture
-def random(record_property) -> np.random.Generator:
-    seed = np.random.SeedSequence().entropy
-    record_property("seed", seed)
-    print(f"seed {seed}")
-    return np.random.default_rng(seed)
-
-
 def report(random: np.random.Generator, error_u: float, odd: float | None = None) -> ParityReport:
     """A half that errs by so many u of S at one place; ``odd``: what it answers to an adversarial input."""
     whole = random.uniform(-1, 1, (20, 5)).astype(np.float32)

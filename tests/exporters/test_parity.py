@@ -24,14 +24,6 @@ FP16, BF16 = UNIT_ROUNDOFF["fp16"], UNIT_ROUNDOFF["bf16"]
 LOOSE = ParityLimits(max_error_u=1e9, min_sqnr_db=-1e9, min_slice_sqnr_db=-1e9, max_flips=1.0)
 
 
-@pytest.fixture
-def random(record_property) -> np.random.Generator:
-    seed = np.random.SeedSequence().entropy
-    record_property("seed", seed)
-    print(f"seed {seed}")
-    return np.random.default_rng(seed)
-
-
 def tensor(*inner: int, datatype: str = "FP32", kind: str = "tensor", name: str = "out") -> TensorSpec:
     return TensorSpec(name, datatype, (Dim(), *(Dim(size, size) for size in inner)), kind)
 

@@ -13,14 +13,6 @@ from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from safetensors.numpy import save_file
 
 
-@pytest.fixture
-def random(record_property) -> np.random.Generator:
-    seed = np.random.SeedSequence().entropy
-    record_property("seed", seed)
-    print(f"seed {seed}")
-    return np.random.default_rng(seed)
-
-
 def tensor(name: str, datatype: str, *shape: int | str, kind: str = "tensor", **more) -> TensorSpec:
     return TensorSpec(name, datatype, tuple(Dim.parse(size) for size in shape), kind, **more)
 

@@ -389,7 +389,7 @@ _TRAPS = [
         "a file that is mixed already",
         "g (float[n,8] x) => (float[n,8] y) { xh = Cast<to=10>(x) h = MatMul(xh, wh) f = Cast<to=1>(h) q = Mul(f, f)"
         " e = Exp(h) ef = Cast<to=1>(e) s = Sqrt(q) z = Add(s, ef) zh = Cast<to=10>(z) o = MatMul(zh, wh) y = Cast<to=1>(o) }",
-        lambda r: {"wh": normal(r, 8, 8, scale=0.35).astype(np.float16)},
+        lambda r: {"wh": normal(r, 8, 8, scale=0.2).astype(np.float16)},
         rows_of(8),
     ),
     Trap(

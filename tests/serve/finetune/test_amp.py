@@ -1,7 +1,6 @@
 """The training loop: what it learns, what it skips and keeps whole, and what goes wrong without its precautions."""
 
 import math
-import secrets
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,11 +13,6 @@ from torch.nn.functional import mse_loss
 
 FINITE = Settings(n_epochs=1, batch_size=8, precision="fp16", init_scale=256.0, seed=3)
 ALWAYS_HUGE = 1e6  # a target whose MSE is finite in FP32 and whose gradient is not in half, at any scale ≥ 1
-
-
-@pytest.fixture(autouse=True)
-def fresh_draws() -> None:
-    torch.manual_seed(secrets.randbits(32))
 
 
 class Problem:
