@@ -14,6 +14,7 @@ from ..program import runnable
 from .arrays import joined, to_numpy, to_torch
 from .engine import BRIEF_SECONDS, SHORT_SECONDS, Launched
 from .in_place import write_in_place
+from .one_product import make_one_product
 from .staging import SLOTS, Staging, cuda_lanes
 
 
@@ -38,6 +39,7 @@ class TorchEngine:
             program = move_to_device_pass(program, device)
         self._module = runnable(program)
         write_in_place(self._module)
+        make_one_product(self._module)
         self._stage()
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +15,7 @@ from halfeven.models.engines.arrays import joined, to_numpy, to_torch
 from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.in_place import write_in_place
 from halfeven.models.engines.load import load_half, load_whole
+from halfeven.models.engines.one_product import make_one_product
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.engines.placement import resolve_device
 from halfeven.models.engines.torch_engine import TorchEngine
@@ -22,6 +24,7 @@ from halfeven.models.program import runnable
 from halfeven.models.store import LIVE, Store, Version
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.nets import NETS
 from tests.programs import Whole, whole
@@ -251,6 +254,57 @@ def test_writing_in_place_changes_no_bit(name: str) -> None:
         expected = plain(*[tensor.clone() for tensor in inputs])
         found = changed(*[tensor.clone() for tensor in inputs])
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+class Transposed(nn.Module):
+    """A linear layer behind a transposed batch, as `nn.MultiheadAttention` has it; `matmul` with one matrix too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 5)
+        self.matrix = nn.Parameter(torch.randn(5, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.relu(self.linear(x.transpose(0, 1)))
+        return torch.matmul(rows.transpose(0, 1), self.matrix)
+
+
+class Ops(TorchDispatchMode):
+    """Remembers what ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ran.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_matrix_is_not_multiplied_once_per_batch_entry() -> None:
+    captured = whole(Transposed(), {"x": torch.randn(8, 3, 6)})
+    x = torch.randn(7, 3, 6)
+    ran = []
+    for change in (lambda module: None, make_one_product):
+        module = runnable(captured.program)
+        change(module)
+        with torch.no_grad(), Ops() as ops:
+            (found,) = module(x)
+        ran.append("aten.bmm.default" in ops.ran)
+        np.testing.assert_allclose(found.detach(), captured.run(x)[0].detach(), rtol=1e-5, atol=1e-6)
+    assert ran == [True, False]
+
+
+@pytest.mark.parametrize("name", sorted(NETS))
+def test_one_product_gives_the_same_answers(name: str) -> None:
+    net = NETS[name]
+    captured = whole(net.build(), net.inputs(8))
+    plain, changed = runnable(captured.program), runnable(captured.program)
+    make_one_product(changed)
+    inputs = list(net.inputs(5).values())
+    with torch.inference_mode():
+        for one, other in zip(plain(*inputs), changed(*inputs), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 class Branches(nn.Module):
