@@ -54,7 +54,9 @@ class Captured:
 
     def whole(self) -> Answers:
         if self._whole is None:
-            self._whole = answers_of(self.subject.spec, TorchEngine(self.subject.exported, "fp32", CPU))
+            self._whole = answers_of(
+                self.subject.spec, TorchEngine(self.subject.exported, "fp32", CPU, packed=False)
+            )
         return self._whole
 
     def exam(self, judging: Samples) -> Exam:

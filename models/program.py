@@ -20,7 +20,14 @@ def runnable(program: ExportedProgram) -> GraphModule:
     """
     module = program.module(check_guards=False)
     assert isinstance(module, GraphModule)
-    graph = module.graph
+    module._forward_pre_hooks.clear()  # the range check of every call
+    module._forward_pre_hooks_with_kwargs.clear()
+    module.graph.set_codegen(CodeGen())
+    return without_idle_nodes(module)
+
+
+def without_idle_nodes(module: GraphModule) -> GraphModule:
+    """The module, changed: no dropout in evaluation, no assertions of what a tensor is, no weights unread."""
     for _, node in list(walk(module)):
         if node.target in _DROPOUTS and node.args[2] is False:
             node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
@@ -30,12 +37,8 @@ def runnable(program: ExportedProgram) -> GraphModule:
         ):
             node.graph.erase_node(node)
     for body in module.modules():
-        if isinstance(body, GraphModule) and body is not module:
+        if isinstance(body, GraphModule):
             body.recompile()
-    module._forward_pre_hooks.clear()  # the range check of every call
-    module._forward_pre_hooks_with_kwargs.clear()
-    graph.set_codegen(CodeGen())
-    module.recompile()
     return module
 
 

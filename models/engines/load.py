@@ -1,11 +1,15 @@
 """From a version on disk to an engine on a device: the only place that knows which kinds there are."""
 
+from pathlib import Path
+
 import torch
 from safetensors.torch import load_file
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from ..archive import load_program
 from ..errors import DamagedFile
+from ..plain_program import read_module
 from ..store import Version
 from .engine import Engine
 from .live_engine import load_live
@@ -15,12 +19,23 @@ from .torch_engine import TorchEngine
 
 def whole_program(version: Version) -> ExportedProgram:
     """The FP32 original with its weights. Raises DamagedFile naming the file."""
+    return load_program(version.file("whole.pt2"), _weights(version))
+
+
+def _weights(version: Version) -> dict[str, torch.Tensor]:
     weights = version.file("weights.safetensors")
     try:
-        state = load_file(weights)
+        return load_file(weights)
     except Exception as error:
         raise DamagedFile(f"{weights} is not a safetensors file: {error}") from error
-    return load_program(version.file("whole.pt2"), state)
+
+
+def _runnable(
+    path: Path, device: torch.device, state: dict[str, torch.Tensor] | None = None
+) -> ExportedProgram | GraphModule:
+    """A program as a graph that runs, where that can be read without torch.export; it alone moves one to a GPU."""
+    module = read_module(path, state) if device.type == "cpu" else None
+    return module if module is not None else load_program(path, state)
 
 
 def load_whole(version: Version, form: str, device: torch.device, threads: int = 0) -> Engine:
@@ -32,7 +47,8 @@ def load_whole(version: Version, form: str, device: torch.device, threads: int =
         return load_live(version, "fp32", device, threads)
     if form == "onnx":
         return OnnxEngine(version.file("whole.onnx"), "fp32", device, threads=threads)
-    return TorchEngine(whole_program(version), "fp32", device, threads)
+    program = _runnable(version.file("whole.pt2"), device, _weights(version))
+    return TorchEngine(program, "fp32", device, threads)
 
 
 def load_half(version: Version, form: str, device: torch.device, threads: int = 0) -> Engine:
@@ -42,4 +58,4 @@ def load_half(version: Version, form: str, device: torch.device, threads: int = 
         return load_live(version, precision, device, threads)
     if form == "onnx":
         return OnnxEngine(version.file("half.onnx"), precision, device, threads=threads)
-    return TorchEngine(load_program(version.file("half.pt2")), precision, device, threads)
+    return TorchEngine(_runnable(version.file("half.pt2"), device), precision, device, threads)

@@ -7,9 +7,9 @@ encoder of width 384: 30 % of its time in FP32, 79 % in bf16.
 """
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from ..plain_program import look_of
 from ..program import walk
 
 _aten = torch.ops.aten
@@ -39,5 +39,5 @@ def _is_over_rows(node: Node) -> bool:
 
 
 def _dimensions(value: object) -> int:
-    found = value.meta.get("val") if isinstance(value, Node) else None
-    return found.dim() if isinstance(found, Tensor) else 0
+    look = look_of(value)
+    return len(look.shape) if look is not None else 0

@@ -9,19 +9,21 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
+from torch.fx import GraphModule
 
 from ..program import runnable
 from .arrays import joined, to_numpy, to_torch
 from .engine import BRIEF_SECONDS, SHORT_SECONDS, Launched
 from .in_place import write_in_place
 from .one_product import make_one_product
+from .packed import pack_weights
 from .staging import SLOTS, Staging, cuda_lanes
 
 
 class TorchEngine:
     """One program on one device. Bound to the thread that calls it: intra-op threads are that thread's.
 
-    ``threads`` on a CPU; 0: found out at the warm-up.
+    ``threads`` on a CPU; 0: found out at the warm-up. ``packed``: on a CPU, weights in oneDNN's layout.
     """
 
     form = "torch"
@@ -29,15 +31,22 @@ class TorchEngine:
     brief = False
 
     def __init__(
-        self, program: ExportedProgram, precision: str, device: torch.device, threads: int = 0
+        self,
+        program: ExportedProgram | GraphModule,
+        precision: str,
+        device: torch.device,
+        threads: int = 0,
+        packed: bool = True,
     ) -> None:
         self.precision = precision
         self.device = str(device)
         self._device = device
         self._asked_threads = self._threads = threads  # 0: not calibrated yet, as torch has it
-        if device.type == "cuda":
+        if device.type == "cuda" and isinstance(program, ExportedProgram):
             program = move_to_device_pass(program, device)
-        self._module = runnable(program)
+        self._module = runnable(program) if isinstance(program, ExportedProgram) else program
+        if device.type == "cpu" and packed:
+            pack_weights(self._module)
         write_in_place(self._module)
         make_one_product(self._module)
         self._stage()
