@@ -195,7 +195,10 @@ class HotProtocol(HttpToolsProtocol):
         def answered(future: asyncio.Future[Answer]) -> None:
             self._answered(hot, begun, future)
 
-        begun.future.add_done_callback(answered)
+        if begun.future.done():  # its batch was run at once: an answer need not wait for the next iteration
+            answered(begun.future)
+        else:
+            begun.future.add_done_callback(answered)
 
     def _answered(self, hot: HotCycle, begun: Begun, future: asyncio.Future[Answer]) -> None:
         if hot.disconnected or future.cancelled():

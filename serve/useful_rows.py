@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from .core_wait import seconds_on_core
 
 WITHIN = 0.05  # of the best throughput counts as the best
-LONG_ENOUGH_S = 0.025  # a batch that lasts so long is seldom interrupted, and nobody waits long for its end
+LONG_ENOUGH_S = 0.05  # a batch that lasts so long is seldom interrupted, and nobody waits long for its end
 BUDGET_S = 0.8  # of one model's measuring at load
 _RUNS, _ENOUGH_S = 3, 0.04
 
 
 def useful_rows(seconds: Mapping[int, float]) -> int:
-    """Of the batches whose throughput is within 5 % of the best the smallest that lasts 25 ms, or the largest.
+    """Of the batches whose throughput is within 5 % of the best the smallest that lasts 50 ms, or the largest.
 
     ``seconds`` of a run by its rows.
     """

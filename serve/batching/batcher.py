@@ -55,6 +55,8 @@ class Batcher:
         self._background = background
         self._is_here = False  # a batch runs on the event loop's own thread
         self._long_ago = 0
+        self._is_lonely = False  # the last hand-over had one request
+        self._ran_alone = False  # in this iteration of the loop
         self._drained: asyncio.Event | None = None
         device.attach(self, background)
 
@@ -91,10 +93,27 @@ class Batcher:
             shapes, nbytes = None, 0
         self._admission.admit(rows, nbytes, now_ns)
         future: asyncio.Future[Answer] = loop.create_future()
+        request = Request(arrays, rows, future, now_ns, shapes, nbytes)
+        if self._is_lonely and self._goes_alone(loop):
+            self._hand_over(intake.spec, [request])
+            return future
         if not self._pending:
             self._open(loop, intake.spec)
-        self._pending.append(Request(arrays, rows, future, now_ns, shapes, nbytes))
+        self._pending.append(request)
         return future
+
+    def _goes_alone(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether a request need not wait for others of this iteration: where its batch is brief, and the last ones
+        were alone too. A second one in the same iteration shows that they are not."""
+        if self._pending or self._ran_alone or not self._turns.brief:
+            self._is_lonely = False
+            return False
+        self._ran_alone = True
+        loop.call_soon(self._iterated)
+        return True
+
+    def _iterated(self) -> None:
+        self._ran_alone = False
 
     def _submit_special(
         self,
@@ -170,7 +189,11 @@ class Batcher:
         if not (pending := self._pending):
             return
         self._pending = []
-        self._turns.inbox.append((self._pending_spec, pending))
+        self._is_lonely = len(pending) == 1
+        self._hand_over(self._pending_spec, pending)
+
+    def _hand_over(self, spec: ModelSpec, pending: list[Request]) -> None:
+        self._turns.inbox.append((spec, pending))
         if self._turns.brief and not self._background and self._run_here():
             return
         if not self._device.ring():  # the thread ended between accepting and handing over

@@ -41,8 +41,8 @@ def test_the_smallest_long_batch_within_five_percent_of_the_best_is_enough() -> 
     ("cost", "expected"),
     [
         (lambda rows: 1e-4 + 1e-6 * rows, 64),  # a fixed cost above all: every row more is nearly free
-        (lambda rows: 1e-3 * rows, 32),  # no gain from batching: long enough not to be interrupted
-        (lambda rows: 0.03 * rows, 1),  # none, and one row is long enough
+        (lambda rows: 1e-3 * rows, 64),  # no gain from batching: long enough not to be interrupted
+        (lambda rows: 0.06 * rows, 1),  # none, and one row is long enough
         (lambda rows: 1e-5 * rows, 64),  # none, and all are short
         (lambda rows: 1e-3 * rows * (0.4 if rows == 8 else 1.0), 8),  # a cache's size
     ],
@@ -60,7 +60,7 @@ def test_it_stays_within_its_time_or_ends_after_the_first(each: float) -> None:
 
 def test_no_opinion_while_throughput_still_rises_when_the_time_is_over() -> None:
     assert measured(lambda rows: 0.02 + 0.01 * rows, 64)[0] == 0
-    assert measured(lambda rows: 0.02 * rows, 64)[0] == 2  # it does not rise: what was seen is enough
+    assert measured(lambda rows: 0.03 * rows, 64)[0] == 2  # it does not rise: what was seen is enough
 
 
 def test_a_disturbed_measurement_is_made_again() -> None:

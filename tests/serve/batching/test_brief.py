@@ -53,6 +53,28 @@ async def test_a_brief_batch_runs_on_the_event_loop_while_the_device_sleeps() ->
 
 
 @async_test
+async def test_who_asks_alone_again_has_his_answer_at_once_and_company_is_batched_again() -> None:
+    engine = Brief(factor=3.0)
+    async with serving(engine) as (batcher, device):
+        await asleep(device)
+        first = batcher.submit(rows_of(1.0), 1)
+        assert not first.done(), "others of this round of the loop may come"
+        await first
+        await asyncio.sleep(0)
+        second = batcher.submit(rows_of(2.0), 1)
+        assert second.done() and float(second.result().outputs[0][0, 0]) == 6.0
+        company = [batcher.submit(rows_of(value), 1) for value in (3.0, 4.0, 5.0)]
+        assert not any(future.done() for future in company), "in the same round: a batch"
+        await asyncio.gather(*company)
+        again = [batcher.submit(rows_of(value), 1) for value in (6.0, 7.0)]
+        assert not any(future.done() for future in again)
+        await asyncio.gather(*again)
+        one, four = (1, 4), [(1, 4)]
+        assert engine.batches == [four, four, [one] * 3, [one] * 2]
+        assert set(engine.threads) == {here()}
+
+
+@async_test
 async def test_an_engine_that_is_not_brief_runs_on_the_device_thread() -> None:
     engine = Brief(brief=False)
     async with serving(engine) as (batcher, device):
