@@ -14,7 +14,6 @@ from ..models.store import Draft, Version
 from .environment import environment
 from .maker import Maker
 from .prove import Exam
-from .report import render_html
 from .subject import FurtherVerdict, Subject
 from .verdict import ParityReport
 from .worst import worst_sample
@@ -117,6 +116,8 @@ class Evidence:
             "replay": f"halfeven parity {subject.spec.name}",
             **findings,
         }
+        from .report import render_html  # brings jinja2, which who only reads evidence does not need
+
         (draft.folder / "report.html").write_text(render_html(facts))
 
     def _worst(self) -> dict[str, Any]:

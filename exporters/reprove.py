@@ -8,12 +8,10 @@ import numpy as np
 import torch
 
 from ..models.engines.engine import Engine
-from ..models.engines.load import load_half, load_whole, whole_program
-from ..models.program import runnable
+from ..models.engines.load import load_half, load_whole, whole_module
 from ..models.spec import ModelSpec
 from ..models.store import Version
 from .environment import environment
-from .foreign.stored import stored_oracle, stored_ties
 from .prove import Answers, Exam, Excuse, Taken, answers_of, judged, set_exam, take, ties_of
 from .samples import Samples
 from .verdict import ParityReport
@@ -61,10 +59,12 @@ def _whole_form(version: Version, half: Engine) -> str:
 
 def _excuse(version: Version, half: Engine, judging: Samples) -> Excuse | None:
     if not version.has("whole.pt2") and version.has("whole.onnx"):
+        from .foreign.stored import stored_ties  # brings onnx, which no other form needs here
+
         return stored_ties(version.file("whole.onnx"), version.spec(), half.precision, judging)
     if not version.has("whole.pt2") or all(tensor.type.is_float for tensor in version.spec().outputs):
         return None
-    return ties_of(runnable(whole_program(version)), version.spec(), half.precision, judging)
+    return ties_of(whole_module(version), version.spec(), half.precision, judging)
 
 
 def _trials(
@@ -77,6 +77,8 @@ def _trials(
 ) -> Iterator[Taken]:
     yield take(exam, _on(on_device, answers_of(spec, half)))
     if half.form == "onnx" and device.type == "cpu" and not version.has("half.pt2"):
+        from .foreign.stored import stored_oracle
+
         yield take(exam, stored_oracle(version.file("half.onnx")))
     elif half.form == "onnx" and device.type == "cpu":
         # ONNX Runtime's CPU provider computes FP16 in FP32: the program's own half storage judges as well

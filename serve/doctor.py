@@ -8,6 +8,7 @@ from typing import Any
 import onnxruntime
 import torch
 
+from ..models.engines.packed import multiplies_bf16
 from ..models.version import __version__
 
 TESTED_TORCH = ("2.11", "2.13")
@@ -26,18 +27,16 @@ def _check(what: str, found: str, advice: str = "") -> dict[str, str]:
 
 def _machine() -> list[dict[str, str]]:
     cores = len(os.sched_getaffinity(0))
-    return [
-        _check("python", platform.python_version()),
-        _check("cpu", f"{cores} cores, {torch.backends.cpu.get_cpu_capability()}", _cpu_advice()),
-    ]
+    found = f"{cores} cores, {torch.backends.cpu.get_cpu_capability()}{', bf16' if multiplies_bf16() else ''}"
+    return [_check("python", platform.python_version()), _check("cpu", found, _cpu_advice())]
 
 
 def _cpu_advice() -> str:
-    return (
-        ""
-        if torch.cuda.is_available()
-        else 'FP16 is rarely faster on a CPU: `form = "auto"` measures and decides'
-    )
+    if torch.cuda.is_available():
+        return ""
+    if multiplies_bf16():
+        return 'this CPU multiplies bf16, not FP16: `--level mixed_bfloat16`; `form = "auto"` measures and decides'
+    return 'FP16 is rarely faster on a CPU: `form = "auto"` measures and decides'
 
 
 def _torch() -> dict[str, str]:

@@ -10,16 +10,22 @@ from torch.fx import GraphModule
 from ..archive import load_program
 from ..errors import DamagedFile
 from ..plain_program import read_module
+from ..program import runnable
 from ..store import Version
 from .engine import Engine
 from .live_engine import load_live
-from .onnx_engine import OnnxEngine
 from .torch_engine import TorchEngine
 
 
 def whole_program(version: Version) -> ExportedProgram:
     """The FP32 original with its weights. Raises DamagedFile naming the file."""
     return load_program(version.file("whole.pt2"), _weights(version))
+
+
+def whole_module(version: Version) -> GraphModule:
+    """The same as a graph that runs, on a CPU. Raises DamagedFile naming the file."""
+    program = _runnable(version.file("whole.pt2"), torch.device("cpu"), _weights(version))
+    return program if isinstance(program, GraphModule) else runnable(program)
 
 
 def _weights(version: Version) -> dict[str, torch.Tensor]:
@@ -46,7 +52,7 @@ def load_whole(version: Version, form: str, device: torch.device, threads: int =
     if form == "live":
         return load_live(version, "fp32", device, threads)
     if form == "onnx":
-        return OnnxEngine(version.file("whole.onnx"), "fp32", device, threads=threads)
+        return _onnx_engine(version.file("whole.onnx"), "fp32", device, threads)
     program = _runnable(version.file("whole.pt2"), device, _weights(version))
     return TorchEngine(program, "fp32", device, threads)
 
@@ -57,5 +63,12 @@ def load_half(version: Version, form: str, device: torch.device, threads: int = 
     if form == "live":
         return load_live(version, precision, device, threads)
     if form == "onnx":
-        return OnnxEngine(version.file("half.onnx"), precision, device, threads=threads)
+        return _onnx_engine(version.file("half.onnx"), precision, device, threads)
     return TorchEngine(_runnable(version.file("half.pt2"), device), precision, device, threads)
+
+
+def _onnx_engine(path: Path, precision: str, device: torch.device, threads: int) -> Engine:
+    """Imported when first asked for: a server of torch forms alone is 17 MB smaller without ONNX Runtime."""
+    from .onnx_engine import OnnxEngine
+
+    return OnnxEngine(path, precision, device, threads=threads)

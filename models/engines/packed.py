@@ -27,6 +27,11 @@ def can_pack() -> bool:
     return platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
 
 
+def multiplies_bf16() -> bool:
+    """Whether this processor multiplies bf16 itself (AVX512-BF16, AMX); others convert, which takes longer."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
 def pack_weights(module: GraphModule) -> None:
     """Change every linear layer and 2-d convolution that oneDNN has a faster form of, on the CPU this runs on.
 

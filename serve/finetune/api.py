@@ -22,7 +22,6 @@ from ..caller import read_body
 from ..protocol.json_numbers import parse
 from .admission import Admission
 from .files import Files, Upload
-from .job_page import render_job
 from .jobs import FileRecord
 from .ledger import Ledger
 from .openai_shapes import event_body, file_body, job_body, page_of
@@ -193,6 +192,8 @@ def _add_reading(routes: APIRouter, ledger: Ledger) -> None:
         """The job for people."""
         job = job_body(ledger.job(id))
         newest = [event_body(event) for event in ledger.events(id, limit=_MOST_EVENTS)]
+        from .job_page import render_job  # brings jinja2: 7 MB that most servers never need
+
         return HTMLResponse(render_job(job, ledger.steps(id), newest[::-1]))
 
 

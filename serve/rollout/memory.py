@@ -4,12 +4,15 @@ import ctypes
 import gc
 import linecache
 import sys
+from pathlib import Path
 
 from torch.fx import graph_module
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # mallopt's words, <malloc.h>
 _FROM_THE_HEAP = 32 << 20  # bytes; the most that glibc takes for the second (HEAP_MAX_SIZE / 2)
-_KEPT = 128 << 20  # bytes at the heap's end that wait for the next batch
+_KEPT = 64 << 20  # bytes at the heap's end that wait for the next batch
+_MADV_DONTNEED = 4  # <sys/mman.h>
+_WEIGHTS = ".safetensors"
 _SOURCE = "<eval_with_key>"  # what torch.fx calls the source of a program
 
 
@@ -33,10 +36,35 @@ def take_out_of_sight() -> None:
     gc.freeze()
 
 
+def let_go_of_weights() -> None:
+    """Hand back the pages of weights files: what was packed into another layout is not read again, and what is read
+    comes back from the system's cache. Only where nothing was written to them."""
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
+    if sys.platform != "linux" or advise is None:
+        return
+    for begin, end in _clean_mappings(Path("/proc/self/smaps"), _WEIGHTS):
+        advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED)
+
+
+def _clean_mappings(smaps: Path, ending: str) -> list[tuple[int, int]]:
+    """(begin, end) of the process's mappings of files so called that have no page of their own (proc(5))."""
+    found: dict[tuple[int, int], bool] = {}
+    mapping: tuple[int, int] | None = None
+    for line in smaps.read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            begin, end = (int(word, 16) for word in words[0].split("-"))
+            mapping = (begin, end) if line.endswith(ending) else None
+        elif mapping is not None and words[0] == "Anonymous:":
+            found[mapping] = words[1] == "0"
+    return [place for place, clean in found.items() if clean]
+
+
 def give_back() -> None:
     """After engines were closed: collect their cycles, and hand free pages to the system (glibc keeps them)."""
     _forget_sources()
     take_out_of_sight()
+    let_go_of_weights()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

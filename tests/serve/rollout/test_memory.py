@@ -2,8 +2,15 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+from halfeven.exporters.convert import Options, convert
+from halfeven.models.store import Store
+from safetensors.torch import save_file
+
+from tests.model_folders import write_folder
 
 BATCHES = """
 import ctypes, resource, sys
@@ -46,3 +53,75 @@ def test_what_a_batch_frees_waits_for_the_next_and_goes_when_it_is_given_back() 
     faults, returned = found["one_heap"]
     assert faults * 20 < found["as it is"][0], "fresh pages for every batch"
     assert returned > 40 << 20
+
+
+WEIGHTS = """
+import sys
+import torch
+from safetensors.torch import load_file
+from halfeven.serve.rollout.memory import let_go_of_weights
+
+def mapped():
+    found = 0
+    for line in open("/proc/self/smaps"):
+        words = line.split()
+        if not words[0].endswith(":"):
+            ours = line.rstrip().endswith("weights.safetensors")
+        elif ours and words[0] == "Rss:":
+            found += int(words[1])
+    return found
+
+state = load_file(sys.argv[1])
+total = state["a"].double().sum().item()
+if sys.argv[2] == "written":
+    state["a"][0] = 7.0
+    total = state["a"].double().sum().item()
+before = mapped()
+let_go_of_weights()
+print(before, mapped(), state["a"].double().sum().item() == total)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="proc(5)'s")
+@pytest.mark.parametrize(("how", "goes"), [("read", True), ("written", False)])
+def test_weights_that_were_read_are_let_go_and_can_be_read_again(
+    how: str, goes: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"a": torch.randn(1 << 20)}, path)
+    done = subprocess.run(
+        [sys.executable, "-c", WEIGHTS, str(path), how],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    before, after, same = done.stdout.split()
+    assert int(before) >= 4096 and same == "True"
+    assert (int(after) == 0) is goes
+
+
+PROGRAMS = """
+import sys
+from pathlib import Path
+import torch
+import halfeven.serve.server
+from halfeven.models.engines.load import load_whole
+from halfeven.models.store import Store
+
+load_whole(Store(Path(sys.argv[1])).live("net"), "torch", torch.device("cpu"))
+print(sorted({"sympy", "onnx", "onnxruntime", "jinja2"} & set(sys.modules)))
+"""
+
+
+def test_a_server_of_torch_forms_loads_nothing_that_only_others_need(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    convert(write_folder(tmp_path / "net", max_batch_size=8), store, Options(forms=("torch",)), print)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAMS, str(store.root)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
