@@ -99,7 +99,7 @@ def write_folder(target: Path, name: str, form: str, level: str, queue: int = 10
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("store", type=Path)
-    parser.add_argument("--level", default="O0", help="O0 serves FP32")
+    parser.add_argument("--level", default="O0", help="O0 serves FP32; mixed_bfloat16 lets auto choose bf16")
     parser.add_argument("--form", default="torch")
     parser.add_argument("--queue", type=int, default=1024, help="max_queue_size")
     asked = parser.parse_args()
