@@ -3,7 +3,8 @@
 Torch packs a weight anew in each call. Measured on two cores (AVX-512): products of 128 rows take two thirds of the
 time in FP32, an image model 0.9 of it at batches of 32 and 0.4 alone, in bf16 0.65. These are the operators that
 torch.compile's freezing puts there (torch/_inductor/fx_passes/mkldnn_fusion.py). FP32 stays FP32: sums come in
-another order, and BatchNorm's factor is multiplied into the weight before instead of after.
+another order, and BatchNorm's factor is multiplied into the weight before instead of after. ReLU is not fused: oneDNN's
+makes 0 of NaN, and an answer that is not finite must be seen to be rescued or refused.
 """
 
 import platform
@@ -19,7 +20,7 @@ from ..plain_program import look_of
 
 _aten = torch.ops.aten
 _LARGE = 1 << 17  # elements of an FP32 weight: below, torch's call costs less than oneDNN's
-_RELU, _GELU = _aten.relu.default, _aten.gelu.default
+_GELU = _aten.gelu.default
 
 
 def can_pack() -> bool:
@@ -65,7 +66,7 @@ def _pack_addmm(module: GraphModule, node: Node, matrix: Tensor) -> None:
 def _pack_product(
     module: GraphModule, node: Node, rows: Node, weight: Node, matrix: Tensor, bias: Node | None
 ) -> None:
-    """With the ReLU or GELU behind it, as `mkldnn::_linear_pointwise`."""
+    """With the GELU behind it, as `mkldnn::_linear_pointwise`."""
     if _dimensions(rows) < 2 or (matrix.dtype == torch.float32 and matrix.numel() < _LARGE):
         return
     last, activation = _activation_behind(node)
@@ -79,7 +80,7 @@ def _pack_product(
 
 
 def _pack_convolution(module: GraphModule, node: Node, kernel: Tensor) -> None:
-    """`aten::conv2d`, with BatchNorm, a sum and ReLU behind it, as `mkldnn::_convolution_pointwise`."""
+    """`aten::conv2d`, with BatchNorm and a sum or GELU behind it, as `mkldnn::_convolution_pointwise`."""
     image, weight, bias, stride, padding, dilation, groups = _arguments(node, 7)
     if _dimensions(image) != 4:
         return
@@ -97,7 +98,7 @@ def _pack_convolution(module: GraphModule, node: Node, kernel: Tensor) -> None:
             module,
             total,
             torch.ops.mkldnn._convolution_pointwise.binary,
-            lambda: (image, other, *operands(), *geometry, "add", 1.0, "relu", [], ""),
+            lambda: (image, other, *operands(), *geometry, "add", 1.0, None, [], None),
         )
         return
     last, activation = _activation_behind(last)
@@ -142,26 +143,23 @@ def _normed(
 
 
 def _activation_behind(node: Node) -> tuple[Node, tuple[str, list[object], str]]:
-    """The ReLU or GELU that alone reads a node, or the node itself, and oneDNN's words for it."""
+    """The GELU that alone reads a node, or the node itself, and oneDNN's words for it."""
     reader = _only_reader(node)
-    if reader is not None and reader.target is _RELU:
-        return reader, ("relu", [], "")
     if reader is not None and reader.target is _GELU:
         return reader, ("gelu", [], str(reader.kwargs.get("approximate", "none")))
     return node, ("none", [], "")
 
 
 def _sum_behind(node: Node) -> tuple[Node | None, Node | None]:
-    """The ReLU over a sum that alone reads a node, and what is added to it; nothing where there is no such thing."""
+    """The sum that alone reads a node, and what is added to it; nothing where there is no such thing."""
     total = _only_reader(node)
     if total is None or total.target is not _aten.add.Tensor or total.kwargs or len(total.args) != 2:
         return None, None
-    relu = _only_reader(total)
     others = [value for value in total.args if value is not node]
-    if relu is None or relu.target is not _RELU or len(others) != 1 or not isinstance(others[0], Node):
+    if len(others) != 1 or not isinstance(others[0], Node):
         return None, None
     same = look_of(total) is not None and look_of(others[0]) == look_of(node) == look_of(total)
-    return (relu, others[0]) if same else (None, None)
+    return (total, others[0]) if same else (None, None)
 
 
 def _replace(module: GraphModule, last: Node, target: Any, arguments: Callable[[], tuple[Any, ...]]) -> None:
@@ -170,12 +168,13 @@ def _replace(module: GraphModule, last: Node, target: Any, arguments: Callable[[
         fused = module.graph.call_function(target, arguments())
     fused.meta = dict(last.meta)
     last.replace_all_uses_with(fused)
-    dead = [last]
+    dead, gone = [last], set[Node]()
     while dead:
         node = dead.pop()
-        if not node.users and node.op in ("call_function", "get_attr"):
+        if node not in gone and not node.users and node.op in ("call_function", "get_attr"):
             before = node.all_input_nodes
             module.graph.erase_node(node)
+            gone.add(node)
             dead += before
             if node.op == "get_attr" and not _read(module, str(node.target)):
                 owner, _, name = str(node.target).rpartition(".")
