@@ -72,7 +72,9 @@ def read_module(path: Path, state: Mapping[str, Tensor] | None = None) -> GraphM
     with zipfile.ZipFile(data) as archive:
         try:
             return _Reading(path, archive, state).module()
-        except (_NotPlain, KeyError, AttributeError, TypeError, ValueError):
+        except DamagedFile:
+            raise
+        except Exception:  # torch reads it, or says what is wrong with it
             return None
 
 
@@ -116,9 +118,7 @@ class _Reading:
         if kind not in key:
             raise _NotPlain
         name, path = found["arg"]["name"], found[key[kind]]
-        attribute = (
-            f"weight_{len(self.nodes)}"  # what it is called in the model does not matter to what it computes
-        )
+        attribute = f"weight_{len(self.nodes)}"  # its name in the model may be no name of an attribute
         constant = kind == "tensor_constant" or found.get("persistent") is False
         self.root.register_buffer(attribute, self._tensor(path, constant), persistent=False)
         self._known(name, self.graph.create_node("get_attr", attribute, name=name))
@@ -127,9 +127,8 @@ class _Reading:
         """A weight: the one given, or the archive's own."""
         folder = "constants" if constant else "weights"
         if folder not in self.stored:
-            self.stored[folder] = json.loads(self._member(f"data/{folder}/model_{folder}_config.json"))[
-                "config"
-            ]
+            listed = json.loads(self._member(f"data/{folder}/model_{folder}_config.json"))
+            self.stored[folder] = listed["config"]
         known = self.stored[folder][path]
         meta = known["tensor_meta"]
         dtype, sizes = _DTYPES[meta["dtype"]], [size["as_int"] for size in meta["sizes"]]

@@ -128,13 +128,13 @@ def test_wrong_weights_are_named(linear: Path, state: dict[str, Tensor], came: s
         read_module(linear, state)
 
 
-def rewritten(path: Path, change: Any) -> Path:
-    """The archive with its program changed."""
+def rewritten(path: Path, change: Any, document_of: str = "model.json") -> Path:
+    """The archive with its program, or another document of it, changed."""
     other = path.with_name("other.pt2")
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(other, "w") as target:
         for item in source.infolist():
             data = source.read(item)
-            if item.filename.endswith("model.json"):
+            if item.filename.endswith(document_of):
                 document = json.loads(data)
                 change(document)
                 data = json.dumps(document).encode()
@@ -157,6 +157,21 @@ def test_what_is_not_known_is_left_to_torch(linear: Path, target: str) -> None:
 
     state = {"0.weight": torch.zeros(3, 4), "0.bias": torch.zeros(3)}
     assert read_module(rewritten(linear, changed), state) is None
+
+
+@pytest.mark.parametrize("key", ["storage_offset", "sizes"])
+def test_a_weight_that_lies_outside_of_its_bytes_is_never_read(key: str, tmp_path: Path) -> None:
+    captured = whole(nn.Sequential(nn.Linear(4, 3)), {"input": torch.randn(8, 4)})
+    save_program(captured.program, tmp_path / "linear.pt2", weights=True)
+
+    def moved(document: Any) -> None:
+        meta = document["config"]["0.weight"]["tensor_meta"]
+        meta[key] = {"as_int": 1 << 20} if key == "storage_offset" else [{"as_int": 3}, {"as_int": 1 << 20}]
+
+    other = rewritten(tmp_path / "linear.pt2", moved, "model_weights_config.json")
+    assert read_module(other) is None
+    with pytest.raises(DamagedFile, match="cannot be loaded"):
+        load_program(other)
 
 
 def test_another_version_of_the_format_is_left_to_torch(linear: Path) -> None:
