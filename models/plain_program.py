@@ -12,7 +12,6 @@ import json
 import operator
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from .archive import check_archive
 from .errors import DamagedFile
-from .program import without_idle_nodes
+from .program import Look, without_idle_nodes
 
 _SCHEMA = 8
 _DTYPES = {
@@ -42,24 +41,6 @@ _AS_IT_IS = ("as_int", "as_ints", "as_bool", "as_bools", "as_string", "as_string
 
 class _NotPlain(Exception):
     """Something that is left to torch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What is known of a tensor of the graph before it runs; a free size is an expression, and equal ones are equal."""
-
-    dtype: torch.dtype
-    shape: tuple[str, ...]
-
-
-def look_of(value: object) -> Look | None:
-    """What a node gives, where that is one tensor; from an exported program's graph as well."""
-    if not isinstance(value, Node):
-        return None
-    if (look := value.meta.get("look")) is not None:
-        return look
-    found = value.meta.get("val")
-    return Look(found.dtype, tuple(map(str, found.shape))) if isinstance(found, Tensor) else None
 
 
 def read_module(path: Path, state: Mapping[str, Tensor] | None = None) -> GraphModule | None:

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
@@ -40,6 +42,30 @@ def without_idle_nodes(module: GraphModule) -> GraphModule:
         if isinstance(body, GraphModule):
             body.recompile()
     return module
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is known of a tensor of the graph before it runs; a free size is an expression, and equal ones are equal."""
+
+    dtype: torch.dtype
+    shape: tuple[str, ...]
+
+
+def look_of(value: object) -> Look | None:
+    """What a node gives, where that is one tensor; from an exported program's graph as well."""
+    if not isinstance(value, Node):
+        return None
+    if (look := value.meta.get("look")) is not None:
+        return look
+    found = value.meta.get("val")
+    return Look(found.dtype, tuple(map(str, found.shape))) if isinstance(found, Tensor) else None
+
+
+def dimensions_of(value: object) -> int:
+    """How many dimensions a node's tensor has; 0 where that is not known."""
+    look = look_of(value)
+    return len(look.shape) if look is not None else 0
 
 
 def walk(module: GraphModule, prefix: str = "") -> Iterator[tuple[str, Node]]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from ..plain_program import look_of
+from ..program import look_of
 
 _aten = torch.ops.aten
 # Ops whose result has its first input's dtype and, where the shapes say so, its shape.

@@ -9,8 +9,7 @@ encoder of width 384: 30 % of its time in FP32, 79 % in bf16.
 import torch
 from torch.fx import GraphModule, Node
 
-from ..plain_program import look_of
-from ..program import walk
+from ..program import dimensions_of, walk
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.linear.default, _aten.matmul.default)
@@ -35,9 +34,4 @@ def make_one_product(module: GraphModule) -> None:
 def _is_over_rows(node: Node) -> bool:
     """Whether it multiplies the last dimension of a tensor of three dimensions or more with one matrix."""
     rows, weight = node.args[0], node.args[1]
-    return rows is not weight and _dimensions(rows) >= 3 and _dimensions(weight) == 2
-
-
-def _dimensions(value: object) -> int:
-    look = look_of(value)
-    return len(look.shape) if look is not None else 0
+    return rows is not weight and dimensions_of(rows) >= 3 and dimensions_of(weight) == 2

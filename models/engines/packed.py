@@ -1,7 +1,7 @@
 """On a CPU: weights in the layout that oneDNN's kernels read, packed once at load, with what follows fused in.
 
 Torch packs a weight anew in each call. Measured on two cores (AVX-512): products of 128 rows take two thirds of the
-time in FP32, an image model 0.9 of it at batches of 32 and 0.4 alone, in bf16 0.65. These are the operators that
+time in FP32, an image model 0.9 of it at batches of 8, in bf16 0.83, and as long as before at 32. These are what
 torch.compile's freezing puts there (torch/_inductor/fx_passes/mkldnn_fusion.py). FP32 stays FP32: sums come in
 another order, and BatchNorm's factor is multiplied into the weight before instead of after. ReLU is not fused: oneDNN's
 makes 0 of NaN, and an answer that is not finite must be seen to be rescued or refused.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from ..plain_program import look_of
+from ..program import dimensions_of, look_of
 
 _aten = torch.ops.aten
 _LARGE = 1 << 17  # elements of an FP32 weight: below, torch's call costs less than oneDNN's
@@ -59,7 +59,7 @@ def _pack_linear(module: GraphModule, node: Node, matrix: Tensor) -> None:
 def _pack_addmm(module: GraphModule, node: Node, matrix: Tensor) -> None:
     """`aten::addmm` as a linear layer, whose weight is transposed."""
     bias, rows, weight = _arguments(node, 3)
-    if not node.kwargs and len(node.args) == 3 and _dimensions(bias) == 1:
+    if not node.kwargs and len(node.args) == 3 and dimensions_of(bias) == 1:
         _pack_product(module, node, rows, weight, matrix.t().contiguous(), bias)
 
 
@@ -67,7 +67,7 @@ def _pack_product(
     module: GraphModule, node: Node, rows: Node, weight: Node, matrix: Tensor, bias: Node | None
 ) -> None:
     """With the GELU behind it, as `mkldnn::_linear_pointwise`."""
-    if _dimensions(rows) < 2 or (matrix.dtype == torch.float32 and matrix.numel() < _LARGE):
+    if dimensions_of(rows) < 2 or (matrix.dtype == torch.float32 and matrix.numel() < _LARGE):
         return
     last, activation = _activation_behind(node)
     packed = torch.ops.mkldnn._reorder_linear_weight(matrix, None)
@@ -82,7 +82,7 @@ def _pack_product(
 def _pack_convolution(module: GraphModule, node: Node, kernel: Tensor) -> None:
     """`aten::conv2d`, with BatchNorm and a sum or GELU behind it, as `mkldnn::_convolution_pointwise`."""
     image, weight, bias, stride, padding, dilation, groups = _arguments(node, 7)
-    if _dimensions(image) != 4:
+    if dimensions_of(image) != 4:
         return
     kernel, shift, last = _normed(module, node, kernel, bias)
     geometry = (_pair(padding, 0), _pair(stride, 1), _pair(dilation, 1), groups or 1)
@@ -234,11 +234,6 @@ def _arguments(node: Node, count: int) -> list[Any]:
 def _pair(value: Any, default: int) -> list[int]:
     values = [default] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
     return values * 2 if len(values) == 1 else values
-
-
-def _dimensions(value: object) -> int:
-    look = look_of(value)
-    return len(look.shape) if look is not None else 0
 
 
 def _has_kernels(dtype: torch.dtype) -> bool:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from halfeven.models.archive import load_program, save_program
 from halfeven.models.errors import DamagedFile
-from halfeven.models.plain_program import Look, look_of, read_module
-from halfeven.models.program import runnable
+from halfeven.models.plain_program import read_module
+from halfeven.models.program import Look, look_of, runnable
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
