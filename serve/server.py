@@ -48,7 +48,8 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
     use_true_fp32()
     store.root.mkdir(parents=True, exist_ok=True)
     device = resolve_device(settings.device)
-    place = Place(device, DeviceThread(str(device)), settings.fallback == "fp32", settings.rescue)
+    nice = settings.compute_nice if device.type == "cpu" else 0
+    place = Place(device, DeviceThread(str(device), nice=nice), settings.fallback == "fp32", settings.rescue)
     roster = Roster(store, place, _rules(settings))
     director = Director(roster)
     written: dict[str, Phase] = {}

@@ -11,6 +11,8 @@ and at the latest a second after the turn before: under full load it costs one b
 
 import logging
 import math
+import os
+import sys
 import threading
 import time
 from collections import deque
@@ -75,11 +77,18 @@ class Bell:
 
 
 class DeviceThread:
-    """Start it once, attach batchers to it, stop it once. ``clock`` gives nanoseconds."""
+    """Start it once, attach batchers to it, stop it once. ``clock`` gives nanoseconds.
 
-    def __init__(self, name: str = "cpu", clock: Callable[[], int] = time.monotonic_ns) -> None:
+    ``nice`` (0 to 19, Linux) is how far the thread, and those that OpenMP starts for it, stand behind the process's
+    others for a core: a batch takes long, and whoever speaks HTTP needs a core at once and gives it back.
+    """
+
+    def __init__(
+        self, name: str = "cpu", clock: Callable[[], int] = time.monotonic_ns, nice: int = 0
+    ) -> None:
         self.name = name
         self.clock = clock
+        self._nice = nice
         self._bell = Bell()
         self._awake = threading.Lock()  # held while the thread looks, runs and calls; not while it sleeps
         self._door = threading.Lock()  # guards: the list of the attached, and calls against stopping
@@ -196,6 +205,10 @@ class DeviceThread:
         self._bell.ring()
 
     def _live(self) -> None:
+        if self._nice and sys.platform == "linux":
+            os.setpriority(
+                os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + self._nice
+            )  # this thread's
         self._awake.acquire()
         while True:
             stopping = self._stopping  # read before looking: what came earlier is then surely found

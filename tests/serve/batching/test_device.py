@@ -1,7 +1,10 @@
 """The thread that owns a device: fair, quiet, and not to be killed by what it runs."""
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -298,3 +301,21 @@ def test_a_device_that_is_lost_says_why_first(device: DeviceThread) -> None:
     device.lose("the driver reset it")
     device.lose("everything fails")
     assert device.lost == "the driver reset it"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to the process")
+def test_a_thread_that_computes_stands_behind_those_that_speak_http_and_so_do_the_ones_it_starts() -> None:
+    def nice() -> int:
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
+    def nice_of_another() -> int:
+        with ThreadPoolExecutor(1) as another:
+            return another.submit(nice).result(30)
+
+    before = nice()
+    device = DeviceThread(nice=3)
+    device.start()
+    assert device.call(nice).result(30) == before + 3
+    assert device.call(nice_of_another).result(30) == before + 3
+    assert device.stop(30)
+    assert nice() == before
