@@ -22,6 +22,7 @@ from .deadline import expire_after
 from .device import DeviceThread
 from .execution import Outcome
 from .intake import Intake
+from .lingering import Lingering
 from .request_queue import Request
 from .tally import Tally
 from .turns import Refused, Turns, changed, same_signature
@@ -57,6 +58,7 @@ class Batcher:
         self._long_ago = 0
         self._is_lonely = False  # the last hand-over had one request
         self._ran_alone = False  # in this iteration of the loop
+        self._lingering = Lingering(device.clock, lambda: device.asleep)
         self._drained: asyncio.Event | None = None
         device.attach(self, background)
 
@@ -95,7 +97,10 @@ class Batcher:
         future: asyncio.Future[Answer] = loop.create_future()
         request = Request(arrays, rows, future, now_ns, shapes, nbytes)
         if self._is_lonely and self._goes_alone(loop):
+            self._lingering.asked(now_ns)
             self._hand_over(intake.spec, [request])
+            if future.done():
+                self._lingering.answered(loop)
             return future
         if not self._pending:
             self._open(loop, intake.spec)

@@ -132,6 +132,11 @@ class DeviceThread:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def asleep(self) -> bool:
+        """Whether nobody runs anything on the device at this moment."""
+        return not self._awake.locked()
+
     def lose(self, reason: str) -> None:
         """The device itself is gone, with everything on it: ``lost`` says why. The first reason stays."""
         self.lost = self.lost or reason

@@ -36,7 +36,7 @@ def here() -> int:
 async def asleep(device: DeviceThread) -> None:
     """Return when the device thread has nothing to do and sleeps."""
     await looked(device)
-    while device._awake.locked():
+    while not device.asleep:
         await asyncio.sleep(0)
 
 
@@ -72,6 +72,32 @@ async def test_who_asks_alone_again_has_his_answer_at_once_and_company_is_batche
         one, four = (1, 4), [(1, 4)]
         assert engine.batches == [four, four, [one] * 3, [one] * 2]
         assert set(engine.threads) == {here()}
+
+
+class Diary:
+    """In the place of `Lingering`: what the batcher tells it."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def asked(self, now_ns: int) -> None:
+        self.told.append("asked")
+
+    def answered(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.told.append("answered")
+
+
+@async_test
+async def test_the_loop_lingers_after_a_lone_answer_and_after_no_other() -> None:
+    async with serving(Brief()) as (batcher, device):
+        batcher._lingering = diary = Diary()  # type: ignore[assignment]
+        await asleep(device)
+        await asyncio.gather(*[batcher.submit(rows_of(value), 1) for value in (1.0, 2.0)])
+        await batcher.submit(rows_of(3.0), 1)
+        assert diary.told == []
+        await asyncio.sleep(0)
+        assert batcher.submit(rows_of(4.0), 1).done()
+        assert diary.told == ["asked", "answered"]
 
 
 @async_test
