@@ -33,7 +33,7 @@ from .protocol.dialect import OURS, STRICT
 from .readying import Place
 from .rollout.api import router as rollout_router
 from .rollout.director import Director
-from .rollout.memory import one_heap
+from .rollout.memory import give_back_freed, one_heap
 from .rollout.metrics import RolloutCollector
 from .rollout.rules import Rules
 from .roster import Roster
@@ -49,7 +49,8 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
     store.root.mkdir(parents=True, exist_ok=True)
     device = resolve_device(settings.device)
     nice = settings.compute_nice if device.type == "cpu" else 0
-    place = Place(device, DeviceThread(str(device), nice=nice), settings.fallback == "fp32", settings.rescue)
+    thread = DeviceThread(str(device), nice=nice, at_rest=give_back_freed)
+    place = Place(device, thread, settings.fallback == "fp32", settings.rescue)
     roster = Roster(store, place, _rules(settings))
     director = Director(roster)
     written: dict[str, Phase] = {}

@@ -2,8 +2,9 @@
 
 Autocast and CUDA streams belong to a thread, so this is not only tidy, it is right; and OpenMP gives every
 thread that runs a model its own pool, so two such threads on a CPU fight for its cores. The thread sleeps on
-a bell. Rung, it gives a turn to whoever's next batch is due first, then looks again. It never polls; it sets
-a timer only where an operator asked for a delay. Between batches it runs calls: load, prove, swap, close.
+a bell. Rung, it gives a turn to whoever's next batch is due first, then looks again. It never polls; it sets a timer
+only where an operator asked for a delay, and one when its work has ended. Between batches it runs calls: load, prove,
+swap, close.
 
 What is attached in the background (shadow traffic, parity samples) gets a turn when nobody else's batch may start,
 and at the latest a second after the turn before: under full load it costs one batch a second.
@@ -25,6 +26,7 @@ from ...models.errors import NotReady
 logger = logging.getLogger("halfeven.device")
 T = TypeVar("T")
 BACKGROUND_EVERY_NS = 1_000_000_000
+REST_NS = 1_000_000_000
 _NOBODY = None, 0, 0
 
 
@@ -70,25 +72,33 @@ class Bell:
             except RuntimeError:  # another thread rang in between: once is enough
                 return
 
-    def wait(self, timeout_ns: int | None = None) -> None:
-        """Sleep until it is rung, or until ``timeout_ns`` have passed."""
+    def wait(self, timeout_ns: int | None = None) -> bool:
+        """Sleep until it is rung, or until ``timeout_ns`` have passed: False."""
         timeout_s = -1 if timeout_ns is None else min(timeout_ns / 1e9, threading.TIMEOUT_MAX)
-        self._silent.acquire(timeout=timeout_s)
+        return self._silent.acquire(timeout=timeout_s)
 
 
 class DeviceThread:
     """Start it once, attach batchers to it, stop it once. ``clock`` gives nanoseconds.
 
     ``nice`` (0 to 19, Linux) is how far the thread, and those that OpenMP starts for it, stand behind the process's
-    others for a core: a batch takes long, and whoever speaks HTTP needs a core at once and gives it back.
+    others for a core: a batch takes long, and whoever speaks HTTP needs a core at once and gives it back. ``at_rest``
+    is called, on the thread, whenever it has had nothing to do for ``rest_ns``: once, until there was something again.
     """
 
     def __init__(
-        self, name: str = "cpu", clock: Callable[[], int] = time.monotonic_ns, nice: int = 0
+        self,
+        name: str = "cpu",
+        clock: Callable[[], int] = time.monotonic_ns,
+        nice: int = 0,
+        at_rest: Callable[[], object] | None = None,
+        rest_ns: int = REST_NS,
     ) -> None:
         self.name = name
         self.clock = clock
         self._nice = nice
+        self._at_rest = at_rest
+        self._rest_ns = rest_ns
         self._bell = Bell()
         self._awake = threading.Lock()  # held while the thread looks, runs and calls; not while it sleeps
         self._door = threading.Lock()  # guards: the list of the attached, and calls against stopping
@@ -214,21 +224,33 @@ class DeviceThread:
             os.setpriority(
                 os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + self._nice
             )  # this thread's
+        rested = True
         self._awake.acquire()
         while True:
             stopping = self._stopping  # read before looking: what came earlier is then surely found
             called = self._one_call()
             wait_ns = self._one_turn()
             if called or wait_ns == 0:
+                rested = False
                 continue
             if stopping:
                 break
             self._awake.release()
-            self._bell.wait(wait_ns)
+            rested = self._sleep(wait_ns, rested)
             self._awake.acquire()
         self._ended = True
         while self._one_turn() == 0:  # whoever handed over before he could see the end
             pass
+
+    def _sleep(self, wait_ns: int | None, rested: bool) -> bool:
+        """Until the bell rings or the time is over; whether the long rest has been had since the last work."""
+        if self._at_rest is None or rested or wait_ns is not None:
+            self._bell.wait(wait_ns)
+            return rested
+        if self._bell.wait(self._rest_ns):
+            return False
+        self._at_rest()
+        return True
 
     def _one_call(self) -> bool:
         if not self._calls:

@@ -29,6 +29,12 @@ def one_heap() -> None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
+def give_back_freed() -> None:
+    """Hand back to the system what `one_heap` keeps for the next batch: when there has been none for a while."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
 def take_out_of_sight() -> None:
     """Take what is loaded out of the collector's sight: walking torch's heap costs 80 ms of somebody's p99."""
     gc.unfreeze()  # what was closed meanwhile is a cycle, and frozen it would never be found
@@ -65,10 +71,7 @@ def give_back() -> None:
     _forget_sources()
     take_out_of_sight()
     let_go_of_weights()
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    give_back_freed()
 
 
 def _forget_sources() -> None:

@@ -319,3 +319,24 @@ def test_a_thread_that_computes_stands_behind_those_that_speak_http_and_so_do_th
     assert device.call(nice_of_another).result(30) == before + 3
     assert device.stop(30)
     assert nice() == before
+
+
+def test_after_work_and_a_rest_it_is_told_once() -> None:
+    told: list[int] = []
+    resting = threading.Event()
+
+    def at_rest() -> None:
+        told.append(threading.get_ident())
+        resting.set()
+
+    device = DeviceThread(at_rest=at_rest, rest_ns=1_000_000)
+    device.start()
+    device.call(lambda: None).result(30)
+    assert resting.wait(30)
+    resting.clear()
+    device.ring()  # it looks, finds nothing, and has not worked
+    assert not resting.wait(0.05)
+    thread = device.call(threading.get_ident).result(30)
+    assert resting.wait(30)
+    assert device.stop(30)
+    assert told == [thread, thread]

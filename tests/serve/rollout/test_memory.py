@@ -14,7 +14,7 @@ from tests.model_folders import write_folder
 
 BATCHES = """
 import ctypes, resource, sys
-from halfeven.serve.rollout.memory import give_back, one_heap
+from halfeven.serve.rollout.memory import give_back_freed, one_heap
 
 if "one_heap" in sys.argv:
     one_heap()
@@ -37,7 +37,7 @@ for _ in range(5):
     batch()
 faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 kept = resident()
-give_back()
+give_back_freed()
 print(faults, kept - resident())
 """
 
