@@ -220,10 +220,7 @@ class DeviceThread:
         self._bell.ring()
 
     def _live(self) -> None:
-        if self._nice and sys.platform == "linux":
-            os.setpriority(
-                os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + self._nice
-            )  # this thread's
+        self._stand_back()
         rested = True
         self._awake.acquire()
         while True:
@@ -249,8 +246,19 @@ class DeviceThread:
             return rested
         if self._bell.wait(self._rest_ns):
             return False
-        self._at_rest()
+        try:
+            self._at_rest()
+        except Exception:
+            logger.exception("device %s: what is done at rest raised; please report it", self.name)
         return True
+
+    def _stand_back(self) -> None:
+        """On Linux niceness is a thread's own, whatever POSIX says (setpriority(2))."""
+        if self._nice and sys.platform == "linux":
+            try:
+                os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + self._nice)
+            except OSError as error:  # a sandbox may forbid it
+                logger.warning("device %s: its threads stay as nice as the others: %s", self.name, error)
 
     def _one_call(self) -> bool:
         if not self._calls:

@@ -340,3 +340,24 @@ def test_after_work_and_a_rest_it_is_told_once() -> None:
     assert resting.wait(30)
     assert device.stop(30)
     assert told == [thread, thread]
+
+
+def test_neither_a_rest_that_raises_nor_a_niceness_that_is_forbidden_ends_the_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forbidden(*_: int) -> None:
+        raise PermissionError("not here")
+
+    resting = threading.Event()
+
+    def at_rest() -> None:
+        resting.set()
+        raise ValueError("no rest")
+
+    monkeypatch.setattr(os, "setpriority", forbidden)
+    device = DeviceThread(nice=3, at_rest=at_rest, rest_ns=1_000_000)
+    device.start()
+    assert device.call(lambda: 7).result(30) == 7
+    assert resting.wait(30)
+    assert device.call(lambda: 8).result(30) == 8
+    assert device.stop(30)
