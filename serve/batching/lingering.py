@@ -15,7 +15,7 @@ _RAREST = 64  # answers
 
 
 class Lingering:
-    """One event loop's. ``clock`` gives nanoseconds; ``idle`` says whether nobody else has a use for the core now."""
+    """One batcher's. ``clock`` gives nanoseconds; ``idle`` says whether nobody else has a use for the core now."""
 
     def __init__(self, clock: Callable[[], int], idle: Callable[[], bool]) -> None:
         self._clock = clock
