@@ -17,6 +17,7 @@ from .engine import BRIEF_SECONDS, SHORT_SECONDS, Launched
 from .in_place import write_in_place
 from .one_product import make_one_product
 from .packed import pack_weights
+from .scripted import without_the_lock
 from .staging import SLOTS, Staging, cuda_lanes
 
 
@@ -44,11 +45,13 @@ class TorchEngine:
         self._asked_threads = self._threads = threads  # 0: not calibrated yet, as torch has it
         if device.type == "cuda" and isinstance(program, ExportedProgram):
             program = move_to_device_pass(program, device)
-        self._module = runnable(program) if isinstance(program, ExportedProgram) else program
+        module = runnable(program) if isinstance(program, ExportedProgram) else program
         if device.type == "cpu" and packed:
-            pack_weights(self._module)
-        write_in_place(self._module)
-        make_one_product(self._module)
+            pack_weights(module)
+        write_in_place(module)
+        make_one_product(module)
+        # On a GPU operations are only launched; whether this launches them sooner has not been measured.
+        self._module = without_the_lock(module) if device.type == "cpu" else module
         self._stage()
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
