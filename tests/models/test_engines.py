@@ -152,6 +152,18 @@ def test_joining_gives_fresh_memory_even_for_one_part_and_for_no_dimensions() ->
     assert joined([np.zeros((2, 3)), np.ones((1, 3))]).shape == (3, 3)
 
 
+@pytest.mark.parametrize("dtype", [np.bool_, np.int64, np.float16, np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("width", [3, 700])
+def test_parts_are_joined_in_order_whatever_their_size(dtype: type, width: int) -> None:
+    random = np.random.default_rng()
+    wide = random.integers(0, 2, (7, 2, width)).astype(dtype)
+    wide.setflags(write=False)
+    parts = [wide[:1], wide[1:4], wide[4:], wide[:0], wide[::3]]  # the last is not contiguous
+    whole = joined(parts)
+    assert whole.dtype == dtype and np.array_equal(whole, np.concatenate(parts))
+    assert whole.flags.writeable and whole.flags.c_contiguous and not np.shares_memory(whole, wide)
+
+
 def test_a_tensor_that_is_not_contiguous_comes_out_so() -> None:
     tensor = torch.arange(6).reshape(2, 3).t()
     assert to_numpy(tensor).flags.c_contiguous and to_numpy(tensor).tolist() == tensor.tolist()
