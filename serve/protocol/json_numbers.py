@@ -6,8 +6,8 @@ FP32, 300 is no UINT8, and 70000 is no FP16.
 
 import json
 import math
-from array import array as c_array
-from itertools import chain, zip_longest
+import struct
+from itertools import chain, compress, zip_longest
 from typing import Any
 
 import ml_dtypes
@@ -20,7 +20,7 @@ from ...models.errors import BadRequest
 MAX_DEPTH = 100
 _TOO_DEEP = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
 _BF16 = np.dtype(ml_dtypes.bfloat16)
-_C_CODES = {
+_C_CODES = {  # the same letters mean the same types to struct and to numpy
     "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i",
     "INT64": "q", "FP16": "d", "BF16": "d", "FP32": "f", "FP64": "d",
 }  # fmt: skip
@@ -97,10 +97,14 @@ def _typed(flat: list[Any], datatype: Datatype) -> np.ndarray:
         if not set(map(type, flat)) <= {bool}:
             raise TypeError
         return np.array(flat, np.bool_)
-    # array.array refuses strings, None, lists and (for integers) fractions and what is out of range.
-    wide = np.asarray(c_array(_C_CODES[datatype.name], flat))
+    code = _C_CODES[datatype.name]
+    try:  # struct refuses strings, None, lists and (for integers) fractions and what is out of range
+        wide = np.frombuffer(struct.pack(f"{len(flat)}{code}", *flat), code)
+    except struct.error:
+        raise TypeError from None
     # Bools are integers to it; only zeros and ones can have been bools, so most data need no second walk.
-    if ((wide == 0) | (wide == 1)).any() and bool in map(type, flat):
+    suspects = (wide == 0) | (wide == 1)
+    if suspects.any() and bool in map(type, compress(flat, suspects.tobytes())):
         raise TypeError
     return _narrowed(wide, flat, datatype) if datatype.is_float else wide
 
