@@ -22,7 +22,9 @@ from .protocol.dialect import OURS, Dialect
 from .protocol.infer import InferCodec, InferRequest
 
 MAX_BODY_BYTES = 64 * 2**20  # Triton's default
-SMALL_JSON = 64 * 1024  # bytes; more JSON than this is read off the event loop
+# Bytes; more JSON than this is read off the event loop. What is read in a millisecond is read on it: in a thread it
+# keeps Python's lock as long, and several threads that want the lock hold each other up.
+SMALL_JSON = 512 * 1024
 _PHASES = b"queue;dur=%.3f, assemble;dur=%.3f, compute;dur=%.3f"
 _ALL_PHASES = _PHASES + b", total;dur=%.3f"
 _LONGEST_ID = 128  # characters of a caller's words in a record of the log

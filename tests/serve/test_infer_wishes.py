@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from halfeven.serve.duty import NO_TERMS
-from halfeven.serve.infer_asgi import InferFront
+from halfeven.serve.infer_asgi import SMALL_JSON, InferFront
 from halfeven.serve.protocol.dialect import STRICT
 from halfeven.serve.protocol.infer import InferCodec
 
@@ -175,13 +175,13 @@ def test_large_json_is_read_beside_the_event_loop_and_others_are_answered_meanwh
     read = InferCodec.read
 
     def slow(self: InferCodec, body: bytes, header_length: str | None = None) -> Any:
-        if len(body) > 64 * 1024:
+        if len(body) > SMALL_JSON:
             reading.set()
             assert others_done.wait(20)
         return read(self, body, header_length)
 
     monkeypatch.setattr(InferCodec, "read", slow)
-    large = json.dumps(GOOD).encode() + b" " * 70_000
+    large = json.dumps(GOOD).encode() + b" " * SMALL_JSON
     with running(InferFront(no_app, roster)) as address, ThreadPoolExecutor() as pool:
         url = f"http://{address}{URL}"
         answer = pool.submit(httpx.post, url, content=large, timeout=20)
