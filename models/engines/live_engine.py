@@ -78,10 +78,7 @@ class LiveEngine(TorchEngine):
         torch.backends.mha.set_fastpath_enabled(
             False
         )  # one fused op, whose parts neither autocast nor islands see
-        self.precision = precision
-        self.device = str(device)
-        self._device = device
-        self._asked_threads = self._threads = threads
+        self._place(precision, device, threads)
         self._dtype = _DTYPES.get(precision)
         self._live = module
         module.module.to(device)

@@ -17,6 +17,7 @@ from .engine import BRIEF_SECONDS, SHORT_SECONDS, Launched
 from .in_place import write_in_place
 from .one_product import make_one_product
 from .packed import pack_weights
+from .row_shares import FEWEST_SHARED, LONG_ROW_SECONDS, RowShares
 from .scripted import without_the_lock
 from .staging import SLOTS, Staging, cuda_lanes
 
@@ -25,6 +26,7 @@ class TorchEngine:
     """One program on one device. Bound to the thread that calls it: intra-op threads are that thread's.
 
     ``threads`` on a CPU; 0: found out at the warm-up. ``packed``: on a CPU, weights in oneDNN's layout.
+    ``rows_apart``: the first axis of inputs and outputs is the batch, so that rows may run on different cores.
     """
 
     form = "torch"
@@ -38,12 +40,9 @@ class TorchEngine:
         device: torch.device,
         threads: int = 0,
         packed: bool = True,
+        rows_apart: bool = False,
     ) -> None:
-        self.precision = precision
-        self.device = str(device)
-        self._device = device
-        self._asked_threads = self._threads = threads  # 0: not calibrated yet, as torch has it
-        self._no_autograd = torch.inference_mode()  # to make one takes 10 µs after a sleep, a fifth of a small batch
+        self._place(precision, device, threads)
         if device.type == "cuda" and isinstance(program, ExportedProgram):
             program = move_to_device_pass(program, device)
         module = runnable(program) if isinstance(program, ExportedProgram) else program
@@ -53,13 +52,13 @@ class TorchEngine:
         make_one_product(module)
         # On a GPU operations are only launched; whether this launches them sooner has not been measured.
         self._module = without_the_lock(module) if device.type == "cpu" else module
+        self._rows_apart = rows_apart and self._module is not module
         self._stage()
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
         """Run a few times; on a CPU also find out whether this model gains from several threads."""
         if self._device.type == "cpu":
-            self._threads = self._asked_threads or self._calibrated(parts)
-            self.brief = self._threads == 1 and median_seconds(lambda: self.run(parts)) < BRIEF_SECONDS
+            self._calibrate(parts)
         self.run(parts)
 
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
@@ -87,10 +86,24 @@ class TorchEngine:
         self._module = lambda *inputs: program(*change(*inputs))
 
     def close(self) -> None:
+        if self._shares is not None:
+            self._shares.close()
+            self._shares = None
         del self._module
         self._staging = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _place(self, precision: str, device: torch.device, threads: int) -> None:
+        self.precision = precision
+        self.device = str(device)
+        self._device = device
+        self._asked_threads = self._threads = threads  # 0: not calibrated yet, as torch has it
+        self._shares: RowShares | None = None
+        self._rows_apart = False
+        self._no_autograd = (
+            torch.inference_mode()
+        )  # to make one takes 10 µs after a sleep, a fifth of a small batch
 
     def _stage(self) -> None:
         """Before the first batch, once the program is on its device: what takes batches there, if it is no CPU."""
@@ -106,17 +119,24 @@ class TorchEngine:
         began_ns = time.monotonic_ns()
         inputs = [to_torch(joined(part)) for part in parts]
         self.assemble_ns = time.monotonic_ns() - began_ns
-        return [to_numpy(tensor) for tensor in self._module(*inputs)]
+        shares = self._shares
+        run = self._module if shares is None or len(inputs[0]) < FEWEST_SHARED else shares
+        return [to_numpy(tensor) for tensor in run(*inputs)]
 
-    def _calibrated(self, parts: Sequence[Sequence[np.ndarray]]) -> int:
-        """One thread for a batch that is short, all cores for any other.
+    def _calibrate(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
+        """One thread for a batch that is short, all cores for any other; rows that take long are shared among them.
 
         Not the faster of the two as measured now: while a model is loaded something else often has a core, and
         two threads on one core look worse than they are for as long as the server then lives.
         """
-        self._threads = 1
-        alone = median_seconds(lambda: self.run(parts))
-        return 1 if alone < SHORT_SECONDS else len(os.sched_getaffinity(0))
+        self._threads = self._asked_threads or 1
+        took_s = median_seconds(lambda: self.run(parts))
+        row_s = took_s * self._threads / max(sum(len(part) for part in parts[0]), 1)  # on one core
+        if not self._asked_threads and took_s >= SHORT_SECONDS:
+            self._threads = len(os.sched_getaffinity(0))
+        self.brief = self._threads == 1 and took_s < BRIEF_SECONDS
+        if self._threads > 1 and self._rows_apart and row_s >= LONG_ROW_SECONDS:
+            self._shares = RowShares(lambda *rows: self._module(*rows), self._threads)
 
 
 @dataclass(slots=True, eq=False)

@@ -215,6 +215,7 @@ def test_a_device_is_auto_cpu_or_cuda_with_a_number() -> None:
 @pytest.fixture
 def version(net: Whole, onnx_file: Path, tmp_path: Path) -> Version:
     with Store(tmp_path).draft("net") as draft:
+        draft.write_json("spec.json", net.spec.to_json())
         save_program(net.program, draft.folder / "whole.pt2", weights=False)
         save_program(net.program, draft.folder / "half.pt2", weights=True)
         save_file(dict(net.program.state_dict), draft.folder / "weights.safetensors")
@@ -234,6 +235,7 @@ def test_a_version_is_loaded_in_either_form(
 ) -> None:
     engine = load(version, form, CPU)
     assert (engine.form, engine.precision) == (form, precision)
+    assert getattr(engine, "_rows_apart", True), "the spec says that its rows are a batch"
     requests = parts(2)
     expected = net.run(*[torch.from_numpy(arrays[0].copy()) for arrays in requests])
     np.testing.assert_allclose(engine.run(requests)[0], expected[0].numpy(), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,145 @@
+"""A long batch's rows on several cores: every row once and in its place, the same bits whoever computes them."""
+
+import os
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from halfeven.models.engines import torch_engine
+from halfeven.models.engines.row_shares import FEWEST_SHARED, RowShares, shares_of
+from halfeven.models.engines.torch_engine import TorchEngine
+from torch import Tensor, nn
+
+from tests.control_flow import CONTROL_FLOW
+from tests.programs import whole
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("cores", [2, 3, 16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 17, 32, 1000])
+def test_shares_are_all_the_rows_and_none_is_larger_than_the_one_before(rows: int, cores: int) -> None:
+    shares = shares_of(rows, cores)
+    assert sum(shares) == rows and min(shares) > 0
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] <= max(2, rows // (2 * cores))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 33])
+def test_every_row_is_answered_once_and_in_its_place(rows: int) -> None:
+    shares = RowShares(lambda x, index: [x * 2.0, index + 1], cores=3)
+    x, index = torch.randn(rows, 4), torch.arange(rows)
+    doubled, next_one = shares(x, index)
+    shares.close()
+    assert torch.equal(doubled, x * 2.0) and torch.equal(next_one, index + 1)
+
+
+def test_several_threads_compute_at_the_same_time() -> None:
+    both = threading.Barrier(2)
+
+    def program(x: Tensor) -> list[Tensor]:
+        both.wait(20)  # raises where one thread computes share after share
+        return [x]
+
+    shares = RowShares(program, cores=2)
+    x = torch.randn(8, 2)
+    (came,) = shares(x)
+    shares.close()
+    assert torch.equal(came, x)
+
+
+def test_what_one_share_raised_is_raised_once_nobody_computes_any_more_and_the_next_batch_is_answered() -> (
+    None
+):
+    computing = [0]
+    lock = threading.Lock()
+
+    def program(x: Tensor) -> list[Tensor]:
+        with lock:
+            computing[0] += 1
+        try:
+            if bool((x < 0).any()):
+                raise RuntimeError("no negative rows")
+            return [x]
+        finally:
+            with lock:
+                computing[0] -= 1
+
+    shares = RowShares(program, cores=3)
+    for place in range(12):
+        poisoned = torch.ones(12, 2)
+        poisoned[place] = -1.0
+        with pytest.raises(RuntimeError, match="no negative rows"):
+            shares(poisoned)
+        assert computing == [0]
+        assert torch.equal(shares(torch.ones(12, 2))[0], torch.ones(12, 2))
+    shares.close()
+
+
+class Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(64, 600), nn.Linear(600, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = torch.relu(self.one(x))
+        return self.other(hidden), hidden.argmax(-1)
+
+
+@pytest.fixture
+def every_row_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_engine, "LONG_ROW_SECONDS", 0.0)
+    monkeypatch.setattr(torch_engine, "SHORT_SECONDS", 0.0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2})
+
+
+def array(rows: int) -> np.ndarray:
+    return np.random.default_rng().standard_normal((rows, 64)).astype(np.float32)
+
+
+@pytest.mark.usefixtures("every_row_is_long")
+def test_an_engine_whose_rows_are_long_answers_as_the_program_and_repeats_its_bits() -> None:
+    net = whole(Rows(), {"x": torch.randn(8, 64)})
+    engine = TorchEngine(net.program, "fp32", CPU, rows_apart=True)
+    engine.warm_up([[array(16)]])
+    assert engine._shares is not None
+    for rows in (1, FEWEST_SHARED - 1, FEWEST_SHARED, 33):
+        x = array(rows)
+        expected = net.run(torch.from_numpy(x.copy()))
+        first = engine.run([[x]])
+        np.testing.assert_allclose(first[0], expected[0].numpy(), rtol=1e-5, atol=1e-5)
+        assert np.array_equal(first[1], expected[1].numpy())
+        for _ in range(5):  # whoever takes which share
+            again = engine.run([[x]])
+            assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
+    engine.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("halfeven-rows")]
+
+
+@pytest.mark.usefixtures("every_row_is_long")
+def test_rows_stay_together_where_they_are_not_a_batch_or_hold_the_lock() -> None:
+    net = whole(Rows(), {"x": torch.randn(8, 64)})
+    not_batched = TorchEngine(net.program, "fp32", CPU)
+    not_batched.warm_up([[array(16)]])
+    assert not_batched._shares is None
+    branches = CONTROL_FLOW["branches"]
+    in_python = TorchEngine(whole(branches.build(), branches.inputs(8)).program, "fp32", CPU, rows_apart=True)
+    in_python.warm_up([[tensor.numpy()] for tensor in branches.inputs(8).values()])
+    assert in_python._shares is None
+
+
+def test_short_rows_stay_together() -> None:
+    engine = TorchEngine(
+        whole(Rows(), {"x": torch.randn(8, 64)}).program, "fp32", CPU, threads=2, rows_apart=True
+    )
+    engine.warm_up([[array(16)]])
+    assert engine._shares is None
