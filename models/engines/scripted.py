@@ -43,7 +43,7 @@ def without_the_lock(module: GraphModule) -> Callable[..., _Outputs]:
     try:
         written = _Writing(module)
         run = torch._C._create_function_from_graph("program", written.graph)
-    except (_NotStraight, RuntimeError, TypeError):  # torch's own, for what it does not know
+    except (_NotStraight, RuntimeError, TypeError, AttributeError):  # torch's own, for what it does not know
         return module
     weights = torch._C.ScriptList(written.weights)  # held outside of Python: no lock to count who reads them
     return _as_it_stands(run, weights)
@@ -53,9 +53,8 @@ def _as_it_stands(run: Callable[..., _Outputs], weights: object) -> Callable[...
     """Without TorchScript's optimisations, which compile anew for each shape and may change bits."""
 
     def program(*inputs: Tensor) -> _Outputs:
-        before = (
-            torch._C._get_graph_executor_optimize()
-        )  # of this thread; a live model's own TorchScript may want it
+        # The flag is the thread's, and a live model's own TorchScript may want it.
+        before = torch._C._get_graph_executor_optimize()
         torch._C._set_graph_executor_optimize(False)
         try:
             return run(*inputs, weights)
@@ -115,21 +114,18 @@ class _Writing:
             sizes = [self._value(size) for size in node.args]
             return self._append(_ON_SIZES[node.target], sizes, [torch._C.IntType.get()])[0]
         schema = getattr(node.target, "_schema", None)
-        if schema is None:
+        if schema is None or not schema.returns:  # an assertion of a value
             raise _NotStraight
         given = [_argument_of(node, place, declared) for place, declared in enumerate(schema.arguments)]
         types = [declared.type for declared in schema.arguments]
-        if any(
-            isinstance(value, float | int) and kind == _TENSOR
-            for value, kind in zip(given, types, strict=True)
-        ):
+        for_tensors = (value for value, kind in zip(given, types, strict=True) if kind == _TENSOR)
+        if any(isinstance(value, float | int) for value in for_tensors):
             schema = _for_a_number(node.target)
             types = [declared.type for declared in schema.arguments]
         arguments = [self._argument(value, kind) for value, kind in zip(given, types, strict=True)]
         outputs = self._append(schema.name, arguments, [one.type for one in schema.returns])
-        if outputs[0].node().schema() != str(
-            schema
-        ):  # TorchScript chooses the overload by the arguments' types
+        # TorchScript chooses the overload by the arguments' types.
+        if outputs[0].node().schema() != str(schema):
             raise _NotStraight
         return outputs[0] if len(outputs) == 1 else outputs
 

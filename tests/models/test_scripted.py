@@ -173,3 +173,16 @@ def test_what_torchscript_does_not_know_stays_in_python(monkeypatch: pytest.Monk
             node.target = torch.sin  # no operator of the dispatcher's
     module.recompile()
     assert without_the_lock(module) is module
+
+
+class Checked(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.ops.aten._assert_async.msg((x < 100.0).all(), "too large")
+        return x + 1.0
+
+
+def test_a_program_that_asserts_something_of_a_value_still_does() -> None:
+    engine = TorchEngine(whole(Checked(), {"x": torch.randn(8, 4)}).program, "fp32", CPU)
+    assert engine.run([[np.zeros((2, 4), np.float32)]])[0].tolist() == [[1.0] * 4] * 2
+    with pytest.raises(RuntimeError, match="too large"):
+        engine.run([[np.full((2, 4), 200.0, np.float32)]])
