@@ -45,25 +45,29 @@ def without_the_lock(module: GraphModule) -> Callable[..., _Outputs]:
         run = torch._C._create_function_from_graph("program", written.graph)
     except (_NotStraight, RuntimeError, TypeError, AttributeError):  # torch's own, for what it does not know
         return module
-    weights = torch._C.ScriptList(written.weights)  # held outside of Python: no lock to count who reads them
-    return _as_it_stands(run, weights)
+    return Straight(run, torch._C.ScriptList(written.weights))
 
 
-def _as_it_stands(run: Callable[..., _Outputs], weights: object) -> Callable[..., _Outputs]:
-    """Without TorchScript's optimisations, which compile anew for each shape and may change bits."""
+class Straight:
+    """A program of TorchScript, as it stands: its optimisations compile anew for each shape and may change bits.
 
-    def program(*inputs: Tensor) -> _Outputs:
+    ``weights`` are held outside of Python: nobody needs the lock to count who reads them.
+    """
+
+    def __init__(self, run: Callable[..., _Outputs], weights: torch._C.ScriptList) -> None:
+        self._run = run
+        self.weights = weights
+
+    def __call__(self, *inputs: Tensor) -> _Outputs:
         # The flag is the thread's, and a live model's own TorchScript may want it.
         before = torch._C._get_graph_executor_optimize()
         torch._C._set_graph_executor_optimize(False)
         try:
-            return run(*inputs, weights)
+            return self._run(*inputs, self.weights)
         except RuntimeError as error:
             raise RuntimeError(_what_torch_said(error)) from error
         finally:
             torch._C._set_graph_executor_optimize(before)
-
-    return program
 
 
 def _what_torch_said(error: RuntimeError) -> str:
@@ -118,8 +122,16 @@ class _Writing:
             raise _NotStraight
         given = [_argument_of(node, place, declared) for place, declared in enumerate(schema.arguments)]
         types = [declared.type for declared in schema.arguments]
-        for_tensors = (value for value, kind in zip(given, types, strict=True) if kind == _TENSOR)
-        if any(isinstance(value, float | int) for value in for_tensors):
+        numbers = [
+            place
+            for place, value in enumerate(given)
+            if isinstance(value, float | int) and types[place] == _TENSOR
+        ]
+        if numbers and schema.name.endswith("_"):
+            # `aten::mul_.Scalar` rounds the number to half first. In place the result's type is not the number's.
+            for place in numbers:
+                given[place] = _as_tensor(given[place])
+        elif numbers:
             schema = _for_a_number(node.target)
             types = [declared.type for declared in schema.arguments]
         arguments = [self._argument(value, kind) for value, kind in zip(given, types, strict=True)]
@@ -174,6 +186,10 @@ def _argument_of(node: Node, place: int, declared: Any) -> Any:
     if declared.has_default_value():
         return declared.default_value
     raise _NotStraight
+
+
+def _as_tensor(number: float) -> Tensor:
+    return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else torch.int64)
 
 
 def _for_a_number(target: Any) -> Any:

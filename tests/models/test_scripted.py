@@ -16,7 +16,7 @@ from halfeven.models.engines.scripted import without_the_lock
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.program import runnable, walk
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from tests.control_flow import CONTROL_FLOW
 from tests.corpus import CORPUS, captured, fresh
@@ -186,3 +186,24 @@ def test_a_program_that_asserts_something_of_a_value_still_does() -> None:
     assert engine.run([[np.zeros((2, 4), np.float32)]])[0].tolist() == [[1.0] * 4] * 2
     with pytest.raises(RuntimeError, match="too large"):
         engine.run([[np.full((2, 4), 200.0, np.float32)]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("number", [1e8, 1e-9, -3, 0.1, 2])
+@pytest.mark.parametrize("op", ["add", "sub", "mul", "div"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_number_beside_a_tensor_gives_the_same_bits(
+    in_place: bool, op: str, number: float, dtype: torch.dtype
+) -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    target = getattr(torch.ops.aten, op + "_" * in_place).Tensor
+    graph.output((graph.call_function(target, (x, number)),))
+    module = GraphModule(nn.Module(), graph)
+    assert without_the_lock(module) is not module
+    assert_same_bits(module, [torch.randn(9, 5).to(dtype)])
+    assert_same_bits(module, [torch.zeros(3, 1).to(dtype)])  # 0 times what is infinite in half is no number
+    if op != "div" and not isinstance(number, float):
+        assert_same_bits(module, [torch.arange(9).to(torch.int32)])
+    if not in_place:
+        assert_same_bits(module, [torch.arange(9)])

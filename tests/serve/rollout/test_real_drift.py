@@ -26,8 +26,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def weights_of(engine: Any) -> list[torch.Tensor]:
-    module = engine._module
-    return [tensor for tensor in module.buffers() if tensor.is_floating_point() and tensor.ndim == 2]
+    return [tensor for tensor in engine._module.weights if tensor.is_floating_point() and tensor.ndim == 2]
 
 
 def test_a_half_whose_weights_change_in_memory_is_relieved_by_its_whole(converted: Store) -> None:
