@@ -38,9 +38,8 @@ class RowShares:
 
         def work() -> None:
             with torch.inference_mode():
-                torch.set_num_threads(
-                    1
-                )  # this thread's OpenMP, and MKL's for all: another engine may have set it
+                # This thread's OpenMP, and MKL's for all of them: another engine may have set it.
+                torch.set_num_threads(1)
                 while waiting:
                     try:
                         place = waiting.popleft()

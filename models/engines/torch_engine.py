@@ -86,9 +86,7 @@ class TorchEngine:
         self._module = lambda *inputs: program(*change(*inputs))
 
     def close(self) -> None:
-        if self._shares is not None:
-            self._shares.close()
-            self._shares = None
+        self._end_shares()
         del self._module
         self._staging = None
         if self._device.type == "cuda":
@@ -101,9 +99,8 @@ class TorchEngine:
         self._asked_threads = self._threads = threads  # 0: not calibrated yet, as torch has it
         self._shares: RowShares | None = None
         self._rows_apart = False
-        self._no_autograd = (
-            torch.inference_mode()
-        )  # to make one takes 10 µs after a sleep, a fifth of a small batch
+        # One for all batches: to make one takes 10 µs after a sleep, a fifth of a small batch.
+        self._no_autograd = torch.inference_mode()
 
     def _stage(self) -> None:
         """Before the first batch, once the program is on its device: what takes batches there, if it is no CPU."""
@@ -123,12 +120,18 @@ class TorchEngine:
         run = self._module if shares is None or len(inputs[0]) < FEWEST_SHARED else shares
         return [to_numpy(tensor) for tensor in run(*inputs)]
 
+    def _end_shares(self) -> None:
+        if self._shares is not None:
+            self._shares.close()
+            self._shares = None
+
     def _calibrate(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
         """One thread for a batch that is short, all cores for any other; rows that take long are shared among them.
 
         Not the faster of the two as measured now: while a model is loaded something else often has a core, and
         two threads on one core look worse than they are for as long as the server then lives.
         """
+        self._end_shares()  # of an earlier warm-up
         self._threads = self._asked_threads or 1
         took_s = median_seconds(lambda: self.run(parts))
         row_s = took_s * self._threads / max(sum(len(part) for part in parts[0]), 1)  # on one core
