@@ -5,8 +5,8 @@ Every interleaving is made by hooks (hold, release, gates), none by sleeping.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -60,6 +60,26 @@ class Clock:
 
     def __call__(self) -> int:
         return self.now_ns
+
+
+@contextmanager
+def timers_by_hand() -> Iterator[Callable[[], None]]:
+    """Timers that the running loop is asked for inside ring when what is yielded is called, not by the clock."""
+    loop, timers = asyncio.get_running_loop(), []
+
+    def by_hand(_: float, call: Callable[..., object], *given: object) -> asyncio.Handle:
+        timers.append(lambda: call(*given))
+        return loop.call_soon(lambda: None)
+
+    def ring() -> None:
+        for timer in timers:
+            timer()
+
+    setattr(loop, "call_later", by_hand)  # noqa: B010
+    try:
+        yield ring
+    finally:
+        del loop.call_later
 
 
 def tensor(name: str, *shape: int) -> TensorSpec:

@@ -21,6 +21,7 @@ from tests.serve.batching.stage import (
     serving,
     spec,
     tensor,
+    timers_by_hand,
 )
 
 
@@ -116,9 +117,11 @@ async def test_its_timeout_holds_until_its_first_part_begins() -> None:
     engine, inside = gated()
     assert engine.gate is not None
     soon = Terms(timeout_ns=1_000_000)
-    async with serving(engine, spec(rows=2)) as (batcher, device):
-        begun = batcher.submit(rows_of(*range(5)), 5, soon)
+    async with serving(engine, spec(rows=2), Clock()) as (batcher, device):
+        with timers_by_hand() as ring:
+            begun = batcher.submit(rows_of(*range(5)), 5, soon)
         await inside.wait()
+        ring()
         with pytest.raises(TimedOut):
             await batcher.submit(rows_of(*range(5)), 5, soon)
         engine.gate.set()

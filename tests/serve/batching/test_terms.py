@@ -9,7 +9,17 @@ from halfeven.serve.batching.request_queue import HEAD_START_NS
 from halfeven.serve.border import status_of
 from halfeven.serve.duty import Terms
 
-from tests.serve.batching.stage import Clock, Fake, async_test, gated, looked, rows_of, serving, spec
+from tests.serve.batching.stage import (
+    Clock,
+    Fake,
+    async_test,
+    gated,
+    looked,
+    rows_of,
+    serving,
+    spec,
+    timers_by_hand,
+)
 
 SOON = Terms(timeout_ns=1_000_000)
 URGENT = Terms(priority=1)
@@ -43,14 +53,14 @@ async def test_a_timeout_fires_while_a_batch_of_others_is_on_the_device_and_the_
 
 @async_test
 async def test_a_request_whose_batch_has_begun_is_answered_however_long_that_takes() -> None:
-    engine, inside = gated()
+    (engine, inside), clock = gated(), Clock()
     assert engine.gate is not None
-    async with serving(engine) as (batcher, _):
-        future = batcher.submit(rows_of(1), 1, SOON)
+    async with serving(engine, clock=clock) as (batcher, _):
+        with timers_by_hand() as ring:
+            future = batcher.submit(rows_of(1), 1, SOON)
         await inside.wait()
-        over = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.005, over.set)  # after the request's own timer
-        await over.wait()
+        clock.now_ns = 2 * SOON.timeout_ns
+        ring()
         engine.gate.set()
         assert (await future).outputs[0].item() == 1
 
