@@ -21,6 +21,7 @@ from .emulation import Emulation, Tap, half_rounding, mantissa_rounding
 from .folding import duplicate
 from .kernels import keep_without_kernel
 from .ledger import Ledger, weigh
+from .lessons import NOT_ALL, taught
 from .maker import SHARES, Say
 from .parity import UNIT_ROUNDOFF
 from .placement import Placed, place
@@ -31,7 +32,7 @@ from .rehearsal import MAX_SAMPLES, ROWS, Rehearsal, stricter
 from .repairs import Repair, apply
 from .repairs import candidates as repairable
 from .samples import Samples
-from .search import Budget, Found, Score, smallest_set
+from .search import Budget, Found, Score
 from .sections import (
     casts_section,
     profile_section,
@@ -218,7 +219,12 @@ def search(
     def judge(names: frozenset[str]) -> Score:
         return rehearsal.score(keeping(names), limits[1] if names else limits[0])
 
-    found = smallest_set(order, judge, budget=budget, say=say)
+    lesson = taught(
+        order, judge, lambda names: rehearsal.learn(keeping(frozenset(names))), budget=budget, say=say
+    )
+    if not lesson.equal:
+        say(NOT_ALL)
+    found = lesson.found
     if found is None or not found.kept:
         return plan, found
     kept = [

@@ -3,7 +3,7 @@
 One trial costs one run of the model and no export. The samples that choose a plan never judge it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from ..models.package import Precision
 from ..models.spec import ModelSpec, ParityLimits
 from .dtypes import Dtypes, Typing
 from .emulation import Emulation, Rounding, half_rounding, mantissa_rounding
+from .lessons import MANY, SHARE, Lessons
 from .parity import UNIT_ROUNDOFF, judge, min_sqnr_db
 from .plan import PrecisionPlan, make_plan
 from .prove import ties_of, tried
@@ -49,7 +50,17 @@ class Rehearsal:
         self._module, self._spec = module, spec
         self._typing = Typing(module, example)
         self._excuse = ties_of(module, spec, dtype, planning)
-        self.questions = list(self._asked(planning.take(slice(0, MAX_SAMPLES))))
+        self._few = planning.take(slice(0, MAX_SAMPLES))
+        self._nothing_half = self._typing.under(make_plan(module, Precision("O0")))
+        own = list(self._asked(self._few))
+        self.questions = [*own, *self._asked(*shaken(spec, self._few)), *self._odd()]
+        copies = -(-MANY // max(self._few.count, 1))
+        limits = replace(spec, parity=stricter(spec.parity, dtype, SHARE))
+        self.lessons = Lessons(
+            own,
+            lambda: self._asked(*shaken(spec, self._few, copies, seed=1)),
+            lambda trials: judge(limits, dtype, trials),
+        )
 
     def dtypes(self, plan: PrecisionPlan) -> Dtypes:
         return self._typing.under(plan)
@@ -63,25 +74,39 @@ class Rehearsal:
         return judge(replace(self._spec, parity=limits), plan.precision.dtype, real, odd)
 
     def score(self, plan: PrecisionPlan, limits: ParityLimits) -> Score:
+        failed = self.lessons.failed(self._answered(plan)) if self.lessons.learned else None
+        if failed is not None:
+            return Score(False, failed.max_error_u, failed.summary())
         report = self.report(plan, limits)
-        worst = max((output.max_error_u for output in report.outputs), default=np.inf)
+        error = max((output.max_error_u for output in report.outputs), default=np.inf)
         wrong = any(verdict.failures for verdict in report.adversarial)
-        return Score(report.passed, np.inf if wrong else worst, report.summary())
+        return Score(report.passed, np.inf if wrong else error, report.summary())
 
-    def _asked(self, planning: Samples) -> Iterator[Question]:
+    def learn(self, plan: PrecisionPlan) -> bool:
+        """Whether the half fails neighbours that it was not asked about (`lessons.Lessons`)."""
+        return self.lessons.learn(self._answered(plan))
+
+    def _answered(self, plan: PrecisionPlan) -> Callable[[Question], Trial]:
+        dtypes, rounding = self._typing.under(plan), half_rounding(plan.dtype)
+        return lambda question: self._trial(question, dtypes, rounding)
+
+    def _asked(self, *parts: Samples) -> Iterator[Question]:
         spec = self._spec
-        rows = min(ROWS, spec.max_batch_size, max(planning.count, 1)) if spec.batched else 0
-        real = [
-            (samples, arrays, "")
-            for part in (planning, *shaken(spec, planning))
-            for samples, arrays in part.batches(rows)
-        ]
-        odd = [(_rows(spec, arrays), arrays, name) for name, arrays in adversarial(spec, planning)]
-        nothing_half = self._typing.under(make_plan(self._module, Precision("O0")))
-        for samples, arrays, name in (*real, *odd):
-            inputs = [to_torch(arrays[tensor.name].copy()) for tensor in spec.inputs]
-            answer = self._answer(nothing_half, half_rounding(torch.float16), inputs)
-            yield Question(samples, inputs, answer, name)
+        rows = min(ROWS, spec.max_batch_size, max(self._few.count, 1)) if spec.batched else 0
+        for part in parts:
+            for samples, arrays in part.batches(rows):
+                yield self._question(samples, arrays)
+
+    def _odd(self) -> Iterator[Question]:
+        for name, arrays in adversarial(self._spec, self._few):
+            yield self._question(_rows(self._spec, arrays), arrays, name)
+
+    def _question(
+        self, samples: tuple[int, ...], arrays: Mapping[str, np.ndarray], name: str = ""
+    ) -> Question:
+        inputs = [to_torch(arrays[tensor.name].copy()) for tensor in self._spec.inputs]
+        answer = self._answer(self._nothing_half, half_rounding(torch.float16), inputs)
+        return Question(samples, inputs, answer, name)
 
     def _trial(self, question: Question, dtypes: Dtypes, rounding: Rounding) -> Trial:
         answer = self._answer(dtypes, rounding, question.inputs)

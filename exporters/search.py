@@ -54,12 +54,14 @@ def smallest_set(
     budget: Budget,
     say: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
+    elsewhere: bool = True,
 ) -> Found | None:
     """The smallest passing set that the budget lets us find; no single node can be taken away from it.
 
     ``candidates``: most suspicious first; they stay longest. ``judge``: scores a set of kept nodes, and is
-    asked once per set. Keeping nothing and keeping everything are tried whatever the budget. None where
-    even all candidates kept do not pass. Deterministic, but for where a budget in seconds ends.
+    asked once per set. ``elsewhere``: look a second time, for a smaller set of other nodes. Keeping nothing and
+    keeping everything are tried whatever the budget. None where even all candidates kept do not pass.
+    Deterministic, but for where a budget in seconds ends.
     """
     search = _Search(list(dict.fromkeys(candidates)), judge, budget, say, clock)
     before = search.score(())
@@ -68,6 +70,8 @@ def smallest_set(
     if not before.passed:
         try:
             search.run()
+            if elsewhere and len(search.best) > 1:
+                search.second_start()
         except _BudgetSpent:
             say(f"search: the budget is spent, {search.state}")
     kept = tuple(search.best)
@@ -130,8 +134,6 @@ class _Search:
         while not self.passes(self.suspects[:size]):
             size *= 2
         self.one_minimal(self.reduced([], self.suspects[:size]))
-        if len(self.best) > 1:
-            self.second_start()
 
     def second_start(self) -> None:
         """Look for a smaller set elsewhere, unless each node of the best one is needed whatever else is kept."""

@@ -34,6 +34,9 @@ class Converted:
     def passed(self) -> bool:
         return self.report is None or self.report.passed
 
+    def judged(self, samples: Samples) -> ParityReport | None:
+        return _report(self.maker, self.maker.exam(samples))
+
 
 def samples_of(name: str, rows: int, seed: int) -> Samples:
     return Samples({key: tensor.numpy() for key, tensor in fresh(name, rows, seed).items()})

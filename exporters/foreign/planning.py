@@ -11,9 +11,10 @@ from onnx import NodeProto
 from ...models.errors import BadSetting
 from ...models.package import Precision
 from ...models.spec import ModelSpec
+from ..lessons import NOT_ALL, taught
 from ..plan import Kept
 from ..samples import Samples
-from ..search import Budget, Found, Score, smallest_set
+from ..search import Budget, Found, Score
 from .dtypes import Dtypes, Kind, assign
 from .graph import ForeignProgram, assembled, graphs
 from .kernels import Kernels
@@ -25,7 +26,7 @@ from .placement import place
 from .profile import LARGEST, SENTINEL, Range, profile, suspicion
 from .rewrite import HalfGraph, rewrite
 from .ties import find_tied
-from .trials import AIM, ENOUGH, Answers, Trials
+from .trials import ENOUGH, Answers, Trials
 from .weights import Entry, Ledger
 
 RESCALED = "real ×"  # adversarial inputs beyond what scores are known to reach: the search's judge asks them
@@ -69,10 +70,16 @@ def plan_half(
         draft, ranges = Draft(program, precision), profile(program, real, precision.dtype)
     draft.hold_back(ranges, lambda: profile(program, odd, precision.dtype))
     judge = _judge(draft, trials, masks.bounded)
-    found = smallest_set(
-        draft.candidates(), lambda kept: judge(kept, AIM if kept else ENOUGH), budget=budget, say=say
+    lesson = taught(
+        draft.candidates(),
+        lambda kept: judge(kept, trials.aim if kept else ENOUGH),
+        lambda kept: trials.learn(draft.rewritten(draft.assign(kept))),
+        budget=budget,
+        say=say,
     )
-    notes = list(masks.done)
+    found, notes = lesson.found, list(masks.done)
+    if not lesson.equal:
+        notes.append(NOT_ALL)
     if found is None:
         notes.append(
             "even with every candidate in FP32 the planning samples do not pass: the gate will say why"
@@ -80,7 +87,7 @@ def plan_half(
     elif not found.minimal:
         notes.append("the search's budget ended before the FP32 set was shown to be minimal")
     elif precision.level == "O3":
-        _merge(draft, found.kept, partial(judge, aim=AIM if found.kept else ENOUGH))
+        _merge(draft, found.kept, partial(judge, aim=trials.aim if found.kept else ENOUGH))
     kept = found.kept if found else ()
     dtypes = draft.assign(kept)
     if not dtypes.half:

@@ -1,13 +1,15 @@
 """The planning samples, asked of the whole once and of every candidate half: what the search's judge sees."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from onnx import ModelProto
 
 from ...models.spec import ModelSpec, ParityLimits
+from ..lessons import MANY, PATIENCE_SECONDS, SHARE, Lessons
 from ..parity import UNIT_ROUNDOFF, judge, min_sqnr_db
 from ..samples import Samples
 from ..search import Score
@@ -23,14 +25,14 @@ from .ties import ForeignTies
 
 Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]
+Batch = tuple[tuple[int, ...], Arrays]
 
 ROWS = 8
 FEW = 16  # of them are asked again, shaken; but what picks boxes picks others then, and nobody is at fault
-PATIENCE_SECONDS = 2.0  # of the whole's: a large model plans with fewer samples
 # What passed on planning samples is judged on others: the limits are tighter here (shares of the error that the gate
 # allows, and dB above what it asks for). Once nodes must be kept the worst error is held tighter still, because it
 # differs from sample to sample as ratios over all of them do not.
-ENOUGH, AIM = (0.9, 0.5), (0.8, 0.5)
+ENOUGH, AIM = (SHARE, 0.5), (0.8, 0.5)
 HEADROOM = 2.0  # below half's largest number, for every value on real samples
 LARGER = 1.5  # times real samples must not overflow either: exponentials grow faster than their inputs
 HOPELESS = 8.0  # times the limit
@@ -60,12 +62,21 @@ class Trials:
     ) -> None:
         """``model`` gives the whole, to find integers that may differ because their scores tie."""
         rows = min(spec.max_batch_size, ROWS, max(planning.count, 1)) if spec.batched else 0
-        self._end = time.perf_counter() + PATIENCE_SECONDS
-        self.own = self._asked(planning.batches(rows), whole)
         few = planning.take(slice(0, FEW))
-        parts = shaken(spec, few) if all(tensor.type.is_float for tensor in spec.outputs) else ()
-        neighbours = (batch for part in parts for batch in part.batches(rows))
-        self.real = [*self.own, *self._asked(neighbours, whole)]
+
+        def neighbours(**how: int) -> Iterator[Batch]:
+            parts = shaken(spec, few, **how) if all(tensor.type.is_float for tensor in spec.outputs) else ()
+            return (batch for part in parts for batch in part.batches(rows))
+
+        end = time.perf_counter() + PATIENCE_SECONDS
+        self.own = _asked(planning.batches(rows), whole, end)
+        self.real = [*self.own, *_asked(neighbours(), whole, end)]
+        copies = -(-MANY // max(few.count, 1))
+        self.lessons = Lessons(
+            self.own,
+            lambda: (Asked(*batch, whole(batch[1])) for batch in neighbours(copies=copies, seed=1)),
+            lambda trials: self._judged(ENOUGH, trials, []),
+        )
         self.odd = [
             Asked(tuple(range(_rows(spec, inputs))), inputs, whole(inputs), name)
             for name, inputs in adversarial(spec, planning)
@@ -79,14 +90,15 @@ class Trials:
             aim: replace(spec, parity=_tightened(spec.parity, dtype, *aim)) for aim in (ENOUGH, AIM)
         }
 
-    def _asked(self, batches: Iterator[tuple[tuple[int, ...], Arrays]], whole: Answers) -> list[Asked]:
-        """As many as patience allows, and one."""
-        found = []
-        for samples, inputs in batches:
-            found.append(Asked(samples, inputs, whole(inputs)))
-            if time.perf_counter() > self._end:
-                break
-        return found
+    @cached_property
+    def aim(self) -> tuple[float, float]:
+        """For what a search finds: it needs less margin where it is asked about many neighbours afterwards."""
+        return ENOUGH if self.lessons.many else AIM
+
+    def learn(self, graph: HalfGraph) -> bool:
+        """Whether a half fails neighbours that it was not asked about (`lessons.Lessons`)."""
+        oracle = Oracle(graph.model, graph.weights, widened=self.widened)
+        return self.lessons.learn(lambda one: self._trial(one, oracle.run(one.inputs)))
 
     def score(
         self, graph: HalfGraph, unwatched: Collection[str] = (), aim: tuple[float, float] = AIM
@@ -102,10 +114,12 @@ class Trials:
         def observe(name: str, array: np.ndarray, type_: int) -> None:
             name = graph.sources.get(name, name)
             if type_ == HALVES[self.dtype] and array.size and name not in unwatched:
-                size = np.nan_to_num(np.abs(array), nan=0.0, posinf=np.inf)
-                largest[name] = max(largest.get(name, 0.0), float(size.max()))
+                largest[name] = max(largest.get(name, 0.0), _largest(array))
 
         oracle = Oracle(graph.model, graph.weights, observe=observe, widened=self.widened)
+        failed = self.lessons.failed(lambda one: self._trial(one, oracle.run(one.inputs)))
+        if failed is not None:
+            return replace(_scored(failed), passed=False)
         real = self._answered(self.real[:1], oracle)
         if _is_hopeless(report := self._judged(aim, real, [])):
             return _scored(report)
@@ -125,7 +139,7 @@ class Trials:
             return replace(_scored(report), passed=False, reason=reason)
         return _scored(report)
 
-    def _judged(self, aim: tuple[float, float], real: list[Trial], odd: list[Trial]) -> ParityReport:
+    def _judged(self, aim: tuple[float, float], real: Sequence[Trial], odd: Sequence[Trial]) -> ParityReport:
         with np.errstate(all="ignore"):
             return judge(self.specs[aim], self.dtype, real, odd)
 
@@ -138,6 +152,24 @@ class Trials:
 
     def _judging(self) -> list[Arrays]:
         return [asked.inputs for asked in self.real]
+
+
+def _asked(batches: Iterator[Batch], whole: Answers, end: float) -> list[Asked]:
+    """As many as there is time for, and one."""
+    found = []
+    for samples, inputs in batches:
+        found.append(Asked(samples, inputs, whole(inputs)))
+        if time.perf_counter() > end:
+            break
+    return found
+
+
+def _largest(array: np.ndarray) -> float:
+    """The largest magnitude; NaN is none."""
+    largest = float(np.abs(array).max())
+    return (
+        largest if largest == largest else float(np.nan_to_num(np.abs(array), nan=0.0, posinf=np.inf).max())
+    )
 
 
 def _is_hopeless(report: ParityReport) -> bool:

@@ -32,7 +32,7 @@ from onnx.inliner import inline_local_functions
 
 from tests.corpus import captured, fresh
 
-ROWS, BATCH, SEED = 32, 8, 7919
+ROWS, BATCH, SEED = 512, 8, 7919
 GOOD, SILENT, WRONG, IO, LOAD, CONVERSION, MISSING = (
     "good", "silently wrong", "wrong", "io", "load", "conversion", "not installed",
 )  # fmt: skip

@@ -130,14 +130,14 @@ def test_the_samples_that_judge_are_not_those_that_choose() -> None:
     assert not (seen[:, None] == judged[None]).all(-1).any()
 
 
-def test_a_plan_is_tried_on_copies_of_its_samples_that_are_moved_a_little() -> None:
+def test_a_plan_is_tried_on_copies_of_its_samples_that_are_moved_about() -> None:
     made = planner(Healthy())
     assert made.course is not None
     real = [q.inputs[0] for q in made.course.rehearsal.questions if not q.name]
     seen, moved = torch.cat(real[:2]), torch.cat(real[2:])
     assert len(moved) == SHAKEN * len(seen)
     gap = (moved.reshape(SHAKEN, *seen.shape) - seen).std()
-    assert 0.05 < gap < 0.2, "a tenth of what samples spread over, which is about 1"
+    assert 0.4 < gap < 0.6, "half of what samples spread over, which is about 1"
 
 
 def test_ids_are_never_moved() -> None:
@@ -168,6 +168,9 @@ def test_what_a_search_finds_is_held_to_stricter_limits_than_the_lists_alone() -
         def score(self, plan: PrecisionPlan, limits: ParityLimits) -> Score:
             asked.append((len(plan.kept) - len(course.plan.kept), limits.max_error_u))
             return course.rehearsal.score(plan, limits)
+
+        def learn(self, plan: PrecisionPlan) -> bool:
+            return course.rehearsal.learn(plan)
 
     limits = ParityLimits(max_error_u=4.0), ParityLimits(max_error_u=3.0)
     search(course.module, course.plan, Listening(), limits, [], lambda _: None)
