@@ -1,19 +1,20 @@
-"""On a CPU: the rows of a long batch, shared among the cores; whoever is done first takes the next.
+"""On a CPU: the rows of a long batch, an even share of them for each core, each computed by itself.
 
 OpenMP gives every core the same share of every operation and then waits for the last: what somebody else takes of one
-core is lost on all. Measured on two cores with an encoder at batches of 32: beside a program that uses a quarter of
-one core, 9 to 14 % more rows than with two threads in each operation, beside one that uses all of it 50 to 70 % more;
-with nobody beside it, as many (docs/batching.md).
+core for a moment is lost on all. Here the cores wait for each other once a batch (figures: docs/batching.md). Smaller
+shares for whoever is done first were slower: few rows at a time cost more each, and the system sees to it that threads
+share the cores fairly.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
 from torch import Tensor
 
-LONG_ROW_SECONDS = 4e-3  # on one core; where rows are shorter, shares of two cost more than they bring
+# On one core. An image model with 1.2 ms a row, served, lost a tenth and more: whoever waits for the end of a short
+# batch loses more by the moments in which the event loop had one of the cores.
+LONG_ROW_SECONDS = 4e-3
 FEWEST_SHARED = 8  # rows of a batch
 _LEAST = 2  # rows of a share: a product with a single row reads its weights for that row alone
 
@@ -32,43 +33,31 @@ class RowShares:
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """As ``program`` answers. Raises what it raised on one of the shares, once nobody computes any more."""
         sizes = shares_of(len(inputs[0]), self._cores)
-        parts = list(zip(*(tensor.split(sizes) for tensor in inputs), strict=True))
-        waiting = deque(range(len(parts)))
-        answers: list[Sequence[Tensor]] = [()] * len(parts)
-
-        def work() -> None:
-            with torch.inference_mode():
-                # This thread's OpenMP, and MKL's for all of them: another engine may have set it.
-                torch.set_num_threads(1)
-                while waiting:
-                    try:
-                        place = waiting.popleft()
-                    except IndexError:  # another took the last
-                        return
-                    answers[place] = self._program(*parts[place])
-
-        others: list[Future[None]] = [self._pool.submit(work) for _ in range(self._cores - 1)]
+        own, *parts = zip(*(tensor.split(sizes) for tensor in inputs), strict=True)
+        others = [self._pool.submit(self._computed, *part) for part in parts]
         try:
-            work()
+            answers = [self._computed(*own)]
+            for part, other in zip(
+                parts, others, strict=True
+            ):  # what no other thread has begun is one's own as well
+                answers.append(self._computed(*part) if other.cancel() else other.result())
         finally:
-            waiting.clear()  # after an error nobody begins another share
-            raised = [other.exception() for other in others]
-        for error in raised:
-            if error is not None:
-                raise error
+            wait([other for other in others if not other.cancel()])
         return [torch.cat(shares) for shares in zip(*answers, strict=True)]
+
+    def _computed(self, *inputs: Tensor) -> Sequence[Tensor]:
+        with torch.inference_mode():
+            torch.set_num_threads(
+                1
+            )  # this thread's of OpenMP, and MKL's for all: another engine may have set it
+            return self._program(*inputs)
 
     def close(self) -> None:
         self._pool.shutdown()
 
 
 def shares_of(rows: int, cores: int) -> list[int]:
-    """Large shares first and small ones last, so that all cores end together; the same for as many rows.
-
-    Guided self-scheduling (Polychronopoulos and Kuck, 1987), with half of what would be each core's share.
-    """
-    shares: list[int] = []
-    while rows:
-        shares.append(min(rows, max(_LEAST, rows // (2 * cores))))
-        rows -= shares[-1]
-    return shares
+    """The same for as many rows, so that the bits are; with few rows for fewer cores."""
+    count = max(1, min(cores, rows // _LEAST))
+    least, over = divmod(rows, count)
+    return [least + 1] * over + [least] * (count - over)
