@@ -30,7 +30,7 @@ from .duty import OnDuty
 from .rollout.memory import give_back
 from .rollout.orders import drifted
 from .tuned import tuned_for
-from .useful_rows import batch_sizes, measure_useful_rows, shortest_seconds
+from .useful_rows import WITHIN, WITHIN_AHEAD, batch_sizes, measure_useful_rows, shortest_seconds
 
 logger = logging.getLogger("halfeven.roster")
 T = TypeVar("T")
@@ -240,8 +240,10 @@ def _useful_rows(spec: ModelSpec, samples: Samples, chosen: _Candidate, place: P
         run = partial(chosen.engine.run, batch_of(spec, samples, rows))
         return place.call(partial(shortest_seconds, run))
 
+    engine = chosen.engine
+    ahead = engine.device == "cpu" and getattr(engine, "in_flight", 1) > 1
     try:
-        return measure_useful_rows(run_seconds, chosen.most_rows)
+        return measure_useful_rows(run_seconds, chosen.most_rows, within=WITHIN_AHEAD if ahead else WITHIN)
     except Exception:
         logger.exception("the useful batch of '%s' could not be measured", spec.name)
         return 0

@@ -11,18 +11,21 @@ from collections.abc import Callable, Mapping
 from .core_wait import seconds_on_core
 
 WITHIN = 0.05  # of the best throughput counts as the best
+WITHIN_AHEAD = (
+    0.1  # where cores that are done go on with the next batch: there is no end that costs, as measured alone
+)
 LONG_ENOUGH_S = 0.05  # a batch that lasts so long is seldom interrupted, and nobody waits long for its end
 BUDGET_S = 0.8  # of one model's measuring at load
 _RUNS, _ENOUGH_S = 3, 0.04
 
 
-def useful_rows(seconds: Mapping[int, float]) -> int:
-    """Of the batches whose throughput is within 5 % of the best the smallest that lasts 50 ms, or the largest.
+def useful_rows(seconds: Mapping[int, float], within: float = WITHIN) -> int:
+    """Of the batches whose throughput is ``within`` of the best the smallest that lasts 50 ms, or the largest.
 
     ``seconds`` of a run by its rows.
     """
     best = max(rows / taken for rows, taken in seconds.items())
-    good = [rows for rows, taken in seconds.items() if rows / taken >= best * (1 - WITHIN)]
+    good = [rows for rows, taken in seconds.items() if rows / taken >= best * (1 - within)]
     return min((rows for rows in good if seconds[rows] >= LONG_ENOUGH_S), default=max(good))
 
 
@@ -36,6 +39,7 @@ def measure_useful_rows(
     most: int,
     budget_s: float = BUDGET_S,
     clock: Callable[[], float] = time.perf_counter,
+    within: float = WITHIN,
 ) -> int:
     """`useful_rows` of batches up to ``most``, measured smallest first and, while there is time, again.
 
@@ -46,13 +50,13 @@ def measure_useful_rows(
     for rows in batch_sizes(most):
         spent, before = clock() - before, clock()
         if seconds and before - began + 2 * spent > budget_s:  # twice the rows: about twice as long
-            found = useful_rows(seconds)
+            found = useful_rows(seconds, within)
             return 0 if found == max(seconds) else found
         seconds[rows] = run_seconds(rows)
     while 2 * (clock() - began) < budget_s:  # there is time to look again: what was disturbed is so no more
         looks = {rows: run_seconds(rows) for rows in seconds}
         seconds = {rows: min(taken, looks[rows]) for rows, taken in seconds.items()}
-    return useful_rows(seconds)
+    return useful_rows(seconds, within)
 
 
 def shortest_seconds(run: Callable[[], object]) -> float:

@@ -1,16 +1,20 @@
 """On a CPU: the rows of a long batch, an even share of them for each core, each computed by itself.
 
 OpenMP gives every core the same share of every operation and then waits for the last: what somebody else takes of one
-core for a moment is lost on all. Here the cores wait for each other once a batch (figures: docs/batching.md). Smaller
+core for a moment is lost on all. Here no core waits for another while there is a next batch (docs/batching.md). Smaller
 shares for whoever is done first were slower: few rows at a time cost more each, and the system sees to it that threads
 share the cores fairly.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from .arrays import to_numpy
 
 # On one core. An image model with 1.2 ms a row, served, lost a tenth and more: whoever waits for the end of a short
 # batch loses more by the moments in which the event loop had one of the cores.
@@ -19,31 +23,37 @@ FEWEST_SHARED = 8  # rows of a batch
 _LEAST = 2  # rows of a share: a product with a single row reads its weights for that row alone
 
 
-class RowShares:
-    """``program`` run on ``cores`` threads, the caller's and others of its own, with one of OpenMP's each.
+@dataclass(slots=True, eq=False)
+class Shared:
+    """One batch, its shares computed or on their way."""
 
-    ``program`` must not hold Python's lock while it runs, and its rows must not depend on each other.
+    _shares: Sequence[Future[Sequence[Tensor]]]
+
+    def wait(self) -> list[np.ndarray]:
+        """The outputs. Raises what was raised on one of the shares, once nobody computes any more."""
+        wait(self._shares)
+        answers = zip(*(share.result() for share in self._shares), strict=True)
+        with torch.inference_mode():
+            return [to_numpy(torch.cat(shares)) for shares in answers]
+
+
+class RowShares:
+    """``program`` run on ``cores`` threads of its own, with one of OpenMP's each.
+
+    ``program`` must not hold Python's lock while it runs, and its rows must not depend on each other. While the last
+    share of a batch is computed the other cores may have begun the next batch.
     """
 
     def __init__(self, program: Callable[..., Sequence[Tensor]], cores: int) -> None:
         self._program = program
         self._cores = cores
-        self._pool = ThreadPoolExecutor(cores - 1, "halfeven-rows")
+        self._pool = ThreadPoolExecutor(cores, "halfeven-rows")
 
-    def __call__(self, *inputs: Tensor) -> list[Tensor]:
-        """As ``program`` answers. Raises what it raised on one of the shares, once nobody computes any more."""
+    def launch(self, *inputs: Tensor) -> Shared:
+        """Begin one batch and return at once."""
         sizes = shares_of(len(inputs[0]), self._cores)
-        own, *parts = zip(*(tensor.split(sizes) for tensor in inputs), strict=True)
-        others = [self._pool.submit(self._computed, *part) for part in parts]
-        try:
-            answers = [self._computed(*own)]
-            for part, other in zip(
-                parts, others, strict=True
-            ):  # what no other thread has begun is one's own as well
-                answers.append(self._computed(*part) if other.cancel() else other.result())
-        finally:
-            wait([other for other in others if not other.cancel()])
-        return [torch.cat(shares) for shares in zip(*answers, strict=True)]
+        parts = zip(*(tensor.split(sizes) for tensor in inputs), strict=True)
+        return Shared([self._pool.submit(self._computed, *part) for part in parts])
 
     def _computed(self, *inputs: Tensor) -> Sequence[Tensor]:
         with torch.inference_mode():

@@ -69,13 +69,19 @@ class TorchEngine:
 
     @property
     def in_flight(self) -> int:
-        """How many batches it takes ahead; on a CPU the second would only wait for the same cores."""
-        return 1 if self._staging is None else SLOTS
+        """How many batches it takes ahead.
+
+        On a CPU the second would only wait for the same cores, except where rows are shared: there the core that is
+        done first goes on with it.
+        """
+        if self._staging is not None:
+            return SLOTS
+        return 1 if self._shares is None else 2
 
     def launch(self, parts: Sequence[Sequence[np.ndarray]]) -> Launched:
-        """Begin one batch on a CUDA device and return at once; on a CPU it is run here."""
+        """Begin one batch and return at once; on a CPU a batch that is not shared is run when it is waited for."""
         if self._staging is None:
-            return Done(self.run(parts))
+            return self._launched_on_cpu(parts)
         staged = self._staging.launch(parts)
         self.assemble_ns = self._staging.assemble_ns
         return staged
@@ -111,14 +117,25 @@ class TorchEngine:
             self._staging = Staging(lanes, lambda *inputs: self._module(*inputs))
 
     def _run_on_cpu(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+        if self._are_shared(parts):
+            return self._launched_on_cpu(parts).wait()
         if self._threads and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
+        return [to_numpy(tensor) for tensor in self._module(*self._joined(parts))]
+
+    def _launched_on_cpu(self, parts: Sequence[Sequence[np.ndarray]]) -> Launched:
+        if self._shares is not None and self._are_shared(parts):
+            return self._shares.launch(*self._joined(parts))
+        return Postponed(lambda: self.run(parts))
+
+    def _are_shared(self, parts: Sequence[Sequence[np.ndarray]]) -> bool:
+        return self._shares is not None and sum([len(part) for part in parts[0]]) >= FEWEST_SHARED
+
+    def _joined(self, parts: Sequence[Sequence[np.ndarray]]) -> list[torch.Tensor]:
         began_ns = time.monotonic_ns()
         inputs = [to_torch(joined(part)) for part in parts]
         self.assemble_ns = time.monotonic_ns() - began_ns
-        shares = self._shares
-        run = self._module if shares is None or len(inputs[0]) < FEWEST_SHARED else shares
-        return [to_numpy(tensor) for tensor in run(*inputs)]
+        return inputs
 
     def _end_shares(self) -> None:
         if self._shares is not None:
@@ -143,13 +160,13 @@ class TorchEngine:
 
 
 @dataclass(slots=True, eq=False)
-class Done:
-    """A batch that was over before anybody waited for it."""
+class Postponed:
+    """A batch that is run when somebody waits for it."""
 
-    outputs: list[np.ndarray]
+    run: Callable[[], list[np.ndarray]]
 
     def wait(self) -> list[np.ndarray]:
-        return self.outputs
+        return self.run()
 
 
 def median_seconds(run: Callable[[], object], budget_s: float = 0.15) -> float:

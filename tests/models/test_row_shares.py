@@ -38,9 +38,9 @@ def test_shares_are_all_the_rows_and_even_with_one_for_each_core_that_gets_two(r
 def test_every_row_is_answered_once_and_in_its_place(rows: int) -> None:
     shares = RowShares(lambda x, index: [x * 2.0, index + 1], cores=3)
     x, index = torch.randn(rows, 4), torch.arange(rows)
-    doubled, next_one = shares(x, index)
+    doubled, next_one = shares.launch(x, index).wait()
     shares.close()
-    assert torch.equal(doubled, x * 2.0) and torch.equal(next_one, index + 1)
+    assert np.array_equal(doubled, x.numpy() * 2.0) and np.array_equal(next_one, index.numpy() + 1)
 
 
 def test_several_threads_compute_at_the_same_time() -> None:
@@ -52,9 +52,9 @@ def test_several_threads_compute_at_the_same_time() -> None:
 
     shares = RowShares(program, cores=2)
     x = torch.randn(8, 2)
-    (came,) = shares(x)
+    (came,) = shares.launch(x).wait()
     shares.close()
-    assert torch.equal(came, x)
+    assert np.array_equal(came, x.numpy())
 
 
 def test_what_one_share_raised_is_raised_once_nobody_computes_any_more_and_the_next_batch_is_answered() -> (
@@ -79,9 +79,28 @@ def test_what_one_share_raised_is_raised_once_nobody_computes_any_more_and_the_n
         poisoned = torch.ones(12, 2)
         poisoned[place] = -1.0
         with pytest.raises(RuntimeError, match="no negative rows"):
-            shares(poisoned)
+            shares.launch(poisoned).wait()
         assert computing == [0]
-        assert torch.equal(shares(torch.ones(12, 2))[0], torch.ones(12, 2))
+        assert np.array_equal(shares.launch(torch.ones(12, 2)).wait()[0], np.ones((12, 2)))
+    shares.close()
+
+
+def test_a_core_that_is_done_goes_on_with_the_next_batch() -> None:
+    """The first share of the first batch ends only once a share of the second has begun."""
+    second_began = threading.Event()
+
+    def program(x: Tensor) -> list[Tensor]:
+        if x[0, 0] == 0.0:
+            assert second_began.wait(20)
+        if bool((x >= 8.0).all()):
+            second_began.set()
+        return [x]
+
+    shares = RowShares(program, cores=2)
+    x = torch.arange(16.0).unsqueeze(1)
+    first, second = shares.launch(x[:8]), shares.launch(x[8:])
+    assert np.array_equal(first.wait()[0], x[:8].numpy())
+    assert np.array_equal(second.wait()[0], x[8:].numpy())
     shares.close()
 
 
@@ -112,9 +131,9 @@ def test_an_engine_whose_rows_are_long_answers_as_the_program_and_repeats_its_bi
     engine = TorchEngine(net.program, "fp32", CPU, rows_apart=True)
     for _ in range(3):  # a later warm-up leaves no threads of the one before
         engine.warm_up([[array(16)]])
-    assert engine._shares is not None
+    assert engine._shares is not None and engine.in_flight == 2
     helpers = [thread for thread in threading.enumerate() if thread.name.startswith("halfeven-rows")]
-    assert len(helpers) <= 2
+    assert len(helpers) <= 3
     for rows in (1, FEWEST_SHARED - 1, FEWEST_SHARED, 33):
         x = array(rows)
         expected = net.run(torch.from_numpy(x.copy()))
@@ -122,7 +141,7 @@ def test_an_engine_whose_rows_are_long_answers_as_the_program_and_repeats_its_bi
         np.testing.assert_allclose(first[0], expected[0].numpy(), rtol=1e-5, atol=1e-5)
         assert np.array_equal(first[1], expected[1].numpy())
         for _ in range(5):  # whoever takes which share
-            again = engine.run([[x]])
+            again = engine.launch([[x]]).wait()
             assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
     engine.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("halfeven-rows")]
@@ -133,7 +152,7 @@ def test_rows_stay_together_where_they_are_not_a_batch_or_hold_the_lock() -> Non
     net = whole(Rows(), {"x": torch.randn(8, 64)})
     not_batched = TorchEngine(net.program, "fp32", CPU)
     not_batched.warm_up([[array(16)]])
-    assert not_batched._shares is None
+    assert not_batched._shares is None and not_batched.in_flight == 1
     branches = CONTROL_FLOW["branches"]
     in_python = TorchEngine(whole(branches.build(), branches.inputs(8)).program, "fp32", CPU, rows_apart=True)
     in_python.warm_up([[tensor.numpy()] for tensor in branches.inputs(8).values()])

@@ -35,6 +35,7 @@ def test_sizes_are_powers_of_two_and_the_largest(most: int, sizes: list[int]) ->
 def test_the_smallest_long_batch_within_five_percent_of_the_best_is_enough() -> None:
     assert useful_rows({1: 1.0, 2: 1.2, 4: 2.0, 8: 3.9, 16: 8.0}) == 4  # 2.00, 2.05 and 2.00 rows/s
     assert useful_rows({1: 1.0, 2: 1.2, 4: 2.0, 8: 3.7}) == 8
+    assert useful_rows({1: 1.0, 2: 1.2, 4: 2.0, 8: 3.7}, within=0.2) == 4
 
 
 @pytest.mark.parametrize(
