@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from .core_wait import seconds_on_core
 
 WITHIN = 0.05  # of the best throughput counts as the best
-WITHIN_AHEAD = (
-    0.1  # where cores that are done go on with the next batch: there is no end that costs, as measured alone
-)
+# Where cores that are done go on with the next batch there is no end that costs, as there is when measured alone.
+WITHIN_AHEAD = 0.2
 LONG_ENOUGH_S = 0.05  # a batch that lasts so long is seldom interrupted, and nobody waits long for its end
 BUDGET_S = 0.8  # of one model's measuring at load
 _RUNS, _ENOUGH_S = 3, 0.04
