@@ -23,6 +23,15 @@ FEWEST_SHARED = 8  # rows of a batch
 _LEAST = 2  # rows of a share: a product with a single row reads its weights for that row alone
 
 
+_under_way: set[Future[Sequence[Tensor]]] = set()
+
+
+def wait_for_all_shares() -> None:
+    """Until no engine computes shares. MKL has one number of threads for all: shares would get another's."""
+    if _under_way:
+        wait(list(_under_way))
+
+
 @dataclass(slots=True, eq=False)
 class Shared:
     """One batch, its shares computed or on their way."""
@@ -53,7 +62,11 @@ class RowShares:
         """Begin one batch and return at once."""
         sizes = shares_of(len(inputs[0]), self._cores)
         parts = zip(*(tensor.split(sizes) for tensor in inputs), strict=True)
-        return Shared([self._pool.submit(self._computed, *part) for part in parts])
+        shares = [self._pool.submit(self._computed, *part) for part in parts]
+        _under_way.update(shares)
+        for share in shares:
+            share.add_done_callback(_under_way.discard)
+        return Shared(shares)
 
     def _computed(self, *inputs: Tensor) -> Sequence[Tensor]:
         with torch.inference_mode():

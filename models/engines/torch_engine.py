@@ -17,7 +17,7 @@ from .engine import BRIEF_SECONDS, SHORT_SECONDS, Launched
 from .in_place import write_in_place
 from .one_product import make_one_product
 from .packed import pack_weights
-from .row_shares import FEWEST_SHARED, LONG_ROW_SECONDS, RowShares
+from .row_shares import FEWEST_SHARED, LONG_ROW_SECONDS, RowShares, wait_for_all_shares
 from .scripted import without_the_lock
 from .staging import SLOTS, Staging, cuda_lanes
 
@@ -119,9 +119,16 @@ class TorchEngine:
     def _run_on_cpu(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         if self._are_shared(parts):
             return self._launched_on_cpu(parts).wait()
-        if self._threads and torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+        self._take_threads()
         return [to_numpy(tensor) for tensor in self._module(*self._joined(parts))]
+
+    def _take_threads(self) -> None:
+        """OpenMP's number is each thread's own, MKL's is everybody's: who computed shares has set it to one."""
+        if self._threads > 1:
+            wait_for_all_shares()
+            torch.set_num_threads(self._threads)
+        elif self._threads and torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
 
     def _launched_on_cpu(self, parts: Sequence[Sequence[np.ndarray]]) -> Launched:
         if self._shares is not None and self._are_shared(parts):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from halfeven.models.engines import torch_engine
-from halfeven.models.engines.row_shares import FEWEST_SHARED, RowShares, shares_of
+from halfeven.models.engines.row_shares import FEWEST_SHARED, RowShares, shares_of, wait_for_all_shares
 from halfeven.models.engines.torch_engine import TorchEngine
 from torch import Tensor, nn
 
@@ -102,6 +102,45 @@ def test_a_core_that_is_done_goes_on_with_the_next_batch() -> None:
     assert np.array_equal(first.wait()[0], x[:8].numpy())
     assert np.array_equal(second.wait()[0], x[8:].numpy())
     shares.close()
+
+
+def test_who_wants_several_threads_in_an_operation_waits_until_no_shares_are_computed() -> None:
+    begun, may_end, over = threading.Event(), threading.Event(), threading.Event()
+
+    def program(x: Tensor) -> list[Tensor]:
+        begun.set()
+        assert may_end.wait(20)
+        return [x]
+
+    def waiting() -> None:
+        wait_for_all_shares()
+        over.set()
+
+    shares = RowShares(program, cores=2)
+    wait_for_all_shares()  # there are none
+    batch = shares.launch(torch.ones(8, 2))
+    assert begun.wait(20)
+    other = threading.Thread(target=waiting)
+    other.start()
+    assert not over.wait(0.05)
+    may_end.set()
+    assert over.wait(20)
+    other.join()
+    batch.wait()
+    shares.close()
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
+@pytest.mark.usefixtures("every_row_is_long")
+def test_a_batch_that_is_not_shared_gets_its_threads_back_from_mkl_as_well() -> None:
+    net = whole(Rows(), {"x": torch.randn(8, 64)})
+    engine = TorchEngine(net.program, "fp32", CPU, rows_apart=True)
+    engine.warm_up([[array(16)]])
+    engine.run([[array(16)]])
+    assert "mkl_get_max_threads() : 1\n" in torch.__config__.parallel_info()
+    engine.run([[array(1)]])
+    assert "mkl_get_max_threads() : 3\n" in torch.__config__.parallel_info()
+    engine.close()
 
 
 class Rows(nn.Module):
