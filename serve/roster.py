@@ -21,7 +21,7 @@ from .readying import Place, make_ready
 from .rollout.configured import configured
 from .rollout.decisions import Decisions
 from .rollout.lane import DRAIN_SECONDS, Lane
-from .rollout.memory import give_back, let_go_of_weights, take_out_of_sight
+from .rollout.memory import give_back, let_go_of_files, take_out_of_sight
 from .rollout.orders import read_orders
 from .rollout.rules import Rules
 from .rollout.served import ServedModel
@@ -320,7 +320,7 @@ class Roster:
             self.tidy()
         if self._first_look.done():  # it does so once, at its end
             take_out_of_sight()
-            let_go_of_weights()
+            let_go_of_files()
         logger.info("%s is on duty in %s (%s)", lane, lane.duty.precision, lane.duty.reason)
 
     def _restore_orders(self, name: str) -> None:

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import linecache
+import re
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ _FROM_THE_HEAP = 32 << 20  # bytes; the most that glibc takes for the second (HE
 _KEPT = 64 << 20  # bytes at the heap's end that wait for the next batch
 _MADV_DONTNEED = 4  # <sys/mman.h>
 _WEIGHTS = ".safetensors"
+_LIBRARY = re.compile(r"\.so(\.\d+)*$")
 _SOURCE = "<eval_with_key>"  # what torch.fx calls the source of a program
 
 
@@ -42,35 +44,43 @@ def take_out_of_sight() -> None:
     gc.freeze()
 
 
-def let_go_of_weights() -> None:
-    """Hand back the pages of weights files: what was packed into another layout is not read again, and what is read
-    comes back from the system's cache. Only where nothing was written to them."""
+def let_go_of_files() -> None:
+    """Hand back the pages of weights files and of libraries: they come back from the system's cache when they are read.
+
+    What was packed into another layout is not read again, and half of libtorch is read while it is imported and never
+    again. Only where nothing was written to them.
+    """
     advise = getattr(ctypes.CDLL(None), "madvise", None)
     if sys.platform != "linux" or advise is None:
         return
-    for begin, end in _clean_mappings(Path("/proc/self/smaps"), _WEIGHTS):
+    for begin, end in _clean_mappings(Path("/proc/self/smaps")):
         advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED)
 
 
-def _clean_mappings(smaps: Path, ending: str) -> list[tuple[int, int]]:
-    """(begin, end) of the process's mappings of files so called that have no page of their own (proc(5))."""
+def _clean_mappings(smaps: Path) -> list[tuple[int, int]]:
+    """(begin, end) of the process's mappings of such files that have no page of their own (proc(5))."""
     found: dict[tuple[int, int], bool] = {}
     mapping: tuple[int, int] | None = None
     for line in smaps.read_text().splitlines():
-        words = line.split()
+        words = line.split(maxsplit=5)  # begin-end, permissions, offset, device, inode, path
         if not words[0].endswith(":"):
             begin, end = (int(word, 16) for word in words[0].split("-"))
-            mapping = (begin, end) if line.endswith(ending) else None
+            mapping = (begin, end) if _comes_back(words[1], words[-1]) else None
         elif mapping is not None and words[0] == "Anonymous:":
             found[mapping] = words[1] == "0"
     return [place for place, clean in found.items() if clean]
+
+
+def _comes_back(permissions: str, path: str) -> bool:
+    """Whether what is read again there is what is read now: of a library not its data, which it may write to."""
+    return path.endswith(_WEIGHTS) or ("w" not in permissions and _LIBRARY.search(path) is not None)
 
 
 def give_back() -> None:
     """After engines were closed: collect their cycles, and hand free pages to the system (glibc keeps them)."""
     _forget_sources()
     take_out_of_sight()
-    let_go_of_weights()
+    let_go_of_files()
     give_back_freed()
 
 

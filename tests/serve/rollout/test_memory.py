@@ -59,7 +59,7 @@ WEIGHTS = """
 import sys
 import torch
 from safetensors.torch import load_file
-from halfeven.serve.rollout.memory import let_go_of_weights
+from halfeven.serve.rollout.memory import let_go_of_files
 
 def mapped():
     found = 0
@@ -77,7 +77,7 @@ if sys.argv[2] == "written":
     state["a"][0] = 7.0
     total = state["a"].double().sum().item()
 before = mapped()
-let_go_of_weights()
+let_go_of_files()
 print(before, mapped(), state["a"].double().sum().item() == total)
 """
 
@@ -99,6 +99,40 @@ def test_weights_that_were_read_are_let_go_and_can_be_read_again(
     before, after, same = done.stdout.split()
     assert int(before) >= 4096 and same == "True"
     assert (int(after) == 0) is goes
+
+
+LIBRARIES = """
+import torch
+import halfeven.serve.server
+from halfeven.serve.rollout.memory import let_go_of_files
+
+def mapped():
+    found = 0
+    for line in open("/proc/self/smaps"):
+        words = line.split()
+        if not words[0].endswith(":"):
+            ours = "libtorch_cpu" in line
+        elif ours and words[0] == "Rss:":
+            found += int(words[1])
+    return found
+
+rows, weight = torch.randn(64, 256), torch.randn(256, 256)
+answer = rows @ weight
+before = mapped()
+let_go_of_files()
+print(before, mapped(), torch.equal(rows @ weight, answer), mapped())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="proc(5)'s")
+def test_what_libtorch_needed_to_be_imported_is_let_go_and_it_goes_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIBRARIES], capture_output=True, text=True, timeout=120, check=True
+    )
+    before, after, same, again = done.stdout.split()
+    assert same == "True"
+    assert int(after) * 2 < int(before)
+    assert int(after) < int(again) < int(before)
 
 
 PROGRAMS = """
