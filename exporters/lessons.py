@@ -7,7 +7,7 @@ the search goes on from what it kept (counterexample-guided synthesis: Solar-Lez
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Generic, Protocol, TypeVar
@@ -61,12 +61,7 @@ class Lessons(Generic[A]):
 
     @cached_property
     def many(self) -> list[A]:
-        found, end = [], time.perf_counter() + PATIENCE_SECONDS
-        for one in self.draw():
-            found.append(one)
-            if time.perf_counter() > end:
-                break
-        return found
+        return answered_until(time.perf_counter() + PATIENCE_SECONDS, self.draw())
 
     def learn(self, answered: Callable[[A], Trial]) -> bool:
         """Whether the half fails any neighbour: the worst are asked first of every half from now on."""
@@ -94,6 +89,16 @@ class Lessons(Generic[A]):
         }
         found = [everything[index] for index in sorted(loudest)]
         return [Trial(one.samples, one.reference, one.reference) for one in found]
+
+
+def answered_until(end: float, asked: Iterable[A]) -> list[A]:
+    """As many as there is time for (``end`` as `time.perf_counter` has it), and one."""
+    found = []
+    for one in asked:
+        found.append(one)
+        if time.perf_counter() > end:
+            break
+    return found
 
 
 def excess(report: ParityReport) -> float:

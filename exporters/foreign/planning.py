@@ -18,7 +18,7 @@ from ..search import Budget, Found, Score
 from .dtypes import Dtypes, Kind, assign
 from .graph import ForeignProgram, assembled, graphs
 from .kernels import Kernels
-from .leeway import guards_a_division, may_be_lost, narrow_casts, replaces_infinity
+from .leeway import guards_a_division, may_be_lost, may_overflow, narrow_casts, replaces_infinity
 from .masks import rewrite_masks
 from .merging import Merging
 from .op_lists import ADDED_SLOTS, Rule, rules
@@ -101,7 +101,7 @@ def plan_half(
 def _judge(draft: "Draft", trials: Trials, bounded: Collection[str]) -> Callable[..., Score]:
     """Scores a set of kept nodes under an aim (`trials`)."""
     infinite = {name for name, found in draft.ranges.items() if found.infinite}
-    unwatched = infinite.union(bounded)
+    unwatched = infinite.union(bounded, may_overflow(draft.program, draft.precision.dtype))
 
     def judge(kept: Collection[str], aim: tuple[float, float]) -> Score:
         return trials.score(draft.rewritten(draft.assign(kept)), unwatched, aim)

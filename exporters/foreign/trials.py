@@ -1,7 +1,8 @@
 """The planning samples, asked of the whole once and of every candidate half: what the search's judge sees."""
 
+import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -9,7 +10,7 @@ import numpy as np
 from onnx import ModelProto
 
 from ...models.spec import ModelSpec, ParityLimits
-from ..lessons import MANY, PATIENCE_SECONDS, SHARE, Lessons
+from ..lessons import MANY, PATIENCE_SECONDS, SHARE, Lessons, answered_until
 from ..parity import UNIT_ROUNDOFF, judge, min_sqnr_db
 from ..samples import Samples
 from ..search import Score
@@ -68,13 +69,16 @@ class Trials:
             parts = shaken(spec, few, **how) if all(tensor.type.is_float for tensor in spec.outputs) else ()
             return (batch for part in parts for batch in part.batches(rows))
 
+        def asked(batches: Iterable[Batch]) -> Iterator[Asked]:
+            return (Asked(samples, inputs, whole(inputs)) for samples, inputs in batches)
+
         end = time.perf_counter() + PATIENCE_SECONDS
-        self.own = _asked(planning.batches(rows), whole, end)
-        self.real = [*self.own, *_asked(neighbours(), whole, end)]
+        self.own = answered_until(end, asked(planning.batches(rows)))
+        self.real = [*self.own, *answered_until(end, asked(neighbours()))]
         copies = -(-MANY // max(few.count, 1))
         self.lessons = Lessons(
             self.own,
-            lambda: (Asked(*batch, whole(batch[1])) for batch in neighbours(copies=copies, seed=1)),
+            lambda: asked(neighbours(copies=copies, seed=1)),
             lambda trials: self._judged(ENOUGH, trials, []),
         )
         self.odd = [
@@ -154,22 +158,11 @@ class Trials:
         return [asked.inputs for asked in self.real]
 
 
-def _asked(batches: Iterator[Batch], whole: Answers, end: float) -> list[Asked]:
-    """As many as there is time for, and one."""
-    found = []
-    for samples, inputs in batches:
-        found.append(Asked(samples, inputs, whole(inputs)))
-        if time.perf_counter() > end:
-            break
-    return found
-
-
 def _largest(array: np.ndarray) -> float:
     """The largest magnitude; NaN is none."""
-    largest = float(np.abs(array).max())
-    return (
-        largest if largest == largest else float(np.nan_to_num(np.abs(array), nan=0.0, posinf=np.inf).max())
-    )
+    sizes = np.abs(array)
+    largest = float(sizes.max())
+    return largest if not math.isnan(largest) else float(np.nan_to_num(sizes, nan=0.0, posinf=np.inf).max())
 
 
 def _is_hopeless(report: ParityReport) -> bool:

@@ -22,7 +22,6 @@ LONG_ROW_SECONDS = 4e-3
 FEWEST_SHARED = 8  # rows of a batch
 _LEAST = 2  # rows of a share: a product with a single row reads its weights for that row alone
 
-
 _under_way: set[Future[Sequence[Tensor]]] = set()
 
 
@@ -72,7 +71,7 @@ class RowShares:
         with torch.inference_mode():
             torch.set_num_threads(
                 1
-            )  # this thread's of OpenMP, and MKL's for all: another engine may have set it
+            )  # OpenMP's of this thread, and MKL's of all: another engine may have set it
             return self._program(*inputs)
 
     def close(self) -> None:

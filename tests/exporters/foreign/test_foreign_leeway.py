@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from halfeven.exporters.foreign.conversion import ForeignHalf, oracle_answers
 from halfeven.exporters.foreign.graph import ForeignProgram
-from halfeven.exporters.foreign.leeway import may_be_lost, narrow_casts
+from halfeven.exporters.foreign.leeway import may_be_lost, may_overflow, narrow_casts
 from halfeven.exporters.foreign.normalise import normalise
 from halfeven.exporters.foreign.op_lists import rules
 from halfeven.exporters.foreign.profile import Range, profile
@@ -51,7 +51,7 @@ def test_a_gain_that_nobody_misses_is_kept_by_rule_at_o1_and_by_nobody_at_o3(tmp
 
 def test_what_guards_a_division_becomes_halfs_least_number_and_guards(tmp_path: Path) -> None:
     foreign = made(tmp_path, RATIO, x(), tiny=f32(1e-8))
-    assert foreign.kept == () and foreign.half_graph is not None
+    assert "Add" not in {kept.op for kept in foreign.kept} and foreign.half_graph is not None
     (guard,) = (a for name, a in foreign.half_graph.weights.items() if name.startswith("tiny"))
     assert guard.dtype == np.float16 and float(guard) == 2.0**-24
     zeros = {"x": np.zeros((3, 8), np.float32)}
@@ -120,3 +120,36 @@ def test_what_may_be_left_to_the_search(text: str, size: float, least: float, lo
     }
     ranges = {node.output[0]: Range(10.0, least)}
     assert may_be_lost(node, Ledger(program.weights, "fp16").entry("tiny"), readers, ranges, "fp16") is lost
+
+
+CLIPPED = "g (float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) l = Mul(h, large) s = Mul(l, l) c = Clip(s, zero, most) y = Mul(h, c) }"
+
+
+def test_an_overflow_that_is_clipped_away_keeps_nothing_in_fp32(tmp_path: Path) -> None:
+    foreign = made(tmp_path, CLIPPED, x(), large=f32(300.0), zero=f32(0.0), most=f32(1000.0), tiny=f32(1e-3))
+    assert foreign.kept == ()
+    assert errors_u(foreign, x())["y"] <= 4.0
+
+
+@pytest.mark.parametrize(
+    ("text", "harmless"),
+    [
+        ("s = Mul(h, h) y = Tanh(s)", True),
+        ("s = Mul(h, h) y = Clip(s, low, most)", True),
+        ("s = Mul(h, h) y = Clip(s, none, most)", True),
+        ("s = Exp(h) y = Clip(s, none, most)", True),
+        ("s = Mul(h, w0) y = Clip(s, none, most)", False),  # minus infinity stays
+        ("s = Mul(h, h) y = Clip(s, low, none)", False),
+        ("s = Mul(h, h) y = Clip(s, low, beyond)", False),
+        ("s = Mul(h, h) c = Clip(s, low, most) y = Add(c, s)", False),  # read as it is as well
+        ("s = Mul(h, h) y = Sub(s, most)", False),
+    ],
+)
+def test_what_may_overflow_is_what_every_reader_saturates(text: str, harmless: bool) -> None:
+    text = f"g (float[n,8] x) => (float[n,8] y) {{ h = MatMul(x, w) {text} }}"
+    weights = {"w": normal(np.random.default_rng(3), 8, 8), "w0": f32(7.0), "low": f32(-5.0)}
+    model = parsed(text, {**weights, "most": f32(1000.0), "beyond": f32(1e6)})
+    for node in model.graph.node:
+        node.input[:] = ["" if name == "none" else name for name in node.input]
+    program = normalise(model, Path("m.onnx"))
+    assert may_overflow(program, "fp16") == ({"s"} if harmless else set())
