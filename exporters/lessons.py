@@ -77,10 +77,10 @@ class Lessons(Generic[A]):
         return next((report for report in reports if not excess(report) <= 1), None)
 
     def _alone(self, trial: Trial) -> ParityReport:
-        return self.judge([*self._scale, trial])
+        return self.judge([*self.scale, trial])
 
     @cached_property
-    def _scale(self) -> list[Trial]:
+    def scale(self) -> list[Trial]:
         """The largest answers, without error: the gate holds errors against the largest of all it is shown."""
         everything = [*self.own, *self.many]
         names = everything[0].reference if everything else ()

@@ -79,7 +79,7 @@ class Trials:
         self.lessons = Lessons(
             self.own,
             lambda: asked(neighbours(copies=copies, seed=1)),
-            lambda trials: self._judged(ENOUGH, trials, []),
+            lambda trials: judge(self.specs[ENOUGH], self.dtype, trials),
         )
         self.odd = [
             Asked(tuple(range(_rows(spec, inputs))), inputs, whole(inputs), name)
@@ -145,7 +145,7 @@ class Trials:
 
     def _judged(self, aim: tuple[float, float], real: Sequence[Trial], odd: Sequence[Trial]) -> ParityReport:
         with np.errstate(all="ignore"):
-            return judge(self.specs[aim], self.dtype, real, odd)
+            return judge(self.specs[aim], self.dtype, [*self.lessons.scale, *real], odd)
 
     def _answered(self, asked: list[Asked], oracle: Oracle) -> list[Trial]:
         return [self._trial(one, oracle.run(one.inputs)) for one in asked]
