@@ -12,7 +12,7 @@ import torch
 from ..errors import EngineFailed
 from .arrays import joined
 from .engine import BRIEF_SECONDS, SHORT_SECONDS
-from .torch_engine import median_seconds
+from .torch_engine import seconds_of
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # ONNX Runtime 1.31's default optimisation segfaults on some valid half files (Scan, a small ViT) with this fusion.
@@ -46,10 +46,10 @@ class OnnxEngine:
         self.run(parts)
         if self._threads < 0:
             return
-        seconds = median_seconds(lambda: self.run(parts))
+        seconds = seconds_of(lambda: self.run(parts))[0]
         if self._threads == 0 and seconds < SHORT_SECONDS:
             self._threads, self._session = 1, self._on_one_thread()
-            seconds = median_seconds(lambda: self.run(parts))
+            seconds = seconds_of(lambda: self.run(parts))[0]
         self.brief = self._threads == 1 and seconds < BRIEF_SECONDS
 
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:

@@ -8,6 +8,7 @@ the engine's whole run (copies in and out included); memory is what torch alloca
 
 import argparse
 import json
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ from halfeven.exporters.reprove import reprove
 from halfeven.exporters.samples import load_samples
 from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.load import load_half, load_whole
-from halfeven.models.engines.torch_engine import median_seconds, use_true_fp32
+from halfeven.models.engines.torch_engine import seconds_of, use_true_fp32
 from halfeven.models.store import Store, Version
 
 from tests.benchmarks.workloads import WORKLOADS, write_folder
@@ -35,7 +36,7 @@ def measured(engine: Engine, version: Version, rows: int) -> dict[str, float]:
     parts = [[arrays[tensor.name]] for tensor in spec.inputs]
     engine.warm_up(parts)
     torch.cuda.reset_peak_memory_stats()
-    seconds = median_seconds(lambda: engine.run(parts), budget_s=1.0)
+    seconds = statistics.median(seconds_of(lambda: engine.run(parts), budget_s=1.0))
     return {
         "milliseconds": seconds * 1e3,
         "rows_per_second": rows / seconds,
