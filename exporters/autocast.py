@@ -144,10 +144,8 @@ class Autocast(Interpreter):
             return tensor
         key = (id(tensor), dtype)
         if key not in self._done:
-            self._done[key] = (
-                self._new_cast(tensor, dtype),
-                tensor,
-            )  # keeps `tensor` alive: its id is the key
+            # Keeps `tensor` alive: its id is the key.
+            self._done[key] = (self._new_cast(tensor, dtype), tensor)
         return self._done[key][0]
 
     def _new_cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:

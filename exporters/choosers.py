@@ -28,6 +28,7 @@ _CHOOSERS: dict[Any, tuple[int, int | None]] = {
     aten.kthvalue.default: (2, 1),
     aten.median.dim: (1, 1),
 }
+# Their dim is the last one unless it is given.
 _LAST = {
     aten.topk.default,
     aten.sort.default,
@@ -35,7 +36,7 @@ _LAST = {
     aten.argsort.default,
     aten.argsort.stable,
     aten.kthvalue.default,
-}  # their dim is the last one unless it is given
+}
 _SHAPES = {
     getattr(aten, name)
     for name in (

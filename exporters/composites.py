@@ -70,9 +70,8 @@ def _is_composite(node: Node, lists: OpLists) -> bool:
     if not isinstance(op, OpOverload) or op._schema.is_mutable:
         return False
     name = op._schema.name.removeprefix("aten::")
-    gives_tensors = any(
-        "Tensor" in str(result.type) for result in op._schema.returns
-    )  # sizes call themselves
+    # Sizes call themselves.
+    gives_tensors = any("Tensor" in str(result.type) for result in op._schema.returns)
     return (
         gives_tensors
         and name not in _REARRANGING

@@ -100,9 +100,8 @@ def _recorded(module: GraphModule, plan: PrecisionPlan, example: Sequence[Tensor
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     given = [mode.from_tensor(tensor, static_shapes=True) for tensor in example]
     found = _Found()
-    log = logging.getLogger(
-        "torch._subclasses.fake_tensor"
-    )  # it prints each failure, which is what is asked for
+    # It prints each failure, which is what is asked for.
+    log = logging.getLogger("torch._subclasses.fake_tensor")
     silent, log.disabled = log.disabled, True
     try:
         with mode, torch.no_grad(), warnings.catch_warnings():

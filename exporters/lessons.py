@@ -23,13 +23,8 @@ PATIENCE_SECONDS = 2.0  # of the whole's, to answer for them: a large model is a
 WORST = 8  # batches that join the samples after one search
 LESSONS = 8  # searches after the first
 SHARE = 0.9  # of the error that the gate allows: there are others that nobody asked about
-OVER_ALL = {
-    "sqnr",
-    "slice_sqnr",
-    "kl",
-    "flips",
-    "accuracy",
-}  # rules about all samples together, which one cannot break
+# Rules about all samples together, which one cannot break.
+OVER_ALL = {"sqnr", "slice_sqnr", "kl", "flips", "accuracy"}
 NOT_ALL = "there are neighbours of the planning samples that are not equal under this plan"
 
 

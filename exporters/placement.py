@@ -128,9 +128,8 @@ class _Reading:
             return
         flow.sides[name] = given == {self._dtypes.half}
         widened = self._nodes[name].target in _CASTS and self._dtypes.half in self._reads(name).values()
-        free = (
-            widened or name in self._constants
-        )  # the way back of a cast is known, and weights are cast ahead
+        # The way back of a cast is known, and weights are cast ahead.
+        free = widened or name in self._constants
         flow.numel[name] = 0 if free else self._dtypes.numel[name]
         if widened:
             flow.rounded.add(name)

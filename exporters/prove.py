@@ -30,9 +30,8 @@ if TYPE_CHECKING:  # it takes 35 MB that a server of ONNX forms does not need
 
 Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]
-Excuse = Callable[
-    [Arrays, Arrays, Arrays], dict[str, np.ndarray]
-]  # inputs, reference, candidate → `Trial.ties`
+# Inputs, reference, candidate → `Trial.ties`.
+Excuse = Callable[[Arrays, Arrays, Arrays], dict[str, np.ndarray]]
 
 SEEN_AT_ONCE = 64  # rows of a batch in which ties are looked for
 SMALL_BATCHES = 4  # of each size below the largest; one each for a model that would need longer than

@@ -151,15 +151,8 @@ def _pattern(node: Node) -> _Pattern | None:
     return None
 
 
-_PRODUCTS = {
-    "matmul": 0,
-    "mm": 0,
-    "bmm": 0,
-    "linear": 2,
-    "conv1d": 2,
-    "conv2d": 2,
-    "conv3d": 2,
-}  # op → its bias
+# Op → where its bias stands; 0: it has none.
+_PRODUCTS = {"matmul": 0, "mm": 0, "bmm": 0, "linear": 2, "conv1d": 2, "conv2d": 2, "conv3d": 2}
 _NORMS = ("layer_norm", "group_norm")
 _EPS = 4  # its position in both
 _MULTIPLIED, _DIVIDED = _aten.mul.Tensor, _aten.div.Tensor

@@ -120,10 +120,11 @@ def _request(folder: ModelFolder, out: Path, limits: Limits) -> dict[str, Any]:
 
 
 def _run_child(out: Path, folder: ModelFolder, limits: Limits) -> dict[str, Any]:
+    # Captured on the CPU: no device constant to remove.
     environment = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",
-    }  # captured on the CPU: no device constant to remove
+    }
     with (out / "log").open("w+b") as log:
         child = subprocess.Popen(
             [sys.executable, "-P", str(CHILD), str(out / "request.json")],

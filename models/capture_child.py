@@ -279,11 +279,12 @@ def axis_range(program, size):
         return [str(expression), 1, None]
     high = int(bounds.upper) if bounds.upper.is_Integer and int(bounds.upper) < 2**40 else None
     low = int(bounds.lower) if bounds.lower.is_Integer else 1
+    # Torch writes 2 where 1 works: it specialises 0 and 1.
     return [
         str(expression),
         1 if low <= 2 else low,
         high,
-    ]  # torch writes 2 where 1 works: it specialises 0 and 1
+    ]
 
 
 if __name__ == "__main__":

@@ -132,9 +132,8 @@ class Draft:
     ledger: Ledger = field(init=False)
     held: dict[str, Kept] = field(default_factory=dict)
     firm: dict[str, str] = field(default_factory=dict)  # value → why it does not survive
-    doubts: dict[str, str] = field(
-        default_factory=dict
-    )  # node → why the rules would keep it: the search decides
+    # Node → why the rules would keep it: the search decides.
+    doubts: dict[str, str] = field(default_factory=dict)
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

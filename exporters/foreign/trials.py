@@ -79,7 +79,7 @@ class Trials:
         self.lessons = Lessons(
             self.own,
             lambda: asked(neighbours(copies=copies, seed=1)),
-            lambda trials: judge(self.specs[ENOUGH], self.dtype, trials),
+            lambda trials: self._gate(ENOUGH, trials, []),
         )
         self.odd = [
             Asked(tuple(range(_rows(spec, inputs))), inputs, whole(inputs), name)
@@ -143,9 +143,12 @@ class Trials:
             return replace(_scored(report), passed=False, reason=reason)
         return _scored(report)
 
-    def _judged(self, aim: tuple[float, float], real: Sequence[Trial], odd: Sequence[Trial]) -> ParityReport:
+    def _judged(self, aim: tuple[float, float], real: list[Trial], odd: list[Trial]) -> ParityReport:
+        return self._gate(aim, [*self.lessons.scale, *real], odd)
+
+    def _gate(self, aim: tuple[float, float], real: Sequence[Trial], odd: Sequence[Trial]) -> ParityReport:
         with np.errstate(all="ignore"):
-            return judge(self.specs[aim], self.dtype, [*self.lessons.scale, *real], odd)
+            return judge(self.specs[aim], self.dtype, real, odd)
 
     def _answered(self, asked: list[Asked], oracle: Oracle) -> list[Trial]:
         return [self._trial(one, oracle.run(one.inputs)) for one in asked]

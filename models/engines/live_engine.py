@@ -75,9 +75,8 @@ class LiveEngine(TorchEngine):
         islands: Iterable[str] = (),
         threads: int = 0,
     ) -> None:
-        torch.backends.mha.set_fastpath_enabled(
-            False
-        )  # one fused op, whose parts neither autocast nor islands see
+        # One fused op, whose parts neither autocast nor islands see.
+        torch.backends.mha.set_fastpath_enabled(False)
         self._place(precision, device, threads)
         self._dtype = _DTYPES.get(precision)
         self._live = module

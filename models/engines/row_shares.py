@@ -69,9 +69,8 @@ class RowShares:
 
     def _computed(self, *inputs: Tensor) -> Sequence[Tensor]:
         with torch.inference_mode():
-            torch.set_num_threads(
-                1
-            )  # OpenMP's of this thread, and MKL's of all: another engine may have set it
+            # OpenMP's number is this thread's, MKL's is everybody's: another engine may have set it.
+            torch.set_num_threads(1)
             return self._program(*inputs)
 
     def close(self) -> None:

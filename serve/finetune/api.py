@@ -53,9 +53,8 @@ def _json(value: object, headers: dict[str, str] | None = None) -> Response:
 
 
 def _add_files(routes: APIRouter, ledger: Ledger, files: Files) -> None:
-    renaming = (
-        threading.Lock()
-    )  # between a content's name on the disk and its row: delete must not come there
+    # Between a content's name on the disk and its row: delete must not come there.
+    renaming = threading.Lock()
 
     def keep(upload: Upload) -> FileRecord:
         record = FileRecord(

@@ -42,9 +42,8 @@ class Remote:
         """The job made from ``request``; sent again with the same key, the same job."""
         headers = {"content-type": "application/json", "idempotency-key": idempotency_key}
         body = json.dumps(request).encode()
-        return self._call(
-            "POST", JOBS, body, headers, self._slow_timeout_s
-        )  # the server reads the file first
+        # The server reads the file first.
+        return self._call("POST", JOBS, body, headers, self._slow_timeout_s)
 
     def upload(self, file: Path, sent: Sent = lambda done, total: None) -> dict[str, Any]:
         """The file object of ``file``, streamed in chunks. ``sent`` hears (bytes sent, bytes in all)."""

@@ -65,9 +65,8 @@ def _load_config(config: Mapping[str, Any], current: Mapping[str, Any]) -> LoadC
     if not isinstance(policy, dict):
         raise BadRequest(f"'default_queue_policy' must be an object, got {show(policy)}")
     if "max_queue_size" in policy:
-        asked["max_queue_size"] = (
-            _whole(policy, "max_queue_size") or _INT32_MAX
-        )  # 0 is Triton's word for no limit
+        # 0 is Triton's word for no limit.
+        asked["max_queue_size"] = _whole(policy, "max_queue_size") or _INT32_MAX
     now = current.get("dynamic_batching", {})
     _check_rest(config, current, ("max_batch_size", "dynamic_batching"))
     _check_rest(queue, now, ("max_queue_delay_microseconds", "default_queue_policy"))

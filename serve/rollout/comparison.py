@@ -19,6 +19,7 @@ from ...exporters.trial import Pair
 from ...models.spec import ModelSpec, TensorSpec
 from ...models.store import Version
 
+# 1/u = 2048 is S itself for FP16.
 BOUNDS_U = (
     0.25,
     0.5,
@@ -31,7 +32,7 @@ BOUNDS_U = (
     256.0,
     1024.0,
     4096.0,
-)  # 1/u = 2048 is S itself for FP16
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,9 +96,8 @@ def test_a_module_that_cannot_be_captured_is_proven_published_and_loads_as_it_wa
     assert version.status == LIVE and form["passed"] and not form["kept"]
     assert version.manifest["half"] == "fp16" and version.spec().form == "live"
     assert form["file"] == "live.json" and form["digest"] == version.manifest["files"]["live.json"]
-    assert (
-        0 < form["half_nodes"] <= form["nodes"] and form["casts"] >= 4
-    )  # two weights, two biases, every time
+    # Two weights, two biases, every time.
+    assert 0 < form["half_nodes"] <= form["nodes"] and form["casts"] >= 4
     assert version.json("parity.json")["forms"]["live"]["passed"]
     assert Store(tmp_path / "store").live_number("net") == version.number
     whole, half = answers(version, "fp32", x), answers(version, "fp16", x)

@@ -141,9 +141,8 @@ def test_weights_that_were_left_out_take_no_room(program: ExportedProgram, tmp_p
     wide = torch.export.export(Wide().eval(), (torch.randn(2, 1000),))
     save_program(wide, tmp_path / "whole.pt2", weights=False)
     assert (tmp_path / "whole.pt2").stat().st_size < 100_000
-    assert (
-        wide.state_dict["linear.weight"].untyped_storage().nbytes() == 4_000_000
-    )  # the program kept its own
+    # The program kept its own.
+    assert wide.state_dict["linear.weight"].untyped_storage().nbytes() == 4_000_000
 
 
 @pytest.mark.parametrize(

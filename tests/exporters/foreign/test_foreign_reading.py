@@ -178,9 +178,8 @@ def test_stale_value_info_and_disorder_do_no_harm(tmp_path: Path) -> None:
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     random = np.random.default_rng()
-    samples = {
-        "x": 0.1 * random.standard_normal((16, 8)).astype(np.float32)
-    }  # scores that half holds whatever is drawn
+    # Scores that half holds whatever is drawn.
+    samples = {"x": 0.1 * random.standard_normal((16, 8)).astype(np.float32)}
     foreign = convert(tmp_path, model, samples)
     assert foreign.half is not None
     named = {value.name: value.type.tensor_type.elem_type for value in foreign.half.graph.value_info}

@@ -50,9 +50,8 @@ def test_a_second_of_closed_and_open_loop_ends_with_figures_that_agree_with_the_
         assert stage["server_timing_ms"]["compute"]["p50"] == pytest.approx(2.25)
         assert stage["answered_by"] == [{"version": "3", "precision": "fp16", "count": stage["ok"]}]
         assert stage["generator"]["cpu_s_per_1000"] > 0
-    assert (
-        sum(stage["sent"] for stage in facts["stages"]) == len(roster.models["double"].rows) - 1
-    )  # the first
+    # The first.
+    assert sum(stage["sent"] for stage in facts["stages"]) == len(roster.models["double"].rows) - 1
 
 
 @pytest.mark.parametrize("wire", ["binary", "json"])

@@ -103,9 +103,8 @@ def test_the_schedule_advances_on_taken_steps_only(cause: str) -> None:
         true = problem.loss(rows)
         if len(problem.seen) not in (3, 4, 9):
             return true
-        return (
-            true * math.nan if cause == NON_FINITE_LOSS else true + (true * 0).sqrt()
-        )  # 0, of infinite slope
+        # 0, of infinite slope.
+        return true * math.nan if cause == NON_FINITE_LOSS else true + (true * 0).sqrt()
 
     records = list(amp.train(problem.net, loss, 64, settings))
     assert [record.step for record in records if record.cause == cause] == [3, 4, 9]

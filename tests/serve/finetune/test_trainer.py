@@ -157,9 +157,8 @@ def test_without_source_the_captured_program_learns_as_the_module_does(digits: L
     assert by_program[0]["note"] == ""
     assert [line["type"] for line in by_program] == [line["type"] for line in by_module]
     losses = [[line["loss"] for line in lines[1:-1]] for lines in (by_module, by_program)]
-    assert losses[1] == pytest.approx(
-        losses[0], rel=1e-3
-    )  # dropout drew the same zeros, the batches were normalised
+    # Dropout drew the same zeros, the batches were normalised.
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     new = load_file(by_program[-1]["weights"])
     assert not torch.equal(new["features.0.1.running_mean"], PARENT["features.0.1.running_mean"])
 

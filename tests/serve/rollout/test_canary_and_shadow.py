@@ -130,9 +130,8 @@ def test_a_shadow_is_asked_what_was_answered_and_its_differences_are_told(
     store: Store, versions: Versions
 ) -> None:
     def tilted(engine: Engine) -> None:
-        engine.change = lambda y: (
-            y + np.array([0.0, 0.0, 0.0, 0.1], np.float32)
-        )  # another first choice, by 0.1 of S
+        # Another first choice, by 0.1 of S.
+        engine.change = lambda y: y + np.array([0.0, 0.0, 0.0, 0.1], np.float32)
 
     versions.prepare[2] = tilted
     with serving(store) as (address, roster):

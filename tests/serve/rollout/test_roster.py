@@ -178,9 +178,8 @@ def test_swaps_rollbacks_loads_and_unloads_under_traffic_fail_nobody_and_leave_n
         assert (traffic.failed, traffic.faults) == (0, [])
         assert traffic.by_version["2"] > 0
         assert attached(roster) == 2, "the batcher on duty and the one that checks it"
-        names = [
-            thread.name for thread in threading.enumerate()
-        ]  # other tests' decoders of pictures left out
+        # Other tests' decoders of pictures left out.
+        names = [thread.name for thread in threading.enumerate()]
         ours = sorted(n for n in names if n.startswith("halfeven") and not n.startswith("halfeven-predict"))
         assert ours in (THREADS, sorted([*THREADS, "halfeven-judge_0"])), "no thread per version"
         gc.unfreeze()
