@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from halfeven.exporters.foreign.conversion import convert_onnx, oracle_answers, whole_answers
-from halfeven.exporters.foreign.trials import FEW, Trials
+from halfeven.exporters.foreign.trials import ENOUGH, FEW, Trials
 from halfeven.exporters.onnx import write_onnx
-from halfeven.exporters.parity import judge
+from halfeven.exporters.parity import UNIT_ROUNDOFF, judge
 from halfeven.exporters.samples import Samples
 from halfeven.exporters.shaken import SHAKEN
 from halfeven.exporters.trial import Trial
@@ -44,6 +44,16 @@ def test_the_samples_are_asked_and_then_their_neighbours_with_the_masks_as_they_
 def test_what_picks_has_no_neighbours() -> None:
     trials = trials_of(parsed(PICKED))
     assert trials.real == trials.own
+
+
+def test_an_error_is_held_against_the_largest_of_all_answers_that_are_asked_for() -> None:
+    trials = trials_of(parsed(SCORED))
+    asked = [*trials.own, *trials.lessons.many]
+    largest = max(float(np.abs(one.reference["y"]).max()) for one in asked)
+    first = trials.own[0]
+    moved = {"y": first.reference["y"] + np.float32(0.01)}
+    report = trials._judged(ENOUGH, [Trial(first.samples, first.reference, moved)], [])
+    assert report.max_error_u == pytest.approx(0.01 / (UNIT_ROUNDOFF["fp16"] * largest), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["log energy", "causal", "clamp at 1e-8", "sigmoid tail"])
