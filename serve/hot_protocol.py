@@ -73,6 +73,7 @@ class HotProtocol(HttpToolsProtocol):
         self._hot: HotCycle | None = None  # the one under way
         self._in_head = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._idle_since: float | None = None  # on the loop's clock; None while a request is on its way
         self._asked: dict[bytes, Asked | None] = {} if self._front is None else self._front.urls
 
     # What the parser calls.
@@ -129,6 +130,7 @@ class HotProtocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(self._front.body_timeout_s, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        super()._unset_keepalive_if_required()
         if self._head_timer is not None:
             self._head_timer.cancel()
         hot = self._hot
@@ -139,6 +141,37 @@ class HotProtocol(HttpToolsProtocol):
             if hot.future is not None:
                 hot.future.cancel()  # so that no batch computes it
         super().connection_lost(exc)
+
+    # Connections that are kept. To set a timer with every answer and cancel it with every request costs 1.7 µs hot and
+    # 5 cold: here it stays set, and finds out when it fires for how long nothing was asked.
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._idle_since = None
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._look_again_in(self.timeout_keep_alive)
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = None
+        if self._idle_since is None:
+            return
+        left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self._look_again_in(left_s)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _look_again_in(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     # One request.
 
