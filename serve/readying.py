@@ -30,7 +30,7 @@ from .duty import OnDuty
 from .rollout.memory import give_back
 from .rollout.orders import drifted
 from .tuned import tuned_for
-from .useful_rows import WITHIN, WITHIN_AHEAD, batch_sizes, measure_useful_rows, shortest_seconds
+from .useful_rows import AHEAD, ONE_BY_ONE, batch_sizes, measure_useful_rows, shortest_seconds
 
 logger = logging.getLogger("halfeven.roster")
 T = TypeVar("T")
@@ -243,7 +243,7 @@ def _useful_rows(spec: ModelSpec, samples: Samples, chosen: _Candidate, place: P
     engine = chosen.engine
     ahead = engine.device == "cpu" and getattr(engine, "in_flight", 1) > 1
     try:
-        return measure_useful_rows(run_seconds, chosen.most_rows, within=WITHIN_AHEAD if ahead else WITHIN)
+        return measure_useful_rows(run_seconds, chosen.most_rows, worth=AHEAD if ahead else ONE_BY_ONE)
     except Exception:
         logger.exception("the useful batch of '%s' could not be measured", spec.name)
         return 0

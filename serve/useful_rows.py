@@ -7,30 +7,46 @@ good alone, were a fifth slower under load than batches of 130 ms.
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
+from ..models.engines.row_shares import FEWEST_SHARED
 from .core_wait import seconds_on_core
 
-WITHIN = 0.05  # of the best throughput counts as the best
-# Where cores that are done go on with the next batch there is no end that costs, as there is when measured alone.
-WITHIN_AHEAD = 0.2
-LONG_ENOUGH_S = 0.05  # a batch that lasts so long is seldom interrupted, and nobody waits long for its end
 BUDGET_S = 0.8  # of one model's measuring at load
 _RUNS, _ENOUGH_S = 3, 0.04
 
 
-def useful_rows(seconds: Mapping[int, float], within: float = WITHIN) -> int:
-    """Of the batches whose throughput is ``within`` of the best the smallest that lasts 50 ms, or the largest.
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """When a batch is as good as the best: ``within`` of its throughput, and it lasts ``long_enough_s`` seconds.
+
+    One that lasts so long is seldom interrupted, and nobody waits long for its end. No fewer rows than ``least``.
+    """
+
+    within: float = 0.05
+    long_enough_s: float = 0.05
+    least: int = 1
+
+
+ONE_BY_ONE = Worth()
+# Where cores that are done go on with the next batch there is no end that costs, as there is when measured alone; and
+# whoever is admitted waits for two batches, not for one. Fewer rows are not shared among the cores.
+AHEAD = Worth(within=0.2, long_enough_s=0.035, least=FEWEST_SHARED)
+
+
+def useful_rows(seconds: Mapping[int, float], worth: Worth = ONE_BY_ONE) -> int:
+    """Of the batches as good as the best the smallest that lasts long enough, or the largest.
 
     ``seconds`` of a run by its rows.
     """
     best = max(rows / taken for rows, taken in seconds.items())
-    good = [rows for rows, taken in seconds.items() if rows / taken >= best * (1 - within)]
-    return min((rows for rows in good if seconds[rows] >= LONG_ENOUGH_S), default=max(good))
+    good = [rows for rows, taken in seconds.items() if rows / taken >= best * (1 - worth.within)]
+    return min((rows for rows in good if seconds[rows] >= worth.long_enough_s), default=max(good))
 
 
-def batch_sizes(most: int) -> list[int]:
-    """Powers of two up to ``most``, and ``most`` itself."""
-    return sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most})
+def batch_sizes(most: int, least: int = 1) -> list[int]:
+    """Powers of two from ``least`` up to ``most``, and ``most`` itself."""
+    return sorted({*(2**power for power in range(most.bit_length()) if least <= 2**power <= most), most})
 
 
 def measure_useful_rows(
@@ -38,7 +54,7 @@ def measure_useful_rows(
     most: int,
     budget_s: float = BUDGET_S,
     clock: Callable[[], float] = time.perf_counter,
-    within: float = WITHIN,
+    worth: Worth = ONE_BY_ONE,
 ) -> int:
     """`useful_rows` of batches up to ``most``, measured smallest first and, while there is time, again.
 
@@ -46,16 +62,16 @@ def measure_useful_rows(
     """
     began = before = clock()
     seconds: dict[int, float] = {}
-    for rows in batch_sizes(most):
+    for rows in batch_sizes(most, worth.least):
         spent, before = clock() - before, clock()
         if seconds and before - began + 2 * spent > budget_s:  # twice the rows: about twice as long
-            found = useful_rows(seconds, within)
+            found = useful_rows(seconds, worth)
             return 0 if found == max(seconds) else found
         seconds[rows] = run_seconds(rows)
     while 2 * (clock() - began) < budget_s:  # there is time to look again: what was disturbed is so no more
         looks = {rows: run_seconds(rows) for rows in seconds}
         seconds = {rows: min(taken, looks[rows]) for rows, taken in seconds.items()}
-    return useful_rows(seconds, within)
+    return useful_rows(seconds, worth)
 
 
 def shortest_seconds(run: Callable[[], object]) -> float:

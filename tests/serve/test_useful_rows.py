@@ -3,7 +3,15 @@
 from collections.abc import Callable
 
 import pytest
-from halfeven.serve.useful_rows import batch_sizes, measure_useful_rows, shortest_seconds, useful_rows
+from halfeven.serve.useful_rows import (
+    AHEAD,
+    ONE_BY_ONE,
+    Worth,
+    batch_sizes,
+    measure_useful_rows,
+    shortest_seconds,
+    useful_rows,
+)  # fmt: skip
 
 
 class Clock:
@@ -15,7 +23,7 @@ class Clock:
 
 
 def measured(
-    cost: Callable[[int], float], most: int, runs: int = 2, budget_s: float = 0.8
+    cost: Callable[[int], float], most: int, runs: int = 2, budget_s: float = 0.8, worth: Worth = ONE_BY_ONE
 ) -> tuple[int, float]:
     """What was found, and after how many seconds; each measurement takes ``runs`` runs."""
     clock = Clock()
@@ -24,7 +32,7 @@ def measured(
         clock.now += runs * cost(rows)
         return cost(rows)
 
-    return measure_useful_rows(run_seconds, most, budget_s, clock), clock.now
+    return measure_useful_rows(run_seconds, most, budget_s, clock, worth), clock.now
 
 
 @pytest.mark.parametrize(("most", "sizes"), [(1, [1]), (8, [1, 2, 4, 8]), (20, [1, 2, 4, 8, 16, 20])])
@@ -35,7 +43,15 @@ def test_sizes_are_powers_of_two_and_the_largest(most: int, sizes: list[int]) ->
 def test_the_smallest_long_batch_within_five_percent_of_the_best_is_enough() -> None:
     assert useful_rows({1: 1.0, 2: 1.2, 4: 2.0, 8: 3.9, 16: 8.0}) == 4  # 2.00, 2.05 and 2.00 rows/s
     assert useful_rows({1: 1.0, 2: 1.2, 4: 2.0, 8: 3.7}) == 8
-    assert useful_rows({1: 1.0, 2: 1.2, 4: 2.0, 8: 3.7}, within=0.2) == 4
+    assert useful_rows({1: 1.0, 2: 1.2, 4: 2.0, 8: 3.7}, Worth(within=0.2)) == 4
+
+
+def test_where_cores_go_on_with_the_next_batch_none_is_smaller_than_what_they_share() -> None:
+    """Not even where two servers that load at once make a single row look as good as many."""
+    assert measured(lambda rows: 0.02 * rows, 32, runs=1)[0] == 4
+    assert measured(lambda rows: 0.02 * rows, 32, runs=1, worth=AHEAD)[0] == 8
+    assert measured(lambda rows: 0.02 * rows, 4, runs=1, worth=AHEAD)[0] == 4
+    assert measured(lambda rows: 2e-3 + 2.4e-3 * rows, 32, worth=AHEAD)[0] == 16  # 8 last 21 ms, 16 last 40
 
 
 @pytest.mark.parametrize(
