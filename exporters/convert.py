@@ -14,17 +14,17 @@ from ..models.errors import BadInput
 from ..models.package import ModelFolder, Precision, read_folder
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
-from .captured import Captured
+from .captured.forms import Captured
 from .environment import environment
 from .evidence import SOURCE_SUFFIXES, facts_of
 from .foreign.conversion import convert_onnx
 from .foreign.forms import Foreign
-from .live import live_subject
+from .inputs.samples import Samples, load_samples
+from .inputs.synthetic import generate
+from .live.forms import live_subject
 from .maker import Say
 from .road import travel
-from .samples import Samples, load_samples
 from .subject import Subject
-from .synthetic import generate
 
 GENERATED = 32
 

@@ -12,11 +12,11 @@ import torch
 from ..models.errors import CannotConvert
 from ..models.store import Draft, Version
 from .environment import environment
+from .gate.verdict import ParityReport
+from .gate.worst import worst_sample
 from .maker import Maker
 from .prove import Exam
 from .subject import FurtherVerdict, Subject
-from .verdict import ParityReport
-from .worst import worst_sample
 
 SOURCE_SUFFIXES = (".py", ".toml", ".md", ".txt", ".json")
 SOURCE_MAX_BYTES = 2**20
@@ -116,7 +116,7 @@ class Evidence:
             "replay": f"halfeven parity {subject.spec.name}",
             **findings,
         }
-        from .report import render_html  # brings jinja2, which who only reads evidence does not need
+        from .report.page import render_html  # brings jinja2, which who only reads evidence does not need
 
         (draft.folder / "report.html").write_text(render_html(facts))
 

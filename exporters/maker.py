@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..models.store import Draft
+from .gate.verdict import ParityReport
+from .inputs.samples import Samples
 from .prove import Answers, Exam, Taken
-from .samples import Samples
-from .verdict import ParityReport
 
 Say = Callable[[str], None]
 

@@ -18,15 +18,15 @@ from ..models.engines.arrays import to_numpy, to_torch
 from ..models.engines.engine import Engine
 from ..models.errors import CannotConvert, EngineFailed, ExportFailed
 from ..models.spec import ModelSpec
-from .parity import UNIT_ROUNDOFF, judge
-from .samples import Samples
-from .synthetic import adversarial
-from .ties import Ties
-from .trial import Trial
-from .verdict import ParityReport
+from .gate.parity import UNIT_ROUNDOFF, judge
+from .gate.ties import Ties
+from .gate.trial import Trial
+from .gate.verdict import ParityReport
+from .inputs.samples import Samples
+from .inputs.synthetic import adversarial
 
 if TYPE_CHECKING:  # it takes 35 MB that a server of ONNX forms does not need
-    from .emulation import Emulation
+    from .autocast.emulation import Emulation
 
 Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]

@@ -12,9 +12,9 @@ from ..models.engines.load import load_half, load_whole, whole_module
 from ..models.spec import ModelSpec
 from ..models.store import Version
 from .environment import environment
+from .gate.verdict import ParityReport
+from .inputs.samples import Samples
 from .prove import Answers, Exam, Excuse, Taken, answers_of, judged, set_exam, take, ties_of
-from .samples import Samples
-from .verdict import ParityReport
 
 T = TypeVar("T")
 OnDevice = Callable[[Callable[[], T]], T]  # runs a call where the device's work belongs, and waits for it

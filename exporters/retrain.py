@@ -17,10 +17,10 @@ from ..models.archive import load_program
 from ..models.errors import BadInput, CannotConvert
 from ..models.package import Precision
 from ..models.store import Store, Version
-from .captured import Captured
+from .captured.forms import Captured
+from .inputs.samples import load_samples
 from .maker import Say
 from .road import travel
-from .samples import load_samples
 from .subject import Further, Subject
 
 

@@ -1,7 +1,7 @@
 """The one road: plan, make the forms, prove them, publish. There is no other way to be served.
 
-What travels differs in how its forms are made: a captured program (`captured.py`), a foreign ONNX file
-(`foreign/`), a module that is served live (`live.py`). Each is a `Maker`; the road is the same.
+What travels differs in how its forms are made: a captured program (`captured/forms.py`), a foreign ONNX file
+(`foreign/`), a module that is served live (`live/forms.py`). Each is a `Maker`; the road is the same.
 """
 
 import time
@@ -13,10 +13,10 @@ from ..models.engines.torch_engine import use_true_fp32
 from ..models.errors import CannotConvert
 from ..models.store import LIVE, REFUSED, Draft, Store, Version, sha256_of
 from .evidence import Evidence, Form, copy_source
+from .gate.verdict import ParityReport
 from .maker import SHARES, Made, Maker, Say
 from .prove import Exam, judged
 from .subject import FurtherVerdict, Subject
-from .verdict import ParityReport
 
 SLOW_SAMPLES = 8  # choose the plan of a model that takes long
 

@@ -1,6 +1,6 @@
 """The sections of a report beyond the gate, each made from what another part of the road found.
 
-All are JSON (bounded: a page and ``parity.json`` hold them) and all are optional; `report.py` documents the
+All are JSON (bounded: a page and ``parity.json`` hold them) and all are optional; `report/page.py` documents the
 whole. Whoever has found something adds its section to the facts under the name of the function's result.
 """
 
@@ -8,9 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .search import Found
-from .traffic import Cast, Worth
-from .verdict import finite
+from .autocast.traffic import Cast, Worth
+from .gate.verdict import finite
+from .search.delta_debugging import Found
 
 MAX_ROWS = 24
 MAX_READERS = 4

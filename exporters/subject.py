@@ -9,8 +9,8 @@ from torch.export import ExportedProgram
 
 from ..models.package import Precision
 from ..models.spec import ModelSpec
+from .inputs.samples import Samples
 from .prove import Answers
-from .samples import Samples
 
 
 @dataclass(frozen=True, slots=True)

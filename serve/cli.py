@@ -54,7 +54,7 @@ def convert(
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ..exporters.convert import Options, convert
-        from ..exporters.report import render_terminal
+        from ..exporters.report.page import render_terminal
         from .history import store_at
 
         options = Options(
@@ -97,7 +97,7 @@ def parity(
     """Run the parity gate again and print it; with --limit, only judge what was measured then."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..exporters.report import render_terminal
+        from ..exporters.report.page import render_terminal
         from .history import store_at
         from .rejudge import judge_again, judge_saved
 

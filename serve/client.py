@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 from safetensors.numpy import load_file
 
-from ..exporters.samples import TARGET
+from ..exporters.inputs.samples import TARGET
 from ..models.datatypes import name_of
 from ..models.errors import BadInput, NotReady
 from .protocol.numpy_files import write_npz

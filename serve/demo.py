@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..exporters.convert import Conversion, Options, convert
-from ..exporters.report import size_text
-from ..exporters.samples import Samples, load_samples
+from ..exporters.inputs.samples import Samples, load_samples
+from ..exporters.report.page import size_text
 from ..models.engines.load import load_whole
 from ..models.engines.placement import resolve_device
 from ..models.package import read_folder

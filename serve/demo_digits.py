@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from ..exporters.samples import TARGET, Samples
+from ..exporters.inputs.samples import TARGET, Samples
 from ..models.zoo.digits.train import read_images, split
 
 INPUT, OUTPUT = "image", "logits"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..exporters.samples import load_samples
+from ..exporters.inputs.samples import load_samples
 from ..models.errors import BadInput
 from ..models.package import read_folder
 from ..models.store import Store

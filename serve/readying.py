@@ -13,8 +13,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from ..exporters.inputs.samples import Samples, load_samples
 from ..exporters.reprove import holds_here, reprove
-from ..exporters.samples import Samples, load_samples
 from ..models.engines.engine import Engine
 from ..models.engines.load import load_half, load_whole
 from ..models.engines.widening import widened

@@ -10,9 +10,9 @@ from typing import Any
 from ..exporters.convert import Options, convert
 from ..exporters.environment import environment
 from ..exporters.evidence import facts_of
-from ..exporters.rejudge import LIMITS, rejudge
+from ..exporters.gate.rejudge import LIMITS, rejudge
+from ..exporters.inputs.samples import load_samples
 from ..exporters.reprove import reprove
-from ..exporters.samples import load_samples
 from ..models.engines.load import load_half
 from ..models.engines.placement import resolve_device
 from ..models.engines.torch_engine import use_true_fp32

@@ -17,7 +17,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from ..exporters.samples import Samples, load_samples
+from ..exporters.inputs.samples import Samples, load_samples
 from ..models.engines.engine import Engine
 from ..models.engines.load import load_half, load_whole
 from ..models.engines.placement import resolve_device

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from halfeven.exporters.captured import Captured
+from halfeven.exporters.captured.forms import Captured
+from halfeven.exporters.gate.verdict import ParityReport
+from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.maker import SHARES
 from halfeven.exporters.prove import Exam, emulated, judged, take
-from halfeven.exporters.samples import Samples
 from halfeven.exporters.subject import Subject
-from halfeven.exporters.verdict import ParityReport
 from halfeven.models.engines.torch_engine import use_true_fp32
 from halfeven.models.package import Precision
 

@@ -1,7 +1,7 @@
 """A foreign ONNX file on the road: FP32 in, half with FP32-kept nodes out, the FP32 set searched for on the oracle.
 
 `convert_onnx` gives both graphs and the facts; `whole_answers`, `half_answers` and `oracle_answers` are what the
-exam and the gate (`prove.py`, `parity.py`) ask. ONNX Runtime's CPU never judges half storage; the oracle does.
+exam and the gate (`prove.py`, `gate/parity.py`) ask. ONNX Runtime's CPU never judges half storage; the oracle does.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,10 +17,10 @@ from ...models.engines.onnx_engine import DEADLY_IN_HALF
 from ...models.errors import BadFolder, CannotConvert, ExportFailed
 from ...models.package import ModelFolder, Precision
 from ...models.spec import ModelSpec
-from ..plan import Kept
-from ..samples import Samples
-from ..search import Budget, Found
-from ..synthetic import generate
+from ..autocast.plan import Kept
+from ..inputs.samples import Samples
+from ..inputs.synthetic import generate
+from ..search.delta_debugging import Budget, Found
 from .graph import BODIES, FLOATING, ForeignProgram, assembled, size_in_bytes, walk
 from .normalise import normalise
 from .oracle import Oracle, to_half_and_back, to_mantissa

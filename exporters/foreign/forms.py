@@ -10,12 +10,12 @@ from onnx import ModelProto
 
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.store import Draft
-from ..diagnosis import diagnosed
+from ..gate.diagnosis import diagnosed
+from ..gate.verdict import ParityReport
+from ..inputs.samples import Samples
 from ..maker import Made, Say
 from ..prove import Answers, Exam, answers_of, floor_report, set_exam, take
-from ..samples import Samples
 from ..sections import search_section
-from ..verdict import ParityReport
 from .conversion import ForeignHalf, oracle_answers, whole_answers
 from .stored import ties_of
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from onnx import NodeProto
 
-from ..parity import UNIT_ROUNDOFF
+from ..gate.parity import UNIT_ROUNDOFF
 from .graph import FLOAT, FLOATING, ForeignProgram, attribute, graphs
 from .op_lists import Rule, ops
 from .profile import LARGEST, Range

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto
 
-from ..maskrules import NEUTRAL
-from ..sentinels import HIGH
+from ..ranges.maskrules import NEUTRAL
+from ..ranges.sentinels import HIGH
 from .graph import ForeignProgram
 from .op_lists import ops
 from .profile import SENTINEL, Range

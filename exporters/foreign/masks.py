@@ -1,9 +1,9 @@
 """Mask sentinels (−1e9, −3.4e38) of a foreign graph, rewritten to numbers that half has; FP32 answers as before.
 
-The same argument as for captured programs (`exporters/sentinels.py`): the mask becomes LOW, whose exponential is
+The same argument as for captured programs (`exporters/ranges/sentinels.py`): the mask becomes LOW, whose exponential is
 0 as well; where scores are added to it, a floor of HIGH goes under the softmax, so that a row that is masked
 altogether stays uniform. What hangs together is rewritten as one or not at all. An output that holds the sentinel
-itself holds LOW then, which the gate takes for a sentinel of that sign (`parity.py`, rule 0).
+itself holds LOW then, which the gate takes for a sentinel of that sign (`gate/parity.py`, rule 0).
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from onnx import ModelProto, NodeProto, helper
 
-from ..sentinels import HIGH, LOW, MAX_SCORE, SLACK, ulp, witness
+from ..ranges.sentinels import HIGH, LOW, MAX_SCORE, SLACK, ulp, witness
 from .graph import FLOAT, ForeignProgram, Names, names_in, read_by, walk
 from .maskrules import SOFTMAX, Masked, Rules, Unknown
 from .oracle import Oracle

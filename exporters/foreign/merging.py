@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from ..mincut import BYTES_PER_CAST
-from ..search import Score
+from ..autocast.mincut import BYTES_PER_CAST
+from ..search.delta_debugging import Score
 from .graph import FLOAT, HALVES, attribute
 from .op_lists import LOWER
 from .placement import MOVEMENTS

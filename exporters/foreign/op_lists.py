@@ -1,6 +1,6 @@
 """The lists of torch.autocast, said of ONNX's ops.
 
-Source: `exporters/policy.py` (torch 2.13's CUDA registry), op by op of what torch's ONNX exporters write for
+Source: `exporters/autocast/policy.py` (torch 2.13's CUDA registry), op by op of what torch's ONNX exporters write for
 each torch op; ONNX's own ops that torch has no counterpart for stand with their nearest relative.
 """
 

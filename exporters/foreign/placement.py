@@ -1,8 +1,8 @@
 """Casts where they move the fewest bytes: nodes that only move or choose values go to the cheaper side.
 
-The same argument as for captured programs (`exporters/placement.py`), on an ONNX graph: what computes keeps its
-precision, no result changes, and a minimum cut (`exporters/mincut.py`) decides. Bodies of If, Loop and Scan stay
-as they are, and so does what is given to them.
+The same argument as for captured programs (`exporters/autocast/placement.py`), on an ONNX graph: what computes keeps
+its precision, no result changes, and a minimum cut (`exporters/autocast/mincut.py`) decides. Bodies of If, Loop and
+Scan stay as they are, and so does what is given to them.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from onnx import NodeProto
 
-from ..mincut import Flow
+from ..autocast.mincut import Flow
 from .dtypes import Dtypes, Kind
 from .graph import BODIES, ForeignProgram, bodies, captured, walk
 from .kernels import Kernels

@@ -11,10 +11,10 @@ from onnx import NodeProto
 from ...models.errors import BadSetting
 from ...models.package import Precision
 from ...models.spec import ModelSpec
-from ..lessons import NOT_ALL, taught
-from ..plan import Kept
-from ..samples import Samples
-from ..search import Budget, Found, Score
+from ..autocast.plan import Kept
+from ..inputs.samples import Samples
+from ..search.delta_debugging import Budget, Found, Score
+from ..search.lessons import NOT_ALL, taught
 from .dtypes import Dtypes, Kind, assign
 from .graph import ForeignProgram, assembled, graphs
 from .kernels import Kernels

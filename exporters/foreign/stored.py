@@ -5,9 +5,9 @@ from pathlib import Path
 from onnx import ModelProto, numpy_helper
 
 from ...models.spec import ModelSpec
-from ..parity import UNIT_ROUNDOFF
+from ..gate.parity import UNIT_ROUNDOFF
+from ..inputs.samples import Samples
 from ..prove import SEEN_AT_ONCE, Answers, Excuse
-from ..samples import Samples
 from .oracle import Oracle, to_half_and_back
 from .reading import read_model
 from .ties import ForeignTies, find_tied

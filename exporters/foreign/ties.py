@@ -1,7 +1,7 @@
 """Integer outputs of an ONNX graph that may differ because their scores tie (design, §4, rule 2).
 
 An index that comes out of TopK, ArgMax or ArgMin, through shape and type ops alone, may be another one where the
-whole's own values at both indices are closer than 4u·S; the rule itself is that of `exporters/ties.py`.
+whole's own values at both indices are closer than 4u·S; the rule itself is that of `exporters/gate/ties.py`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,9 +11,9 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
-from ..choosers import Choice
-from ..divergence import SENTINEL
-from ..ties import MARGIN_U, excused
+from ..gate.choosers import Choice
+from ..gate.divergence import SENTINEL
+from ..gate.ties import MARGIN_U, excused
 from .graph import ONNX, attribute, element_type
 from .one_node import key_of, session
 from .op_lists import ops

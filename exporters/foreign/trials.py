@@ -10,14 +10,14 @@ import numpy as np
 from onnx import ModelProto
 
 from ...models.spec import ModelSpec, ParityLimits
-from ..lessons import MANY, PATIENCE_SECONDS, SHARE, Lessons, answered_until
-from ..parity import UNIT_ROUNDOFF, judge, min_sqnr_db
-from ..samples import Samples
-from ..search import Score
-from ..shaken import shaken
-from ..synthetic import adversarial
-from ..trial import Trial
-from ..verdict import ParityReport
+from ..gate.parity import UNIT_ROUNDOFF, judge, min_sqnr_db
+from ..gate.trial import Trial
+from ..gate.verdict import ParityReport
+from ..inputs.samples import Samples
+from ..inputs.shaken import shaken
+from ..inputs.synthetic import adversarial
+from ..search.delta_debugging import Score
+from ..search.lessons import MANY, PATIENCE_SECONDS, SHARE, Lessons, answered_until
 from .graph import HALVES
 from .oracle import Oracle
 from .profile import LARGEST

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ...exporters.parity import UNIT_ROUNDOFF
+from ...exporters.gate.parity import UNIT_ROUNDOFF
 from ...models.spec import ModelSpec
 from .padding import Parts, rows_between
 

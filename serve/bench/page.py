@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...exporters.plots import HEIGHT, WIDTH
-from ...exporters.report import number_text, pages_of, size_text
+from ...exporters.report.page import number_text, pages_of, size_text
+from ...exporters.report.plots import HEIGHT, WIDTH
 from .shown import PERCENTS, name_of, sentences
 
 INKS = ("#17756c", "#b9770e", "#6b4fa3", "#b3372b", "#2f6db5", "#5c7a1f", "#a34f82", "#6a6f75")

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ...exporters.report import number_text
+from ...exporters.report.page import number_text
 
 PERCENTS = ("p50", "p90", "p99", "p99.9", "max")
 

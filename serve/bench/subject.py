@@ -17,8 +17,8 @@ from urllib.parse import SplitResult
 import numpy as np
 import orjson
 
-from ...exporters.samples import load_samples
-from ...exporters.synthetic import USUAL_LENGTH, generate
+from ...exporters.inputs.samples import load_samples
+from ...exporters.inputs.synthetic import USUAL_LENGTH, generate
 from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadInput, BadSetting, UnknownName
 from ...models.spec import Dim, ModelSpec, TensorSpec

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from ...exporters.inputs.samples import load_samples
 from ...exporters.prove import Answers
 from ...exporters.retrain import with_new_weights
-from ...exporters.samples import load_samples
 from ...exporters.subject import FurtherVerdict
 from ...models.errors import HalfevenError
 from ...models.store import Store

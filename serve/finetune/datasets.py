@@ -1,6 +1,6 @@
 """A training file against the model's spec: what can be learnt from it, and which rows cannot.
 
-The layout is that of samples.safetensors (`exporters/samples.py`): a tensor per input and ``target:<output>``
+The layout is that of samples.safetensors (`exporters/inputs/samples.py`): a tensor per input and ``target:<output>``
 for what is to be learnt, axis 0 the rows. Nothing is repaired: a bad row is named and its owner mends it.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...exporters.samples import MAX_BYTES, TARGET, Samples, load_samples
+from ...exporters.inputs.samples import MAX_BYTES, TARGET, Samples, load_samples
 from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadInput, BadSamples
 from ...models.spec import Dim, ModelSpec, TensorSpec

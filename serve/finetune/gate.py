@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ...exporters.inputs.samples import Samples
 from ...exporters.prove import Answers
-from ...exporters.samples import Samples
 from ...exporters.subject import FurtherVerdict
 from ...models.spec import ModelSpec, TensorSpec
 

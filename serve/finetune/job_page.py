@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from jinja2 import Environment
 
-from ...exporters.report import pages_of
+from ...exporters.report.page import pages_of
 from .curves import HEIGHT, WIDTH, Curve, finite, loss_curve, norm_curve, scale_curve, x_ticks
 from .gate import Score
 from .reasons import ENDED, was_refused

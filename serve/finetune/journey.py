@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ...exporters.inputs.samples import Samples, load_samples
 from ...exporters.prove import Answers, answers_of
-from ...exporters.samples import Samples, load_samples
 from ...models.archive import save_program
 from ...models.engines.load import whole_program
 from ...models.store import LIVE, Store, Version

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ...exporters.measured import in_units
-from ...exporters.parity import UNIT_ROUNDOFF, measure
-from ...exporters.trial import Pair
+from ...exporters.gate.measured import in_units
+from ...exporters.gate.parity import UNIT_ROUNDOFF, measure
+from ...exporters.gate.trial import Pair
 from ...models.spec import ModelSpec, TensorSpec
 from ...models.store import Version
 

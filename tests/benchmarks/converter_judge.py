@@ -20,11 +20,11 @@ from halfeven.exporters.foreign.normalise import _close, _lift, _rename, sort
 from halfeven.exporters.foreign.oracle import Oracle
 from halfeven.exporters.foreign.sequences import unfold
 from halfeven.exporters.foreign.typing import value_types
-from halfeven.exporters.parity import UNIT_ROUNDOFF, judge
-from halfeven.exporters.samples import Samples
-from halfeven.exporters.ties import Ties
-from halfeven.exporters.trial import Trial
-from halfeven.exporters.verdict import ParityReport
+from halfeven.exporters.gate.parity import UNIT_ROUNDOFF, judge
+from halfeven.exporters.gate.ties import Ties
+from halfeven.exporters.gate.trial import Trial
+from halfeven.exporters.gate.verdict import ParityReport
+from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.program import runnable
 from halfeven.models.spec import ModelSpec
 from onnx import ModelProto, NodeProto

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from halfeven.exporters.captured import Captured
+from halfeven.exporters.captured.forms import Captured
 from halfeven.exporters.evidence import facts_of
 from halfeven.exporters.foreign.conversion import convert_onnx
 from halfeven.exporters.foreign.forms import Foreign
+from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.maker import Maker
 from halfeven.exporters.road import travel
-from halfeven.exporters.samples import Samples
 from halfeven.exporters.subject import Subject
 from halfeven.models.errors import CannotConvert
 from halfeven.models.package import ModelFolder, Precision

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 from halfeven.exporters.environment import environment
-from halfeven.exporters.onnx import write_onnx
-from halfeven.exporters.samples import Samples
+from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.onnx.export import write_onnx
 from halfeven.models.errors import ExportFailed
 
 from tests.benchmarks.converter_judge import CONVERSION, GOOD, IO, LOAD, MISSING, SILENT, WRONG

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from halfeven.exporters.convert import Options, convert
 from halfeven.exporters.environment import environment
+from halfeven.exporters.inputs.samples import load_samples
 from halfeven.exporters.reprove import reprove
-from halfeven.exporters.samples import load_samples
 from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.load import load_half, load_whole
 from halfeven.models.engines.torch_engine import seconds_of, use_true_fp32

@@ -6,7 +6,7 @@ Those that need transformers are not among them.
 import importlib
 
 import torch
-from halfeven.exporters.synthetic import generate
+from halfeven.exporters.inputs.synthetic import generate
 from halfeven.models.package import read_folder
 from halfeven.models.zoo import zoo_folder
 from torch import Tensor

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.inputs.samples import load_samples
 from halfeven.exporters.reprove import holds_here, reprove
-from halfeven.exporters.samples import load_samples
 from halfeven.models.engines.load import load_half, load_whole
 from halfeven.models.store import Store, Version
 from halfeven.models.zoo import zoo_folder

@@ -5,10 +5,10 @@ import math
 
 import torch
 from halfeven.exporters import sections
-from halfeven.exporters.ledger import Entry, Ledger
-from halfeven.exporters.profile import profile
-from halfeven.exporters.search import Found, Score
-from halfeven.exporters.traffic import Cast, Worth
+from halfeven.exporters.autocast.ledger import Entry, Ledger
+from halfeven.exporters.autocast.traffic import Cast, Worth
+from halfeven.exporters.ranges.profile import profile
+from halfeven.exporters.search.delta_debugging import Found, Score
 from halfeven.models.program import runnable
 from torch import nn
 

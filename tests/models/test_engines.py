@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from halfeven.exporters.onnx import write_onnx
+from halfeven.exporters.onnx.export import write_onnx
 from halfeven.models.archive import save_program
 from halfeven.models.engines.arrays import joined, to_numpy, to_torch
 from halfeven.models.engines.engine import Engine

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from halfeven.exporters.synthetic import generate
+from halfeven.exporters.inputs.synthetic import generate
 from halfeven.models.capture import capture
 from halfeven.models.package import read_folder
 from halfeven.models.zoo import zoo_folder

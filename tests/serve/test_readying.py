@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters.samples import Samples
+from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve import readying
 from halfeven.serve.batching.device import DeviceThread

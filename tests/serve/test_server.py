@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from halfeven.exporters.convert import Options, convert
-from halfeven.exporters.samples import Samples, load_samples
+from halfeven.exporters.inputs.samples import Samples, load_samples
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadSetting
 from halfeven.models.store import Store

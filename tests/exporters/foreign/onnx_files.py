@@ -15,7 +15,7 @@ from halfeven.exporters.foreign.conversion import (
     oracle_answers,
     whole_answers,
 )
-from halfeven.exporters.samples import Samples
+from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.datatypes import name_of
 from halfeven.models.package import ModelFolder, Precision
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec

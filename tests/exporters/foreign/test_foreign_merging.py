@@ -13,7 +13,7 @@ from halfeven.exporters.foreign.normalise import normalise
 from halfeven.exporters.foreign.planning import Draft
 from halfeven.exporters.foreign.profile import profile
 from halfeven.exporters.foreign.rewrite import HalfGraph
-from halfeven.exporters.search import Score
+from halfeven.exporters.search.delta_debugging import Score
 from halfeven.models.package import Precision
 
 from tests.exporters.foreign.onnx_files import parsed

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from halfeven.exporters.foreign.conversion import convert_onnx, read_foreign
 from halfeven.exporters.foreign.reading import read_model
-from halfeven.exporters.samples import Samples
+from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.errors import BadFolder, BadSetting, TooLarge
 from halfeven.models.package import ModelFolder, Precision
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from halfeven.exporters.inputs.samples import load_samples
 from halfeven.exporters.reprove import reprove
-from halfeven.exporters.samples import load_samples
 from halfeven.models.engines.load import load_half
 from halfeven.models.store import Store, Version, sha256_of
 from onnx import ModelProto, TensorProto, external_data_helper

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from halfeven.exporters.foreign.conversion import runtime_answers
 from halfeven.exporters.foreign.ties import ForeignTies, find_tied
-from halfeven.exporters.parity import UNIT_ROUNDOFF
+from halfeven.exporters.gate.parity import UNIT_ROUNDOFF
 from onnx import ModelProto
 
 from tests.exporters.foreign.onnx_files import convert, parsed

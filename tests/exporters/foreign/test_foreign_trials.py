@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from halfeven.exporters.foreign.conversion import convert_onnx, oracle_answers, whole_answers
 from halfeven.exporters.foreign.trials import ENOUGH, FEW, Trials
-from halfeven.exporters.onnx import write_onnx
-from halfeven.exporters.parity import UNIT_ROUNDOFF, judge
-from halfeven.exporters.samples import Samples
-from halfeven.exporters.shaken import SHAKEN
-from halfeven.exporters.trial import Trial
+from halfeven.exporters.gate.parity import UNIT_ROUNDOFF, judge
+from halfeven.exporters.gate.trial import Trial
+from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.inputs.shaken import SHAKEN
+from halfeven.exporters.onnx.export import write_onnx
 from halfeven.models.package import ModelFolder, Precision
 from onnx import ModelProto
 

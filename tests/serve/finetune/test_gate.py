@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from halfeven.exporters.samples import Samples
+from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.finetune.gate import Score, judge, scores
 

@@ -1,0 +1,208 @@
+"""The precision plan: for every node of the whole program what it computes in, and why.
+
+The plan is the versioned artefact (``precision.json``); `rewrite.py` carries it out.
+"""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from ...models.errors import BadSetting
+from ...models.package import Precision
+from ...models.program import walk
+from .policy import EMBEDDINGS, LISTS, NORMALISATION, RECURRENT, OpLists, Rule
+
+
+class Action(Enum):
+    """What happens to a node's floating inputs (float64 never takes part, as in autocast)."""
+
+    HALF = "half"
+    FP32 = "fp32"
+    FP32_DTYPE = "fp32 by dtype argument"
+    FP32_BACK = "fp32, result back to half"
+    WIDEST = "widest input"
+    INPUT = "as its inputs"
+
+
+_BY_RULE = {
+    Rule.LOWER: Action.HALF,
+    Rule.FP32: Action.FP32,
+    Rule.FP32_DTYPE: Action.FP32_DTYPE,
+    Rule.WIDEST: Action.WIDEST,
+    Rule.BANNED: Action.FP32,  # live autocast raises; in FP32 it is harmless
+    Rule.INPUT: Action.INPUT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A node that the policy would run in half and the plan keeps in FP32."""
+
+    node: str
+    op: str
+    reason: str
+    evidence: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        return {"node": self.node, "op": self.op, "reason": self.reason, "evidence": self.evidence}
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionPlan:
+    """``actions``: qualified node name (`models.program.walk`) → Action, for every op of the whole program.
+
+    ``islands``: nodes that the user's own code has in FP32 → where it says so. ``placed``: nodes that follow
+    their inputs by policy and were given a precision only to move a cast (`placement.py`).
+    """
+
+    precision: Precision
+    lists: str
+    actions: Mapping[str, Action]
+    kept: tuple[Kept, ...]
+    islands: Mapping[str, str] = field(default_factory=dict)
+    placed: frozenset[str] = frozenset()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.precision.dtype == "bf16" else torch.float16
+
+    @property
+    def fp32_by_policy(self) -> int:
+        """Nodes that are FP32 by list, level or the user's own code (kept nodes are not among them)."""
+        others = {kept.node for kept in self.kept} | self.placed
+        fp32 = (Action.FP32, Action.FP32_DTYPE, Action.FP32_BACK)
+        return sum(action in fp32 and name not in others for name, action in self.actions.items())
+
+    def keeping(self, kept: Sequence[Kept]) -> "PrecisionPlan":
+        """The plan with more nodes in FP32."""
+        actions = {**self.actions, **dict.fromkeys((one.node for one in kept), Action.FP32)}
+        return replace(self, actions=actions, kept=(*self.kept, *kept))
+
+    def to_json(self, module: GraphModule) -> dict[str, Any]:
+        return {
+            "level": self.precision.level,
+            "dtype": self.precision.dtype,
+            "embeddings": self.precision.embeddings,
+            "keep": list(self.precision.keep),
+            "lists": f"torch.autocast, {self.lists}",
+            "accumulation": "FP32",  # of matrix products: no reduction in half (`use_true_fp32`)
+            "nodes": [self._node_to_json(name, node) for name, node in walk(module) if name in self.actions],
+            "kept": [kept.to_json() for kept in self.kept],
+        }
+
+    def _node_to_json(self, name: str, node: Node) -> dict[str, str]:
+        told = {
+            "node": name,
+            "op": op_name(node),
+            "module": module_path(node),
+            "action": self.actions[name].value,
+        }
+        return told | ({"reason": self.islands[name]} if name in self.islands else {})
+
+
+def make_plan(module: GraphModule, precision: Precision, lists: str = "cuda") -> PrecisionPlan:
+    """Plan a whole program (`models.program.runnable`, prepared) under a level and its keep patterns.
+
+    A keep pattern is ``op:NAME``, a node's name, or a module's path (both with ``*``). Raises BadSetting
+    for a pattern that matches no node: a misspelt pattern must not look like a kept node.
+    """
+    nodes = {name: node for name, node in walk(module) if isinstance(node.target, OpOverload)}
+    actions = {name: _action(node, precision, LISTS[lists]) for name, node in nodes.items()}
+    islands: dict[str, str] = {}
+    if precision.level != "O0":
+        islands = {name: _island(node) for name, node in nodes.items() if _island(node)}
+    actions |= {name: Action.FP32 for name in islands if not is_mutable(nodes[name])}
+    return PrecisionPlan(precision, lists, actions, tuple(_kept(nodes, actions, precision)), islands)
+
+
+def _kept(nodes: Mapping[str, Node], actions: dict[str, Action], precision: Precision) -> list[Kept]:
+    """What the level or the operator keeps in FP32; ``actions`` are set to that."""
+    kept = []
+    if precision.level in ("O2", "O3"):  # at O1 they are FP32 by policy
+        loops = [(name, node) for name, node in nodes.items() if op_name(node) in RECURRENT]
+        kept += [Kept(name, op_name(node), "no half kernel on every device") for name, node in loops]
+    for name, pattern in _matches(nodes, precision.keep):
+        may_be_half = actions[name] in (Action.HALF, Action.INPUT, Action.WIDEST)
+        if may_be_half and precision.level != "O0" and not is_mutable(nodes[name]):
+            kept.append(Kept(name, op_name(nodes[name]), f"asked for by keep = {pattern!r}"))
+            actions[name] = Action.FP32
+    return kept
+
+
+def op_name(node: Node) -> str:
+    assert isinstance(node.target, OpOverload)
+    return node.target._schema.name.removeprefix("aten::")
+
+
+def module_path(node: Node) -> str:
+    """The path of the ``nn.Module`` whose forward made this node, as ``named_modules`` says it."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return next((path for path, _ in reversed(list(stack.values()))), "")
+
+
+def _island(node: Node) -> str:
+    """Where the user's own code has this node in FP32 (`models.capture` writes it down), or nothing."""
+    return str((node.meta.get("custom") or {}).get("halfeven_island", ""))
+
+
+def is_mutable(node: Node) -> bool:
+    """Whether an op changes its input: a cast would be a copy, and the change would be lost."""
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def foldable(plan: PrecisionPlan, node: Node) -> bool:
+    """Whether an op on weights alone may be done before the cast: not one that autocast does in half."""
+    return plan.precision.level != "O1" or plan.actions.get(node.name) is not Action.HALF
+
+
+def _action(node: Node, precision: Precision, lists: OpLists) -> Action:
+    name, target = op_name(node), node.target
+    assert isinstance(target, OpOverload)
+    if precision.level == "O0":
+        return Action.INPUT
+    if name in RECURRENT:
+        return Action.FP32
+    if precision.level == "O1":
+        if name in EMBEDDINGS and precision.embeddings == "half":
+            return Action.HALF
+        return _BY_RULE[lists.rule(target)]
+    if is_mutable(node):
+        return Action.INPUT
+    if precision.level == "O2" and name in NORMALISATION:
+        return Action.FP32_BACK
+    return Action.HALF
+
+
+def _matches(nodes: Mapping[str, Node], patterns: Sequence[str]) -> list[tuple[str, str]]:
+    """Names of nodes, in the program's order, each with the first pattern that matches it."""
+    found: dict[str, str] = {}
+    for pattern in patterns:
+        hits = [name for name, node in nodes.items() if _matches_one(name, node, pattern)]
+        if not hits:
+            paths = sorted({module_path(node) for node in nodes.values()} - {""})
+            raise BadSetting(
+                f"keep = {pattern!r} matches no node: expected op:NAME (one of "
+                f"{sorted({op_name(node) for node in nodes.values()})}), a node's name ({next(iter(nodes), '-')}, "
+                f"…) or a module's path (one of {paths[:20]})"
+            )
+        for name in hits:
+            found.setdefault(name, pattern)
+    return [(name, found[name]) for name in nodes if name in found]
+
+
+def _matches_one(name: str, node: Node, pattern: str) -> bool:
+    if pattern.startswith("op:"):
+        return fnmatch.fnmatchcase(op_name(node), pattern[3:])
+    path = module_path(node)
+    return bool(pattern) and (
+        fnmatch.fnmatchcase(name, pattern)
+        or fnmatch.fnmatchcase(path, pattern)
+        or path.startswith(f"{pattern}.")
+        or name.startswith(f"{pattern}.")
+    )

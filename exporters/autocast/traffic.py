@@ -1,0 +1,116 @@
+"""What a half program's casts move, and whether half saves more bytes than they cost.
+
+Bytes are those read from and written to memory at one run of the batch that the program was exported with
+(at another batch they grow together). On a device whose time goes into memory they are its time; it is a
+count and no measurement.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ...models.program import walk
+from .dtypes import tensors_of
+from .folding import _aliased
+
+_CASTS = (torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default)
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """One tensor cast at every run: qualified names of its source and readers, bytes read and written."""
+
+    source: str
+    from_dtype: torch.dtype
+    to_dtype: torch.dtype
+    bytes: int
+    readers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """Bytes that half saves and that its casts cost, per run; ``pays`` where it saves more."""
+
+    saved: int
+    cast: int
+    pays: bool
+    reason: str
+
+
+def cast_map(program: ExportedProgram) -> list[Cast]:
+    """Every cast between floating types that the program does at a run, the most bytes first."""
+    casts = []
+    for name, node in walk(program.graph_module):
+        if (pair := _cast(node)) is not None:
+            source, result = pair
+            prefix = name.removesuffix(node.name)
+            readers = tuple(prefix + reader.name for reader in node.users)
+            moved = _elements(source) * (source.element_size() + result.element_size())
+            first = node.args[0]
+            assert isinstance(first, Node)
+            casts.append(Cast(prefix + first.name, source.dtype, result.dtype, moved, readers))
+    return sorted(casts, key=lambda cast: -cast.bytes)
+
+
+def saved_bytes(program: ExportedProgram) -> int:
+    """Bytes that the program's half tensors save against FP32 ones, per run: two per element read or written.
+
+    A tensor is written once and read by each of its readers; views neither read nor write; casts, which FP32
+    would not have, save nothing.
+    """
+    saved = 0
+    for _, node in walk(program.graph_module):
+        if isinstance(node.target, OpOverload) and _cast(node) is None and not _aliased(node, written=False):
+            saved += sum(2 * _elements(tensor) for tensor in _halves(node))
+            saved += sum(
+                2 * _elements(tensor) for parent in node.all_input_nodes for tensor in _halves(parent)
+            )
+    return saved
+
+
+def worth(saved: int, cast: int) -> Worth:
+    """Whether half saves more bytes (`saved_bytes`) than its casts move (the sum of `cast_map`).
+
+    Where it does not, half is unlikely to be faster where memory is what limits, and the whole should be
+    served as it is; smaller weights at rest may still be a reason.
+    """
+    if saved == 0:
+        return Worth(0, cast, False, "no tensor is half at a run: half saves nothing here")
+    share = f"its casts move {_readable(cast)} and its half tensors save {_readable(saved)} per batch"
+    if cast >= saved:
+        return Worth(saved, cast, False, f"half buys nothing: {share}; serve the FP32 form")
+    return Worth(saved, cast, True, f"half saves more than it costs: {share}")
+
+
+def _cast(node: Node) -> tuple[Tensor, Tensor] | None:
+    """Source and result of a cast from one floating type to another."""
+    if node.target not in _CASTS or not isinstance(node.args[0], Node):
+        return None
+    source, result = node.args[0].meta.get("val"), node.meta.get("val")
+    if not isinstance(source, Tensor) or not isinstance(result, Tensor) or source.dtype == result.dtype:
+        return None
+    return (source, result) if source.is_floating_point() and result.is_floating_point() else None
+
+
+def _halves(node: Node) -> Iterator[Tensor]:
+    return (tensor for tensor in tensors_of(node.meta.get("val")) if tensor.dtype in _HALVES)
+
+
+def _elements(tensor: Tensor) -> int:
+    """How many at the sizes that the program was exported with; a size that depends on data counts as 1."""
+    return math.prod(size if isinstance(size, int) else int(size.node.hint or 1) for size in tensor.shape)
+
+
+def _readable(count: float) -> str:
+    for unit in ("bytes", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

@@ -1,0 +1,180 @@
+"""The forms of a captured program: the half program itself (torch), and what is written from it (ONNX)."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...models.archive import save_program
+from ...models.engines.arrays import to_torch
+from ...models.engines.onnx_engine import OnnxEngine
+from ...models.engines.torch_engine import TorchEngine
+from ...models.program import runnable
+from ...models.store import Draft
+from ..autocast.rewrite import HalfProgram, rewrite
+from ..gate.diagnosis import diagnosed
+from ..gate.verdict import ParityReport
+from ..inputs.samples import Samples
+from ..maker import Made, Say
+from ..onnx.export import write_onnx
+from ..prove import (
+    Answers,
+    Exam,
+    Taken,
+    answers_of,
+    check_whole_form,
+    emulated,
+    floor_report,
+    set_exam,
+    take,
+    ties_of,
+)
+from ..subject import Subject
+from .planning import Planner
+
+CPU = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class Captured:
+    """Makes the forms of an exported program (`maker.Maker`)."""
+
+    subject: Subject
+    half: HalfProgram = field(init=False)
+    planner: Planner | None = None
+    _whole: Answers | None = None
+    _storage: Answers | None = None
+    _taken: Taken | None = None
+    _saved: HalfProgram | None = None
+
+    def whole(self) -> Answers:
+        if self._whole is None:
+            self._whole = answers_of(
+                self.subject.spec, TorchEngine(self.subject.exported, "fp32", CPU, packed=False)
+            )
+        return self._whole
+
+    def exam(self, judging: Samples) -> Exam:
+        subject = self.subject
+        excuse = ties_of(runnable(subject.exported), subject.spec, subject.precision.dtype, judging)
+        return set_exam(subject.spec, judging, self.whole(), excuse)
+
+    def plan(self, planning: Samples, share: float, say: Say) -> bool:
+        example = _example(self.subject)
+        if self.planner is None:
+            self.planner = Planner(self.subject, planning, example, say)
+        if not self.planner.settle(share, say):
+            return False
+        say("rewriting")
+        subject, planner = self.subject, self.planner
+        self.half = rewrite(subject.exported, planner.plan, subject.spec, example, planner.module)
+        self._storage = self._taken = None
+        return True
+
+    def write(self, draft: Draft) -> None:
+        folder, program = draft.folder, self.subject.exported
+        save_file(_untied(program.state_dict), folder / "weights.safetensors")
+        save_program(program, folder / "whole.pt2", weights=False)
+
+    def make(self, name: str, draft: Draft, exam: Exam) -> Made:
+        half = self.half.half_nodes > 0
+        if name == "torch":
+            if not half:
+                return Made("whole.pt2", self.whole())
+            self._save_half(draft)
+            return Made("half.pt2", self.storage(), [self._taken_in_storage(exam)])
+        self._write_whole_onnx(draft, exam)
+        if not half:
+            return Made("whole.onnx", self._onnx(draft.folder / "whole.onnx", "fp32"))
+        return self._half_onnx(draft, exam)
+
+    def storage(self) -> Answers:
+        """The half program in true half kernels."""
+        if self._storage is None:
+            engine = TorchEngine(self.half.program, self.subject.precision.dtype, CPU)
+            self._storage = answers_of(self.subject.spec, engine)
+        return self._storage
+
+    def facts(self) -> dict[str, Any]:
+        half = self.half
+        return {
+            "nodes": half.nodes,
+            "half_nodes": half.half_nodes,
+            "fp32_by_policy": half.plan.fp32_by_policy,
+            "kept": [kept.to_json() for kept in half.plan.kept],
+            "casts": half.casts,
+            "bytes": half.bytes,
+            "bytes_fp32": half.bytes_fp32,
+        }
+
+    def plan_json(self) -> dict[str, Any]:
+        assert self.planner is not None
+        return self.half.plan.to_json(self.planner.module)
+
+    def findings(self, exam: Exam) -> dict[str, Any]:
+        assert self.planner is not None
+        return self.planner.findings(self.half)
+
+    def diagnosed(self, report: ParityReport, exam: Exam) -> ParityReport:
+        if self.planner is None or self.planner.course is None:
+            return report
+        floor = emulated(self.subject.spec, self.planner.emulation(floor=True))
+        first = self.planner.curve().first if not report.passed else None
+        return diagnosed(report, floor_report(exam, report.dtype, floor), first and first.to_json())
+
+    def _taken_in_storage(self, exam: Exam) -> Taken:
+        """The half program's own answers: once, whichever form asks."""
+        if self._taken is None:
+            assert self.planner is not None
+            stand_in = emulated(self.subject.spec, self.planner.emulation())
+            self._taken = take(exam, self.storage(), stand_in)
+        return self._taken
+
+    def _save_half(self, draft: Draft) -> None:
+        if self._saved is not self.half:
+            save_program(self.half.program, draft.folder / "half.pt2", weights=True)
+            self._saved = self.half
+
+    def _write_whole_onnx(self, draft: Draft, exam: Exam) -> None:
+        """The whole as ONNX, held against the program: an exporter's fault is never blamed on half."""
+        path, spec = draft.folder / "whole.onnx", self.subject.spec
+        if not path.exists():
+            write_onnx(self.subject.exported, spec, path, {"model": spec.name, "precision": "fp32"})
+            check_whole_form(exam, answers_of(spec, OnnxEngine(path, "fp32", CPU, packed=False)))
+
+    def _half_onnx(self, draft: Draft, exam: Exam) -> Made:
+        spec, asked, path = self.subject.spec, self.subject.precision, draft.folder / "half.onnx"
+        self._save_half(draft)  # proves this form again on a CPU
+        kept = ",".join(kept.node for kept in self.half.plan.kept)
+        about = {"model": spec.name, "precision": asked.dtype, "level": asked.level, "kept": kept}
+        write_onnx(self.half.program, spec, path, about)
+        serves = self._onnx(path, asked.dtype)
+        # ONNX Runtime computes FP16 chains in FP32 on a CPU: the program's own half storage judges as well
+        return Made("half.onnx", serves, [self._taken_in_storage(exam), take(exam, serves)])
+
+    def _onnx(self, path: Path, precision: str) -> Answers:
+        return answers_of(self.subject.spec, OnnxEngine(path, precision, CPU))
+
+
+def _example(subject: Subject) -> list[Tensor]:
+    """A batch to trace with: of at least 2 where the batch is free."""
+    spec = subject.spec
+    rows = min(3, max(1, spec.max_batch_size)) if spec.batched else 0
+    _, arrays = next(iter(subject.samples.batches(rows, 1)))
+    return [to_torch(arrays[tensor.name]) for tensor in spec.inputs]
+
+
+def _untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """safetensors refuses names that share memory; each is written whole, and the program ties them again."""
+    shared = Counter(tensor.untyped_storage()._cdata for tensor in state.values())
+    return {
+        name: tensor.detach().clone()
+        if shared[tensor.untyped_storage()._cdata] > 1
+        else tensor.detach().contiguous()
+        for name, tensor in state.items()
+    }

@@ -1,0 +1,182 @@
+"""How a half drifts from the whole, node by node: the divergence curve and the first node that goes astray.
+
+Both programs answer one batch. Of every node at most 4,096 elements of the whole's result are held (fewer
+in a long graph: 64 MiB in all), at places drawn once; the half's are compared as they come. An error is in
+units of u times the largest magnitude of that node's result, sentinels left out.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from ...models.program import walk
+from .divergence import SENTINEL
+from .verdict import finite
+
+Tap = Callable[[str, Tensor], None]
+Run = Callable[[Tap], object]
+
+HELD_BYTES = 64 << 20
+MAX_HELD = 4096  # elements of one result
+MIN_HELD = 64
+MAX_TIMES = 8  # of one node: a loop's body runs more often
+MAX_POINTS = 512
+ASTRAY_U, CALM_U = 64.0, 16.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One node: its error in u (infinite where ``lost``: the half is not finite where the whole is)."""
+
+    node: str
+    op: str
+    error_u: float
+    lost: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {"node": self.node, "op": self.op, "error_u": finite(self.error_u), "lost": self.lost}
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The points in the graph's order, and the first astray: one above 64u whose inputs are all within 16u,
+    or not finite where its inputs are.
+    """
+
+    points: tuple[Point, ...]
+    first: Point | None
+
+    def to_json(self) -> dict[str, Any]:
+        """At most 512 points, the worst of each stretch."""
+        stretches = np.array_split(np.arange(len(self.points)), min(len(self.points), MAX_POINTS) or 1)
+        worst = (max(stretch, key=lambda i: self.points[i].error_u) for stretch in stretches if len(stretch))
+        return {
+            "nodes": len(self.points),
+            "astray_u": ASTRAY_U,
+            "points": [{"at": int(i), **self.points[i].to_json()} for i in worst],
+            "first": self.first and {"at": self.points.index(self.first), **self.first.to_json()},
+        }
+
+
+def divergence_curve(module: GraphModule, whole: Run, half: Run, u: float) -> Curve:
+    """Run ``whole`` and then ``half``, each with a tap that sees (qualified node name, floating result)."""
+    names = dict(walk(module))
+    held = max(MIN_HELD, min(MAX_HELD, HELD_BYTES // (4 * max(len(names), 1))))
+    notes = _Notes(held)
+    with torch.inference_mode():
+        whole(notes.hold)
+        notes.times.clear()
+        half(notes.compare)
+    points = [
+        Point(name, _op(node), math.inf if name in notes.lost else notes.errors[name] / u, name in notes.lost)
+        for name, node in names.items()
+        if name in notes.errors
+    ]
+    return Curve(tuple(points), _first_astray(module, {point.node: point for point in points}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Some elements of a result of the whole; ``scale`` and ``beyond`` are of all of them."""
+
+    elements: Tensor
+    scale: float
+    beyond: int
+
+
+class _Notes:
+    """What the whole answered, and how far the half was from it: relative errors by node."""
+
+    def __init__(self, held: int) -> None:
+        self.errors: dict[str, float] = {}
+        self.lost: set[str] = set()
+        self.times: Counter[str] = Counter()
+        self._held, self._free = held, HELD_BYTES
+        self._whole: dict[tuple[str, int], _Held] = {}
+        self._places: dict[int, Tensor] = {}
+
+    def hold(self, name: str, result: Tensor) -> None:
+        if (key := self._key(name)) is not None:
+            size = result.abs()
+            beyond = ~(size < SENTINEL)
+            scale = float(size.masked_fill(beyond, 0.0).max()) if size.numel() else 0.0
+            some = self._some(result).clone()
+            self._free -= some.nbytes
+            if self._free >= 0:  # what comes when all is used up has no point on the curve
+                self._whole[key] = _Held(some, scale, int(beyond.sum()))
+
+    def compare(self, name: str, result: Tensor) -> None:
+        key = self._key(name)
+        whole = None if key is None else self._whole.pop(key, None)
+        if whole is None or (half := self._some(result)).shape != whole.elements.shape:
+            return
+        judged = whole.elements.abs() < SENTINEL
+        error = (half.double() - whole.elements.double())[judged].abs()
+        worst = float(error.nan_to_num(nan=math.inf).max()) if error.numel() else 0.0
+        relative = worst / whole.scale if whole.scale else (math.inf if worst else 0.0)
+        self.errors[name] = max(self.errors.get(name, 0.0), relative)
+        if int((~torch.isfinite(result)).sum()) > whole.beyond or not math.isfinite(worst):
+            self.lost.add(name)
+
+    def _key(self, name: str) -> tuple[str, int] | None:
+        self.times[name] += 1
+        return (name, self.times[name]) if self.times[name] <= MAX_TIMES else None
+
+    def _some(self, result: Tensor) -> Tensor:
+        flat = result.detach().reshape(-1)
+        if flat.numel() <= self._held:
+            return flat.cpu()
+        if flat.numel() not in self._places:
+            seeded = torch.Generator().manual_seed(flat.numel())
+            self._places[flat.numel()] = torch.randint(flat.numel(), (self._held,), generator=seeded)
+        return flat[self._places[flat.numel()].to(flat.device)].cpu()
+
+
+def _first_astray(module: GraphModule, points: Mapping[str, Point]) -> Point | None:
+    astray = [point for point in points.values() if point.lost or point.error_u > ASTRAY_U]
+    if not astray:
+        return None
+    inputs = dict(_inputs(module, points))
+    starts = [
+        point
+        for point in astray
+        if (inputs[point.node] <= CALM_U or (point.lost and math.isfinite(inputs[point.node])))
+    ]
+    return (starts or astray)[0]
+
+
+def _inputs(module: GraphModule, points: Mapping[str, Point]) -> Iterator[tuple[str, float]]:
+    """For every node the largest error among its inputs; what has no error of its own passes theirs on."""
+    seen: dict[str, float] = {}
+    yield from _inputs_within(module, points, seen, "", 0.0)
+
+
+def _inputs_within(
+    module: GraphModule, points: Mapping[str, Point], seen: dict[str, float], prefix: str, given: float
+) -> Iterator[tuple[str, float]]:
+    def worst_of(nodes: list[Node]) -> float:
+        return max((seen.get(prefix + node.name, 0.0) for node in nodes), default=0.0)
+
+    for node in module.graph.nodes:
+        body = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(body, GraphModule):
+            operands = max((worst_of(user.all_input_nodes) for user in node.users), default=0.0)
+            yield from _inputs_within(body, points, seen, f"{prefix}{node.target}.", operands)
+        name = prefix + node.name
+        worst = given if node.op == "placeholder" else worst_of(node.all_input_nodes)
+        yield name, worst
+        seen[name] = points[name].error_u if name in points else worst
+
+
+def _op(node: Node) -> str:
+    schema = getattr(node.target, "_schema", None)
+    return (
+        schema.name.removeprefix("aten::") if schema else getattr(node.target, "__name__", str(node.target))
+    )

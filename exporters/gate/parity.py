@@ -1,0 +1,282 @@
+"""The parity gate: may this half stand in for that whole? Arrays in, numbers out.
+
+The rules (design, §4), for every output over all real judged samples; u is the half's unit roundoff and S
+the largest |R| of that output:
+
+0. an |R| ≥ 1e9 is a sentinel: C has its sign and |C| ≥ 1e4 or is infinite, and it is left out of the rest;
+1. names, shapes, datatypes and the masks of NaN, +Inf and −Inf are the same;
+2. integers and booleans are equal (but for ties that the caller marks);
+3. no sample errs by more than ``max_error_u``·u·S, the pooled signal-to-noise ratio and that of every slice
+   along every non-batch axis reach their minimum: a channel of scores cannot die behind one of boxes;
+4. logits and probabilities: divergence, first choices, and accuracy where there are targets.
+
+Adversarial inputs are held to rules 0 and 1 and reported for the others. Every comparison asks whether the
+good case holds, so that NaN fails.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ...models.datatypes import name_of
+from ...models.spec import ModelSpec, ParityLimits, TensorSpec
+from . import refusals
+from .decisions import Decisions
+from .divergence import SENTINEL, Divergence
+from .measured import Measured, in_units, thinned
+from .trial import Pair, Trial, pairs_of
+from .verdict import AdversarialVerdict, DecisionVerdict, Failure, OutputVerdict, ParityReport
+
+UNIT_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
+SENTINEL_LANDS = 1e4
+MAX_ACCURACY_LOSS = 0.002
+MAX_KL_NATS = 1e-4
+MAX_PLOTTED_SAMPLES = 512
+
+
+def min_sqnr_db(limits: ParityLimits, u: float) -> float:
+    """The pooled signal-to-noise ratio asked for: 20·log10(1/u) − 10 unless the limits set it."""
+    return limits.min_sqnr_db if limits.min_sqnr_db is not None else float(20 * np.log10(1 / u) - 10)
+
+
+def overrides_of(limits: ParityLimits) -> dict[str, float]:
+    """The limits that somebody set, as the report shows them."""
+    return {key: getattr(limits, key) for key in limits.overridden}
+
+
+def judge(
+    spec: ModelSpec,
+    dtype: str,
+    real: Sequence[Trial],
+    adversarial: Sequence[Trial] = (),
+    targets: Mapping[str, np.ndarray] | None = None,
+    unanswered: Sequence[str] = (),
+) -> ParityReport:
+    """Hold a half's answers against the whole's.
+
+    ``dtype`` is ``fp16`` or ``bf16``. ``real`` are the judging samples, at every batch size that was asked;
+    ``targets`` maps an output to the right classes, axis 0 the samples that ``Trial.samples`` counts.
+    ``unanswered`` names adversarial inputs that the whole itself could not answer: they are dropped and listed.
+    Without a single real sample nothing is proven and the report is a refusal.
+    """
+    u = UNIT_ROUNDOFF[dtype]
+    rows = [len(trial.samples) for trial in real]
+    failures = [] if any(rows) else [refusals.nothing_judged()]
+    failures += _misnamed(spec, (*real, *adversarial))
+    named = () if failures else spec.outputs
+    judged, dropped = _with_finite_reference(adversarial)
+    return ParityReport(
+        dtype=dtype,
+        u=u,
+        samples=len({sample for trial in real for sample in trial.samples}),
+        batch_sizes=tuple(sorted(set(rows))),
+        outputs=tuple(
+            judge_output(
+                tensor, pairs_of(spec, tensor, real), spec.parity, dtype, (targets or {}).get(tensor.name)
+            )
+            for tensor in named
+        ),
+        adversarial=tuple(
+            _judge_adversarial(tensor, trial.name, pairs_of(spec, tensor, [trial]), u)
+            for trial in judged
+            for tensor in named
+        ),
+        dropped=(*unanswered, *dropped),
+        overrides=overrides_of(spec.parity),
+        failures=tuple(failures),
+    )
+
+
+def judge_output(
+    spec: TensorSpec,
+    pairs: Sequence[Pair],
+    limits: ParityLimits,
+    dtype: str,
+    targets: np.ndarray | None = None,
+) -> OutputVerdict:
+    """Judge one output over all its pairs, at all batch sizes together."""
+    return verdict_of(spec, measure(spec, pairs, targets), limits, UNIT_ROUNDOFF[dtype])
+
+
+def measure(spec: TensorSpec, pairs: Sequence[Pair], targets: np.ndarray | None = None) -> Measured:
+    """Everything about one output that no limit changes; `verdict_of` holds limits against it."""
+    measured = Measured(samples=len({sample for pair in pairs for sample in pair.samples}))
+    if fault := _misshapen(spec, pairs):
+        return replace(measured, faults=(fault,))
+    if not spec.type.is_float:
+        return _measure_exact(spec, pairs, measured)
+    divergence, fault = _diverge(spec, pairs)
+    return replace(
+        measured,
+        faults=(fault,) if fault else (),
+        worst=divergence.worst,
+        worst_sample=divergence.worst_sample,
+        scale=divergence.scale,
+        sqnr_db=divergence.sqnr_db,
+        errors=divergence.errors_in_order(),
+        axes=divergence.slices(),
+        decisions=None if fault else _decide(spec, pairs, targets),
+    )
+
+
+def verdict_of(spec: TensorSpec, measured: Measured, limits: ParityLimits, u: float) -> OutputVerdict:
+    """Hold limits against what was measured."""
+    decisions = measured.decisions
+    if decisions is not None:
+        decisions = replace(decisions, kl_limit=limits.max_kl_nats, max_flips=limits.max_flips)
+    failures = list(measured.faults)
+    if not failures:
+        failures += _rule_3(spec, measured, limits, u)
+        failures += _rule_4(spec, decisions, measured.samples) if decisions else ()
+    in_u = np.array([in_units(error, u, measured.scale) for error in measured.errors])
+    return OutputVerdict(
+        name=spec.name,
+        kind=spec.kind,
+        datatype=spec.datatype,
+        limit_u=limits.max_error_u,
+        min_sqnr_db=min_sqnr_db(limits, u),
+        min_slice_sqnr_db=limits.min_slice_sqnr_db,
+        max_error_u=measured.error_u(u),
+        sqnr_db=measured.sqnr_db,
+        scale=measured.scale,
+        worst_sample=measured.worst_sample,
+        different=measured.different,
+        excused=measured.excused,
+        per_sample_error_u=thinned(in_u, MAX_PLOTTED_SAMPLES),
+        axes=measured.axes,
+        decisions=decisions,
+        failures=tuple(failures),
+        statistics=measured.to_json(),
+    )
+
+
+# Rules 0, 1 and 2: what must be the same.
+
+
+def _misnamed(spec: ModelSpec, trials: Iterable[Trial]) -> list[Failure]:
+    wanted = sorted(output.name for output in spec.outputs)
+    for trial in trials:
+        for answer in (trial.reference, trial.candidate):
+            if sorted(answer) != wanted:
+                return [refusals.names(wanted, sorted(answer))]
+    return []
+
+
+def _misshapen(spec: TensorSpec, pairs: Sequence[Pair]) -> Failure | None:
+    for pair in pairs:
+        if (came := name_of(pair.candidate.dtype)) != spec.datatype:
+            return refusals.datatype(spec, came)
+        expected = (len(pair.samples), *pair.reference.shape[1:])
+        if not (pair.candidate.shape == pair.reference.shape == expected):
+            return refusals.shape(spec, expected, pair.reference.shape, pair.candidate.shape)
+    return None
+
+
+def _unmasked(reference: np.ndarray, candidate: np.ndarray) -> np.ndarray:
+    """Where NaN, infinities or sentinels of the reference (FP64) are not met by the candidate."""
+    sentinel = np.isfinite(reference) & (np.abs(reference) >= SENTINEL)
+    lands = (np.abs(candidate) >= SENTINEL_LANDS) & (np.sign(candidate) == np.sign(reference))
+    same = (np.isnan(reference) == np.isnan(candidate)) & (
+        np.where(np.isinf(reference), reference, 0.0) == np.where(np.isinf(candidate), candidate, 0.0)
+    )
+    return np.where(sentinel, ~lands, ~same)
+
+
+def _diverge(spec: TensorSpec, pairs: Sequence[Pair]) -> tuple[Divergence, Failure | None]:
+    divergence, failure = Divergence(), None
+    for chunk in (chunk for pair in pairs for chunk in pair.chunks()):
+        wrong = _unmasked(chunk.reference, chunk.candidate)
+        if wrong.any() and failure is None:
+            failure = refusals.mask(spec, chunk.samples, chunk.reference, chunk.candidate, wrong)
+        divergence.add(chunk.samples, chunk.reference, chunk.candidate)
+    return divergence, failure
+
+
+def _measure_exact(spec: TensorSpec, pairs: Sequence[Pair], measured: Measured) -> Measured:
+    different, excused, faults = 0, 0, ()
+    worst: int | None = None
+    for pair in pairs:
+        wrong = _unequal(pair)
+        if wrong.any() and not faults:
+            worst = pair.samples[int(np.argwhere(wrong)[0][0])]
+            faults = (refusals.unequal(spec, pair.samples, pair.reference, pair.candidate, wrong),)
+        different += int(wrong.sum())
+        excused += int((pair.candidate != pair.reference).sum()) - int(wrong.sum())
+    error, sqnr_db = (np.inf, -np.inf) if different else (0.0, np.inf)
+    return replace(
+        measured,
+        faults=faults,
+        worst=error,
+        worst_sample=worst,
+        sqnr_db=sqnr_db,
+        different=different,
+        excused=excused,
+    )
+
+
+def _unequal(pair: Pair) -> np.ndarray:
+    wrong = ~(pair.candidate == pair.reference)
+    return wrong if pair.ties is None else wrong & ~pair.ties
+
+
+# Rule 3: how large the error may be.
+
+
+def _rule_3(spec: TensorSpec, measured: Measured, limits: ParityLimits, u: float) -> Iterator[Failure]:
+    if not (measured.worst <= limits.max_error_u * u * measured.scale):
+        yield refusals.error(spec, measured, limits, u)
+    if not (measured.sqnr_db >= (minimum := min_sqnr_db(limits, u))):
+        yield refusals.sqnr(spec, measured.sqnr_db, minimum)
+    dead = [axis for axis in measured.axes if not (axis.worst_db >= limits.min_slice_sqnr_db)]
+    if dead:
+        yield refusals.slice_sqnr(spec, min(dead, key=lambda axis: axis.worst_db), limits.min_slice_sqnr_db)
+
+
+# Rule 4: what the numbers decide.
+
+
+def _decide(spec: TensorSpec, pairs: Sequence[Pair], targets: np.ndarray | None) -> DecisionVerdict | None:
+    if spec.kind not in ("logits", "probabilities"):
+        return None
+    decisions = Decisions(spec.kind)
+    for chunk in (chunk for pair in pairs for chunk in pair.chunks()):
+        if chunk.reference.ndim > 1 and chunk.reference.size:
+            right = None if targets is None else targets[list(chunk.samples)]
+            decisions.add(chunk.samples, chunk.reference, chunk.candidate, right)
+    return decisions.verdict()
+
+
+def _rule_4(spec: TensorSpec, decisions: DecisionVerdict, samples: int) -> Iterator[Failure]:
+    if not (decisions.kl_nats <= decisions.kl_limit):
+        yield refusals.divergence_nats(spec, decisions)
+    if not (decisions.flipped / max(decisions.decisions, 1) <= decisions.max_flips):
+        yield refusals.flips(spec, decisions)
+    if decisions.accuracy_whole is None or decisions.accuracy_half is None:
+        return
+    allowed = max(MAX_ACCURACY_LOSS, 1 / samples)
+    if not (abs(decisions.accuracy_half - decisions.accuracy_whole) <= allowed + 1e-12):
+        yield refusals.accuracy(spec, decisions, allowed)
+
+
+# Adversarial inputs.
+
+
+def _with_finite_reference(trials: Sequence[Trial]) -> tuple[list[Trial], tuple[str, ...]]:
+    def finite(trial: Trial) -> bool:
+        return all(np.isfinite(array.astype(np.float64)).all() for array in trial.reference.values())
+
+    judged = [trial for trial in trials if finite(trial)]
+    return judged, tuple(trial.name for trial in trials if not finite(trial))
+
+
+def _judge_adversarial(spec: TensorSpec, name: str, pairs: Sequence[Pair], u: float) -> AdversarialVerdict:
+    if failure := _misshapen(spec, pairs):
+        return AdversarialVerdict(name, spec.name, np.inf, -np.inf, 0, (refusals.under(name, failure),))
+    if not spec.type.is_float:
+        different = sum(int(_unequal(pair).sum()) for pair in pairs)
+        return AdversarialVerdict(name, spec.name, np.inf if different else 0.0, np.inf, different)
+    divergence, failure = _diverge(spec, pairs)
+    error = divergence.in_units(divergence.worst, u)
+    failures = (refusals.under(name, failure),) if failure else ()
+    return AdversarialVerdict(name, spec.name, error, divergence.sqnr_db, 0, failures)

@@ -1,0 +1,77 @@
+"""A version judged again under other limits, from the numbers it kept: no model is run.
+
+``max_error_u``, ``min_sqnr_db``, ``min_slice_sqnr_db``, ``max_flips`` and ``max_kl_nats`` may change; what no
+limit excuses (names, shapes, masks, sentinels, unequal integers) stays as it was found.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ...models.errors import BadInput
+from ...models.spec import ParityLimits, TensorSpec
+from .measured import Measured
+from .parity import overrides_of, verdict_of
+from .refusals import MAX_TOLERABLE_SHARE, accepting
+from .verdict import AdversarialVerdict, Failure, OutputVerdict, ParityReport
+
+_OF_THE_REPORT = ("names", "samples")  # failures that are of no output
+_LIMIT_OF = {
+    "max_error": "max_error_u",
+    "sqnr": "min_sqnr_db",
+    "slice_sqnr": "min_slice_sqnr_db",
+    "kl": "max_kl_nats",
+    "flips": "max_flips",
+}
+LIMITS = tuple(_LIMIT_OF.values())
+
+
+def rejudge(saved: Mapping[str, Any], limits: ParityLimits) -> ParityReport:
+    """The verdict that a fresh run would give under ``limits``.
+
+    ``saved`` is one form's report in ``parity.json``. Raises BadInput where it keeps no statistics.
+    """
+    failures = (Failure(**found) for found in saved["failures"])
+    return ParityReport(
+        dtype=saved["dtype"],
+        u=saved["u"],
+        samples=saved["samples"],
+        batch_sizes=tuple(saved["batch_sizes"]),
+        outputs=tuple(_rejudged(output, limits, saved["u"]) for output in saved["outputs"]),
+        adversarial=tuple(AdversarialVerdict.from_json(found) for found in saved["adversarial"]),
+        dropped=tuple(saved["dropped"]),
+        overrides=overrides_of(limits),
+        failures=tuple(failure for failure in failures if failure.rule in _OF_THE_REPORT),
+    )
+
+
+def _rejudged(output: Mapping[str, Any], limits: ParityLimits, u: float) -> OutputVerdict:
+    if not output.get("statistics"):
+        raise BadInput(
+            f"the stored report keeps no statistics of output '{output['name']}' (it is of an older version): "
+            "run the gate again with halfeven parity NAME@VERSION"
+        )
+    spec = TensorSpec(output["name"], output["datatype"], (), output["kind"])
+    return verdict_of(spec, Measured.from_json(output), limits, u)
+
+
+def accepting_override(output: OutputVerdict, u: float) -> dict[str, float] | None:
+    """The limits to set so that this refused output passes; None where no limit would, or none should."""
+    measured = Measured.from_json(output.to_json())
+    rules = {failure.rule for failure in output.failures}
+    if not rules or not rules <= _LIMIT_OF.keys() or not measured.error_u(u) * u <= MAX_TOLERABLE_SHARE:
+        return None
+    override = {_LIMIT_OF[rule]: accepting(_LIMIT_OF[rule], _came(measured, u)[rule]) for rule in rules}
+    wanted = {key: value for key, value in sorted(override.items()) if value is not None}
+    return wanted if len(wanted) == len(override) else None
+
+
+def _came(measured: Measured, u: float) -> dict[str, float]:
+    decisions = measured.decisions
+    return {
+        "max_error": measured.error_u(u),
+        "sqnr": measured.sqnr_db,
+        "slice_sqnr": min((axis.worst_db for axis in measured.axes), default=math.inf),
+        "kl": decisions.kl_nats if decisions else 0.0,
+        "flips": decisions.flipped / max(decisions.decisions, 1) if decisions else 0.0,
+    }

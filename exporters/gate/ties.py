@@ -1,0 +1,103 @@
+"""Integer outputs that may differ because their scores tie (design, §4, rule 2).
+
+An index that comes out of topk, sort, argmax and their like, through shape and type ops alone, may be
+another one where the whole's own values at both indices are closer than 4u·S; S is the largest magnitude of
+those values over all real judged samples. Where somebody else's value is in the place, however near in the
+list, nothing is excused. Integers are compared with integers: only equal ones tie.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.fx import GraphModule
+
+from ...models.engines.arrays import to_torch
+from .choosers import Choice, Tied, Watching, find_tied
+from .divergence import SENTINEL
+
+MARGIN_U = 4.0
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(slots=True)
+class Ties:
+    """Finds the excused elements of a batch by running the whole once more, only where integers differ.
+
+    ``judging`` gives the inputs of all real judged samples: S is asked of them at the first difference.
+    """
+
+    module: GraphModule
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    u: float
+    judging: Callable[[], Iterable[Arrays]]
+    tied: list[Tied] = field(init=False)
+    scales: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tied = find_tied(self.module, self.outputs)
+
+    def excused(self, inputs: Arrays, reference: Arrays, candidate: Arrays) -> dict[str, np.ndarray]:
+        """By output, where the candidate's integers may differ: what ``Trial.ties`` takes."""
+        odd = [tied for tied in self.tied if _differs(reference, candidate, tied.output)]
+        if not odd:
+            return {}
+        if not self.scales:
+            self._measure()
+        choices = self._choices(inputs)
+        return {
+            tied.output: excused(
+                choices[tied.output],
+                reference[tied.output],
+                candidate[tied.output],
+                MARGIN_U * self.u * self.scales[tied.output],
+            )
+            for tied in odd
+        }
+
+    def _measure(self) -> None:
+        for inputs in self.judging():
+            for output, choice in self._choices(inputs).items():
+                size = np.abs(choice.values)
+                largest = float(size[size < SENTINEL].max(initial=0.0))
+                self.scales[output] = max(self.scales.get(output, 0.0), largest)
+
+    def _choices(self, inputs: Arrays) -> dict[str, Choice]:
+        watching = Watching(self.module, self.tied)
+        with torch.inference_mode():
+            watching.run(*[to_torch(inputs[name].copy()) for name in self.inputs])
+        return watching.choices
+
+
+def excused(choice: Choice, reference: np.ndarray, candidate: np.ndarray, margin: float) -> np.ndarray:
+    """Where the whole's values at the reference's and at the candidate's index are closer than ``margin``.
+
+    An index that is none, or that the candidate gives twice in one line where the whole does not, is never
+    excused; neither is anything where the reference is not what the whole chooses now.
+    """
+    mine, others = reference.reshape(-1).astype(np.int64), candidate.reshape(-1).astype(np.int64)
+    lines, width = choice.lines, choice.values.shape[1]
+    valid = (others >= 0) & (others < width) & (mine == choice.chosen)
+    safe = np.where(valid, others, 0)
+    one, other = choice.values[lines, choice.chosen], choice.values[lines, safe]
+    with np.errstate(invalid="ignore"):
+        near = np.abs(one - other) < (0.0 if choice.integral else margin)
+    masked = (np.abs(one) >= SENTINEL) & (np.abs(other) >= SENTINEL) & (np.sign(one) == np.sign(other))
+    tie = valid & (near | (one == other) | masked)
+    return (tie & ~_repeated(lines * width + safe, mine + lines * width)).reshape(reference.shape)
+
+
+def _repeated(candidate: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Elements whose (line, index) comes more often in the candidate than any does in the reference."""
+    _, where, often = np.unique(candidate, return_inverse=True, return_counts=True)
+    _, usual = np.unique(reference, return_counts=True)
+    return often[where.reshape(-1)] > usual.max(initial=1)
+
+
+def _differs(reference: Arrays, candidate: Arrays, output: str) -> bool:
+    mine, other = reference[output], candidate.get(output)
+    if other is None or mine.shape != other.shape or mine.dtype.kind not in "iu":
+        return False
+    return not np.array_equal(mine, other)

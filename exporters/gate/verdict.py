@@ -1,0 +1,288 @@
+"""What the parity gate found, as data: nothing here compares, runs or logs.
+
+A report is stored with its version as ``parity.json``, drawn by `report/page.py`, and printed in one line by
+``summary()``. In JSON a number that is not finite is null; ``exact`` says that there was no error at all.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+def finite(value: float | None) -> float | None:
+    """The number as JSON may hold it: null where it is NaN or infinite."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One rule that did not hold. ``rule`` is stable for machines, ``message`` is for people."""
+
+    rule: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AxisSlices:
+    """Signal to noise of the slices along one axis, the worst of each of at most 256 stretches in ``db``.
+
+    ``axis`` counts the batch as 0. Slices too small to be judged are NaN in ``db``, exact ones +inf.
+    """
+
+    axis: int
+    length: int
+    judged: int
+    worst_index: int | None
+    worst_db: float
+    db: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"worst_db": finite(self.worst_db), "db": [finite(value) for value in self.db]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], worst_db: float) -> "AxisSlices":
+        """``worst_db`` as it was: JSON has one null for an exact slice and for one without signal."""
+        db = tuple(math.nan if value is None else value for value in data["db"])
+        return cls(**{**data, "worst_db": worst_db, "db": db})
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """One decision where the half's first choice is not the whole's.
+
+    ``position`` is the place inside the sample (empty where a sample is one decision); ``margin`` is how
+    far the whole put its own choice above the half's, in the output's own units.
+    """
+
+    sample: int
+    position: tuple[int, ...]
+    whole: int
+    half: int
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionVerdict:
+    """Rule 4. KL in nats, of the worst sample; accuracies are shares of ``graded`` decisions, None without
+    targets; ``flipped`` counts them all, ``flips`` lists the first 512.
+    """
+
+    decisions: int
+    kl_nats: float
+    kl_limit: float
+    kl_sample: int | None
+    flipped: int
+    max_flips: float
+    flips: tuple[Flip, ...]
+    graded: int = 0
+    accuracy_whole: float | None = None
+    accuracy_half: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        flips = [asdict(flip) | {"position": list(flip.position)} for flip in self.flips]
+        return asdict(self) | {"kl_nats": finite(self.kl_nats), "flips": flips}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], kl_nats: float) -> "DecisionVerdict":
+        flips = tuple(Flip(**{**flip, "position": tuple(flip["position"])}) for flip in data["flips"])
+        return cls(**{**data, "kl_nats": kl_nats, "flips": flips})
+
+
+@dataclass(frozen=True, slots=True)
+class OutputVerdict:
+    """One output over all real judged samples.
+
+    ``scale`` is S, the largest magnitude of the reference; errors are in units of u·S. An output of
+    integers or booleans has no scale: ``different`` counts its unequal elements, ``excused`` those whose
+    scores tie. ``per_sample_error_u``: at most 512 numbers, each the worst of its stretch of samples.
+    ``statistics``: what `rejudge.py` needs, as JSON.
+    """
+
+    name: str
+    kind: str
+    datatype: str
+    limit_u: float
+    min_sqnr_db: float
+    min_slice_sqnr_db: float
+    max_error_u: float = math.inf
+    sqnr_db: float = -math.inf
+    scale: float = 0.0
+    worst_sample: int | None = None
+    different: int = 0
+    per_sample_error_u: tuple[float, ...] = ()
+    axes: tuple[AxisSlices, ...] = ()
+    decisions: DecisionVerdict | None = None
+    failures: tuple[Failure, ...] = ()
+    excused: int = 0
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    @property
+    def exact(self) -> bool:
+        return self.max_error_u == 0.0
+
+    @property
+    def worst_slice(self) -> AxisSlices | None:
+        """The axis that holds the worst slice, or None where no slice was judged."""
+        return min((axis for axis in self.axes if axis.judged), key=lambda axis: axis.worst_db, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        worst = self.worst_slice
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "datatype": self.datatype,
+            "passed": self.passed,
+            "exact": self.exact,
+            "max_error_u": finite(self.max_error_u),
+            "limit_u": self.limit_u,
+            "sqnr_db": finite(self.sqnr_db),
+            "min_sqnr_db": self.min_sqnr_db,
+            "min_slice_sqnr_db": self.min_slice_sqnr_db,
+            "scale": finite(self.scale),
+            "worst_sample": self.worst_sample,
+            "worst_slice": worst
+            and {"axis": worst.axis, "index": worst.worst_index, "db": finite(worst.worst_db)},
+            "different": self.different,
+            "excused": self.excused,
+            "per_sample_error_u": [finite(value) for value in self.per_sample_error_u],
+            "axes": [axis.to_json() for axis in self.axes],
+            "decisions": self.decisions and self.decisions.to_json(),
+            "failures": [asdict(failure) for failure in self.failures],
+            "statistics": dict(self.statistics),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class AdversarialVerdict:
+    """One output under one adversarial input: its failures decide, its numbers are only told.
+
+    The error is in units of u times the largest magnitude of this very answer.
+    """
+
+    input: str
+    output: str
+    max_error_u: float
+    sqnr_db: float
+    different: int = 0
+    failures: tuple[Failure, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        numbers = {"max_error_u": finite(self.max_error_u), "sqnr_db": finite(self.sqnr_db)}
+        return asdict(self) | numbers | {"passed": not self.failures, "exact": self.max_error_u == 0.0}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "AdversarialVerdict":
+        """What had no bound is infinite again."""
+        error, noise = data["max_error_u"], data["sqnr_db"]
+        return cls(
+            input=data["input"],
+            output=data["output"],
+            max_error_u=math.inf if error is None else error,
+            sqnr_db=(math.inf if data["exact"] else -math.inf) if noise is None else noise,
+            different=data["different"],
+            failures=tuple(Failure(**failure) for failure in data["failures"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Why one output is as it is, told by a half without limits of range (11 bits of mantissa, FP32 exponent).
+
+    ``verdict``: ``equal`` (the half passes), ``range`` (only the half fails: overflow or underflow, cured by
+    FP32 nodes), ``precision`` (the floor fails too: rounding alone is too much), ``unknown`` (nothing to
+    compare). ``floor_u`` is the error that no conversion of these nodes can beat, ``distance`` the half's
+    error over it. ``override``: the limits that would accept the half; empty where none should.
+    """
+
+    output: str
+    verdict: str
+    error_u: float
+    floor_u: float
+    distance: float
+    message: str
+    override: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        numbers = {key: finite(getattr(self, key)) for key in ("error_u", "floor_u", "distance")}
+        return asdict(self) | numbers
+
+
+@dataclass(frozen=True, slots=True)
+class ParityReport:
+    """The gate's answer for one form. ``dropped`` names adversarial inputs without a finite reference.
+
+    ``diagnoses``, one for each output, are there once `diagnosis.py` has compared the half with its floor.
+    """
+
+    dtype: str
+    u: float
+    samples: int
+    batch_sizes: tuple[int, ...]
+    outputs: tuple[OutputVerdict, ...]
+    adversarial: tuple[AdversarialVerdict, ...] = ()
+    dropped: tuple[str, ...] = ()
+    overrides: Mapping[str, float] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()
+    diagnoses: tuple[Diagnosis, ...] = ()
+
+    @property
+    def all_failures(self) -> tuple[Failure, ...]:
+        """Every failure: the report's own, then those of real samples, then adversarial ones."""
+        verdicts: Iterable[OutputVerdict | AdversarialVerdict] = (*self.outputs, *self.adversarial)
+        return (*self.failures, *(failure for verdict in verdicts for failure in verdict.failures))
+
+    @property
+    def passed(self) -> bool:
+        return not self.all_failures
+
+    @property
+    def max_error_u(self) -> float:
+        return max((output.max_error_u for output in self.outputs), default=math.inf)
+
+    @property
+    def sqnr_db(self) -> float:
+        return min((output.sqnr_db for output in self.outputs), default=-math.inf)
+
+    @property
+    def rule_of_three(self) -> float | None:
+        """With n clean samples the true share of bad ones is below 3/n at 95 % confidence."""
+        return min(3.0 / self.samples, 1.0) if self.samples else None
+
+    def summary(self) -> str:
+        """One line for a terminal or a log."""
+        if not self.passed:
+            first, *others = self.all_failures
+            more = f" (and {len(others)} more)" if others else ""
+            told = [found for found in self.diagnoses if found.verdict in ("range", "precision")]
+            why = f". Verdict {told[0].verdict}: {told[0].message}" if told else ""
+            return f"refused: {first.message}{more}{why}"
+        worst = max(self.outputs, key=lambda output: output.max_error_u)
+        error = "no error" if worst.exact else f"{worst.max_error_u:.2f}u of {worst.limit_u:g}u"
+        noise = f", {self.sqnr_db:.1f} dB" if math.isfinite(self.sqnr_db) else ""
+        sizes = ", ".join(map(str, self.batch_sizes))
+        return f"passed: {error}{noise} in {self.dtype} over {self.samples} samples at batch sizes {sizes}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "passed": self.passed,
+            "summary": self.summary(),
+            "dtype": self.dtype,
+            "u": self.u,
+            "exact": self.max_error_u == 0.0,
+            "max_error_u": finite(self.max_error_u),
+            "sqnr_db": finite(self.sqnr_db),
+            "samples": self.samples,
+            "rule_of_three": self.rule_of_three,
+            "batch_sizes": list(self.batch_sizes),
+            "overrides": dict(self.overrides),
+            "outputs": [output.to_json() for output in self.outputs],
+            "adversarial": [verdict.to_json() for verdict in self.adversarial],
+            "dropped": list(self.dropped),
+            "failures": [asdict(failure) for failure in self.all_failures],
+            "diagnoses": [found.to_json() for found in self.diagnoses],
+        }

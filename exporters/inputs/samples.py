@@ -1,0 +1,206 @@
+"""Real inputs with which a plan is chosen and a half is judged: read, held against the spec, divided.
+
+The layout of ``samples.safetensors`` (or npz), which fine-tuning data has too: one tensor per input name,
+first axis = samples, and optionally ``target:<output>``. For a model that is not batched a samples axis
+stands in front. Nothing is unpickled.
+"""
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from ...models.datatypes import DATATYPES, name_of
+from ...models.errors import BadSamples
+from ...models.spec import Dim, ModelSpec, TensorSpec
+from .picture_folder import read_pictures
+
+TARGET = "target:"
+MAX_BYTES = 4 << 30  # of the file, and of what a compressed one unpacks to
+_NAMES = {"F16": "FP16", "F32": "FP32", "F64": "FP64"} | {
+    f"{short}{bits}": f"{long}{bits}"
+    for short, long in (("I", "INT"), ("U", "UINT"))
+    for bits in (8, 16, 32, 64)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Inputs by name and targets by output, axis 0 the samples. ``source`` is ``given`` or ``generated``."""
+
+    arrays: Mapping[str, np.ndarray]
+    targets: Mapping[str, np.ndarray] = field(default_factory=dict)
+    source: str = "given"
+
+    @property
+    def count(self) -> int:
+        return min((len(array) for array in self.arrays.values()), default=0)
+
+    def take(self, indices: np.ndarray | slice) -> "Samples":
+        """The chosen samples, in that order."""
+        arrays = {name: array[indices] for name, array in self.arrays.items()}
+        targets = {name: array[indices] for name, array in self.targets.items()}
+        return Samples(arrays, targets, self.source)
+
+    def split(self) -> tuple["Samples", "Samples"]:
+        """One part to choose the plan with, and the disjoint rest to judge it: every second sample each.
+
+        A single sample judges, and the planning part is empty.
+        """
+        return self.take(slice(1, None, 2)), self.take(slice(0, None, 2))
+
+    def batches(
+        self, rows: int, most: int | None = None
+    ) -> Iterator[tuple[tuple[int, ...], dict[str, np.ndarray]]]:
+        """All samples as (indices, inputs) in batches of exactly ``rows``; at most ``most`` batches.
+
+        The last batch is filled up from the beginning, so that every size is really tried. ``rows`` 0, a
+        model that is not batched, gives one sample at a time without the samples axis.
+        """
+        for start in islice(range(0, self.count, max(rows, 1)), most):
+            indices = tuple(index % self.count for index in range(start, start + max(rows, 1)))
+            chosen = list(indices) if rows else start
+            yield indices, {name: np.ascontiguousarray(array[chosen]) for name, array in self.arrays.items()}
+
+    def save(self, path: Path) -> None:
+        """Write them as safetensors, the layout that `load_samples` reads."""
+        targets = {TARGET + name: array for name, array in self.targets.items()}
+        tensors = {name: np.ascontiguousarray(array) for name, array in {**self.arrays, **targets}.items()}
+        safetensors.numpy.save_file(tensors, path)
+
+
+def load_samples(path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES) -> Samples:
+    """Read samples from safetensors or npz (told apart by their first bytes), or from a folder of pictures.
+
+    Raises BadSamples naming the tensor, the row where there is one, what was expected and what came.
+    """
+    try:
+        is_folder = path.is_dir()
+        tensors = read_pictures(path, spec, max_bytes) if is_folder else _read(path, max_bytes)
+        return _checked(tensors, spec)
+    except BadSamples as error:
+        raise BadSamples(f"{path.name}: {error}") from error
+
+
+# Reading.
+
+
+def _read(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"PK"
+        _bound(path.stat().st_size, max_bytes)
+        return _read_npz(path, max_bytes) if packed else _read_safetensors(path)
+    except OSError as error:
+        raise BadSamples(f"cannot be read ({error.strerror}); expected a safetensors or npz file") from error
+
+
+def _bound(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise BadSamples(f"too large: expected at most {max_bytes} bytes, got {size}; give fewer samples")
+
+
+def _read_npz(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _bound(sum(member.file_size for member in archive.infolist()), max_bytes)
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        raise BadSamples(f"not a plain npz file ({error}); object arrays are not read") from error
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    try:
+        return {name: _to_numpy(name, view) for name, view in safetensors.deserialize(path.read_bytes())}
+    except safetensors.SafetensorError as error:
+        raise BadSamples(f"neither a safetensors nor an npz file ({error})") from error
+
+
+def _to_numpy(name: str, view: Mapping[str, Any]) -> np.ndarray:
+    written: str = view["dtype"]
+    datatype = DATATYPES.get(_NAMES.get(written, written))
+    if datatype is None:
+        known = ", ".join(DATATYPES)
+        raise BadSamples(f"tensor '{name}': expected one of the datatypes {known}, got {written}")
+    return np.frombuffer(view["data"], datatype.numpy).reshape(view["shape"])
+
+
+# Holding against the spec.
+
+
+def _checked(tensors: Mapping[str, np.ndarray], spec: ModelSpec) -> Samples:
+    _check_names(tensors, spec)
+    arrays = {tensor.name: tensors[tensor.name] for tensor in spec.inputs}
+    for tensor in spec.inputs:
+        stacked = replace(tensor, shape=(Dim(), *_inner(spec, tensor)))
+        if fault := stacked.fault(arrays[tensor.name].shape, name_of(arrays[tensor.name].dtype)):
+            raise BadSamples(f"tensor '{tensor.name}': {fault} (first axis = samples)")
+    outputs = {TARGET + tensor.name: tensor for tensor in spec.outputs}
+    _check_rows({**arrays, **{name: tensors[name] for name in outputs if name in tensors}})
+    _check_named_dimensions(arrays, spec)
+    targets = {outputs[name].name: tensors[name] for name in outputs if name in tensors}
+    for tensor in spec.outputs:
+        if tensor.name in targets and tensor.kind in ("logits", "probabilities"):
+            _check_classes(targets[tensor.name], tensor, _inner(spec, tensor))
+    return Samples(arrays, targets, "given")
+
+
+def _inner(spec: ModelSpec, tensor: TensorSpec) -> tuple[Dim, ...]:
+    """The dimensions of one sample."""
+    return tensor.shape[1:] if spec.batched else tensor.shape
+
+
+def _check_names(tensors: Mapping[str, np.ndarray], spec: ModelSpec) -> None:
+    wanted = [tensor.name for tensor in spec.inputs]
+    optional = [TARGET + tensor.name for tensor in spec.outputs]
+    missing = [name for name in wanted if name not in tensors]
+    unknown = [name for name in tensors if name not in (*wanted, *optional)]
+    if missing or unknown:
+        raise BadSamples(
+            f"expected the tensors {wanted} and optionally {optional}, got {sorted(tensors)}: "
+            f"missing {missing}, unknown {unknown}"
+        )
+
+
+def _check_rows(tensors: Mapping[str, np.ndarray]) -> None:
+    (first, array), *others = tensors.items()
+    for name, other in others:
+        if other.ndim == 0 or len(other) != len(array):
+            rows = "no samples axis" if other.ndim == 0 else f"{len(other)} rows"
+            raise BadSamples(f"tensor '{name}': expected {len(array)} rows as in '{first}', got {rows}")
+
+
+def _check_named_dimensions(arrays: Mapping[str, np.ndarray], spec: ModelSpec) -> None:
+    sizes: dict[str, tuple[int, str]] = {}
+    for tensor in spec.inputs:
+        for dim, size in zip(_inner(spec, tensor), arrays[tensor.name].shape[1:], strict=True):
+            if dim.name is None:
+                continue
+            known, where = sizes.setdefault(dim.name, (size, tensor.name))
+            if known != size:
+                raise BadSamples(
+                    f"tensor '{tensor.name}': expected '{dim.name}' to be {known} as in '{where}', got {size}"
+                )
+
+
+def _check_classes(targets: np.ndarray, tensor: TensorSpec, inner: tuple[Dim, ...]) -> None:
+    if targets.dtype.kind not in "iu":
+        raise BadSamples(
+            f"tensor '{TARGET}{tensor.name}': expected integer classes, got {name_of(targets.dtype)}"
+        )
+    places = replace(tensor, shape=(Dim(), *inner[:-1]), datatype="INT64")
+    if fault := places.fault(targets.shape, "INT64"):
+        raise BadSamples(f"tensor '{TARGET}{tensor.name}': {fault} (one class for each decision)")
+    if inner and inner[-1].fixed and (wrong := targets >= inner[-1].minimum).any():
+        row = int(np.argwhere(wrong)[0][0])
+        raise BadSamples(
+            f"tensor '{TARGET}{tensor.name}', row {row}: expected classes 0..{inner[-1].minimum - 1} "
+            f"(negative ones are not graded), got {targets[wrong][0]}"
+        )

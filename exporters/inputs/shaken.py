@@ -1,0 +1,35 @@
+"""Planning samples moved about: a plan that lives by the luck of few samples falls over their neighbours.
+
+A loud square that overflows, a quiet one that vanishes: faults like these are rare among a dozen samples, and
+more draws around them cost no more than more runs.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...models.spec import ModelSpec
+from .samples import Samples
+
+SHAKEN = 3  # copies of the samples
+NOISE = 0.5  # of the sample's own spread: far enough to be another sample, near enough to be one of its kind
+SHAKEN_ELEMENTS = 1 << 18  # of all samples together; larger ones are not shaken
+
+
+def shaken(spec: ModelSpec, planning: Samples, copies: int = SHAKEN, seed: int = 0) -> Iterator[Samples]:
+    """The samples with noise on their floating inputs; nothing where there are none, or where they are large."""
+    floats = [
+        t.name for t in spec.inputs if t.type.is_float and not t.picture and "mask" not in t.name.lower()
+    ]
+    if not floats or sum(planning.arrays[name].size for name in floats) > SHAKEN_ELEMENTS:
+        return
+    random = np.random.default_rng(seed)
+    for _ in range(copies):
+        noisy = {name: _with_noise(planning.arrays[name], random) for name in floats}
+        yield Samples({**planning.arrays, **noisy}, source="generated")
+
+
+def _with_noise(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Each number moved by half of its sample's standard deviation; what does not vary stays."""
+    spread = array.std(axis=tuple(range(1, array.ndim)), keepdims=True) if array.ndim > 1 else array.std()
+    return (array + NOISE * spread * random.standard_normal(array.shape)).astype(array.dtype)

@@ -1,0 +1,189 @@
+"""Inputs that nobody gave: plausible ones made from the spec, and adversarial ones made from samples.
+
+Plausible means that a model can be asked them: pictures are pixels through its own scale, mean and
+deviation, ids stay small, masks are masks, and free dimensions that may be one dimension are equal.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from ...models.pixels import Picture
+from ...models.spec import Dim, ModelSpec, TensorSpec
+from .samples import Samples
+
+USUAL_LENGTH = 16  # of a free dimension, where its bounds admit it
+LONGEST = 4096  # tried for a free dimension, whatever its bound
+SAFE_IDS = 100  # below the vocabulary of any model with an embedding
+ADVERSARIAL_ROWS = 4
+
+Arrays = dict[str, np.ndarray]
+
+
+def generate(spec: ModelSpec, count: int = 32, seed: int = 0) -> Samples:
+    """``count`` samples made from names, datatypes, shapes and pictures alone; the same for the same seed."""
+    random = np.random.default_rng(seed)
+    size_of = _sizes(random)
+    arrays = {tensor.name: _draw(tensor, spec.batched, count, size_of, random) for tensor in spec.inputs}
+    return Samples(arrays, source="generated")
+
+
+def adversarial(spec: ModelSpec, samples: Samples) -> list[tuple[str, Arrays]]:
+    """Small batches (at most 4 rows) that look for the edges of half precision, each with its name.
+
+    Zeros, ones, rows that hold their own largest value everywhere (nothing varies: what divides by a
+    deviation divides by its eps), real samples × 0.01 and × 4, masks that leave 1 element or a few, and the
+    shortest and longest that free dimensions may be. Integers keep values seen in samples.
+    """
+    real = _few_rows(spec, samples)
+    return [*_rescaled(spec, real), *_padded(spec, real), *_resized(spec, real)]
+
+
+# Plausible inputs.
+
+
+def _sizes(random: np.random.Generator) -> Callable[[Dim], int]:
+    """Draws sizes for free dimensions. Unnamed ones share theirs: ids are as long as their mask."""
+    drawn: dict[str | None, int] = {}
+
+    def size_of(dim: Dim) -> int:
+        if dim.fixed:
+            return dim.minimum
+        most = max(USUAL_LENGTH, dim.minimum)
+        most = most if dim.maximum is None else min(most, dim.maximum)
+        least = min(max(dim.minimum, 2), most)  # a size of 1 would be traced as a constant
+        size = drawn.setdefault(dim.name, int(random.integers(least, most + 1)))
+        return min(max(size, least), most) if dim.name is None else size
+
+    return size_of
+
+
+def _draw(
+    tensor: TensorSpec,
+    batched: bool,
+    count: int,
+    size_of: Callable[[Dim], int],
+    random: np.random.Generator,
+) -> np.ndarray:
+    inner = tensor.shape[1:] if batched else tensor.shape
+    shape = (count, *(size_of(dim) for dim in inner))
+    if tensor.picture is not None:
+        return _pixels(Picture.of(tensor, batched), inner, shape, random)
+    dtype = tensor.type.numpy
+    name = tensor.name.lower()
+    if "mask" in name:
+        return _prefixes(shape, random.integers(1, shape[-1] + 1, count) if len(shape) > 1 else None).astype(
+            dtype
+        )
+    if tensor.datatype == "BOOL" or "type" in name:
+        return random.integers(0, 2, shape).astype(dtype)
+    if tensor.type.is_float:
+        return random.standard_normal(shape).astype(dtype)
+    if "position" in name and len(shape) > 1:
+        return np.broadcast_to(np.arange(shape[-1]), shape).astype(dtype)
+    return random.integers(0, 256 if tensor.datatype == "UINT8" else SAFE_IDS, shape).astype(dtype)
+
+
+def _pixels(
+    picture: Picture, inner: tuple[Dim, ...], shape: tuple[int, ...], random: np.random.Generator
+) -> np.ndarray:
+    """What uniform pixels 0…255 become."""
+    sizes = list(shape)
+    for axis, size in zip(picture.spatial, picture.sizes, strict=True):
+        if not inner[axis].fixed and size is not None:
+            sizes[axis] = size
+    return picture.numbers(random.integers(0, 256, sizes))
+
+
+def _prefixes(shape: tuple[int, ...], lengths: np.ndarray | None) -> np.ndarray:
+    """Masks [rows, …, length] whose first ``lengths[row]`` places are 1."""
+    if lengths is None:
+        return np.ones(shape, np.int64)
+    mask = np.arange(shape[-1]) < lengths.reshape(-1, *(1,) * (len(shape) - 1))
+    return np.broadcast_to(mask, shape).astype(np.int64)
+
+
+# Adversarial inputs.
+
+
+def _few_rows(spec: ModelSpec, samples: Samples) -> Arrays:
+    rows = min(ADVERSARIAL_ROWS, spec.max_batch_size)
+    _, arrays = next(samples.batches(rows))
+    return arrays
+
+
+def _rescaled(spec: ModelSpec, real: Arrays) -> list[tuple[str, Arrays]]:
+    numbers = [tensor.name for tensor in spec.inputs if tensor.type.is_float and not _is_mask(tensor)]
+    changes: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "zeros": np.zeros_like,
+        "ones": np.ones_like,
+        "constant rows": partial(_constant, batched=spec.batched),
+        "real × 0.01": partial(_scaled, factor=0.01),
+        "real × 4": partial(_scaled, factor=4.0),
+    }
+    return [
+        (name, {**real, **{number: change(real[number]) for number in numbers}})
+        for name, change in changes.items()
+        if numbers
+    ]
+
+
+def _constant(array: np.ndarray, batched: bool) -> np.ndarray:
+    inner = tuple(range(1 if batched else 0, array.ndim))
+    if array.size == 0:
+        return array
+    numbers = array.astype(np.float64)
+    largest = np.where(np.isfinite(numbers), numbers, -np.inf).max(axis=inner, keepdims=True)
+    largest[np.isneginf(largest)] = 0.0  # a row without any number
+    return np.broadcast_to(largest, array.shape).astype(array.dtype)
+
+
+def _scaled(array: np.ndarray, factor: float) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return (array.astype(np.float64) * factor).astype(array.dtype)
+
+
+def _padded(spec: ModelSpec, real: Arrays) -> list[tuple[str, Arrays]]:
+    """Row 0 keeps one place of its mask, the last row nearly all of them."""
+    masks = {tensor.name: _pad(real[tensor.name], spec.batched) for tensor in spec.inputs if _is_mask(tensor)}
+    masks = {name: mask for name, mask in masks.items() if mask is not None}
+    return [("padded masks", {**real, **masks})] if masks else []
+
+
+def _pad(mask: np.ndarray, batched: bool) -> np.ndarray | None:
+    rows = mask if batched else mask[None]
+    if rows.ndim < 2 or rows.shape[-1] == 0:
+        return None
+    lengths = 1 + np.arange(len(rows)) * (rows.shape[-1] - 1) // len(rows)
+    padded = np.where(_prefixes(rows.shape, lengths) > 0, rows, np.zeros_like(rows))
+    padded[..., 0] = 1
+    return padded if batched else padded[0]
+
+
+def _is_mask(tensor: TensorSpec) -> bool:
+    return "mask" in tensor.name.lower()
+
+
+def _resized(spec: ModelSpec, real: Arrays) -> list[tuple[str, Arrays]]:
+    ends: dict[str, Callable[[Dim, int], int]] = {
+        "shortest": lambda dim, _: max(dim.minimum, 1),
+        "longest": lambda dim, seen: min(dim.maximum or 2 * seen, max(LONGEST, dim.minimum)),
+    }
+    found = []
+    for name, end in ends.items():
+        arrays = {tensor.name: _resize(spec, tensor, real[tensor.name], end) for tensor in spec.inputs}
+        if any(arrays[key].shape != real[key].shape for key in real):
+            found.append((name, arrays))
+    return found
+
+
+def _resize(
+    spec: ModelSpec, tensor: TensorSpec, array: np.ndarray, end: Callable[[Dim, int], int]
+) -> np.ndarray:
+    """Cut or repeat along every free axis but the batch, so that each value was seen in a sample."""
+    for axis, dim in enumerate(tensor.shape):
+        seen = array.shape[axis]
+        if not dim.fixed and not (spec.batched and axis == 0) and seen:
+            array = np.take(array, np.arange(end(dim, seen)) % seen, axis=axis)
+    return np.ascontiguousarray(array)

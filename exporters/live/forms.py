@@ -1,0 +1,231 @@
+"""The live form of a module that cannot be captured: the operator's own ``nn.Module`` under autocast.
+
+There is no capture and no rewrite. What is planned is which modules stay in FP32 (`islands.py`); what is
+proven and served is the module itself, built from the operator's folder in this process as it will be in the
+server.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from ...models import capture_child as child
+from ...models.engines.live_engine import LIVE_FILE, LiveEngine, LiveModule, live_json
+from ...models.engines.torch_engine import use_true_fp32
+from ...models.errors import CannotConvert, CaptureFailed, EngineFailed
+from ...models.package import ModelFolder
+from ...models.store import Draft, sha256_of
+from ..autocast.plan import Kept
+from ..gate.verdict import ParityReport
+from ..inputs.samples import Samples
+from ..maker import Made, Say
+from ..prove import Answers, Arrays, Exam, answers_of, set_exam, take
+from ..search.delta_debugging import Found
+from ..subject import Subject
+from .building import Built, build, check_asked, example, largest_gap
+from .counts import Counts, count
+from .islands import LiveRehearsal, asked_islands, find_islands, observed
+
+CPU = torch.device("cpu")
+WEIGHTS = "weights.safetensors"
+
+
+def live_subject(
+    asked: ModelFolder, samples: Samples, origin: Mapping[str, Any], say: Say
+) -> tuple[Subject, "Live"]:
+    """A model folder ready for the road (`road.travel`): its module built, checked and made again.
+
+    Raises BadFolder or BadSetting for what the operator can mend, CaptureFailed where his code does not run.
+    """
+    check_asked(asked.precision)
+    use_true_fp32()
+    say(f"building {asked.spec.name}")
+    built = build(asked, samples)
+    subject = Subject(
+        program=None,
+        spec=built.live.spec,
+        samples=samples,
+        precision=asked.precision,
+        forms=("live",),
+        source=asked.folder,
+        origin=origin,
+        notes=tuple(built.notes),
+    )
+    return subject, Live(subject, built)
+
+
+@dataclass(slots=True)
+class Live:
+    """Makes the live form (`maker.Maker`)."""
+
+    subject: Subject
+    built: Built
+    kept: tuple[Kept, ...] = ()
+    counts: Counts = field(default_factory=Counts)
+    _planned: bool = False
+    _half: LiveEngine | None = None
+
+    def whole(self) -> Answers:
+        answers = answers_of(self.subject.spec, LiveEngine(self.built.live, "fp32", CPU))
+
+        def told(arrays: Arrays) -> dict[str, np.ndarray]:
+            try:
+                return answers(arrays)
+            except EngineFailed as error:
+                raise CaptureFailed(str(error)) from error
+
+        return told
+
+    def exam(self, judging: Samples) -> Exam:
+        return set_exam(self.subject.spec, judging, self.whole())
+
+    def plan(self, planning: Samples, share: float, say: Say) -> bool:
+        """Whether it is another plan than before; at O0 nothing is half and nothing is to be searched."""
+        before, first = self.kept, not self._planned
+        self._planned = True
+        self._lower()
+        inputs = example(self.subject.spec, planning)
+        if self.subject.precision.level != "O0":
+            self.kept = self._settled(planning, share, inputs, say)
+        self.counts = self._counted(inputs)
+        return first or self.kept != before
+
+    def write(self, draft: Draft) -> None:
+        """Nothing more: the form is the original."""
+
+    def diagnosed(self, report: ParityReport, exam: Exam) -> ParityReport:
+        """Live autocast cannot be emulated: there is no floor."""
+        return report
+
+    def make(self, name: str, draft: Draft, exam: Exam) -> Made:
+        """Write ``live.json``, which serves the half and the whole. Raises CannotConvert where it cannot run."""
+        self._lower()
+        self._check_whole(exam)
+        self._write(draft)
+        if self.subject.precision.level == "O0":
+            return Made(LIVE_FILE, self.whole())
+        self._half = LiveEngine(self.built.live, self.subject.precision.dtype, CPU, self.islands)
+        answers = answers_of(self.subject.spec, self._half)
+        try:
+            answers((*exam.small, *exam.bulk)[0].inputs)
+        except EngineFailed as error:
+            raise CannotConvert(f"the live form does not run in half precision here: {error}") from error
+        return Made(LIVE_FILE, answers, [take(exam, answers)] if self.counts.half_nodes else [])
+
+    @property
+    def islands(self) -> list[str]:
+        return [kept.node for kept in self.kept]
+
+    def facts(self) -> dict[str, Any]:
+        """Ops are counted in one run: autocast's casts are made anew at every request."""
+        counts = self.counts
+        size = sum(
+            tensor.numel() * tensor.element_size() for tensor in self.built.live.module.state_dict().values()
+        )
+        return {
+            "nodes": counts.nodes,
+            "half_nodes": counts.half_nodes,
+            "fp32_by_policy": counts.nodes - counts.half_nodes,
+            "kept": [kept.to_json() for kept in self.kept],
+            "casts": counts.casts,
+            "bytes": size,  # the FP32 weights stay in memory
+            "bytes_fp32": size,
+        }
+
+    def plan_json(self) -> dict[str, Any]:
+        asked = self.subject.precision
+        return {
+            "level": asked.level,
+            "dtype": asked.dtype,
+            "embeddings": asked.embeddings,
+            "keep": list(asked.keep),
+            "lists": "torch.autocast, those of the device that serves, at every request",
+            "nodes": [],
+            "kept": [kept.to_json() for kept in self.kept],
+        }
+
+    def findings(self, exam: Exam) -> dict[str, Any]:
+        return {}
+
+    def _lower(self) -> None:
+        """Take the islands of the last half away: the whole is asked again."""
+        if self._half is not None:
+            self._half.close()
+            self._half = None
+
+    def _write(self, draft: Draft) -> None:
+        source, weights = self.built.live.source, draft.folder / WEIGHTS
+        if not weights.exists():
+            save_file(self.built.state, weights)
+        text = source.text()  # also what forward imported when it was first called
+        if any(text.get(file) != sha for file, sha in self.built.text.items()):
+            raise CannotConvert(f"{source.folder} was changed while it was converted: convert it again")
+        draft.write_json(LIVE_FILE, live_json(source, text, self.islands, sha256_of(weights)))
+
+    def _settled(self, planning: Samples, share: float, inputs: Arrays, say: Say) -> tuple[Kept, ...]:
+        """What was asked for, and where that does not pass on the planning samples the fewest more."""
+        live, dtype = self.built.live, self.subject.precision.dtype
+        called = observed(live.module, lambda: self.whole()(inputs))
+        asked = asked_islands(live.module, called, self.subject.precision.keep)
+        kept = [self._kept(path, f"asked for by keep = {pattern!r}") for path, pattern in asked.items()]
+        rehearsal = LiveRehearsal(live, dtype, CPU, planning, share)
+        if not rehearsal.score(asked).passed:
+            say("searching for the modules that must stay in FP32")
+            found = find_islands(rehearsal, asked, say)
+            kept += [self._found(path, found) for path in found.kept] if found else []
+        return tuple(kept)
+
+    def _kept(self, path: str, reason: str, evidence: str = "") -> Kept:
+        module = self.built.live.module.get_submodule(path)
+        return Kept(path, type(module).__name__, reason, evidence)
+
+    def _found(self, path: str, found: Found) -> Kept:
+        score = found.certificate.get(path)
+        if score is None:
+            evidence = "the search's budget ended before the model was tried without it"
+        elif np.isfinite(score.error_u):
+            evidence = f"without it: error {score.error_u:.3g}u"
+        else:
+            evidence = "without it: the answer is not finite, or forward raises"
+        return self._kept(path, "found by search", evidence)
+
+    def _counted(self, inputs: Arrays) -> Counts:
+        if self.subject.precision.level == "O0":
+            return Counts()
+        half = LiveEngine(self.built.live, self.subject.precision.dtype, CPU, self.islands)
+        try:
+            answers_of(self.subject.spec, half)(inputs)
+        except EngineFailed:
+            return Counts()  # `make` will say why
+        else:
+            return count(lambda: answers_of(self.subject.spec, half)(inputs))
+        finally:
+            half.close()
+
+    def _check_whole(self, exam: Exam) -> None:
+        """What is the model's own fault, not half's: an answer that is no number, or another the second time."""
+        for question in (*exam.small, *exam.bulk):
+            for name, answer in question.reference.items():
+                if answer.dtype.kind not in "biu" and np.isnan(answer.astype(np.float64)).any():
+                    samples = sorted(set(question.samples))
+                    raise CannotConvert(
+                        f"the model itself answers NaN in FP32: output '{name}', among the samples {samples[:8]}, "
+                        f"{_first_nan(self.built.live, question.inputs)}"
+                    )
+        question = (*exam.small, *exam.bulk)[0]
+        if (gap := largest_gap(question.reference, self.whole()(question.inputs))) > child.TOLERANCE:
+            raise CaptureFailed(
+                f"the module of '{self.subject.spec.name}' answers the same input in FP32 differently by {gap:.3g} "
+                "of its largest value when it is asked again: is something in forward random, or does it keep state?"
+            )
+
+
+def _first_nan(live: LiveModule, inputs: Arrays) -> str:
+    """The first module whose output is no number."""
+    outputs = observed(live.module, lambda: answers_of(live.spec, LiveEngine(live, "fp32", CPU))(inputs))
+    first = next((path for path, tensors in outputs.items() if any(t.isnan().any() for t in tensors)), None)
+    return f"first in module '{first}'" if first else "in forward itself"

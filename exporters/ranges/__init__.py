@@ -1,0 +1,1 @@
+"""How large and how small the tensors of a program get, who is suspected for it, and exact ways out."""

@@ -1,0 +1,127 @@
+"""Guards against zero: a small constant added to, or put under, what is divided by, rooted or logged.
+
+``x + 1e-12`` and ``x.clamp(min=1e-8)`` guard nothing in FP16, which rounds both constants to zero.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from ...models.program import walk
+
+LARGEST = 1e-3  # a constant above it is an offset, not a guard
+
+_ADDED = ("add", "add_", "sub", "sub_", "rsub")
+_FLOORS = ("clamp", "clamp_", "clamp_min", "clamp_min_", "maximum", "fmax")
+_ROOTS = ("sqrt", "sqrt_", "rsqrt", "rsqrt_", "reciprocal", "reciprocal_", "log", "log_", "log2", "log10")
+_DIVISIONS = ("div", "div_", "true_divide", "divide")
+_OF_TWO: dict[Any, str] = {torch.ops.aten.max.other: "maximum", torch.ops.aten.min.other: "minimum"}
+_PASSING = ("expand_as", "to", "_to_copy", "clone", "contiguous", "lift_fresh_copy")
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """``node`` guards with ``constant``, which is ``in_half``; ``readers``: what it keeps from zero."""
+
+    node: str
+    guarded: str
+    constant: float
+    in_half: float
+    readers: tuple[str, ...]
+
+    @property
+    def vanishes(self) -> bool:
+        return self.in_half == 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"vanishes": self.vanishes}
+
+
+def find_guards(module: GraphModule, half: torch.dtype = torch.float16) -> tuple[Guard, ...]:
+    """Every guard of a whole program, in the order of `walk`, control-flow bodies included."""
+    found = []
+    for name, node in walk(module):
+        guarded, value = _guard(node)
+        prefix = name.removesuffix(node.name)
+        if guarded is not None and (readers := [prefix + reader.name for reader in _readers(node)]):
+            in_half = float(torch.tensor(value).to(half))
+            found.append(Guard(name, prefix + guarded.name, value, in_half, tuple(readers)))
+    return tuple(found)
+
+
+def aten_name(node: Node) -> str:
+    """``add`` for ``aten.add.Tensor``; the target's own name for what is no ATen op; empty for no call.
+
+    ``max`` and ``min`` of two tensors are called what they are: ``maximum`` and ``minimum``.
+    """
+    if node.op != "call_function":
+        return ""
+    if node.target in _OF_TWO:
+        return _OF_TWO[node.target]
+    if isinstance(node.target, OpOverload):
+        return node.target._schema.name.removeprefix("aten::")
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def is_view(node: Node) -> bool:
+    """Whether a node's result is its first argument's memory, unchanged."""
+    if not isinstance(node.target, OpOverload) or not node.target._schema.returns:
+        return False
+    alias = node.target._schema.returns[0].alias_info
+    return alias is not None and not alias.is_write
+
+
+def constant(value: Any) -> float | None:
+    """A number, or what a node that is a tensor of one constant element holds; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    if not isinstance(value, Node):
+        return None
+    if value.op == "get_attr":
+        found: Any = value.graph.owning_module
+        for part in str(value.target).split("."):
+            found = getattr(found, part, None)
+        return float(found) if isinstance(found, Tensor) and found.numel() == 1 else None
+    name = aten_name(value)
+    if name in ("full", "full_like", "new_full"):
+        return constant(value.args[2 if name == "new_full" else 1])
+    if name == "scalar_tensor":
+        return constant(value.args[0])
+    if name in _PASSING or name == "detach_" or is_view(value):
+        return constant(value.args[0])
+    return None
+
+
+def _guard(node: Node) -> tuple[Node | None, float]:
+    """What a node guards and the constant; no node where it is no guard."""
+    name = aten_name(node)
+    if name not in _ADDED + _FLOORS:
+        return None, 0.0
+    arguments = [*node.args[:2], *(node.kwargs[key] for key in ("min", "other") if key in node.kwargs)]
+    tensors = [arg for arg in arguments if isinstance(arg, Node) and constant(arg) is None]
+    values = [value for arg in arguments if (value := constant(arg)) is not None]
+    if len(tensors) != 1 or not values:
+        return None, 0.0
+    value = -values[0] if name in ("sub", "sub_") else values[0]
+    return (tensors[0], value) if 0.0 < value <= LARGEST else (None, 0.0)
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """Roots, logarithms and divisions that read a node, directly or through what leaves its numbers alone."""
+    for user in node.users:
+        name = aten_name(user)
+        if name in _PASSING or is_view(user):
+            yield from _readers(user)
+        elif (
+            name in _ROOTS
+            or (name in _DIVISIONS and user.args[1] is node)
+            or (name in ("pow", "pow_") and isinstance(user.args[1], int | float) and user.args[1] < 1)
+        ):
+            yield user

@@ -1,0 +1,201 @@
+"""How large and how small every tensor of a whole program gets on real samples: one pass, nothing kept.
+
+Floating tensors only: token ids are no magnitudes. What is 1e9 or more can only mean a mask, and is counted
+apart, as are NaN and infinities.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.node import map_aggregate
+
+from ...models.program import walk
+from ..autocast.bodies import ran
+from .guards import Guard, aten_name, find_guards, is_view
+from .ranges import Limits, Range, Tally
+
+_MEASURED = (torch.float32, torch.float16, torch.bfloat16)  # float64 never takes part, as in autocast
+_PRODUCTS = ("matmul", "mm", "bmm", "mv", "dot", "baddbmm", "addmm", "linear")
+_REDUCTIONS = [
+    "sum",
+    "mean",
+    "var",
+    "std",
+    "var_mean",
+    "std_mean",
+    "norm",
+    "linalg_vector_norm",
+    "prod",
+    "logsumexp",
+    "cumsum",
+    "layer_norm",
+    "rms_norm",
+    "group_norm",
+    "native_layer_norm",
+    "native_group_norm",
+    "softmax",
+    "log_softmax",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProfile:
+    """One node. ``reads``: the floating tensors it reads, in order. ``reduces``: the longest sum behind one
+    element of its result. ``scores``: a bound of the scores inside a fused attention (|q|·|k|·scale)."""
+
+    node: str
+    op: str
+    reads: tuple[str, ...]
+    range: Range
+    reduces: int = 1
+    scores: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        rest = {"node": self.node, "op": self.op, "reads": list(self.reads), "reduces": self.reduces}
+        return rest | {"scores": self.scores, "range": self.range.to_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """``nodes``: qualified name (`walk`) → what it held, in the graph's order; only nodes that ran."""
+
+    half: torch.dtype
+    batches: int
+    nodes: Mapping[str, NodeProfile]
+    guards: tuple[Guard, ...] = ()
+
+    @property
+    def limits(self) -> Limits:
+        return Limits.of(self.half)
+
+    def range(self, name: str) -> Range | None:
+        node = self.nodes.get(name)
+        return None if node is None else node.range
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "half": str(self.half).removeprefix("torch."),
+            "batches": self.batches,
+            "nodes": [node.to_json() for node in self.nodes.values()],
+            "guards": [guard.to_json() for guard in self.guards],
+        }
+
+
+def profile(
+    module: GraphModule, batches: Iterable[Sequence[Tensor]], half: torch.dtype = torch.float16
+) -> Profile:
+    """Run a prepared whole program (`models.program.runnable`) on batches of inputs and measure every node."""
+    tallies: dict[str, _Measured] = {}
+    count = 0
+    with torch.inference_mode():
+        for batch in batches:
+            count += 1
+            _Profiler(module, tallies, Limits.of(half)).run(*batch)
+    tallies = {name: tally for name, tally in tallies.items() if tally.seen}
+    nodes = {name: _profiled(name, node, tallies) for name, node in walk(module) if name in tallies}
+    return Profile(half, count, nodes, find_guards(module, half))
+
+
+@dataclass(slots=True)
+class _Measured(Tally):
+    """With what a node's op adds to it."""
+
+    reduces: int = 1
+    scores: float = 0.0
+
+
+def _profiled(name: str, node: Node, tallies: Mapping[str, _Measured]) -> NodeProfile:
+    prefix, tally = name.removesuffix(node.name), tallies[name]
+    reads = tuple(read for source in node.all_input_nodes if (read := prefix + source.name) in tallies)
+    return NodeProfile(name, aten_name(node) or node.op, reads, tally.range(), tally.reduces, tally.scores)
+
+
+class _Profiler(Interpreter):
+    """Runs a program as it is and measures what every node gives."""
+
+    def __init__(
+        self,
+        module: GraphModule,
+        tallies: dict[str, _Measured],
+        limits: Limits,
+        prefix: str = "",
+    ) -> None:
+        super().__init__(module)
+        self._tallies, self._limits, self._prefix = tallies, limits, prefix
+
+    def run_node(self, n: Node) -> Any:
+        if isinstance(n.target, HigherOrderOperator):
+            args, _ = self.fetch_args_kwargs_from_env(n)
+            result = ran(n, args, self._prefix, self._run_body)
+        else:
+            result = super().run_node(n)
+        known = n.op == "get_attr" and self._prefix + n.name in self._tallies  # the same in every batch
+        if n.op != "output" and not known:
+            self._measure(n, result)
+        return result
+
+    def _run_body(self, body: GraphModule, prefix: str, operands: Sequence[Any]) -> Sequence[Any]:
+        results = _Profiler(body, self._tallies, self._limits, prefix).run(*operands)
+        return results if isinstance(results, tuple | list) else (results,)
+
+    def _measure(self, node: Node, result: Any) -> None:
+        tensors = _floats(result)
+        if not tensors:
+            return
+        tally = self._tallies.setdefault(self._prefix + node.name, _Measured(self._limits))
+        source = node.args[0] if node.args else None
+        parent = self._tallies.get(self._prefix + source.name) if isinstance(source, Node) else None
+        held = self.env.get(source) if isinstance(source, Node) and is_view(node) else None
+        if parent is not None and _holds_all(tensors[0], held):
+            tally.of = parent
+            return
+        for tensor in tensors:
+            tally.add(tensor)
+        if isinstance(node.target, OpOverload):
+            self._measure_sums(node, tally, tensors[0])
+
+    def _measure_sums(self, node: Node, tally: _Measured, result: Tensor) -> None:
+        name = aten_name(node)
+        args, _ = self.fetch_args_kwargs_from_env(node)
+        if name in _PRODUCTS:
+            left = args[1] if name in ("addmm", "baddbmm") else args[0]
+            tally.reduces = max(tally.reduces, left.shape[-1])
+        elif "conv" in name and isinstance(args[1], Tensor):
+            tally.reduces = max(tally.reduces, args[1].numel() // args[1].shape[0])
+        elif name in _REDUCTIONS:
+            source = args[0]
+            same = source.numel() == result.numel()
+            length = source.shape[-1] if same and source.ndim else source.numel() // max(result.numel(), 1)
+            tally.reduces = max(tally.reduces, length)
+        elif name == "scaled_dot_product_attention":
+            tally.scores = max(tally.scores, _largest_score(node, args))
+
+
+def _floats(values: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def look(value: Any) -> None:
+        if isinstance(value, Tensor) and value.dtype in _MEASURED:
+            found.append(value)
+
+    map_aggregate(values, look)
+    return found
+
+
+def _holds_all(view: Tensor, source: Any) -> bool:
+    """Whether a view holds every element of its source (an expanded one each as often)."""
+    return isinstance(source, Tensor) and view.dtype == source.dtype and view.numel() >= source.numel() > 0
+
+
+def _largest_score(node: Node, args: Sequence[Any]) -> float:
+    """Cauchy and Schwarz: no score is larger than the longest query times the longest key times the scale."""
+    query, key = args[0].float(), args[1].float()
+    scale = node.kwargs.get("scale") or query.shape[-1] ** -0.5
+    longest = (torch.linalg.vector_norm(rows, dim=-1).max() for rows in (query, key) if rows.numel())
+    return math.prod(float(length) for length in longest) * float(scale)  # type: ignore[arg-type]

@@ -1,0 +1,135 @@
+"""The magnitudes that a tensor holds, gathered chunk by chunk, against the limits of a half."""
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..gate.divergence import SENTINEL
+
+_CHUNK = 1 << 18  # elements; a megabyte stays in the cache for the passes over it
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The range of a half: its largest number, its smallest normal one and its smallest at all."""
+
+    largest: float
+    normal: float
+    smallest: float
+
+    @classmethod
+    def of(cls, half: torch.dtype) -> "Limits":
+        info = torch.finfo(half)
+        return cls(info.max, info.smallest_normal, info.smallest_normal * info.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a tensor held over all samples. ``lowest`` to ``highest`` and all magnitudes leave out sentinels
+    and what is not finite; ``smallest`` (non-zero) and ``largest`` are 0 where there was nothing.
+
+    Of non-zero elements: ``under_smallest`` are 0 in half (or nearly: under 2⁻²⁴ for FP16), ``under_normal``
+    (2⁻¹⁴) have lost precision, ``over`` are beyond half's largest.
+    """
+
+    count: int = 0
+    zeros: int = 0
+    non_finite: int = 0
+    sentinels: int = 0
+    sentinel_lowest: float = 0.0
+    sentinel_highest: float = 0.0
+    lowest: float = 0.0
+    highest: float = 0.0
+    smallest: float = 0.0
+    under_smallest: int = 0
+    under_normal: int = 0
+    over: int = 0
+
+    @property
+    def largest(self) -> float:
+        return max(self.highest, -self.lowest)
+
+    def share(self, count: int) -> float:
+        """``count`` as a share of the finite non-zero elements that are no sentinels."""
+        numbers = self.count - self.zeros - self.non_finite - self.sentinels
+        return count / numbers if numbers else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        shares = {
+            name: self.share(getattr(self, name)) for name in ("under_smallest", "under_normal", "over")
+        }
+        return asdict(self) | {"largest": self.largest, "shares": shares}
+
+
+@dataclass(slots=True)
+class Tally:
+    """Gathers a Range. ``of``: the tensor that this one is a view of; it is not measured again."""
+
+    limits: Limits
+    of: "Tally | None" = None
+    counts: dict[str, int] = field(default_factory=dict)
+    lowest: float = math.inf
+    highest: float = -math.inf
+    smallest: float = math.inf
+    sentinel_lowest: float = math.inf
+    sentinel_highest: float = -math.inf
+
+    @property
+    def seen(self) -> bool:
+        return self.of.seen if self.of is not None else bool(self.counts)
+
+    def add(self, tensor: Tensor) -> None:
+        for chunk in tensor.reshape(-1).split(_CHUNK):
+            self._add(chunk.float())
+
+    def _count(self, name: str, number: int | Tensor) -> None:
+        self.counts[name] = self.counts.get(name, 0) + int(number)
+
+    def _add(self, chunk: Tensor) -> None:
+        self._count("count", len(chunk))
+        if not len(chunk):
+            return
+        low, high = (float(end) for end in torch.aminmax(chunk))
+        if not max(-low, high) < SENTINEL:
+            chunk = self._ordinary(chunk)
+            if not len(chunk):
+                return
+            low, high = (float(end) for end in torch.aminmax(chunk))
+        self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
+        magnitude = chunk.abs()
+        if max(-low, high) > self.limits.largest:
+            self._count("over", (magnitude > self.limits.largest).sum())
+        self._add_small(magnitude)
+
+    def _ordinary(self, chunk: Tensor) -> Tensor:
+        finite = chunk[chunk.isfinite()]
+        self._count("non_finite", len(chunk) - len(finite))
+        is_mask = finite.abs() >= SENTINEL
+        if len(masks := finite[is_mask]):
+            self._count("sentinels", len(masks))
+            self.sentinel_lowest = min(self.sentinel_lowest, float(masks.min()))
+            self.sentinel_highest = max(self.sentinel_highest, float(masks.max()))
+        return finite[~is_mask]
+
+    def _add_small(self, magnitude: Tensor) -> None:
+        is_small = magnitude < self.limits.normal
+        small = magnitude[is_small]
+        numbers = small[small > 0.0]
+        self._count("zeros", len(small) - len(numbers))
+        self._count("under_normal", len(numbers))
+        self._count("under_smallest", (numbers < self.limits.smallest).sum())
+        if not len(numbers):
+            numbers = magnitude if not len(small) else magnitude[~is_small]
+        if len(numbers):
+            self.smallest = min(self.smallest, float(numbers.min()))
+
+    def range(self) -> Range:
+        if self.of is not None:
+            return self.of.range()
+        ends = (self.sentinel_lowest, self.sentinel_highest, self.lowest, self.highest, self.smallest)
+        names = ("sentinel_lowest", "sentinel_highest", "lowest", "highest", "smallest")
+        found = {name: end if math.isfinite(end) else 0.0 for name, end in zip(names, ends, strict=True)}
+        return replace(Range(**self.counts), **found)

@@ -1,0 +1,207 @@
+"""Mask sentinels that half does not have, rewritten to numbers that it has, with the same answers in FP32.
+
+A score is masked with −1e9 or −3.4e38. In half that is −∞, or an error, and a row that is masked altogether
+is NaN instead of uniform. With scores within ±16,000, as the profile shows with room to spare:
+
+- the mask becomes LOW. Then LOW + score is representable, and the exponential of a masked score is 0 as before;
+- where a score is added to it, a floor of HIGH goes under the softmax: in FP32 the sentinel absorbs the score,
+  so that a row masked altogether is uniform, and behind the floor it is uniform as well;
+- inside a fused attention no floor is possible: there the query of a row masked altogether becomes 0.
+
+What cannot be proven (two masks added, a mask that is compared, given back or pooled) stays and is named.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from ...models.program import walk
+from ..autocast.plan import Kept
+from ..gate.divergence import SENTINEL
+from .guards import aten_name
+from .maskflow import Group, mask_flow
+from .maskrules import ATTENTION, Masked, Site
+from .profile import Profile
+from .repairs import Repair, insert
+
+LOW, HIGH = -49152.0, -24576.0  # −1.5·2¹⁵ and −1.5·2¹⁴: exact in FP16 and bf16
+MAX_SCORE = 16000.0  # LOW − score > −65504, LOW + score < HIGH, and HIGH + 110 < −score
+SLACK = 2.0  # scores may become twice as large as the profile's
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """``repairs``: what was done. ``keep``: ops that need FP32 because the sentinel they hold stays."""
+
+    repairs: tuple[Repair, ...]
+    keep: tuple[Kept, ...]
+
+
+def rewrite_sentinels(module: GraphModule, profile: Profile) -> Rewritten:
+    """Rewrite every mask sentinel of a whole program, in place, where that is proven to change no FP32 answer."""
+    repairs: list[Repair] = []
+    keep: list[Kept] = []
+    for prefix, graph_module in _graphs(module):
+        groups, masked = mask_flow(graph_module.graph, prefix, profile)
+        for group in groups:
+            if not group.sites and not group.faults:
+                continue
+            reason = _doubt(group, masked, prefix, profile)
+            if reason:
+                keep += _kept(group, prefix, reason)
+            else:
+                repairs.append(_rewrite(group, masked, prefix, profile, graph_module))
+        graph_module.graph.lint()
+        graph_module.recompile()
+    return Rewritten(tuple(repairs), tuple(keep))
+
+
+def _graphs(module: GraphModule) -> list[tuple[str, GraphModule]]:
+    """The program and its control-flow bodies, each with the prefix of its nodes' names."""
+    found: dict[str, GraphModule] = {}
+    for name, node in walk(module):
+        owner = node.graph.owning_module
+        assert isinstance(owner, GraphModule)
+        found[name.removesuffix(node.name)] = owner
+    return list(found.items())
+
+
+def _doubt(group: Group, masked: Mapping[Node, Masked], prefix: str, profile: Profile) -> str:
+    """Why a group cannot be rewritten; empty where it can."""
+    if group.faults:
+        return group.faults[0]
+    if not group.sinks:
+        return "it reaches no softmax"
+    for sink in group.sinks:
+        state = masked[_mask_of(sink, masked)]
+        try:
+            bound = SLACK * _scores(sink, state, prefix, profile)
+        except ValueError as error:
+            return str(error)
+        if state.twice:
+            return f"two masks are added together before {sink.name}"
+        if bound > MAX_SCORE:
+            return f"scores at {sink.name} may reach {bound:.3g}, expected at most {MAX_SCORE:g}"
+        absorbed = bound < ulp(state.value) / 2.0
+        if (_needs_floor(sink, state) or state.floored) and not absorbed:
+            return f"{state.value:.3g} does not absorb scores of {bound:.3g} at {sink.name}, even in FP32"
+        if aten_name(sink) == ATTENTION and not _broadcasts(sink, masked, state):
+            return f"the shape of the mask of {sink.name} is not known well enough"
+        if not witness(state.value, bound, _needs_floor(sink, state)):
+            return f"the rewritten softmax at {sink.name} differs"
+    return ""
+
+
+def _mask_of(sink: Node, masked: Mapping[Node, Masked]) -> Node:
+    return next(source for source in sink.all_input_nodes if source in masked)
+
+
+def ulp(value: float) -> float:
+    """The distance of neighbouring FP32 numbers at a magnitude."""
+    return 2.0 ** (math.frexp(value)[1] - 24)
+
+
+def _needs_floor(sink: Node, state: Masked) -> bool:
+    return not state.exact or aten_name(sink) == ATTENTION
+
+
+def _scores(sink: Node, state: Masked, prefix: str, profile: Profile) -> float:
+    """The largest magnitude of what the softmax sees beside the sentinel."""
+    if aten_name(sink) != ATTENTION:
+        return state.bound
+    node = profile.nodes.get(prefix + sink.name)
+    if node is None:
+        raise ValueError(f"{sink.name} ran on no sample")
+    return state.bound + node.scores
+
+
+def _broadcasts(sink: Node, masked: Mapping[Node, Masked], state: Masked) -> bool:
+    """Whether a mask of rows has the query's axes, each of its size or 1."""
+    mask, query = _mask_of(sink, masked).meta.get("val"), sink.args[0].meta.get("val")  # type: ignore[union-attr]
+    if not isinstance(mask, Tensor) or not isinstance(query, Tensor) or not 2 <= mask.ndim <= query.ndim:
+        return False
+    sizes = zip(reversed(mask.shape[:-1]), list(reversed(query.shape))[1:], strict=False)
+    return state.exact and all(str(size) in ("1", str(other)) for size, other in sizes)
+
+
+def witness(value: float, bound: float, floor: bool) -> bool:
+    """The claim in numbers: rows with no, one, some, all but one and all scores masked, before and after."""
+    random = torch.Generator().manual_seed(0)
+    scores = (torch.rand(5, 64, generator=random) * 2.0 - 1.0) * bound
+    mask = torch.rand(5, 64, generator=random) < 0.5
+    mask[0], mask[1], mask[2], mask[3, 1:], mask[4] = False, False, mask[2], True, True
+    mask[1, 0], mask[3, 0] = True, False
+    if not floor:
+        before, after = scores.masked_fill(mask, value), scores.masked_fill(mask, LOW)
+    else:
+        before = scores + torch.zeros(5, 64).masked_fill(mask, value)
+        after = (scores + torch.zeros(5, 64).masked_fill(mask, LOW)).clamp_min(HIGH)
+    return torch.equal(before.softmax(-1), after.softmax(-1))
+
+
+def _rewrite(
+    group: Group, masked: Mapping[Node, Masked], prefix: str, profile: Profile, graph_module: GraphModule
+) -> Repair:
+    value = masked[_mask_of(group.sinks[0], masked)].value
+    most = max(_scores(sink, masked[_mask_of(sink, masked)], prefix, profile) for sink in group.sinks)
+    for site in group.sites:
+        _replace(site, graph_module)
+    done: list[str] = []
+    floors: dict[Node, Node] = {}
+    for sink in group.sinks:
+        mask = _mask_of(sink, masked)
+        if aten_name(sink) == ATTENTION:
+            _quiet_rows(sink, mask)
+            done.append(f"query 0 in rows masked altogether before {prefix}{sink.name}")
+        elif not masked[mask].exact:
+            if mask not in floors:
+                floors[mask] = insert(_aten.clamp_min.default, (mask, HIGH), after=mask)
+            sink.replace_input_with(mask, floors[mask])
+            done.append(f"a floor of {HIGH:g} under {prefix}{sink.name}")
+    names = ", ".join(prefix + site.node.name for site in group.sites)
+    return Repair(
+        node=prefix + group.sites[0].node.name,
+        what="; ".join([f"mask value {value:.4g} became {LOW:g} in {names}", *dict.fromkeys(done)]),
+        evidence=f"scores within ±{most:.3g} on {profile.batches} batches (±{SLACK * most:.3g} allowed for): the "
+        "softmax is bit-equal in FP32 on rows with no, one, some, all but one and all scores masked",
+        kind="sentinel",
+    )
+
+
+def _replace(site: Site, graph_module: GraphModule) -> None:
+    number = site.sign * (HIGH if site.role == "floor" else LOW)
+    if site.position is not None:
+        site.node.update_arg(site.position, number)
+        return
+    path = str(site.node.target)
+    owner, _, last = path.rpartition(".")
+    parent = graph_module.get_submodule(owner)
+    tensor: Tensor = getattr(parent, last)
+    rewritten = tensor.detach().masked_fill(tensor <= -SENTINEL, number)
+    parent.register_buffer(f"{last}__{site.role}", rewritten)
+    site.node.target = f"{path}__{site.role}"
+
+
+def _quiet_rows(attention: Node, mask: Node) -> None:
+    """With a query of 0, all scores of a row are the mask's, and the row is uniform."""
+    query = attention.args[0]
+    assert isinstance(query, Node)
+    is_masked = insert(_aten.le.Scalar, (mask, HIGH), before=attention)
+    is_row = insert(_aten.all.dim, (is_masked, -1, True), before=attention)
+    quiet = insert(_aten.masked_fill.Scalar, (query, is_row, 0.0), before=attention, like=query)
+    attention.update_arg(0, quiet)
+
+
+def _kept(group: Group, prefix: str, reason: str) -> list[Kept]:
+    """The ops that hold the sentinel or read it."""
+    ops = [node for node in dict.fromkeys(group.nodes) if isinstance(node.target, OpOverload)]
+    return [
+        Kept(prefix + node.name, aten_name(node), f"a mask value half does not have: {reason}")
+        for node in ops
+    ]

@@ -1,0 +1,157 @@
+"""One conversion told to people: a page that stands alone, and a table for the terminal.
+
+Both read ``facts``, the JSON-able dict of one conversion. Whatever is absent is not drawn: older versions
+render too. ``model``, ``version``, ``digest``, ``status``, ``reason``, ``precision``, ``samples`` (source,
+planning, judging, batch_sizes), ``capture`` (notes), ``environment`` and ``replay`` say what was done;
+``forms`` maps a form to what the command line prints of it and ``parity``, its `verdict.ParityReport` as
+JSON (with ``diagnoses``: floor, distance, range or precision). Beyond the gate (each made in `sections.py`
+unless another file is named):
+
+- ``recommendation`` {convert, message}
+- ``curve`` {nodes, astray_u, points: [{at, node, op, error_u, lost}], first}: `curve.Curve.to_json`
+- ``search`` {evaluations, minimal, before, after, certificate: [{node, op, error_u, reason}]}
+- ``repairs`` [{node, what, evidence}]: `repairs.Repair.to_json`
+- ``profile`` {nodes, batches, rows, guards}
+- ``weights`` {tensors, worst: [rows of the ledger, columns as they come]}
+- ``casts`` {count, bytes, bytes_before, rows: [{source, from, to, bytes, readers, more}]}
+- ``worst`` {output, sample, row, error_u, inputs: [{name, shape, least, largest, mean, zeros, not_finite}]}:
+  `worst.worst_sample`
+
+In JSON a null number has no bound.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import ChainableUndefined, Environment, FileSystemLoader
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from ..gate.gate_rows import gate_rows
+from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, curve_plot, error_bar, error_plot, slice_plot
+
+_UNITS = ("bytes", "KB", "MB", "GB", "TB")
+
+
+def render_html(facts: Mapping[str, Any]) -> str:
+    """The report as one page without any outside asset. Every text in ``facts`` is escaped."""
+    return _environment().get_template("report.html").render(facts=facts)
+
+
+def render_terminal(facts: Mapping[str, Any]) -> Group:
+    """One row for each form and output, and under the table every sentence of a refusal."""
+    title = escape(f"{facts['model']}@{facts.get('version') or '–'}: {facts['status']}")
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("form", "output", "verdict"):  # with these eight more it fits 80 columns
+        table.add_column(heading)
+    for heading in ("u / limit", "SQNR", "slice", "flips", "half", "kept", "casts", "bytes"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    sentences: list[Text] = []
+    for form, found in facts["forms"].items():
+        for row in _rows(form, found):
+            table.add_row(*row)
+        sentences += [Text(f"✗ {form}: {sentence}", style="red") for sentence in _sentences(found)]
+        sentences += [Text(f"  {form}: {sentence}") for sentence in _diagnoses(found)]
+    sentences += [Text(f"! {sentence}", style="yellow") for sentence in _findings(facts)]
+    return Group(table, *sentences)
+
+
+def _rows(form: str, found: Mapping[str, Any]) -> Iterable[list[str]]:
+    graph = [
+        f"{found['half_nodes']}/{found['nodes']}" if "nodes" in found else "–",
+        str(len(found.get("kept", ()))),
+        str(found.get("casts", "–")),
+        f"{found['bytes'] / max(found['bytes_fp32'], 1):.0%}" if "bytes" in found else "–",
+    ]
+    outputs = (found.get("parity") or {}).get("outputs") or []
+    for output in outputs:
+        decisions = output.get("decisions")
+        yield [
+            escape(form),
+            escape(output["name"]),
+            "[green]passed[/]" if output["passed"] else "[red]refused[/]",
+            f"{number_text(output['max_error_u'])} / {output['limit_u']:g}",
+            db_text(output["sqnr_db"], output["exact"]),
+            db_text((output.get("worst_slice") or {}).get("db"), output["exact"]),
+            f"{decisions['flipped']}/{decisions['decisions']}" if decisions else "–",
+            *graph,
+        ]
+    if not outputs:
+        verdict = "[green]passed[/]" if found.get("passed") else "[red]refused[/]"
+        yield [escape(form), "–", verdict, "–", "–", "–", "–", *graph]
+
+
+def _sentences(found: Mapping[str, Any]) -> list[str]:
+    failures = (found.get("parity") or {}).get("failures") or []
+    error = found.get("error")
+    return ([error] if error else []) + [failure["message"] for failure in failures]
+
+
+def _diagnoses(found: Mapping[str, Any]) -> Iterable[str]:
+    for told in (found.get("parity") or {}).get("diagnoses") or []:
+        if told["verdict"] in ("range", "precision"):
+            yield f"{told['verdict']}: {told['message']}"
+        elif told["floor_u"] and told["error_u"]:
+            away = "" if told["distance"] is None else f", {number_text(told['distance'])} times"
+            error, floor = number_text(told["error_u"]), number_text(told["floor_u"])
+            yield f"'{told['output']}' errs by {error}u where no half errs less than {floor}u{away}"
+
+
+def _findings(facts: Mapping[str, Any]) -> Iterable[str]:
+    if first := (facts.get("curve") or {}).get("first"):
+        how = "is not finite" if first["lost"] else f"errs by {number_text(first['error_u'])}u"
+        yield f"first astray: {first['node']} ({first['op']}) {how}"
+    if message := (facts.get("recommendation") or {}).get("message"):
+        yield message
+
+
+def pages_of(folder: Path) -> Environment:
+    """The templates of a folder: every text is escaped, and whatever is absent is not drawn."""
+    return Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=ChainableUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _environment() -> Environment:
+    environment = pages_of(Path(__file__).parent)
+    environment.globals.update(error_bar=error_bar, error_plot=error_plot, slice_plot=slice_plot)
+    environment.globals.update(curve_plot=curve_plot, gate_rows=gate_rows)
+    environment.globals.update(WIDTH=WIDTH, HEIGHT=HEIGHT, SLICE_HEIGHT=SLICE_HEIGHT)
+    environment.filters.update(size=size_text, number=number_text, db=db_text, share=share_text)
+    return environment
+
+
+def size_text(count: float | None) -> str:
+    """``18432`` → ``18.0 KB`` (1 KB = 1,024 bytes)."""
+    if count is None:
+        return "–"
+    power = 0
+    while count >= 1024 and power < len(_UNITS) - 1:
+        count, power = count / 1024, power + 1
+    return f"{count:.0f} bytes" if power == 0 else f"{count:.1f} {_UNITS[power]}"
+
+
+def number_text(value: float | None) -> str:
+    """Three significant digits; null is what has no bound."""
+    if value is None:
+        return "∞"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def db_text(value: float | None, exact: bool = False) -> str:
+    """Decibels; null is an answer without any error where ``exact``, else one without any signal."""
+    if value is None:
+        return "exact" if exact else "–"
+    return f"{value:.1f}"
+
+
+def share_text(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"

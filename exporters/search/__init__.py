@@ -1,0 +1,1 @@
+"""The fewest nodes that must stay in FP32, found by asking."""

@@ -1,0 +1,150 @@
+"""A plan learns from counterexamples: found for a few samples, it is asked about many, and searched for again.
+
+The smallest set of nodes that a few samples need lies close to its limit for others by nature. What is found is
+therefore asked about many neighbours of the samples (`inputs/shaken.py`); those that it fails worst join the samples,
+and the search goes on from what it kept (counterexample-guided synthesis: Solar-Lezama et al., ASPLOS 2006).
+"""
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from ..gate.trial import Trial
+from ..gate.verdict import ParityReport
+from .delta_debugging import Budget, Found, Judge, smallest_set
+
+MANY = 512  # neighbours that a plan is asked about
+PATIENCE_SECONDS = 2.0  # of the whole's, to answer for them: a large model is asked about fewer
+WORST = 8  # batches that join the samples after one search
+LESSONS = 8  # searches after the first
+SHARE = 0.9  # of the error that the gate allows: there are others that nobody asked about
+# Rules about all samples together, which one cannot break.
+OVER_ALL = {"sqnr", "slice_sqnr", "kl", "flips", "accuracy"}
+NOT_ALL = "there are neighbours of the planning samples that are not equal under this plan"
+
+
+class Asked(Protocol):
+    """One execution and the whole's answer to it."""
+
+    @property
+    def samples(self) -> tuple[int, ...]: ...
+
+    @property
+    def reference(self) -> Mapping[str, np.ndarray]: ...
+
+
+A = TypeVar("A", bound=Asked)
+
+
+@dataclass
+class Lessons(Generic[A]):
+    """Many neighbours of the samples, and those of them that halves failed.
+
+    ``own``: the samples. ``draw`` gives the neighbours, as the whole answers them. ``judge``: the gate's report at
+    `SHARE` of its limit. What is passed to ``learn`` and ``failed`` lets a half answer one.
+    """
+
+    own: Sequence[A]
+    draw: Callable[[], Iterator[A]]
+    judge: Callable[[Sequence[Trial]], ParityReport]
+    learned: list[A] = field(default_factory=list)
+
+    @cached_property
+    def many(self) -> list[A]:
+        return answered_until(time.perf_counter() + PATIENCE_SECONDS, self.draw())
+
+    def learn(self, answered: Callable[[A], Trial]) -> bool:
+        """Whether the half fails any neighbour: the worst are asked first of every half from now on."""
+        excesses = [excess(self._alone(answered(one))) for one in self.many]
+        failed = [index for index, share in enumerate(excesses) if not share <= 1]
+        new = sorted(failed, key=lambda index: -excesses[index])[:WORST]
+        self.learned += [self.many[index] for index in new]
+        return bool(new)
+
+    def failed(self, answered: Callable[[A], Trial]) -> ParityReport | None:
+        """The report on the first neighbour that was learned and that the half fails."""
+        reports = (self._alone(answered(one)) for one in self.learned)
+        return next((report for report in reports if not excess(report) <= 1), None)
+
+    def _alone(self, trial: Trial) -> ParityReport:
+        return self.judge([*self.scale, trial])
+
+    @cached_property
+    def scale(self) -> list[Trial]:
+        """The largest answers, without error: the gate holds errors against the largest of all it is shown."""
+        everything = [*self.own, *self.many]
+        names = everything[0].reference if everything else ()
+        loudest = {
+            max(range(len(everything)), key=lambda i: _size(everything[i].reference[name])) for name in names
+        }
+        found = [everything[index] for index in sorted(loudest)]
+        return [Trial(one.samples, one.reference, one.reference) for one in found]
+
+
+def answered_until(end: float, asked: Iterable[A]) -> list[A]:
+    """As many as there is time for (``end`` as `time.perf_counter` has it), and one."""
+    found = []
+    for one in asked:
+        found.append(one)
+        if time.perf_counter() > end:
+            break
+    return found
+
+
+def excess(report: ParityReport) -> float:
+    """The worst error of any output as a share of what is allowed, infinite where an answer is wrong altogether."""
+    if any(failure.rule not in OVER_ALL | {"max_error"} for failure in report.all_failures):
+        return math.inf
+    return max(
+        (output.max_error_u / output.limit_u for output in report.outputs if output.max_error_u), default=0.0
+    )
+
+
+def _size(array: np.ndarray) -> float:
+    finite = np.abs(array[np.isfinite(array)])
+    return float(finite.max(initial=0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """``equal``: whether all neighbours are equal under what was found, as far as there was time to ask."""
+
+    found: Found | None
+    equal: bool
+
+
+def taught(
+    candidates: Sequence[str],
+    judge: Judge,
+    learn: Callable[[Collection[str]], bool],
+    *,
+    budget: Budget,
+    say: Callable[[str], None] = lambda line: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Taught:
+    """`search.smallest_set` for the samples and for the neighbours that smaller sets fail.
+
+    ``learn``: asks the half that keeps these nodes about many neighbours, adds the worst that it fails to what the
+    judge asks, and says whether there were any. Where no set gets those right, what was found before them stands.
+    """
+    end, before = clock() + budget.seconds, None
+    for lesson in range(LESSONS + 1):
+        left = replace(budget, seconds=max(end - clock(), 0.0))
+        found = smallest_set(candidates, judge, budget=left, say=say, clock=clock, elsewhere=not lesson)
+        if found is None:
+            return Taught(before, before is None)
+        if not found.minimal:
+            return Taught(found, True)
+        if not learn(found.kept):
+            return Taught(found, True)
+        say(
+            f"search: with {len(found.kept)} kept, neighbours of the samples are not equal; once more with them"
+        )
+        candidates = [*found.kept, *(name for name in candidates if name not in found.kept)]
+        before = found
+    return Taught(before, False)

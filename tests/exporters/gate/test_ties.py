@@ -1,0 +1,243 @@
+"""Claims about indices that may differ because their scores tie, and those that may not."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from halfeven.exporters.gate.choosers import find_tied
+from halfeven.exporters.gate.parity import UNIT_ROUNDOFF, judge
+from halfeven.exporters.gate.ties import Ties
+from halfeven.exporters.gate.trial import Trial
+from halfeven.models.program import runnable
+from torch import Tensor, nn
+
+from tests.programs import Whole, whole
+
+U = UNIT_ROUNDOFF["fp16"]
+ROWS, WIDTH = 6, 7
+
+
+class Net(nn.Module):
+    def __init__(self, choose: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.choose = choose
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.choose(x * 1.0)
+
+
+def scores(rows: int = ROWS, *inner: int) -> Tensor:
+    """Well apart: a permutation of 1, 2, … in every line, so that S is the width."""
+    shape = inner or (WIDTH,)
+    return (torch.rand(rows, *shape).argsort(-1) + 1).float()
+
+
+def captured(choose: Callable[[Tensor], Tensor], x: Tensor) -> Whole:
+    return whole(Net(choose), {"x": x})
+
+
+def ties_of(found: Whole, *inputs: Tensor) -> Ties:
+    names = [output.name for output in found.spec.outputs]
+    judging = [{"x": x.numpy()} for x in inputs]
+    return Ties(runnable(found.program), ["x"], names, U, lambda: judging)
+
+
+def excused(choose: Callable[[Tensor], Tensor], x: Tensor, near: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Where the answer to ``near`` may stand for the answer to ``x``, and where it is another."""
+    found = captured(choose, x)
+    (reference,), (candidate,) = found.run(x), found.run(near)
+    told = ties_of(found, x).excused({"x": x.numpy()}, {"y0": reference.numpy()}, {"y0": candidate.numpy()})
+    different = (reference != candidate).numpy()
+    return told.get("y0", np.zeros_like(different)), different
+
+
+CHOICES: dict[str, Callable[[Tensor], Tensor]] = {
+    "argmax": lambda x: x.argmax(-1),
+    "argmax kept": lambda x: x.argmax(-1, keepdim=True),
+    "argmin": lambda x: (-x).argmin(-1),
+    "max": lambda x: x.max(-1).indices,
+    "topk": lambda x: x.topk(3, -1).indices,
+    "sort": lambda x: x.sort(descending=True).indices,
+    "stable sort": lambda x: x.sort(dim=-1, descending=True, stable=True).indices,
+    "argsort": lambda x: x.argsort(descending=True),
+    "int32": lambda x: x.argmax(-1).to(torch.int32),
+    "reshaped": lambda x: x.topk(2, -1).indices.unsqueeze(1).transpose(1, 2).reshape(-1, 2)[:, :1].int(),
+    "along another axis": lambda x: torch.stack([x, x.flip(1)], 2).topk(2, 1).indices,
+    "argmax along another axis": lambda x: torch.stack([x, x.flip(1)], 2).argmax(1),
+    "selected": lambda x: x.topk(2, -1).indices.select(1, 0),
+    "cloned": lambda x: x.argmax(1).clone().contiguous().view(-1, 1),
+}
+
+
+@pytest.mark.parametrize("kind", CHOICES)
+def test_first_places_that_nearly_tie_may_swap(kind):
+    x = scores()
+    gap = 3.9 * U * WIDTH
+    for row in x:  # the second comes up to the first
+        first, second = row.argsort(descending=True)[:2]
+        row[second] = row[first] - gap
+    near = x.clone()
+    near[::2] = torch.where(x[::2] == x[::2].amax(1, keepdim=True), x[::2] - 2 * gap, x[::2])
+    told, different = excused(CHOICES[kind], x, near)
+    assert different.any() and told[different].all()
+
+
+@pytest.mark.parametrize("kind", CHOICES)
+def test_first_places_just_too_far_apart_may_not_swap(kind):
+    x = scores()
+    gap = 4.1 * U * WIDTH
+    for row in x:
+        first, second = row.argsort(descending=True)[:2]
+        row[second] = row[first] - gap
+    near = torch.where(x == x.amax(1, keepdim=True), x - 2 * gap, x)
+    told, different = excused(CHOICES[kind], x, near)
+    assert different.any() and not told[different].any()
+
+
+@pytest.mark.parametrize("kind", ["argmax", "topk", "sort", "reshaped", "along another axis"])
+def test_another_class_far_away_is_not_excused_by_a_tie_elsewhere_in_its_line(kind):
+    x = scores()
+    for row in x:
+        order = row.argsort(descending=True)
+        row[order[1]] = row[order[0]]
+    far = torch.where(x == x.amax(1, keepdim=True), torch.zeros_like(x), x)  # now the third is first
+    told, different = excused(CHOICES[kind], x, far)
+    assert different.any(-1 if different.ndim > 1 else None).all() and not told.reshape(ROWS, -1)[:, 0].any()
+
+
+def test_the_margin_is_of_the_largest_score_over_all_judged_samples():
+    x = scores()
+    x[0] *= 100.0
+    x[1, :2] = torch.tensor([9.0, 9.0 - 3.9 * U * 100.0 * WIDTH])
+    near = x.clone()
+    near[1, 0] = 0.0
+    found = captured(CHOICES["argmax"], x)
+    answers = [{"y0": found.run(tensor)[0].numpy()} for tensor in (x, near)]
+    alone = [{"y0": answer["y0"][1:2]} for answer in answers]
+    inputs = {"x": x.numpy()}
+    assert ties_of(found, x).excused(inputs, *answers)["y0"][1]
+    assert ties_of(found, x[1:2]).excused({"x": x[1:2].numpy()}, *alone)["y0"].tolist() == [False]
+    for batches in ((x, x[1:2]), (x[1:2], x)):
+        told = ties_of(found, *batches).excused({"x": x[1:2].numpy()}, *alone)["y0"]
+        assert told.tolist() == [True]
+
+
+def test_sentinels_stretch_no_margin_and_are_all_alike():
+    x = scores()
+    x[:, 0], x[:, 1] = -3.4e38, -1e10
+    found = captured(lambda x: x.argsort(), x)
+    (reference,) = found.run(x)
+    candidate = reference.clone()
+    candidate[:, :2] = reference[:, [1, 0]]
+    candidate[0, -2:] = reference[0, [-1, -2]]
+    told = ties_of(found, x).excused({"x": x.numpy()}, {"y0": reference.numpy()}, {"y0": candidate.numpy()})[
+        "y0"
+    ]
+    assert told[:, :2].all() and not told[0, -2:].any()
+
+
+def test_sentinels_of_different_signs_are_not_alike():
+    x = scores()
+    x[:, 0], x[:, 1] = -3.4e38, 3.4e38
+    found = captured(CHOICES["argmax"], x)
+    reference = found.run(x)[0].numpy()
+    told = ties_of(found, x).excused({"x": x.numpy()}, {"y0": reference}, {"y0": reference - 1})["y0"]
+    assert (reference == 1).all() and not told.any()
+
+
+@pytest.mark.parametrize("wrong", [-1, WIDTH, 1 << 40])
+def test_an_index_that_is_none_is_not_excused(wrong):
+    x = torch.ones(ROWS, WIDTH)
+    found = captured(CHOICES["argmax"], x)
+    reference = found.run(x)[0].numpy()
+    told = ties_of(found, x).excused({"x": x.numpy()}, {"y0": reference}, {"y0": reference + wrong})
+    assert not told["y0"].any()
+
+
+def test_one_index_twice_is_not_excused_however_close():
+    x = torch.ones(ROWS, WIDTH)
+    found = captured(CHOICES["topk"], x)
+    reference = found.run(x)[0].numpy()
+    twice = np.repeat(reference[:, :1], 3, axis=1)
+    told = ties_of(found, x).excused({"x": x.numpy()}, {"y0": reference}, {"y0": twice})["y0"]
+    assert not told.any()
+
+
+def test_whole_numbers_tie_only_where_they_are_equal():
+    x = torch.tensor([[50_000.0, 49_999.0, 3.0], [7.0, 7.0, 3.0]])
+    found = captured(lambda x: x.int().argmax(-1), x)
+    told = ties_of(found, x).excused(
+        {"x": x.numpy()}, {"y0": found.run(x)[0].numpy()}, {"y0": np.array([1, 1])}
+    )
+    assert told["y0"].tolist() == [False, True]
+
+
+def test_a_reference_that_is_not_what_the_whole_chooses_excuses_nothing():
+    x = torch.ones(ROWS, WIDTH)
+    found = captured(CHOICES["argmax"], x)
+    other = np.full(ROWS, 3)
+    told = ties_of(found, x).excused({"x": x.numpy()}, {"y0": other}, {"y0": other + 1})["y0"]
+    assert not told.any()
+
+
+UNTRACED: dict[str, Callable[[Tensor], Tensor]] = {
+    "arithmetic": lambda x: x.argmax(-1) + 1,
+    "looked up": lambda x: torch.arange(WIDTH)[x.argmax(-1)],
+    "rounded": lambda x: x.round().long(),
+    "compared": lambda x: (x > 0).long(),
+    "given": lambda x: x.long(),
+    "joined": lambda x: torch.cat([x.argmax(-1), x.argmin(-1)]),
+}
+
+
+@pytest.mark.parametrize("kind", UNTRACED)
+def test_what_does_not_come_straight_from_a_choice_must_be_equal(kind):
+    found = captured(UNTRACED[kind], scores())
+    assert find_tied(runnable(found.program), ["y0"]) == []
+
+
+def test_an_index_that_is_answered_as_a_number_is_judged_as_a_number():
+    x = torch.ones(ROWS, WIDTH)
+    found = captured(lambda x: x.argmax(-1).float(), x)
+    reference = found.run(x)[0].numpy()
+    assert ties_of(found, x).excused({"x": x.numpy()}, {"y0": reference}, {"y0": reference + 1}) == {}
+
+
+def test_the_values_of_a_choice_are_no_indices():
+    found = captured(lambda x: x.topk(2).values, scores())
+    assert find_tied(runnable(found.program), ["y0"]) == []
+
+
+def test_the_whole_is_run_again_only_where_integers_differ():
+    x = scores()
+    found = captured(CHOICES["argmax"], x)
+    answer = {"y0": found.run(x)[0].numpy()}
+
+    def judging():
+        raise AssertionError("nothing differs: nothing is asked")
+
+    ties = Ties(runnable(found.program), ["x"], ["y0"], U, judging)
+    assert ties.excused({"x": x.numpy()}, answer, answer) == {}
+    assert ties.excused({"x": x.numpy()}, answer, {"y0": answer["y0"][:2]}) == {}
+
+
+def test_the_gate_passes_ties_counts_them_and_still_refuses_a_wrong_class():
+    x = scores()
+    x[0, :2] = 9.0
+    found = captured(CHOICES["argmax"], x)
+    reference = {"y0": found.run(x)[0].numpy()}
+    candidate = {"y0": reference["y0"].copy()}
+    candidate["y0"][0] = 1 - reference["y0"][0]
+    samples, ties = tuple(range(ROWS)), ties_of(found, x)
+
+    def report():
+        told = ties.excused({"x": x.numpy()}, reference, candidate)
+        return judge(found.spec, "fp16", [Trial(samples, reference, candidate, told)])
+
+    (passed,) = report().outputs
+    assert passed.passed and (passed.excused, passed.different) == (1, 0)
+    candidate["y0"][3] = (candidate["y0"][3] + 1) % WIDTH
+    (refused,) = report().outputs
+    assert not refused.passed and (refused.excused, refused.different) == (1, 1)
+    assert refused.worst_sample == 3

@@ -1,0 +1,204 @@
+"""The search for kept nodes: always a passing set, nothing in it that could go, within its budget."""
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterable
+
+import pytest
+from halfeven.exporters.search.delta_debugging import Budget, Found, Judge, Score, smallest_set
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+AMPLE = Budget(3600.0, 100_000)
+PASS, FAIL = Score(True, 0.5, ""), Score(False, math.inf, "overflow")
+
+
+def names(count: int) -> list[str]:
+    return [f"n{index}" for index in range(count)]
+
+
+def judged_by(passes: Callable[[frozenset[str]], bool], asked: list[frozenset[str]] | None = None) -> Judge:
+    def judge(kept: frozenset[str]) -> Score:
+        if asked is not None:
+            asked.append(kept)
+        return PASS if passes(kept) else FAIL
+
+    return judge
+
+
+def needs(*groups: Iterable[str]) -> Callable[[frozenset[str]], bool]:
+    """Passes where each group of alternatives has one of its nodes kept."""
+    return lambda kept: all(kept & set(group) for group in groups)
+
+
+def holds(found: Found, judge: Judge, candidates: list[str]) -> None:
+    """What every result promises, asked of the judge again."""
+    assert set(found.kept) <= set(candidates) and len(set(found.kept)) == len(found.kept)
+    assert judge(frozenset(found.kept)).passed and found.after == judge(frozenset(found.kept))
+    assert found.before == judge(frozenset())
+    for node, score in found.certificate.items():
+        assert score == judge(frozenset(found.kept) - {node})
+    if found.minimal:
+        assert set(found.certificate) == set(found.kept)
+        assert not any(score.passed for score in found.certificate.values())
+
+
+def test_a_plan_that_passes_as_it_is_costs_one_run_and_keeps_nothing() -> None:
+    asked: list[frozenset[str]] = []
+    found = smallest_set(names(50), judged_by(lambda kept: True, asked), budget=AMPLE)
+    assert found is not None and found.kept == () and found.minimal and found.certificate == {}
+    assert asked == [frozenset()] and found.evaluations == 1
+
+
+def test_where_keeping_everything_fails_there_is_no_set() -> None:
+    asked: list[frozenset[str]] = []
+    assert smallest_set(names(50), judged_by(lambda kept: False, asked), budget=AMPLE) is None
+    assert len(asked) == 2
+    assert smallest_set([], judged_by(lambda kept: False), budget=AMPLE) is None
+
+
+def test_the_certificate_says_what_happens_without_each_kept_node() -> None:
+    def judge(kept: frozenset[str]) -> Score:
+        worst = max([812.0 * ("n3" not in kept), 7.0 * ("n9" not in kept), 0.25])
+        return Score(worst <= 1, worst, "" if worst <= 1 else f"error {worst:g}u")
+
+    found = smallest_set(names(12), judge, budget=AMPLE)
+    assert found is not None and found.kept == ("n3", "n9") and found.minimal
+    assert found.certificate["n3"] == Score(False, 812.0, "error 812u")
+    assert found.certificate["n9"] == Score(False, 7.0, "error 7u")
+    assert (found.before.error_u, found.after.error_u) == (812.0, 0.25)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ten_scattered_nodes_of_400_are_found_in_fewer_than_150_runs(seed: int) -> None:
+    needed = random.Random(seed).sample(names(400), 10)
+    found = smallest_set(names(400), judged_by(needs(*([node] for node in needed))), budget=AMPLE)
+    assert found is not None and set(found.kept) == set(needed) and found.minimal
+    assert found.evaluations < 150
+
+
+def test_suspicious_nodes_that_are_all_guilty_cost_little_more_than_one_run_each() -> None:
+    needed = names(400)[:100]
+    found = smallest_set(names(400), judged_by(needs(*([node] for node in needed))), budget=AMPLE)
+    assert found is not None and list(found.kept) == needed and found.minimal
+    assert found.evaluations < 250
+
+
+def test_one_guilty_node_that_is_suspected_first_costs_three_runs() -> None:
+    found = smallest_set(names(400), judged_by(needs(["n0"])), budget=AMPLE)
+    assert found is not None and found.kept == ("n0",) and found.evaluations == 3
+
+
+def test_nodes_that_only_help_together_are_kept_together() -> None:
+    pairs = [{"n5", "n77"}, {"n20", "n21"}]
+    found = smallest_set(
+        names(100), judged_by(lambda kept: any(pair <= kept for pair in pairs)), budget=AMPLE
+    )
+    assert found is not None and set(found.kept) in pairs and found.minimal
+
+
+def test_one_node_that_stands_in_for_many_more_suspicious_ones_is_found() -> None:
+    many = names(8)
+    judge = judged_by(lambda kept: "n90" in kept or set(many) <= kept)
+    found = smallest_set(names(100), judge, budget=AMPLE)
+    assert found is not None and found.kept == ("n90",) and found.minimal
+
+
+def test_errors_that_add_up_are_cured_by_keeping_the_largest() -> None:
+    errors = {node: 1.0 / (1 + index) for index, node in enumerate(names(200))}
+
+    def judge(kept: frozenset[str]) -> Score:
+        error = sum(error for node, error in errors.items() if node not in kept)
+        return Score(error <= 4, error, "")
+
+    found = smallest_set(names(200), judge, budget=AMPLE)
+    assert found is not None and list(found.kept) == names(len(found.kept)) and found.minimal
+    assert sum(list(errors.values())[len(found.kept) - 1 :]) > 4, "one fewer of the largest would not do"
+
+
+def test_the_judge_is_never_asked_twice_and_asking_is_deterministic() -> None:
+    def run() -> list[frozenset[str]]:
+        asked: list[frozenset[str]] = []
+        judge = judged_by(needs(["n7", "n30"], ["n31", "n2"], ["n63"]), asked)
+        smallest_set([*names(64), "n7", "n0"], judge, budget=AMPLE)
+        return asked
+
+    first = run()
+    assert len(set(first)) == len(first) and run() == first
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 9), st.data())
+def test_any_judge_however_erratic_gets_a_passing_set_with_a_true_certificate(
+    size: int, data: st.DataObject
+) -> None:
+    nodes = names(size)
+    subsets = [frozenset(c) for n in range(size + 1) for c in itertools.combinations(nodes, n)]
+    passing = data.draw(st.sets(st.sampled_from(subsets), max_size=len(subsets) // 2))
+    judge = judged_by((passing | {frozenset(nodes)}).__contains__)
+    found = smallest_set(nodes, judge, budget=AMPLE)
+    assert found is not None and found.minimal
+    holds(found, judge, nodes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sets(st.sampled_from(names(30)), min_size=1, max_size=3), min_size=1, max_size=8))
+def test_where_more_kept_never_hurts_an_independent_set_of_needs_is_met_minimally(
+    groups: list[set[str]],
+) -> None:
+    judge = judged_by(needs(*groups))
+    found = smallest_set(names(30), judge, budget=AMPLE)
+    assert found is not None and found.minimal and len(found.kept) <= len(groups)
+    holds(found, judge, names(30))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 60), st.sets(st.sampled_from(names(40)), min_size=1, max_size=8))
+def test_a_budget_of_runs_is_held_and_what_comes_back_still_passes(runs: int, needed: set[str]) -> None:
+    judge = judged_by(lambda kept: needed <= kept)
+    found = smallest_set(names(40), judge, budget=Budget(3600.0, runs))
+    assert found is not None and found.evaluations <= max(2, runs)
+    holds(found, judge, names(40))
+    if not found.minimal:
+        assert found.evaluations == max(2, runs), "it stopped although it had runs left"
+
+
+def test_a_budget_of_seconds_is_held_and_said() -> None:
+    now, said = [0.0], list[str]()
+
+    def judge(kept: frozenset[str]) -> Score:
+        now[0] += 1.0
+        return PASS if {"n3", "n11", "n200"} <= kept else FAIL
+
+    def search(seconds: float) -> Found | None:
+        return smallest_set(
+            names(400), judge, budget=Budget(seconds, 10_000), say=said.append, clock=lambda: now[0]
+        )
+
+    short = search(15.0)
+    assert short is not None and not short.minimal and short.evaluations == 15
+    assert judge(frozenset(short.kept)).passed
+    assert (
+        said[-1].startswith("search: the budget is spent, ") and "of 400 suspects kept, 15 runs" in said[-1]
+    )
+    long = search(1000.0)
+    assert long is not None and long.minimal and long.kept == ("n3", "n11", "n200")
+
+
+def test_progress_is_said_each_time_the_set_gets_smaller() -> None:
+    said: list[str] = []
+    smallest_set(names(40), judged_by(needs(["n5"], ["n17"])), budget=AMPLE, say=said.append)
+    sizes = [int(line.split()[1]) for line in said]
+    assert sizes == sorted(set(sizes), reverse=True) and sizes[-1] == 2
+    assert said[0].startswith("search: 32 of 40 suspects kept, ")
+
+
+def test_what_the_judge_raises_comes_out_as_it_is() -> None:
+    def judge(kept: frozenset[str]) -> Score:
+        if 0 < len(kept) < 40:
+            raise KeyboardInterrupt
+        return PASS if kept else FAIL
+
+    with pytest.raises(KeyboardInterrupt):
+        smallest_set(names(40), judge, budget=AMPLE)

@@ -1,0 +1,151 @@
+"""What is found for a few samples is asked about many, and those it fails join the samples."""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from halfeven.exporters.gate.parity import judge
+from halfeven.exporters.gate.trial import Trial
+from halfeven.exporters.gate.verdict import ParityReport
+from halfeven.exporters.search.delta_debugging import Budget, Score
+from halfeven.exporters.search.lessons import LESSONS, WORST, Lessons, excess, taught
+from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+
+from tests.conversions import converted, samples_of
+
+AMPLE = Budget(3600.0, 100_000)
+NODES = [f"n{index}" for index in range(20)]
+
+
+class School:
+    """Each node is needed by one input; the judge asks the inputs it has, ``learn`` asks all."""
+
+    def __init__(self, needs: dict[str, str], asked: Collection[str], most: int = 1) -> None:
+        self.needs, self.asked, self.most, self.lessons = needs, set(asked), most, 0
+
+    def judge(self, kept: frozenset[str]) -> Score:
+        failed = [name for name in sorted(self.asked) if self.needs[name] not in kept]
+        return Score(not failed, math.inf if failed else 0.5, " ".join(failed))
+
+    def learn(self, kept: Collection[str]) -> bool:
+        failed = [name for name in sorted(self.needs) if self.needs[name] not in kept]
+        self.asked |= set(failed[: self.most])
+        self.lessons += bool(failed)
+        return bool(failed)
+
+
+def test_neighbours_that_fail_are_searched_for_until_none_does() -> None:
+    school = School({"a": "n3", "b": "n7", "c": "n11"}, asked="a")
+    lesson = taught(NODES, school.judge, school.learn, budget=AMPLE)
+    assert lesson.equal and lesson.found is not None
+    assert set(lesson.found.kept) == {"n3", "n7", "n11"} and lesson.found.minimal
+    assert school.lessons == 2, "one for each that the samples did not show"
+    assert all("b" in lesson.found.certificate["n7"].reason for _ in "b"), (
+        "the certificate names the neighbour"
+    )
+
+
+def test_a_plan_that_no_neighbour_fails_is_searched_for_once() -> None:
+    school = School({"a": "n3"}, asked="a")
+    lesson = taught(NODES, school.judge, school.learn, budget=AMPLE)
+    assert lesson.equal and lesson.found is not None and lesson.found.kept == ("n3",) and school.lessons == 0
+
+
+def test_a_neighbour_that_no_set_gets_right_leaves_what_was_found_before() -> None:
+    school = School({"a": "n3", "hopeless": "none of them"}, asked="a")
+    lesson = taught(NODES, school.judge, school.learn, budget=AMPLE)
+    assert not lesson.equal and lesson.found is not None and lesson.found.kept == ("n3",)
+
+
+def test_where_the_samples_themselves_cannot_pass_nothing_is_found_and_nothing_claimed_of_neighbours() -> (
+    None
+):
+    school = School({"hopeless": "none of them"}, asked=["hopeless"])
+    lesson = taught(NODES, school.judge, school.learn, budget=AMPLE)
+    assert lesson.found is None and school.lessons == 0
+
+
+def test_lessons_end() -> None:
+    school = School({f"i{n}": f"n{n}" for n in range(20)}, asked=["i0"])
+    lesson = taught(NODES, school.judge, school.learn, budget=AMPLE)
+    assert not lesson.equal and school.lessons == LESSONS + 1
+    assert lesson.found is not None and len(lesson.found.kept) == LESSONS + 1
+
+
+def test_a_spent_budget_ends_the_lessons_with_a_set_that_passed() -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    school = School({"a": "n3", "b": "n7"}, asked="a")
+    lesson = taught(NODES, school.judge, school.learn, budget=Budget(5.0, 1000), clock=clock)
+    assert lesson.found is not None and not lesson.found.minimal
+    assert school.judge(frozenset(lesson.found.kept)).passed
+
+
+@dataclass(frozen=True)
+class One:
+    """An input of one row that the whole answers with ``size`` four times; the half under test errs by ``error``."""
+
+    error: float
+    size: float = 1.0
+    samples: tuple[int, ...] = (0,)
+
+    @property
+    def reference(self) -> dict[str, np.ndarray]:
+        return {"y": np.full((1, 4), self.size, np.float32)}
+
+    def answered(self) -> Trial:
+        answer = {"y": (self.reference["y"] + self.error * LIMIT_U * 2.0**-11).astype(np.float32)}
+        return Trial(self.samples, self.reference, answer)
+
+
+def tensor(name: str) -> TensorSpec:
+    return TensorSpec(name, "FP32", (Dim.parse(-1), Dim.parse(4)))
+
+
+SPEC = ModelSpec("m", (tensor("x"),), (tensor("y"),), 8)
+LIMIT_U = SPEC.parity.max_error_u
+
+
+def gate(trials: Sequence[Trial]) -> ParityReport:
+    return judge(SPEC, "fp16", trials)
+
+
+def lessons_of(*neighbours: One) -> Lessons[One]:
+    return Lessons([One(0.0)], lambda: iter(neighbours), gate)
+
+
+def test_the_worst_are_learned_first_and_those_within_the_limit_not_at_all() -> None:
+    beyond = [One(1.0 + step) for step in range(1, WORST + 3)]
+    lessons = lessons_of(One(0.5), One(0.99), *beyond, One(1.01))
+    assert lessons.learn(One.answered)
+    assert lessons.learned == beyond[:1:-1][:WORST]
+    failed = lessons.failed(One.answered)
+    assert failed is not None and excess(failed) == pytest.approx(beyond[-1].error, rel=0.01)
+    assert lessons.failed(lambda one: One(0.9).answered()) is None
+    assert not lessons_of(One(0.5), One(0.99)).learn(One.answered)
+
+
+def test_answers_that_are_not_finite_are_learned_before_all_others() -> None:
+    lessons = lessons_of(One(9.0), One(math.nan), One(math.inf), One(0.1))
+    assert lessons.learn(One.answered) and len(lessons.learned) == 3
+    assert all(not math.isfinite(one.error) for one in lessons.learned[:2])
+
+
+def test_a_neighbour_with_small_answers_is_held_to_the_scale_of_all() -> None:
+    """As the gate holds it among samples: an error counts against the largest answer."""
+    lessons = lessons_of(One(0.5, size=1e-3), One(0.5, size=8.0))
+    assert not lessons.learn(One.answered)
+    assert lessons_of(One(4.0, size=1e-3)).learn(One.answered)
+    assert not lessons_of(One(4.0, size=1e-3), One(0.0, size=8.0)).learn(One.answered)
+
+
+def test_a_plan_holds_on_many_more_inputs_than_it_was_made_from() -> None:
+    """Without lessons it fails on one in a few hundred, whose scores are larger than those of sixteen samples."""
+    report = converted("unscaled scores").judged(samples_of("unscaled scores", 512, 3000))
+    assert report is None or report.passed, report.summary()
