@@ -171,11 +171,9 @@ class DeviceThread:
         For batches so short that waking another thread and being woken by it takes longer than they do. False where
         that thread has something to do, or is to look again: `ring` then.
         """
-        if not self._awake.acquire(blocking=False):
+        if not self.borrow():
             return False
         try:
-            if self._calls or self._stopping or self._held_until is not None:
-                return False
             due_ns = self._due_ns(one)
             if due_ns is not None and due_ns > self.clock():
                 return False
@@ -186,7 +184,19 @@ class DeviceThread:
             logger.exception("device %s: a turn raised; a mistake of ours, please report it", self.name)
             return False
         finally:
+            self.give_back()
+
+    def borrow(self) -> bool:
+        """Be the device's thread until `give_back`, while its own is asleep; False where that has something to do."""
+        if not self._awake.acquire(blocking=False):
+            return False
+        if self._calls or self._stopping or self._held_until is not None:
             self._awake.release()
+            return False
+        return True
+
+    def give_back(self) -> None:
+        self._awake.release()
 
     def ring(self) -> bool:
         """Say that there is something to do. False where the thread has ended and will not look again."""

@@ -86,7 +86,7 @@ class EngineRunner:
                 run.launched = self._launching.launch(filled(_parts(items), run.filled - run.rows))
             except BaseException as error:
                 run.result = self._fault(run, error)
-            run.assemble_ns = getattr(self.engine, "assemble_ns", 0)
+            run.assemble_ns = self.assemble_ns
         return run
 
     def finish(self, run: Run[ItemT]) -> Run[ItemT]:
@@ -96,7 +96,7 @@ class EngineRunner:
             run.launched = None
         elif not isinstance(run.result, Fault):
             run.result = self._at_once(run)
-            run.assemble_ns = getattr(self.engine, "assemble_ns", 0)
+            run.assemble_ns = self.assemble_ns
         fault = run.result
         if run.filled and isinstance(fault, Fault) and fault.memory and self._shrink(run, run.filled):
             run.result = self._in_parts(run)
@@ -104,6 +104,22 @@ class EngineRunner:
         run.took_ns = now_ns - max(run.began_ns, self._free_ns)
         self._free_ns = now_ns
         return run
+
+    @property
+    def assemble_ns(self) -> int:
+        """How long joining the inputs of the last run took, where the engine tells it."""
+        return getattr(self.engine, "assemble_ns", 0)
+
+    def alone(self, item: Item) -> list[np.ndarray] | None:
+        """One item's outputs, run just as it is. None where it is to be filled up or cut, or where the run failed:
+        run it as a batch then, which says why.
+        """
+        if self.buckets or self.ceiling.known or self._launching is not None:
+            return None
+        try:
+            return self._checked(self.engine.run([(array,) for array in item.arrays]), item.rows, item.rows)
+        except BaseException:
+            return None
 
     def run(self, items: Sequence[ItemT]) -> Run[ItemT]:
         """One batch from begin to end, at once."""

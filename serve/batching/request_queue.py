@@ -135,6 +135,10 @@ class RequestQueue:
         for request in requests:
             self._count(request)
 
+    def passable(self, now_ns: int) -> bool:
+        """Whether nobody waits here, and who came now would not be kept waiting for others either."""
+        return not self._lanes and not self.delay_ns and now_ns >= self._breath_ends_ns
+
     def due_ns(self) -> int | None:
         """When the next batch may start: the oldest request's arrival, later by the delay unless it is full.
 

@@ -135,6 +135,30 @@ class Turns:
         self._answer(outcomes)  # last: who has his answer finds all counters up to date
         return True
 
+    def answer_alone(self, spec: ModelSpec, request: Request) -> Answer | None:
+        """Run a plain request, checked against ``spec``, past the queue, and count it as a batch.
+
+        For `brief` engines, on the event loop's thread while that has the device: queue, batch and outcomes take as
+        long as the run. None where others are before it, where it is to wait for others, or where the run fails: the
+        long way knows what to do then.
+        """
+        since_ns, rows, queue, condition = request.since_ns, request.rows, self.queue, self._condition
+        if self.inbox or self._under_way or not queue.passable(since_ns):
+            return None
+        if spec is not self.spec or condition.lost is not None:
+            return None
+        began_ns = self._clock()
+        outputs = condition.runner.alone(request)
+        if outputs is None:
+            return None
+        ended_ns = self._clock()
+        took_ns, assemble_ns = ended_ns - began_ns, condition.runner.assemble_ns
+        condition.answered(request)
+        queue.pass_by((request,))
+        self._tally.executed((began_ns - since_ns,), rows, took_ns, assemble_ns)
+        self.pace.ended(rows, since_ns, began_ns, ended_ns, queue.limit)
+        return Answer(outputs, self.duty, began_ns - since_ns, took_ns, rows, assemble_ns)
+
     def _mistake(self, batch: Batch, error: BaseException) -> list[Outcome]:
         """Out of memory, or a mistake of ours: still everybody is answered."""
         logger.error("a batch of '%s' could not be run", self.spec.name, exc_info=error)
