@@ -5,6 +5,7 @@ POST /v2/models/{m}[/versions/{v}]/infer is answered here; everything else passe
 
 import asyncio
 import logging
+from functools import lru_cache
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -233,11 +234,16 @@ def answer_headers(answer: Answer, total_ns: int | None = None) -> Headers:
     """
     duty = answer.duty
     spent = (answer.queue_ns / 1e6, answer.assemble_ns / 1e6, answer.compute_ns / 1e6)
+    timing = _PHASES % spent if total_ns is None else _ALL_PHASES % (*spent, total_ns / 1e6)
+    return [*_answered_by(duty.version, duty.digest, answer.precision), (b"server-timing", timing)]
+
+
+@lru_cache(maxsize=256)
+def _answered_by(version: str, digest: str, precision: str) -> Headers:
     return [
-        (b"halfeven-version", duty.version.encode()),
-        (b"halfeven-digest", duty.digest.encode()),
-        (b"halfeven-precision", answer.precision.encode()),
-        (b"server-timing", _PHASES % spent if total_ns is None else _ALL_PHASES % (*spent, total_ns / 1e6)),
+        (b"halfeven-version", version.encode()),
+        (b"halfeven-digest", digest.encode()),
+        (b"halfeven-precision", precision.encode()),
     ]
 
 

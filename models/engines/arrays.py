@@ -19,7 +19,10 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """An array over a CPU tensor's memory, C-contiguous."""
-    tensor = tensor.detach().contiguous()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(_BF16)
     return tensor.numpy()

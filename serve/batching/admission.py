@@ -46,6 +46,11 @@ class Pace:
         self._lanes_differ = any(not dim.fixed for tensor in spec.inputs for dim in tensor.shape[1:])
         self._look_ahead(full_rows)
 
+    @property
+    def measured(self) -> bool:
+        """Whether the cost of any batch is known."""
+        return self._last_end_ns > 0
+
     def cost_ns(self, rows: int) -> float:
         """Nanoseconds for a batch of so many rows; 0 where nothing has been measured."""
         kind = rows.bit_length()

@@ -156,7 +156,8 @@ class Turns:
         condition.answered(request)
         queue.pass_by((request,))
         self._tally.executed((began_ns - since_ns,), rows, took_ns, assemble_ns)
-        self.pace.ended(rows, since_ns, began_ns, ended_ns, queue.limit)
+        if not self.pace.measured:  # nobody waits for one that is alone: once is enough
+            self.pace.ended(rows, since_ns, began_ns, ended_ns, queue.limit)
         return Answer(outputs, self.duty, began_ns - since_ns, took_ns, rows, assemble_ns)
 
     def _mistake(self, batch: Batch, error: BaseException) -> list[Outcome]:

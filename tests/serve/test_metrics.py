@@ -3,6 +3,7 @@
 import asyncio
 import bisect
 import re
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,7 +146,22 @@ def test_waits_are_sorted_into_buckets_as_one_by_one() -> None:
         tally.executed(waits_ns, len(waits_ns), 1)
         for wait_ns in waits_ns:
             expected[bisect.bisect_left(BOUNDS_NS, wait_ns)] += 1
-    assert tally.queue_buckets == expected
+    assert tally.copy().queue_buckets == expected
+
+
+def test_every_reading_has_all_that_was_noted_before_it_and_nothing_twice() -> None:
+    tally, batches = Tally("3"), 5_000
+    writer = threading.Thread(target=lambda: [tally.executed([7, 9], 3, 11, 2) for _ in range(batches)])
+    writer.start()
+    while writer.is_alive():
+        now = tally.copy()
+        assert (now.requests, now.rows) == (2 * now.executions, 3 * now.executions)
+        assert now.compute_ns == 22 * now.executions == 22 * sum(now.compute_buckets)
+        assert sum(now.queue_buckets) == now.requests and now.batches in (
+            {},
+            {3: (now.executions, 11 * now.executions)},
+        )
+    assert tally.copy().executions == tally.copy().executions == batches
 
 
 def test_only_names_lose_the_ending_that_triton_does_not_have() -> None:

@@ -76,7 +76,7 @@ class Bench:
     def __init__(self, engine: Fake, toy: ModelSpec | None = None, **duty: Any) -> None:
         self.spec, self.now_ns, self.lost = toy or spec(), 0, []
         self.duty = OnDuty("3", "sha", "fp16", engine, **duty)
-        self.tally = Tally("3")
+        self.counting = Tally("3")
         self.condition = Condition(self.spec, self.duty, self.clock, lost=self.lost.append)
 
     def clock(self) -> int:
@@ -84,7 +84,11 @@ class Bench:
         return self.now_ns
 
     def execution(self) -> Execution:
-        return Execution(self.spec, self.duty, self.tally, self.clock, self.condition)
+        return Execution(self.spec, self.duty, self.counting, self.clock, self.condition)
+
+    @property
+    def tally(self) -> Tally:
+        return self.counting.copy()
 
     def answer(self, *inputs: np.ndarray, **more: Any) -> list[Any]:
         batch = [request(x, **more) for x in inputs]
