@@ -20,7 +20,8 @@ from .caller import CallerLeft
 from .duty import ControlledRoster, Roster, Served
 from .infer_asgi import MAX_BODY_BYTES
 from .metrics import CONTENT_TYPE
-from .pages import docs_page, front_page, with_infer
+from .openapi import with_infer
+from .pages import docs_page, front_page
 from .predict_routes import add_predict
 from .protocol.dialect import OURS, Dialect
 from .repository_routes import add_repository

@@ -2,7 +2,7 @@
 and many machines with a GPU have none.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -13,32 +13,6 @@ td,th{text-align:left;padding:.3rem .8rem .3rem 0;vertical-align:top}
 td,th{border-bottom:1px solid #ddd}code{font:14px ui-monospace,monospace}h2{margin-top:2rem}
 @media(prefers-color-scheme:dark){body{background:#181818;color:#ddd}td,th{border-color:#444}a{color:#8bf}}
 </style>"""
-_INFER = {
-    "post": {
-        "tags": ["predict"],
-        "summary": "Infer",
-        "description": "Open Inference Protocol V2 inference: JSON, or JSON followed by binary tensors.",
-        "responses": {"200": {"description": "the outputs"}, "4XX": {"description": '{"error": "…"}'}},
-    }
-}
-
-
-def with_infer(openapi: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """The application's OpenAPI document with the route that is answered in front of it."""
-
-    def document() -> dict[str, Any]:
-        schema = openapi()
-        for path, names in (
-            ("/v2/models/{m}/infer", ["m"]),
-            ("/v2/models/{m}/versions/{v}/infer", ["m", "v"]),
-        ):
-            parameters = [
-                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-            ]
-            schema["paths"][path] = {"post": {**_INFER["post"], "parameters": parameters}}
-        return schema
-
-    return document
 
 
 def front_page(models: Sequence[Mapping[str, str]]) -> str:

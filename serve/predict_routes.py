@@ -24,7 +24,12 @@ from .protocol.predict_bodies import is_quick, read_body_of
 T = TypeVar("T")
 MOST_WAITING = 256  # bodies in memory that wait for a thread
 _TYPES = (JSON_TYPE, "multipart/form-data", PNG_TYPE, "image/jpeg", NPY_TYPE, NPZ_TYPE)
-_BODY = {"content": {kind: {"schema": {}} for kind in _TYPES}, "required": True}
+_INSTANCES = {"type": "array", "minItems": 1, "description": "a nested list each, or an object by input name"}
+_JSON = {"type": "object", "required": ["instances"], "properties": {"instances": _INSTANCES}}
+_BODY = {
+    "content": {kind: {"schema": _JSON if kind == JSON_TYPE else {}} for kind in _TYPES},
+    "required": True,
+}
 
 
 class Workshop:

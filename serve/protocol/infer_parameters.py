@@ -12,7 +12,7 @@ from ..duty import NO_TERMS, Terms
 
 _MOST_PRIORITY = 2**31
 _LONGEST_NS = 2**62  # a timeout beyond it (146 years) waits as long
-_NAN_AS = ("token", "null", "string")
+NAN_AS = ("token", "null", "string")
 
 
 class Wishes(NamedTuple):
@@ -77,8 +77,8 @@ def _whole(parameters: Mapping[str, Any], key: str, most: int, unit: str = "") -
 
 def _nan_as(parameters: Mapping[str, Any]) -> str:
     value = parameters.get("nan_as", "token")
-    if value not in _NAN_AS:
-        raise BadRequest(f"Unable to parse 'nan_as': expected one of {_NAN_AS}, got {str(value)[:40]!r}")
+    if value not in NAN_AS:
+        raise BadRequest(f"Unable to parse 'nan_as': expected one of {NAN_AS}, got {str(value)[:40]!r}")
     return value
 
 

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema_rs
+import numpy as np
 import pytest
+import tritonclient.http as triton
 
-from tests.conformance.conftest import COUNTING, ONES, Serving
+from tests.conformance.conftest import COUNTING, ONES, SIMPLE, Serving
 
 CONFIG = '[checks.not_a_server_error]\nexpected-statuses = ["2xx", "4xx", 501, 503]\n'  # these two have words
 CHANGES_WHAT_IS_SERVED = re.compile("/(load|unload|rollback|promote|canary|shadow)$")
@@ -95,6 +98,61 @@ def test_the_document_has_the_routes_that_clients_know(document: dict[str, Any])
     assert {"/v2", "/v2/health/ready", "/v2/models/{m}/infer", "/v2/repository/index"} <= set(
         document["paths"]
     )
+
+
+def validators(document: dict[str, Any]) -> tuple[Any, Any]:
+    """Of what the infer route takes and of what it gives, as the document has them."""
+    infer = document["paths"]["/v2/models/{m}/infer"]["post"]
+    bodies = infer["requestBody"], infer["responses"]["200"]
+    taken, given = [jsonschema_rs.validator_for(b["content"]["application/json"]["schema"]) for b in bodies]
+    return taken, given
+
+
+@pytest.mark.parametrize("binary_in", [False, True])
+@pytest.mark.parametrize("binary_out", [False, True])
+@pytest.mark.parametrize("classes", [0, 2])
+def test_what_tritons_client_sends_and_gets_is_what_the_document_says(
+    http: httpx.Client, document: Any, binary_in: bool, binary_out: bool, classes: int
+) -> None:
+    taken, given = validators(document)
+    inputs = [triton.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
+    for one in inputs:
+        one.set_data_from_numpy(np.random.default_rng().integers(0, 99, (1, 16), np.int32), binary_in)
+    outputs = [triton.InferRequestedOutput("OUTPUT0", binary_out, classes)]
+    body, head = triton.InferenceServerClient.generate_request_body(
+        inputs, outputs, request_id="me", priority=1, timeout=10**6, parameters={"mine": "own"}
+    )
+    taken.validate(json.loads(body[:head] if head is not None else body))
+    headers = {} if head is None else {"Inference-Header-Content-Length": str(head)}
+    answer = http.post(SIMPLE, content=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    length = answer.headers.get("inference-header-content-length")
+    assert (length is not None) == binary_out
+    given.validate(json.loads(answer.content[: int(length)] if length else answer.content))
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "no inputs": {},
+    "no tensor among them": {"inputs": []},
+    "a negative size": {"inputs": [{**COUNTING, "shape": [-1, 16]}, ONES]},
+    "an unknown datatype": {"inputs": [{**COUNTING, "datatype": "FP8"}, ONES]},
+    "no name": {"inputs": [{key: COUNTING[key] for key in ("shape", "datatype", "data")}, ONES]},
+    "parameters within parameters": {"inputs": [COUNTING, ONES], "parameters": {"mine": {"own": 1}}},
+    "a text for a priority": {"inputs": [COUNTING, ONES], "parameters": {"priority": "high"}},
+    "a number for an id": {"id": 7, "inputs": [COUNTING, ONES]},
+    "an output without a name": {"inputs": [COUNTING, ONES], "outputs": [{"parameters": {}}]},
+    "a word that nan_as does not know": {"inputs": [COUNTING, ONES], "parameters": {"nan_as": "zero"}},
+}
+
+
+@pytest.mark.parametrize("message", WRONG.values(), ids=WRONG)
+def test_what_the_document_forbids_is_refused(
+    http: httpx.Client, document: Any, message: dict[str, Any]
+) -> None:
+    taken, _ = validators(document)
+    assert taken.is_valid({"inputs": [COUNTING, ONES]})
+    assert not taken.is_valid(message)
+    assert http.post(SIMPLE, json=message).status_code == 400
 
 
 def test_schemathesis_finds_no_fault_of_ours(serving: Serving, document: Any, tmp_path: Path) -> None:
