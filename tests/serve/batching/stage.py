@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.batcher import Batcher
-from halfeven.serve.batching.device import DeviceThread
+from halfeven.serve.batching.device import Bell, DeviceThread
 from halfeven.serve.duty import Answer, OnDuty
 
 POISON = -1.0
@@ -121,6 +121,7 @@ async def serving(
     engine: Any, spec: ModelSpec = TOY, clock: Clock | None = None
 ) -> AsyncIterator[tuple[Batcher, DeviceThread]]:
     device = DeviceThread(clock=clock) if clock else DeviceThread()
+    device._bell = CountingBell()
     device.start()
     batcher = Batcher(spec, device, duty(engine))
     try:
@@ -135,6 +136,40 @@ async def looked(device: DeviceThread) -> None:
     """Return after the device thread has looked at its queues at least once."""
     for _ in range(2):  # the first call's round ends with a look, before the second call is run
         await asyncio.wrap_future(device.call(lambda: None))
+
+
+class CountingBell(Bell):
+    """Tells a thread that sleeps from one that was rung and has not got up yet. The test's own thread rings it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rung = self.heard = self.slept = self.got_up = 0
+
+    def ring(self) -> None:
+        try:
+            self._silent.release()
+        except RuntimeError:  # not heard yet: it is heard once
+            return
+        self.rung += 1
+
+    def wait(self, timeout_ns: int | None = None) -> bool:
+        self.slept += 1
+        rung = super().wait(timeout_ns)
+        self.heard += rung
+        self.got_up += 1
+        return rung
+
+    @property
+    def nobody_is_up(self) -> bool:
+        return self.rung == self.heard and self.slept == self.got_up + 1
+
+
+async def asleep(device: DeviceThread) -> None:
+    """Return when the device thread has nothing to do and sleeps, to be woken by nothing that was done before."""
+    assert isinstance(device._bell, CountingBell)
+    await looked(device)
+    while not device._bell.nobody_is_up:
+        await asyncio.sleep(0)
 
 
 def gated() -> tuple[Fake, asyncio.Event]:

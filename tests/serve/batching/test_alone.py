@@ -14,8 +14,8 @@ from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.request_queue import Request, RequestQueue
 
-from tests.serve.batching.stage import POISON, TOY, Clock, async_test, rows_of, serving, spec
-from tests.serve.batching.test_brief import Brief, asleep, here
+from tests.serve.batching.stage import POISON, TOY, Clock, asleep, async_test, rows_of, serving, spec
+from tests.serve.batching.test_brief import Brief, here
 
 
 @asynccontextmanager

@@ -10,7 +10,18 @@ from halfeven.models.errors import EngineFailed
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
 
-from tests.serve.batching.stage import POISON, Clock, Fake, async_test, duty, looked, rows_of, serving, spec
+from tests.serve.batching.stage import (
+    POISON,
+    Clock,
+    Fake,
+    asleep,
+    async_test,
+    duty,
+    looked,
+    rows_of,
+    serving,
+    spec,
+)
 
 
 @dataclass(eq=False)
@@ -31,13 +42,6 @@ class Brief(Fake):
 
 def here() -> int:
     return threading.get_ident()
-
-
-async def asleep(device: DeviceThread) -> None:
-    """Return when the device thread has nothing to do and sleeps."""
-    await looked(device)
-    while not device.asleep:
-        await asyncio.sleep(0)
 
 
 @async_test
