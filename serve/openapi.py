@@ -50,14 +50,14 @@ _TERMS = _parameters(
     deterministic={**_FLAG, "description": "the answer does not depend on who shares the batch"},
     nan_as={"enum": list(NAN_AS), "description": "how JSON writes what is not finite"},
 )
-REQUEST = _object(
+_REQUEST = _object(
     ["inputs"],
     id=_TEXT,
     inputs={"type": "array", "minItems": 1, "items": _tensor(list(DATATYPES))},
     outputs={"type": "array", "items": _ASKED},
     parameters=_TERMS,
 )
-RESPONSE = _object(
+_RESPONSE = _object(
     ["model_name", "model_version", "outputs"],
     id=_TEXT,
     model_name=_TEXT,
@@ -72,30 +72,34 @@ _HEADER = {
     "description": "how many bytes of a binary body are JSON; 0: the body is the one input",
     "schema": _COUNT,
 }
+_ERROR = {"application/json": {"schema": _object(["error"], error=_TEXT)}}
 _INFER: Schema = {
     "tags": ["predict"],
     "summary": "Infer",
     "description": "Open Inference Protocol V2 inference: JSON, or JSON followed by binary tensors.",
     "requestBody": {
         "required": True,
-        "content": {"application/json": {"schema": REQUEST}, "application/octet-stream": {"schema": _BINARY}},
+        "content": {
+            "application/json": {"schema": _REQUEST},
+            "application/octet-stream": {"schema": _BINARY},
+        },
     },
     "responses": {
         "200": {
             "description": "the outputs",
             "content": {
-                "application/json": {"schema": RESPONSE},
+                "application/json": {"schema": _RESPONSE},
                 "application/octet-stream": {"schema": _BINARY},
             },
         },
         "4XX": {
             "description": "what was wrong with the request",
-            "content": {"application/json": {"schema": _object(["error"], error=_TEXT)}},
+            "content": _ERROR,
         },
         "503": {
             "description": "it would wait too long, or nothing is ready",
             "headers": {"Retry-After": {"description": "seconds", "schema": _COUNT}},
-            "content": {"application/json": {"schema": _object(["error"], error=_TEXT)}},
+            "content": _ERROR,
         },
     },
 }

@@ -197,9 +197,8 @@ def test_callers_who_hang_up_in_the_middle_leave_nothing_behind(serving: Serving
         for begun in [*UNFINISHED.values(), HEAD + GOOD] * 20:
             with connected(serving) as wire:
                 wire.sendall(begun)
-        with (
-            serving.client() as late
-        ):  # connections are taken in order: whoever hung up was taken before this one
+        # Connections are taken in order: whoever hung up was taken before this one.
+        with serving.client() as late:
             answers_right(late)
         deadline = time.monotonic() + 20
         while (left := descriptors()) > before and time.monotonic() < deadline:
