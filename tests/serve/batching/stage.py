@@ -5,6 +5,7 @@ Every interleaving is made by hooks (hold, release, gates), none by sleeping.
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -118,9 +119,9 @@ def async_test(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], No
 
 @asynccontextmanager
 async def serving(
-    engine: Any, spec: ModelSpec = TOY, clock: Clock | None = None
+    engine: Any, spec: ModelSpec = TOY, clock: Callable[[], int] = time.monotonic_ns
 ) -> AsyncIterator[tuple[Batcher, DeviceThread]]:
-    device = DeviceThread(clock=clock) if clock else DeviceThread()
+    device = DeviceThread(clock=clock)
     device._bell = CountingBell()
     device.start()
     batcher = Batcher(spec, device, duty(engine))

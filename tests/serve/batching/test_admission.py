@@ -49,10 +49,12 @@ async def test_one_that_is_larger_than_the_limit_is_let_in_when_nothing_waits() 
 
 @async_test
 async def test_a_batch_has_a_limit_in_bytes_by_the_size_of_its_rows() -> None:
-    engine = Fake()
-    async with serving(engine, spec(width=-1, max_batch_bytes=64)) as (batcher, device):
+    engine, clock, futures = Fake(), Clock(), []
+    async with serving(engine, spec(width=-1, max_batch_bytes=64), clock) as (batcher, device):
         device.hold()
-        futures = [batcher.submit(rows_of(1, width=w), 1) for w in (4, 4, 8, 4, 8, 4, 4, 8, 32)]
+        for width in (4, 4, 8, 4, 8, 4, 4, 8, 32):
+            clock.now_ns += 1
+            futures.append(batcher.submit(rows_of(1, width=width), 1))
         device.release()
         await asyncio.gather(*futures)
     assert engine.batches == [[(1, 4)] * 4, [(1, 8)] * 2, [(1, 4)], [(1, 8)], [(1, 32)]]

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,10 +21,13 @@ from tests.serve.batching.test_brief import Brief, here
 
 @asynccontextmanager
 async def lonely(
-    engine: Brief, spec: ModelSpec = TOY, clock: Clock | None = None
+    engine: Brief, spec: ModelSpec = TOY, clock: Callable[[], int] | None = None
 ) -> AsyncIterator[tuple[Batcher, DeviceThread, list[bool]]]:
-    """A batcher whose last request was alone, and whether each since was answered past the queue."""
-    async with serving(engine, spec, clock) as (batcher, device):
+    """A batcher whose last request was alone, and whether each since was answered past the queue.
+
+    On a clock that stands still: a machine that is busy makes no batch a long one.
+    """
+    async with serving(engine, spec, clock or Clock()) as (batcher, device):
         await asleep(device)
         await batcher.submit(rows_of(1.0), 1)
         await asleep(device)
@@ -100,7 +104,7 @@ async def test_outputs_that_are_not_what_the_spec_says_are_answered_to_nobody() 
 
 @async_test
 async def test_a_delay_that_was_asked_for_is_kept_for_one_alone_too() -> None:
-    async with lonely(Brief(), spec(delay_us=1)) as (batcher, _, past):
+    async with lonely(Brief(), spec(delay_us=1), time.monotonic_ns) as (batcher, _, past):
         await batcher.submit(rows_of(2.0), 1)
         assert past == [False]
 

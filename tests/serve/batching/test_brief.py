@@ -47,7 +47,7 @@ def here() -> int:
 @async_test
 async def test_a_brief_batch_runs_on_the_event_loop_while_the_device_sleeps() -> None:
     engine = Brief(factor=3.0)
-    async with serving(engine) as (batcher, device):
+    async with serving(engine, clock=Clock()) as (batcher, device):
         await asleep(device)
         answers = await asyncio.gather(*[batcher.submit(rows_of(value), 1) for value in (1.0, 2.0)])
         assert [float(answer.outputs[0][0, 0]) for answer in answers] == [3.0, 6.0]
@@ -59,7 +59,7 @@ async def test_a_brief_batch_runs_on_the_event_loop_while_the_device_sleeps() ->
 @async_test
 async def test_who_asks_alone_again_has_his_answer_at_once_and_company_is_batched_again() -> None:
     engine = Brief(factor=3.0)
-    async with serving(engine) as (batcher, device):
+    async with serving(engine, clock=Clock()) as (batcher, device):
         await asleep(device)
         first = batcher.submit(rows_of(1.0), 1)
         assert not first.done(), "others of this round of the loop may come"
@@ -93,7 +93,7 @@ class Diary:
 
 @async_test
 async def test_the_loop_lingers_after_a_lone_answer_and_after_no_other() -> None:
-    async with serving(Brief()) as (batcher, device):
+    async with serving(Brief(), clock=Clock()) as (batcher, device):
         batcher._lingering = diary = Diary()  # type: ignore[assignment]
         await asleep(device)
         await asyncio.gather(*[batcher.submit(rows_of(value), 1) for value in (1.0, 2.0)])
@@ -186,7 +186,7 @@ async def test_what_runs_in_the_background_never_runs_on_the_event_loop() -> Non
 @async_test
 async def test_a_poisonous_request_fails_alone_here_too() -> None:
     engine = Brief()
-    async with serving(engine) as (batcher, device):
+    async with serving(engine, clock=Clock()) as (batcher, device):
         await asleep(device)
         found = await asyncio.gather(
             *[batcher.submit(rows_of(value), 1) for value in (1.0, POISON, 2.0)], return_exceptions=True
