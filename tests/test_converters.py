@@ -38,14 +38,14 @@ def weights(dtype: type = np.float32, seed: int = 0) -> dict[str, np.ndarray]:
     return {"w": np.random.default_rng(seed).standard_normal((8, 8)).astype(dtype)}
 
 
-def verdict(folder: Path, whole: ModelProto, half: ModelProto, gain: float = 1.0) -> Judgement:
-    """What the judge says of ``half``, on normal inputs ``gain`` times as large."""
+def verdict(folder: Path, whole: ModelProto, half: ModelProto, *gains: float) -> Judgement:
+    """What the judge says of ``half``, on a draw of normal inputs for each of ``gains``, so many times as large."""
     original, candidate = folder / "whole.onnx", folder / "half.onnx"
     onnx.save(whole, original)
     onnx.save(half, candidate)
-    inputs = gain * np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32)
-    batches = [(tuple(range(8)), {"x": inputs})]
-    questions = Questions(spec_of(whole), batches, answers_of(session_of(original)))
+    inputs = np.random.default_rng(1).standard_normal((8, 8))
+    draws = [[(tuple(range(8)), {"x": (gain * inputs).astype(np.float32)})] for gain in gains or (1.0,)]
+    questions = Questions(spec_of(whole), draws, answers_of(session_of(original)))
     return judged(questions, original, candidate)
 
 
@@ -70,9 +70,15 @@ def test_what_is_computed_of_constants_alone_is_not_counted(tmp_path: Path) -> N
 
 
 def test_an_overflow_that_the_runtime_hides_is_silently_wrong(tmp_path: Path) -> None:
-    found = verdict(tmp_path, parsed(NORM), parsed(HALF_NORM), gain=1000.0)
+    found = verdict(tmp_path, parsed(NORM), parsed(HALF_NORM), 1000.0)
     assert found.verdict == SILENT, found
     assert found.runtime.startswith("passed") and found.oracle.startswith("refused")
+
+
+def test_a_file_that_one_draw_of_several_refuses_is_not_good(tmp_path: Path) -> None:
+    whole, half = parsed(NORM), parsed(HALF_NORM)
+    assert verdict(tmp_path, whole, half, 1.0, 2.0, 3.0).verdict == GOOD
+    assert verdict(tmp_path, whole, half, 1.0, 1000.0, 3.0).verdict == SILENT
 
 
 def test_other_weights_are_wrong_everywhere(tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def plan_half(
         )
     elif not found.minimal:
         notes.append("the search's budget ended before the FP32 set was shown to be minimal")
-    elif precision.level == "O3":
-        _merge(draft, found.kept, partial(judge, aim=trials.aim if found.kept else ENOUGH))
+    elif precision.level == "O3" and found.kept:
+        _merge(draft, found.kept, partial(judge, aim=trials.aim))
     kept = found.kept if found else ()
     dtypes = draft.assign(kept)
     if not dtypes.half:

@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -18,36 +18,26 @@ from ..inputs.shaken import shaken
 from ..inputs.synthetic import adversarial
 from ..search.delta_debugging import Score
 from ..search.lessons import MANY, PATIENCE_SECONDS, SHARE, Lessons, answered_until
+from .company import SAME_IN_FP32, Answers, Arrays, Asked, Company
 from .graph import HALVES
 from .oracle import Oracle
 from .profile import LARGEST
 from .rewrite import HalfGraph
 from .ties import ForeignTies
 
-Arrays = Mapping[str, np.ndarray]
-Answers = Callable[[Arrays], dict[str, np.ndarray]]
 Batch = tuple[tuple[int, ...], Arrays]
 
 ROWS = 8
+TOGETHER = 4096  # neighbours that a plan is asked about where they are asked together (`company`)
 FEW = 16  # of them are asked again, shaken; but what picks boxes picks others then, and nobody is at fault
 # What passed on planning samples is judged on others: the limits are tighter here (shares of the error that the gate
 # allows, and dB above what it asks for). Once nodes must be kept the worst error is held tighter still, because it
 # differs from sample to sample as ratios over all of them do not.
 ENOUGH, AIM = (SHARE, 0.5), (0.8, 0.5)
+THOROUGH = (0.95, 0.5)  # where thousands are asked there is less left to chance
 HEADROOM = 2.0  # below half's largest number, for every value on real samples
 LARGER = 1.5  # times real samples must not overflow either: exponentials grow faster than their inputs
 HOPELESS = 8.0  # times the limit
-SAME_IN_FP32 = 1e-4
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One execution: its inputs, the whole's answer, and the name of an adversarial input."""
-
-    samples: tuple[int, ...]
-    inputs: Arrays
-    reference: Arrays
-    name: str = ""
 
 
 class Trials:
@@ -75,34 +65,49 @@ class Trials:
         end = time.perf_counter() + PATIENCE_SECONDS
         self.own = answered_until(end, asked(planning.batches(rows)))
         self.real = [*self.own, *answered_until(end, asked(neighbours()))]
-        copies = -(-MANY // max(few.count, 1))
+        self._in_company = rows > 1
+        many, aim = (TOGETHER, THOROUGH) if self._in_company else (MANY, ENOUGH)
+        copies = -(-many // max(few.count, 1))
         self.lessons = Lessons(
             self.own,
             lambda: asked(neighbours(copies=copies, seed=1)),
-            lambda trials: self._gate(ENOUGH, trials, []),
+            lambda trials: self._gate(aim, trials, []),
         )
         self.odd = [
             Asked(tuple(range(_rows(spec, inputs))), inputs, whole(inputs), name)
             for name, inputs in adversarial(spec, planning)
         ]
+        self.company = Company(whole)
+        for several in (self.real[1:], self.odd):
+            self._gather(several)
         self.larger = [_larger(spec, asked.inputs) for asked in self.real[:1]]
         self.larger = [inputs for inputs in self.larger if _all_finite(whole(inputs))]
         self.dtype = dtype
         self.ties = ForeignTies(model(), UNIT_ROUNDOFF[dtype], self._judging) if model else None
         self.widened: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.specs = {
-            aim: replace(spec, parity=_tightened(spec.parity, dtype, *aim)) for aim in (ENOUGH, AIM)
+            shares: replace(spec, parity=_tightened(spec.parity, dtype, *shares))
+            for shares in (ENOUGH, THOROUGH, AIM)
         }
+
+    @cached_property
+    def many(self) -> Sequence[Asked]:
+        """The neighbours that a half is asked about once it has passed on the samples."""
+        self._gather(self.lessons.many)
+        return self.lessons.many
 
     @cached_property
     def aim(self) -> tuple[float, float]:
         """For what a search finds: it needs less margin where it is asked about many neighbours afterwards."""
-        return ENOUGH if self.lessons.many else AIM
+        return ENOUGH if self.many else AIM
 
     def learn(self, graph: HalfGraph) -> bool:
         """Whether a half fails neighbours that it was not asked about (`lessons.Lessons`)."""
-        oracle = Oracle(graph.model, graph.weights, widened=self.widened)
-        return self.lessons.learn(lambda one: self._trial(one, oracle.run(one.inputs)))
+        if not self.many:
+            return False
+        learned = self.lessons.learn(self._answers(Oracle(graph.model, graph.weights, widened=self.widened)))
+        self._gather(self.lessons.learned)
+        return learned
 
     def score(
         self, graph: HalfGraph, unwatched: Collection[str] = (), aim: tuple[float, float] = AIM
@@ -121,27 +126,32 @@ class Trials:
                 largest[name] = max(largest.get(name, 0.0), _largest(array))
 
         oracle = Oracle(graph.model, graph.weights, observe=observe, widened=self.widened)
-        failed = self.lessons.failed(lambda one: self._trial(one, oracle.run(one.inputs)))
+        answers = self._answers(oracle)
+        failed = self.lessons.failed(answers)
         if failed is not None:
             return replace(_scored(failed), passed=False)
-        real = self._answered(self.real[:1], oracle)
+        real = [answers(self.real[0])]
         if _is_hopeless(report := self._judged(aim, real, [])):
             return _scored(report)
-        real += self._answered(self.own[1:], oracle)
+        real += map(answers, self.own[1:])
         if not (report := self._judged(aim, real, [])).passed:
             return _scored(report)
-        real += self._answered(self.real[len(self.own) :], oracle)
+        real += map(answers, self.real[len(self.own) :])
         near = {name: size for name, size in largest.items() if size > LARGEST[self.dtype] / HEADROOM}
         for inputs in self.larger:
             oracle.run(inputs)
         near |= {name: size for name, size in largest.items() if size > LARGEST[self.dtype]}
-        odd = self._answered(self.odd, oracle)
+        odd = [answers(one) for one in self.odd]
         report = self._judged(aim, real, odd)
         if report.passed and near:
             name, size = max(near.items(), key=lambda item: item[1])
             reason = f"'{name}' reaches {size:.3g}, too near to half's largest number"
             return replace(_scored(report), passed=False, reason=reason)
         return _scored(report)
+
+    def _gather(self, several: Sequence[Asked]) -> None:
+        if self._in_company:
+            self.company.gather(several)
 
     def _judged(self, aim: tuple[float, float], real: list[Trial], odd: list[Trial]) -> ParityReport:
         return self._gate(aim, [*self.lessons.scale, *real], odd)
@@ -150,8 +160,10 @@ class Trials:
         with np.errstate(all="ignore"):
             return judge(self.specs[aim], self.dtype, real, odd)
 
-    def _answered(self, asked: list[Asked], oracle: Oracle) -> list[Trial]:
-        return [self._trial(one, oracle.run(one.inputs)) for one in asked]
+    def _answers(self, oracle: Oracle) -> Callable[[Asked], Trial]:
+        """Lets one half answer."""
+        answered = self.company.answered_by(oracle.run)
+        return lambda one: self._trial(one, answered(one))
 
     def _trial(self, asked: Asked, answers: Arrays) -> Trial:
         ties = self.ties.excused(asked.inputs, asked.reference, answers) if self.ties else {}

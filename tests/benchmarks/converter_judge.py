@@ -32,7 +32,8 @@ from onnx.inliner import inline_local_functions
 
 from tests.corpus import captured, fresh
 
-ROWS, BATCH, SEED = 512, 8, 7919
+# A file that errs by about as much as the gate allows is right in one draw and wrong in the next: it is asked often.
+DRAWS, ROWS, BATCH, SEED = 8, 512, 8, 7919
 GOOD, SILENT, WRONG, IO, LOAD, CONVERSION, MISSING = (
     "good", "silently wrong", "wrong", "io", "load", "conversion", "not installed",
 )  # fmt: skip
@@ -58,7 +59,8 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """``runtime`` and ``oracle`` are the gate's words; ``checker`` is what onnx.checker objects to."""
+    """``runtime`` and ``oracle`` are the gate's words on the first draw that it refuses, else on the worst;
+    ``checker`` is what onnx.checker objects to."""
 
     verdict: str
     reason: str = ""
@@ -74,13 +76,25 @@ class Questions:
     """Fresh inputs of one model with the FP32 file's answers. ``excuse`` marks integers whose scores tie."""
 
     spec: ModelSpec
-    batches: Sequence[Batch]
+    draws: Sequence[Sequence[Batch]]
     whole: Answers
     excuse: Excuse = lambda inputs, reference, candidate: {}
 
     def judged(self, answers: Answers) -> ParityReport:
+        """The first refusal, or of those that passed the one with the largest error."""
+        worst: ParityReport | None = None
+        for draw in self.draws:
+            report = self._judged(draw, answers)
+            if not report.passed:
+                return report
+            if worst is None or report.max_error_u > worst.max_error_u:
+                worst = report
+        assert worst is not None
+        return worst
+
+    def _judged(self, draw: Sequence[Batch], answers: Answers) -> ParityReport:
         trials = []
-        for samples, inputs in self.batches:
+        for samples, inputs in draw:
             reference, candidate = self.whole(inputs), answers(inputs)
             ties = self.excuse(inputs, reference, candidate)
             trials.append(Trial(samples, reference, candidate, ties))
@@ -202,12 +216,12 @@ def _datatypes(node: NodeProto, types: Mapping[str, int], weights: Arrays) -> se
 
 @cache
 def questions_of(name: str, original: str) -> Questions:
-    whole, arrays = captured(name), {key: tensor.numpy() for key, tensor in fresh(name, ROWS, SEED).items()}
+    whole = captured(name)
     rows = min(BATCH, whole.spec.max_batch_size) if whole.spec.batched else 0
-    batches = list(Samples(arrays).batches(rows))
+    draws = [list(_drawn(name, SEED + draw).batches(rows)) for draw in range(DRAWS)]
 
     def inputs() -> Iterable[Arrays]:
-        return (arrays for _, arrays in batches)
+        return (arrays for draw in draws for _, arrays in draw)
 
     ties = Ties(
         runnable(whole.program),
@@ -216,7 +230,11 @@ def questions_of(name: str, original: str) -> Questions:
         UNIT_ROUNDOFF["fp16"],
         inputs,
     )
-    return Questions(whole.spec, batches, answers_of(session_of(Path(original))), ties.excused)
+    return Questions(whole.spec, draws, answers_of(session_of(Path(original))), ties.excused)
+
+
+def _drawn(name: str, seed: int) -> Samples:
+    return Samples({key: tensor.numpy() for key, tensor in fresh(name, ROWS, seed).items()})
 
 
 def main() -> None:

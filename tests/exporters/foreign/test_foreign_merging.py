@@ -16,7 +16,7 @@ from halfeven.exporters.foreign.rewrite import HalfGraph
 from halfeven.exporters.search.delta_debugging import Score
 from halfeven.models.package import Precision
 
-from tests.exporters.foreign.onnx_files import parsed
+from tests.exporters.foreign.onnx_files import convert, parsed
 from tests.exporters.foreign.traps import normal
 
 PASSED, REFUSED = Score(True, 1.0, "passed"), Score(False, 9.0, "refused")
@@ -81,3 +81,12 @@ def test_nothing_goes_over_that_the_judge_refuses(body: str) -> None:
     kept = ["exp"] if body == TAIL else ["exp", "exp_2"]
     found, before, after = grown(body, kept, REFUSED)
     assert found == [] and before == after
+
+
+def test_where_the_search_keeps_nothing_nothing_goes_over(tmp_path: Path) -> None:
+    """In FP32 the last node would save a cast; but all of it may be half, and half was asked for."""
+    text = "g (float[n,8] x, float[n,8] z) => (float[n,8] y) { h = MatMul(x, w) y = Mul(h, z) }"
+    random = np.random.default_rng()
+    samples = {name: normal(random, 16, 8) for name in ("x", "z")}
+    foreign = convert(tmp_path, parsed(text, {"w": normal(random, 8, 8)}), samples, "O3")
+    assert foreign.kept == () and foreign.casts == 3
