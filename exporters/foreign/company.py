@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...models.errors import ExportFailed
-
 Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]
 
@@ -88,11 +86,7 @@ def _joined(group: Sequence[Asked]) -> dict[str, np.ndarray]:
 
 
 def _apart(group: Sequence[Asked], answers: Arrays) -> dict[int, Arrays]:
-    """Raises ExportFailed where there is not an answer to every row."""
     rows = [len(one.samples) for one in group]
-    for name, array in answers.items():
-        if array.shape[:1] != (sum(rows),):
-            raise ExportFailed(f"output '{name}' has shape {array.shape} for {sum(rows)} rows")
     ends = np.cumsum(rows).tolist()
     return {
         id(one): {name: array[end - count : end] for name, array in answers.items()}
@@ -101,18 +95,11 @@ def _apart(group: Sequence[Asked], answers: Arrays) -> dict[int, Arrays]:
 
 
 def _same(reference: Arrays, together: Arrays) -> bool:
-    for name, one in reference.items():
-        other = together[name]
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return False
-        if one.dtype.kind != "f":
-            if not np.array_equal(one, other):
-                return False
-            continue
-        finite = np.isfinite(one)
-        if not np.array_equal(finite, np.isfinite(other)):
-            return False
-        scale = float(np.abs(one[finite]).max(initial=0.0))
-        if not np.allclose(one[finite], other[finite], rtol=0.0, atol=SAME_IN_FP32 * scale):
-            return False
-    return True
+    return all(_close(one, together[name]) for name, one in reference.items())
+
+
+def _close(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.shape != other.shape or one.dtype.kind != "f":
+        return np.array_equal(one, other)
+    scale = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
+    return np.allclose(one, other, rtol=0.0, atol=SAME_IN_FP32 * scale, equal_nan=True)

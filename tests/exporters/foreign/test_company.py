@@ -74,8 +74,8 @@ def test_who_was_gathered_again_is_asked_with_the_new_ones() -> None:
 
 
 def test_of_other_shapes_nobody_is_in_company() -> None:
-    several = [*executions(doubled, 8), *executions(doubled, 8, width=4), *executions(doubled, 8)]
-    assert asked(doubled, several) == [8, 8, 8]
+    several = [*executions(doubled, 8, 8), *executions(doubled, 8, width=4), *executions(doubled, 8)]
+    assert asked(doubled, several) == [16, 8, 8]
 
 
 def centred(inputs: Arrays) -> dict[str, np.ndarray]:
