@@ -58,6 +58,13 @@ def test_a_half_answers_rows_in_company_as_it_does_alone() -> None:
     assert model.graph.node and asked(doubled, executions(doubled, 8, 8, 5), half) == [21]
 
 
+def test_who_is_not_finite_in_the_same_places_is_in_company_too() -> None:
+    def rooted(inputs: Arrays) -> dict[str, np.ndarray]:
+        return {"y": np.where(inputs["x"] < 0, np.nan, np.where(inputs["x"] > 2, np.inf, inputs["x"]))}
+
+    assert asked(rooted, executions(rooted, 8, 8), half=rooted) == [16]
+
+
 def test_many_are_asked_in_groups_that_stay_small() -> None:
     width = ELEMENTS // 16
     assert asked(doubled, executions(doubled, *[8] * 5, width=width)) == [16, 16, 8]
@@ -100,7 +107,11 @@ def ranked(inputs: Arrays) -> dict[str, np.ndarray]:
     return {"y": inputs["x"].argsort(axis=0)}
 
 
-@pytest.mark.parametrize("whole", [centred, summed, small, flagged, ranked])
+def numbered(inputs: Arrays) -> dict[str, np.ndarray]:
+    return {"y": np.full(inputs["x"].shape, 1_000_000 + len(inputs["x"]))}
+
+
+@pytest.mark.parametrize("whole", [centred, summed, small, flagged, ranked, numbered])
 def test_where_the_whole_answers_otherwise_in_company_each_is_asked_alone(
     whole: Callable[[Arrays], dict[str, np.ndarray]],
 ) -> None:
