@@ -1,6 +1,8 @@
 """An exported program made ready to run: a plain graph of ATen calls, inputs and outputs in the spec's order."""
 
+import copy
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,7 +27,20 @@ def runnable(program: ExportedProgram) -> GraphModule:
     module._forward_pre_hooks.clear()  # the range check of every call
     module._forward_pre_hooks_with_kwargs.clear()
     module.graph.set_codegen(CodeGen())
+    _own_bodies(module)
     return without_idle_nodes(module)
+
+
+def _own_bodies(module: GraphModule) -> None:
+    """`ExportedProgram.module` copies the graph, but has the program's own bodies of control flow: whoever changes
+    one would change the program."""
+    for name, body in module._modules.items():
+        if isinstance(body, GraphModule):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # torch's own, about what its graphs hold
+                own = GraphModule(body, copy.deepcopy(body.graph))
+            _own_bodies(own)
+            setattr(module, name, own)
 
 
 def without_idle_nodes(module: GraphModule) -> GraphModule:
