@@ -31,14 +31,19 @@ def runnable(program: ExportedProgram) -> GraphModule:
     return without_idle_nodes(module)
 
 
+def duplicate(module: GraphModule) -> GraphModule:
+    """A copy that shares weights and bodies: its graph and its names may be changed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about what its graphs hold
+        return GraphModule(module, copy.deepcopy(module.graph))
+
+
 def _own_bodies(module: GraphModule) -> None:
     """`ExportedProgram.module` copies the graph, but has the program's own bodies of control flow: whoever changes
     one would change the program."""
     for name, body in module._modules.items():
         if isinstance(body, GraphModule):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # torch's own, about what its graphs hold
-                own = GraphModule(body, copy.deepcopy(body.graph))
+            own = duplicate(body)
             _own_bodies(own)
             setattr(module, name, own)
 

@@ -1,8 +1,6 @@
 """Work on weights that is done once, at conversion, instead of at every request."""
 
-import copy
 import operator
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,13 +13,6 @@ from torch.fx.node import map_arg
 from ...models.program import walk
 
 SHARED = "__half"  # suffix of the half copy of a weight that FP32 nodes read as well
-
-
-def duplicate(module: GraphModule) -> GraphModule:
-    """A copy that shares weights and bodies: its graph and its names may be changed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about what its graphs hold
-        return GraphModule(module, copy.deepcopy(module.graph))
 
 
 def fold_constants(module: GraphModule, foldable: Callable[[Node], bool]) -> GraphModule:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from ...models.program import walk
+from ...models.program import duplicate, walk
 from .dtypes import Typing
-from .folding import attribute, duplicate, fold_constants
+from .folding import attribute, fold_constants
 from .operands import readers
 from .plan import Kept, PrecisionPlan, foldable, is_mutable, op_name
 

@@ -17,11 +17,11 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate
 
-from ...models.program import runnable, walk
+from ...models.program import duplicate, runnable, walk
 from ...models.spec import ModelSpec
 from .bodies import prefixes
 from .dtypes import Dtypes, Typing, tensors_of
-from .folding import attribute, duplicate, fold_casts, fold_constants, half_copy
+from .folding import attribute, fold_casts, fold_constants, half_copy
 from .operands import Captured, captured, captured_at, is_control_flow, read_in, state_at, unpacked
 from .plan import Action, PrecisionPlan, foldable
 from .reading import read_as, with_dtype

@@ -11,12 +11,11 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from ...models.engines.arrays import to_torch
-from ...models.program import runnable, walk
+from ...models.program import duplicate, runnable, walk
 from ...models.spec import ParityLimits
 from ..autocast.composites import open_composites
 from ..autocast.dtypes import Dtypes
 from ..autocast.emulation import Emulation, Tap, half_rounding, mantissa_rounding
-from ..autocast.folding import duplicate
 from ..autocast.kernels import keep_without_kernel
 from ..autocast.ledger import Ledger, weigh
 from ..autocast.placement import Placed, place

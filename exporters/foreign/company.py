@@ -11,9 +11,7 @@ import numpy as np
 Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]
 
-ELEMENTS = (
-    1 << 14
-)  # of the inputs that are asked together; with more the work itself costs, and a failure comes late
+ELEMENTS = 1 << 14  # of inputs asked together; with more the work itself costs, and a failure comes late
 SAME_IN_FP32 = 1e-4  # of an output's largest number: in company a product may be added up in another order
 
 

@@ -34,7 +34,7 @@ FEW = 16  # of them are asked again, shaken; but what picks boxes picks others t
 # allows, and dB above what it asks for). Once nodes must be kept the worst error is held tighter still, because it
 # differs from sample to sample as ratios over all of them do not.
 ENOUGH, AIM = (SHARE, 0.5), (0.8, 0.5)
-THOROUGH = (0.95, 0.5)  # where thousands are asked there is less left to chance
+THOROUGH, THOUSANDS = (0.95, 0.5), 2000  # where so many neighbours are asked there is less left to chance
 HEADROOM = 2.0  # below half's largest number, for every value on real samples
 LARGER = 1.5  # times real samples must not overflow either: exponentials grow faster than their inputs
 HOPELESS = 8.0  # times the limit
@@ -66,12 +66,11 @@ class Trials:
         self.own = answered_until(end, asked(planning.batches(rows)))
         self.real = [*self.own, *answered_until(end, asked(neighbours()))]
         self._in_company = rows > 1
-        many, aim = (TOGETHER, THOROUGH) if self._in_company else (MANY, ENOUGH)
-        copies = -(-many // max(few.count, 1))
+        copies = -(-(TOGETHER if self._in_company else MANY) // max(few.count, 1))
         self.lessons = Lessons(
             self.own,
             lambda: asked(neighbours(copies=copies, seed=1)),
-            lambda trials: self._gate(aim, trials, []),
+            lambda trials: self._gate(self._lesson_aim, trials, []),
         )
         self.odd = [
             Asked(tuple(range(_rows(spec, inputs))), inputs, whole(inputs), name)
@@ -95,6 +94,11 @@ class Trials:
         """The neighbours that a half is asked about once it has passed on the samples."""
         self._gather(self.lessons.many)
         return self.lessons.many
+
+    @cached_property
+    def _lesson_aim(self) -> tuple[float, float]:
+        """A large model is asked about fewer, in the time that there is."""
+        return THOROUGH if sum(len(one.samples) for one in self.many) >= THOUSANDS else ENOUGH
 
     @cached_property
     def aim(self) -> tuple[float, float]:
