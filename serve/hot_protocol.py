@@ -19,6 +19,7 @@ from uvicorn.server import ServerState
 from .content_coding import chosen_coding
 from .duty import Answer, Served
 from .infer_asgi import SMALL_JSON, Begun, InferFront, asked_of, is_small_json
+from .known_head import Asked, KnownHead
 
 # Headers that ask for more than the short way offers.
 _ELSEWHERE = frozenset(
@@ -26,8 +27,6 @@ _ELSEWHERE = frozenset(
 )  # fmt: skip
 _ONE_PIECE = 1 << 16  # a body up to this is joined to its head: cheaper than a second buffer
 _URLS = 1024  # how many paths are remembered
-
-Asked = tuple[str, str | None]
 
 
 class _Silent:
@@ -72,6 +71,9 @@ class HotProtocol(HttpToolsProtocol):
         self._front = config.app if isinstance(config.app, InferFront) else None
         self._hot: HotCycle | None = None  # the one under way
         self._in_head = False
+        self._in_message = False
+        self._piece: bytes | None = None  # what came last, where a message began with it
+        self._known: KnownHead | None = None  # of the last request, where that was one of ours
         self._head_timer: asyncio.TimerHandle | None = None
         self._idle_since: float | None = None  # on the loop's clock; None while a request is on its way
         self._asked: dict[bytes, Asked | None] = {} if self._front is None else self._front.urls
@@ -82,7 +84,7 @@ class HotProtocol(HttpToolsProtocol):
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
-        self._in_head = True
+        self._in_head = self._in_message = True
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -91,6 +93,7 @@ class HotProtocol(HttpToolsProtocol):
             self._head_timer = None
         hot = self._hot_cycle()
         if hot is None:
+            self._known = None
             self._begin_for_asgi()
             super().on_headers_complete()
         else:
@@ -109,19 +112,25 @@ class HotProtocol(HttpToolsProtocol):
             hot.body = bytearray(hot.body + body)
 
     def on_message_complete(self) -> None:
+        self._in_message = False
         hot = self._hot
         if hot is None or self.cycle is not hot:
             super().on_message_complete()
             return
         if hot.timer is not None:
             hot.timer.cancel()
+        self._learn(hot)
         if not hot.response_complete:  # else it was too slow
             self._submit(hot)
 
     # What the transport calls.
 
     def data_received(self, data: bytes) -> None:
+        if self._known is not None and self._is_asked_again(self._known, data):
+            return
+        self._piece = None if self._in_message else data
         super().data_received(data)
+        self._piece = None
         hot = self._hot
         if hot is not None and hot.future is None and hot.timer is None and not hot.response_complete:
             assert self._front is not None
@@ -194,6 +203,31 @@ class HotProtocol(HttpToolsProtocol):
         except Exception:  # the long way says why
             return None
         return HotCycle(served, plain[1], parser.should_keep_alive())
+
+    def _learn(self, hot: HotCycle) -> None:
+        """Remember the head of a request that came in one piece."""
+        asked = self._asked_of(self.url)
+        if self._piece is not None and asked is not None:
+            self._known = KnownHead.of(self._piece, len(hot.body), asked, hot.header_length, hot.keep_alive)
+
+    def _is_asked_again(self, known: KnownHead, data: bytes) -> bool:
+        """Submit a request with the head of the last one. False where the parser is to read it."""
+        if self._in_message or self._hot is not None or self.flow.write_paused:
+            return False
+        if (body := known.body_of(data)) is None:
+            return False
+        assert self._front is not None
+        try:
+            served = self._front.find(known.asked)
+        except Exception:  # the long way says why
+            return False
+        self._idle_since = None
+        hot = HotCycle(served, known.header_length, known.keep_alive)
+        hot.body = body
+        self.cycle = cast(Any, hot)
+        self._hot = hot
+        self._submit(hot)
+        return True
 
     def _asked_of(self, url: bytes) -> Asked | None:
         try:
