@@ -24,12 +24,11 @@ from .gate.trial import Trial
 from .gate.verdict import ParityReport
 from .inputs.samples import Samples
 from .inputs.synthetic import adversarial
+from .question import Answers, Arrays, Question
 
 if TYPE_CHECKING:  # it takes 35 MB that a server of ONNX forms does not need
     from .autocast.emulation import Emulation
 
-Arrays = Mapping[str, np.ndarray]
-Answers = Callable[[Arrays], dict[str, np.ndarray]]
 # Inputs, reference, candidate → `Trial.ties`.
 Excuse = Callable[[Arrays, Arrays, Arrays], dict[str, np.ndarray]]
 
@@ -41,16 +40,6 @@ TRUE_KERNELS_SECONDS = 5.0  # above this the bulk is judged by emulation
 SAME_IN_FP32 = (
     2.5e-4  # of the output's largest value, half of u: kernels sum in another order and round sines otherwise
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """Inputs, the samples in their rows, and the whole's answer."""
-
-    samples: tuple[int, ...]
-    inputs: Arrays
-    reference: Arrays
-    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

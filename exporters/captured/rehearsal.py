@@ -3,15 +3,14 @@
 One trial costs one run of the model and no export. The samples that choose a plan never judge it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from ...models.engines.arrays import to_numpy, to_torch
 from ...models.package import Precision
 from ...models.spec import ModelSpec, ParityLimits
 from ..autocast.dtypes import Dtypes, Typing
@@ -23,22 +22,15 @@ from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
 from ..inputs.shaken import shaken
 from ..inputs.synthetic import adversarial
-from ..prove import ties_of, tried
+from ..prove import emulated, ties_of, tried
+from ..question import Answers, Arrays, Question
+from ..search.company import Company
 from ..search.delta_debugging import Score
 from ..search.lessons import MANY, SHARE, Lessons
 
 MAX_SAMPLES = 16  # that a trial is judged on
 ROWS = 8  # of one batch
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A batch of planning samples and the whole's answer; a ``name`` marks an adversarial one."""
-
-    samples: tuple[int, ...]
-    inputs: list[Tensor]
-    reference: Mapping[str, np.ndarray]
-    name: str = ""
+TOGETHER = 4096  # neighbours that a plan is asked about where they are asked together (`search.company`)
 
 
 class Rehearsal:
@@ -52,13 +44,15 @@ class Rehearsal:
         self._excuse = ties_of(module, spec, dtype, planning)
         self._few = planning.take(slice(0, MAX_SAMPLES))
         self._nothing_half = self._typing.under(make_plan(module, Precision("O0")))
-        own = list(self._asked(self._few))
-        self.questions = [*own, *self._asked(*shaken(spec, self._few)), *self._odd()]
-        copies = -(-MANY // max(self._few.count, 1))
+        self._whole = self._half(self._nothing_half, half_rounding(torch.float16))
+        self._company = Company(self._whole)
+        own = list(self._asked([self._few]))
+        self.questions = [*own, *self._neighbours(), *self._odd()]
+        copies = -(-(TOGETHER if spec.batched else MANY) // max(self._few.count, 1))
         limits = replace(spec, parity=stricter(spec.parity, dtype, SHARE))
         self.lessons = Lessons(
             own,
-            lambda: self._asked(*shaken(spec, self._few, copies, seed=1)),
+            lambda: self._neighbours(copies=copies, seed=1),
             lambda trials: judge(limits, dtype, trials),
         )
 
@@ -69,7 +63,7 @@ class Rehearsal:
         """The gate's report on the emulated half; with ``floor``, on one that has FP32's range."""
         rounding = (mantissa_rounding if floor else half_rounding)(plan.dtype)
         dtypes = self._typing.under(plan)
-        trials = [self._trial(question, dtypes, rounding) for question in self.questions]
+        trials = list(map(self._trials(dtypes, rounding), self.questions))
         real, odd = [t for t in trials if not t.name], [t for t in trials if t.name]
         return judge(replace(self._spec, parity=limits), plan.precision.dtype, real, odd)
 
@@ -84,43 +78,41 @@ class Rehearsal:
 
     def learn(self, plan: PrecisionPlan) -> bool:
         """Whether the half fails neighbours that it was not asked about (`lessons.Lessons`)."""
-        return self.lessons.learn(self._answered(plan))
+        learned = self.lessons.learn(self._answered(plan))
+        if self._spec.batched:
+            self._company.gather(self.lessons.learned)
+        return learned
 
     def _answered(self, plan: PrecisionPlan) -> Callable[[Question], Trial]:
-        dtypes, rounding = self._typing.under(plan), half_rounding(plan.dtype)
-        return lambda question: self._trial(question, dtypes, rounding)
+        return self._trials(self._typing.under(plan), half_rounding(plan.dtype))
 
-    def _asked(self, *parts: Samples) -> Iterator[Question]:
+    def _asked(self, parts: Iterable[Samples]) -> Iterator[Question]:
+        return (replace(one, reference=self._whole(one.inputs)) for one in self._unanswered(parts))
+
+    def _neighbours(self, **how: int) -> Iterator[Question]:
+        parts = shaken(self._spec, self._few, **how)
+        return self._company.ask(self._unanswered(parts)) if self._spec.batched else self._asked(parts)
+
+    def _unanswered(self, parts: Iterable[Samples]) -> Iterator[Question]:
         spec = self._spec
         rows = min(ROWS, spec.max_batch_size, max(self._few.count, 1)) if spec.batched else 0
         for part in parts:
-            for samples, arrays in part.batches(rows):
-                yield self._question(samples, arrays)
+            for samples, inputs in part.batches(rows):
+                yield Question(samples, inputs, {})
 
     def _odd(self) -> Iterator[Question]:
-        for name, arrays in adversarial(self._spec, self._few):
-            yield self._question(_rows(self._spec, arrays), arrays, name)
+        for name, inputs in adversarial(self._spec, self._few):
+            yield Question(_rows(self._spec, inputs), inputs, self._whole(inputs), name)
 
-    def _question(
-        self, samples: tuple[int, ...], arrays: Mapping[str, np.ndarray], name: str = ""
-    ) -> Question:
-        inputs = [to_torch(arrays[tensor.name].copy()) for tensor in self._spec.inputs]
-        answer = self._answer(self._nothing_half, half_rounding(torch.float16), inputs)
-        return Question(samples, inputs, answer, name)
+    def _trials(self, dtypes: Dtypes, rounding: Rounding) -> Callable[[Question], Trial]:
+        """Lets one half answer."""
+        answered = self._company.answered_by(self._half(dtypes, rounding))
+        return lambda one: tried(
+            one.samples, one.inputs, one.reference, answered(one), self._excuse, one.name
+        )
 
-    def _trial(self, question: Question, dtypes: Dtypes, rounding: Rounding) -> Trial:
-        answer = self._answer(dtypes, rounding, question.inputs)
-        arrays = {
-            tensor.name: to_numpy(value)
-            for tensor, value in zip(self._spec.inputs, question.inputs, strict=True)
-        }
-        return tried(question.samples, arrays, question.reference, answer, self._excuse, question.name)
-
-    def _answer(self, dtypes: Dtypes, rounding: Rounding, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
-        with torch.inference_mode():
-            outputs = Emulation(self._module, dtypes, rounding).run(*[tensor.clone() for tensor in inputs])
-        answers = zip(self._spec.outputs, outputs, strict=True)
-        return {tensor.name: to_numpy(answer.to(tensor.type.torch)) for tensor, answer in answers}
+    def _half(self, dtypes: Dtypes, rounding: Rounding) -> Answers:
+        return emulated(self._spec, Emulation(self._module, dtypes, rounding))
 
 
 def stricter(limits: ParityLimits, dtype: str, share: float) -> ParityLimits:
@@ -134,5 +126,5 @@ def stricter(limits: ParityLimits, dtype: str, share: float) -> ParityLimits:
     )
 
 
-def _rows(spec: ModelSpec, arrays: Mapping[str, np.ndarray]) -> tuple[int, ...]:
+def _rows(spec: ModelSpec, arrays: Arrays) -> tuple[int, ...]:
     return tuple(range(len(arrays[spec.inputs[0].name]) if spec.batched else 1))

@@ -16,9 +16,10 @@ from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
 from ..inputs.shaken import shaken
 from ..inputs.synthetic import adversarial
+from ..question import Answers, Arrays, Question
+from ..search.company import SAME_IN_FP32, Company
 from ..search.delta_debugging import Score
 from ..search.lessons import MANY, PATIENCE_SECONDS, SHARE, Lessons, answered_until
-from .company import SAME_IN_FP32, Answers, Arrays, Asked, Company
 from .graph import HALVES
 from .oracle import Oracle
 from .profile import LARGEST
@@ -59,8 +60,8 @@ class Trials:
             parts = shaken(spec, few, **how) if all(tensor.type.is_float for tensor in spec.outputs) else ()
             return (batch for part in parts for batch in part.batches(rows))
 
-        def asked(batches: Iterable[Batch]) -> Iterator[Asked]:
-            return (Asked(samples, inputs, whole(inputs)) for samples, inputs in batches)
+        def asked(batches: Iterable[Batch]) -> Iterator[Question]:
+            return (Question(samples, inputs, whole(inputs)) for samples, inputs in batches)
 
         end = time.perf_counter() + PATIENCE_SECONDS
         self.own = answered_until(end, asked(planning.batches(rows)))
@@ -73,7 +74,7 @@ class Trials:
             lambda trials: self._gate(self._lesson_aim, trials, []),
         )
         self.odd = [
-            Asked(tuple(range(_rows(spec, inputs))), inputs, whole(inputs), name)
+            Question(tuple(range(_rows(spec, inputs))), inputs, whole(inputs), name)
             for name, inputs in adversarial(spec, planning)
         ]
         self.company = Company(whole)
@@ -90,7 +91,7 @@ class Trials:
         }
 
     @cached_property
-    def many(self) -> Sequence[Asked]:
+    def many(self) -> Sequence[Question]:
         """The neighbours that a half is asked about once it has passed on the samples."""
         self._gather(self.lessons.many)
         return self.lessons.many
@@ -153,7 +154,7 @@ class Trials:
             return replace(_scored(report), passed=False, reason=reason)
         return _scored(report)
 
-    def _gather(self, several: Sequence[Asked]) -> None:
+    def _gather(self, several: Sequence[Question]) -> None:
         if self._in_company:
             self.company.gather(several)
 
@@ -164,12 +165,12 @@ class Trials:
         with np.errstate(all="ignore"):
             return judge(self.specs[aim], self.dtype, real, odd)
 
-    def _answers(self, oracle: Oracle) -> Callable[[Asked], Trial]:
+    def _answers(self, oracle: Oracle) -> Callable[[Question], Trial]:
         """Lets one half answer."""
         answered = self.company.answered_by(oracle.run)
         return lambda one: self._trial(one, answered(one))
 
-    def _trial(self, asked: Asked, answers: Arrays) -> Trial:
+    def _trial(self, asked: Question, answers: Arrays) -> Trial:
         ties = self.ties.excused(asked.inputs, asked.reference, answers) if self.ties else {}
         return Trial(asked.samples, asked.reference, answers, ties, asked.name)
 

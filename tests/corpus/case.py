@@ -21,6 +21,7 @@ class Case(Net):
     ``inputs(rows)`` draws fresh ones from torch's global generator; 32 rows hold every special row (zero,
     tiny, fully masked) that the trap needs. ``trap`` says what goes wrong in half; a healthy net has none.
     ``harmless``: it only looks wrong; autocast's lists alone give a half that is equal.
+    ``hopeless``: what would have to stay FP32 is all there is, so it is to be refused.
     ``kinds``: one per output (none: all ``tensor``). ``free``: further free axes of all inputs that have them.
     """
 
@@ -29,6 +30,7 @@ class Case(Net):
     free: Mapping[int, Dim] = field(default_factory=dict)
     max_batch_size: int = 8
     harmless: bool = False
+    hopeless: bool = False
 
 
 class _Made(nn.Module):

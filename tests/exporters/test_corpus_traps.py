@@ -5,7 +5,8 @@ import pytest
 from tests.conversions import MAX_KEPT, converted
 from tests.corpus import CORPUS
 
-TRAPS = [name for name, case in CORPUS.items() if case.trap]
+HOPELESS = [name for name, case in CORPUS.items() if case.hopeless]
+TRAPS = [name for name, case in CORPUS.items() if case.trap and not case.hopeless]
 HARMLESS = [name for name, case in CORPUS.items() if case.harmless]
 
 
@@ -29,3 +30,9 @@ def test_what_the_gate_passed_holds_on_fresh_inputs(name: str) -> None:
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_only_looks_wrong_keeps_nothing(name: str) -> None:
     assert converted(name).kept == []
+
+
+@pytest.mark.parametrize("name", HOPELESS)
+def test_where_all_would_have_to_stay_fp32_the_half_is_refused(name: str) -> None:
+    done = converted(name)
+    assert done.report is not None and not done.report.passed

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from halfeven.exporters.autocast.dtypes import Dtypes
+from halfeven.exporters.autocast.emulation import Emulation
 from halfeven.exporters.autocast.plan import PrecisionPlan
 from halfeven.exporters.captured.planning import Planner, search
 from halfeven.exporters.captured.rehearsal import Rehearsal
@@ -124,7 +125,7 @@ def test_the_samples_that_judge_are_not_those_that_choose() -> None:
     made = planner(Gate())
     assert made.course is not None
     planned = [q for q in made.course.rehearsal.questions if not q.name]
-    seen = torch.cat([q.inputs[0] for q in planned])
+    seen = torch.cat([torch.from_numpy(q.inputs["x"]) for q in planned])
     _, judging = made._subject.samples.split()
     judged = torch.from_numpy(judging.arrays["x"].copy())
     assert not (seen[:, None] == judged[None]).all(-1).any()
@@ -133,11 +134,28 @@ def test_the_samples_that_judge_are_not_those_that_choose() -> None:
 def test_a_plan_is_tried_on_copies_of_its_samples_that_are_moved_about() -> None:
     made = planner(Healthy())
     assert made.course is not None
-    real = [q.inputs[0] for q in made.course.rehearsal.questions if not q.name]
+    real = [torch.from_numpy(q.inputs["x"]) for q in made.course.rehearsal.questions if not q.name]
     seen, moved = torch.cat(real[:2]), torch.cat(real[2:])
     assert len(moved) == SHAKEN * len(seen)
     gap = (moved.reshape(SHAKEN, *seen.shape) - seen).std()
     assert 0.4 < gap < 0.6, "half of what samples spread over, which is about 1"
+
+
+def test_a_small_model_is_asked_about_thousands_of_neighbours_in_few_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = settled(Healthy())
+    assert made.course is not None
+    lessons, runs, run = made.course.rehearsal.lessons, list[int](), Emulation.run
+
+    def counted(self: Emulation, *inputs: Tensor) -> Sequence[Tensor]:
+        runs.append(len(inputs[0]))
+        return run(self, *inputs)
+
+    monkeypatch.setattr(Emulation, "run", counted)
+    assert not made.course.rehearsal.learn(made.course.plan)
+    assert sum(runs) == sum(len(one.samples) for one in lessons.many) > 1000
+    assert len(runs) < len(lessons.many) / 20
 
 
 def test_ids_are_never_moved() -> None:

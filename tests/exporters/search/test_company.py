@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from halfeven.exporters.foreign.company import ELEMENTS, Answers, Arrays, Asked, Company
 from halfeven.exporters.foreign.oracle import Oracle
+from halfeven.exporters.question import Answers, Arrays, Question
+from halfeven.exporters.search.company import ELEMENTS, Company
 
 from tests.exporters.foreign.onnx_files import parsed
 
@@ -30,15 +31,15 @@ def doubled(inputs: Arrays) -> dict[str, np.ndarray]:
     return {"y": inputs["x"] * 2}
 
 
-def executions(whole: Answers, *rows: int, width: int = 8) -> list[Asked]:
+def executions(whole: Answers, *rows: int, width: int = 8) -> list[Question]:
     random, found = np.random.default_rng(), []
     for count in rows:
         inputs = {"x": random.standard_normal((count, width)).astype(np.float32)}
-        found.append(Asked(tuple(range(count)), inputs, whole(inputs)))
+        found.append(Question(tuple(range(count)), inputs, whole(inputs)))
     return found
 
 
-def asked(whole: Answers, several: list[Asked], half: Answers = doubled) -> list[int]:
+def asked(whole: Answers, several: list[Question], half: Answers = doubled) -> list[int]:
     """How many rows each run of the half had, after it answered each execution rightly."""
     company, counted = Company(whole), Counted(half)
     company.gather(several)
@@ -116,3 +117,44 @@ def test_where_the_whole_answers_otherwise_in_company_each_is_asked_alone(
     whole: Callable[[Arrays], dict[str, np.ndarray]],
 ) -> None:
     assert asked(whole, executions(whole, 8, 8), half=whole) == [8, 8]
+
+
+def unanswered(*rows: int) -> list[Question]:
+    return [Question(one.samples, one.inputs, {}) for one in executions(doubled, *rows)]
+
+
+def test_the_whole_answers_many_at_once_and_one_of_each_group_alone() -> None:
+    whole = Counted(doubled)
+    company, several = Company(whole), unanswered(8, 3, 8)
+    answered = list(company.ask(several))
+    assert whole.rows == [19, 8]
+    for one, other in zip(several, answered, strict=True):
+        assert other.inputs is one.inputs
+        np.testing.assert_array_equal(other.reference["y"], doubled(one.inputs)["y"])
+    half = Counted(doubled)
+    answer = company.answered_by(half)
+    for one in answered:
+        np.testing.assert_array_equal(answer(one)["y"], one.reference["y"])
+    assert half.rows == [19]
+
+
+def of_its_company(inputs: Arrays) -> dict[str, np.ndarray]:
+    return {"y": inputs["x"] * len(inputs["x"])}
+
+
+def refuses_company(inputs: Arrays) -> dict[str, np.ndarray]:
+    if len(inputs["x"]) > 8:
+        raise ValueError("too many rows")
+    return doubled(inputs)
+
+
+@pytest.mark.parametrize("whole", [of_its_company, refuses_company])
+def test_whom_the_whole_answers_otherwise_in_company_it_answers_alone(whole: Answers) -> None:
+    half = Counted(whole)
+    company = Company(whole)
+    answered = list(company.ask(unanswered(8, 3, 8)))
+    answer = company.answered_by(half)
+    for one in answered:
+        np.testing.assert_array_equal(one.reference["y"], whole(one.inputs)["y"])
+        np.testing.assert_array_equal(answer(one)["y"], one.reference["y"])
+    assert half.rows == [8, 3, 8]

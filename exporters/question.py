@@ -1,0 +1,19 @@
+"""What the whole and every half of it are asked: inputs by name, and the whole's answer to them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+Arrays = Mapping[str, np.ndarray]
+Answers = Callable[[Arrays], dict[str, np.ndarray]]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One execution: ``samples[i]`` is the sample in row i; an adversarial input has a ``name``."""
+
+    samples: tuple[int, ...]
+    inputs: Arrays
+    reference: Arrays
+    name: str = ""
