@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from halfeven.exporters.autocast.dtypes import Dtypes
 from halfeven.exporters.autocast.emulation import Emulation
 from halfeven.exporters.autocast.plan import PrecisionPlan
+from halfeven.exporters.captured import planning
 from halfeven.exporters.captured.planning import Planner, search
 from halfeven.exporters.captured.rehearsal import Rehearsal
 from halfeven.exporters.inputs.samples import Samples
@@ -156,6 +158,25 @@ def test_a_small_model_is_asked_about_thousands_of_neighbours_in_few_runs(
     assert not made.course.rehearsal.learn(made.course.plan)
     assert sum(runs) == sum(len(one.samples) for one in lessons.many) > 1000
     assert len(runs) < len(lessons.many) / 20
+
+
+def test_after_a_proof_that_failed_the_lists_alone_are_held_to_stricter_limits_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, seen = planner(Gate()), list[tuple[float, float]]()
+
+    def listening(
+        module: Any, plan: Any, rehearsal: Any, limits: tuple[ParityLimits, ParityLimits], *more: Any
+    ) -> Any:
+        seen.append((limits[0].max_error_u, limits[1].max_error_u))
+        return search(module, plan, rehearsal, limits, *more)
+
+    monkeypatch.setattr(planning, "search", listening)
+    for share in SHARES[:2]:
+        made.settle(share, lambda _: None)
+    whole_limit = ParityLimits().max_error_u
+    assert seen[0] == pytest.approx((whole_limit, whole_limit * SHARES[0]))
+    assert seen[-1] == pytest.approx((whole_limit * SHARES[1] / SHARES[0], whole_limit * SHARES[1]))
 
 
 def test_ids_are_never_moved() -> None:
