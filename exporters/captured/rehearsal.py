@@ -26,11 +26,10 @@ from ..prove import emulated, ties_of, tried
 from ..question import Answers, Arrays, Question
 from ..search.company import Company
 from ..search.delta_debugging import Score
-from ..search.lessons import MANY, SHARE, Lessons
+from ..search.lessons import MANY, SHARE, TOGETHER, Lessons
 
 MAX_SAMPLES = 16  # that a trial is judged on
 ROWS = 8  # of one batch
-TOGETHER = 4096  # neighbours that a plan is asked about where they are asked together (`search.company`)
 
 
 class Rehearsal:

@@ -19,7 +19,7 @@ from ..inputs.synthetic import adversarial
 from ..question import Answers, Arrays, Question
 from ..search.company import SAME_IN_FP32, Company
 from ..search.delta_debugging import Score
-from ..search.lessons import MANY, PATIENCE_SECONDS, SHARE, Lessons, answered_until
+from ..search.lessons import MANY, PATIENCE_SECONDS, SHARE, TOGETHER, Lessons, answered_until
 from .graph import HALVES
 from .oracle import Oracle
 from .profile import LARGEST
@@ -29,7 +29,6 @@ from .ties import ForeignTies
 Batch = tuple[tuple[int, ...], Arrays]
 
 ROWS = 8
-TOGETHER = 4096  # neighbours that a plan is asked about where they are asked together (`company`)
 FEW = 16  # of them are asked again, shaken; but what picks boxes picks others then, and nobody is at fault
 # What passed on planning samples is judged on others: the limits are tighter here (shares of the error that the gate
 # allows, and dB above what it asks for). Once nodes must be kept the worst error is held tighter still, because it

@@ -19,6 +19,7 @@ from ..gate.verdict import ParityReport
 from .delta_debugging import Budget, Found, Judge, smallest_set
 
 MANY = 512  # neighbours that a plan is asked about
+TOGETHER = 4096  # where they may be asked together (`company.Company`)
 PATIENCE_SECONDS = 2.0  # of the whole's, to answer for them: a large model is asked about fewer
 WORST = 8  # batches that join the samples after one search
 LESSONS = 8  # searches after the first
