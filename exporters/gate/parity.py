@@ -78,11 +78,11 @@ def judge(
             for tensor in named
         ),
         adversarial=tuple(
-            _judge_adversarial(tensor, trial.name, pairs_of(spec, tensor, [trial]), u)
-            for trial in judged
+            _judge_adversarial(tensor, name, pairs_of(spec, tensor, trials), u)
+            for name, trials in _by_name(judged).items()
             for tensor in named
         ),
-        dropped=(*unanswered, *dropped),
+        dropped=tuple(dict.fromkeys((*unanswered, *dropped))),
         overrides=overrides_of(spec.parity),
         failures=tuple(failures),
     )
@@ -268,6 +268,14 @@ def _with_finite_reference(trials: Sequence[Trial]) -> tuple[list[Trial], tuple[
 
     judged = [trial for trial in trials if finite(trial)]
     return judged, tuple(trial.name for trial in trials if not finite(trial))
+
+
+def _by_name(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
+    """Of each input: an ONNX half has answered with its runtime and with its storage."""
+    found: dict[str, list[Trial]] = {}
+    for trial in trials:
+        found.setdefault(trial.name, []).append(trial)
+    return found
 
 
 def _judge_adversarial(spec: TensorSpec, name: str, pairs: Sequence[Pair], u: float) -> AdversarialVerdict:

@@ -580,6 +580,21 @@ def test_adversarial_inputs_decide_masks_and_are_told_for_the_rest(random):
     assert not refused.passed and "adversarial input 'x'" in refused.summary()
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_an_adversarial_input_that_was_answered_twice_is_told_once_and_one_wrong_answer_decides(
+    random, first
+):
+    """An ONNX half answers with its runtime and with its storage."""
+    answers = numbers(random, 4, 4)
+    rows, wrong = (0, 1, 2, 3), answers * np.float32(1.5)
+    odd = [Trial(rows, {"out": answers}, {"out": other}, name="x") for other in (answers, wrong)]
+    told = judge(model(tensor(4)), "fp16", [same(answers, rows)], odd if first else odd[::-1])
+    assert [found.input for found in told.adversarial] == ["x"]
+    assert told.adversarial[0].max_error_u == pytest.approx(0.5 / FP16, rel=1e-5)
+    wrong[2, 1] = math.nan
+    assert not judge(model(tensor(4)), "fp16", [same(answers, rows)], odd if first else odd[::-1]).passed
+
+
 def test_adversarial_inputs_of_another_shape_are_refused_and_integers_only_told(random):
     answers, integers = numbers(random, 4, 4), random.integers(0, 9, (4, 4))
     trial = Trial((0, 1, 2, 3), {"out": answers}, {"out": answers[:, :2].copy()}, name="short")
