@@ -60,7 +60,7 @@ def plan_half(
     if precision.level == "O0" or not draft.assign().half:
         return Planned(None, frozenset(), draft.kept, None, (), ())
     model = partial(assembled, program.model, program.weights) if find_tied(program.model) else None
-    trials = Trials(spec, planning, whole, precision.dtype, model)
+    trials = Trials(spec, planning, whole, precision.dtype, model, apart=precision.level != "O3")
     real, odd = ([asked.inputs for asked in some] for some in (trials.real, trials.odd))
     ranges = profile(program, real, precision.dtype)
     alike = [asked.inputs for asked in trials.odd if not asked.name.startswith(RESCALED)]

@@ -50,8 +50,10 @@ class Trials:
         whole: Answers,
         dtype: str,
         model: Callable[[], ModelProto] | None = None,
+        apart: bool = True,
     ) -> None:
-        """``model`` gives the whole, to find integers that may differ because their scores tie."""
+        """``model`` gives the whole, to find integers that may differ because their scores tie. ``apart``: as
+        `Lessons` has it."""
         rows = min(spec.max_batch_size, ROWS, max(planning.count, 1)) if spec.batched else 0
         few = planning.take(slice(0, FEW))
 
@@ -71,6 +73,7 @@ class Trials:
             self.own,
             lambda: asked(neighbours(copies=copies, seed=1)),
             lambda trials: self._gate(self._lesson_aim, trials, []),
+            apart,
         )
         self.odd = [
             Question(tuple(range(_rows(spec, inputs))), inputs, whole(inputs), name)

@@ -18,7 +18,7 @@ from ..gate.trial import Trial
 from ..gate.verdict import ParityReport
 from .delta_debugging import Budget, Found, Judge, smallest_set
 
-MANY = 512  # neighbours that a plan is asked about
+MANY = 2048  # neighbours that a plan is asked about
 TOGETHER = 4096  # where they may be asked together (`company.Company`)
 PATIENCE_SECONDS = 2.0  # of the whole's, to answer for them: a large model is asked about fewer
 WORST = 8  # batches that join the samples after one search
@@ -46,13 +46,16 @@ A = TypeVar("A", bound=Asked)
 class Lessons(Generic[A]):
     """Many neighbours of the samples, and those of them that halves failed.
 
-    ``own``: the samples. ``draw`` gives the neighbours, as the whole answers them. ``judge``: the gate's report at
-    `SHARE` of its limit. What is passed to ``learn`` and ``failed`` lets a half answer one.
+    ``own``: the samples. ``draw`` gives the neighbours, as the whole answers them, one copy of the samples after the
+    other. ``judge``: the gate's report at `SHARE` of its limit. ``apart``: whether every copy is held to its own
+    scale, as a proof on as many samples would hold it, or to that of all. What is passed to ``learn`` and ``failed``
+    lets a half answer one.
     """
 
     own: Sequence[A]
     draw: Callable[[], Iterator[A]]
     judge: Callable[[Sequence[Trial]], ParityReport]
+    apart: bool = True
     learned: list[A] = field(default_factory=list)
 
     @cached_property
@@ -61,7 +64,7 @@ class Lessons(Generic[A]):
 
     def learn(self, answered: Callable[[A], Trial]) -> bool:
         """Whether the half fails any neighbour: the worst are asked first of every half from now on."""
-        excesses = [excess(self._alone(answered(one))) for one in self.many]
+        excesses = [excess(self._report(one, answered)) for one in self.many]
         failed = [index for index, share in enumerate(excesses) if not share <= 1]
         new = sorted(failed, key=lambda index: -excesses[index])[:WORST]
         self.learned += [self.many[index] for index in new]
@@ -69,22 +72,43 @@ class Lessons(Generic[A]):
 
     def failed(self, answered: Callable[[A], Trial]) -> ParityReport | None:
         """The report on the first neighbour that was learned and that the half fails."""
-        reports = (self._alone(answered(one)) for one in self.learned)
+        reports = (self._report(one, answered) for one in self.learned)
         return next((report for report in reports if not excess(report) <= 1), None)
 
-    def _alone(self, trial: Trial) -> ParityReport:
-        return self.judge([*self.scale, trial])
+    def _report(self, one: A, answered: Callable[[A], Trial]) -> ParityReport:
+        scale = self._scales[id(one)] if self.apart else self.scale
+        return self.judge([*scale, answered(one)])
 
     @cached_property
     def scale(self) -> list[Trial]:
         """The largest answers, without error: the gate holds errors against the largest of all it is shown."""
-        everything = [*self.own, *self.many]
-        names = everything[0].reference if everything else ()
-        loudest = {
-            max(range(len(everything)), key=lambda i: _size(everything[i].reference[name])) for name in names
-        }
-        found = [everything[index] for index in sorted(loudest)]
-        return [Trial(one.samples, one.reference, one.reference) for one in found]
+        return _loudest([*self.own, *self.many])
+
+    @cached_property
+    def _scales(self) -> dict[int, list[Trial]]:
+        """The same of every neighbour's copy."""
+        scales = ((copy, _loudest(copy)) for copy in _copies(self.many))
+        return {id(one): scale for copy, scale in scales for one in copy}
+
+
+def _copies(neighbours: Iterable[A]) -> list[list[A]]:
+    """In every copy of the samples their numbers begin again. One that time cut short goes with the one before."""
+    copies: list[list[A]] = []
+    for one in neighbours:
+        if not copies or one.samples[0] == copies[0][0].samples[0]:
+            copies.append([])
+        copies[-1].append(one)
+    if len(copies) > 1 and len(copies[-1]) < len(copies[0]):
+        cut = copies.pop()
+        copies[-1] += cut
+    return copies
+
+
+def _loudest(several: Sequence[A]) -> list[Trial]:
+    names = several[0].reference if several else ()
+    loudest = {max(range(len(several)), key=lambda i: _size(several[i].reference[name])) for name in names}
+    found = [several[index] for index in sorted(loudest)]
+    return [Trial(one.samples, one.reference, one.reference) for one in found]
 
 
 def answered_until(end: float, asked: Iterable[A]) -> list[A]:

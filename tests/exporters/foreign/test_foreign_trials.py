@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from halfeven.exporters.foreign.conversion import convert_onnx, oracle_answers, whole_answers
+from halfeven.exporters.foreign.conversion import ForeignHalf, convert_onnx, oracle_answers, whole_answers
 from halfeven.exporters.foreign.trials import ENOUGH, FEW, Trials
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF, judge
 from halfeven.exporters.gate.trial import Trial
@@ -22,6 +22,7 @@ from tests.exporters.foreign.onnx_files import parsed, spec_of
 from tests.exporters.foreign.traps import normal
 
 SCORED = "g (float[n,8] x, float[n,8] mask) => (float[n,8] y) { y = Mul(x, mask) }"
+FRESH = 32  # as many as a folder without samples is judged and planned on
 PICKED = "g (float[n,8] x, float[n,8] mask) => (int64[n,1] y) { m = Mul(x, mask) y = ArgMax<axis=1>(m) }"
 
 
@@ -61,13 +62,35 @@ def test_a_plan_from_the_file_holds_on_inputs_that_nobody_has_seen(name: str, tm
     """The first fell over its samples' neighbours: two squares that one sample in a hundred makes too loud.
     The last over a score that one in five hundred brings into the flat end of its sigmoid.
     """
-    whole = captured(name)
-    spec, precision = replace(whole.spec, name="model"), Precision("O3")
-    write_onnx(whole.program, spec, tmp_path / "whole.onnx", {})
-    arrays = {key: tensor.numpy() for key, tensor in fresh(name, 32, 1).items()}
-    folder = ModelFolder(tmp_path, "whole.onnx", (), None, None, spec, precision)
-    planning, _ = Samples(arrays).split()
-    foreign = convert_onnx(tmp_path / "whole.onnx", folder, planning, precision)
-    inputs = {key: tensor.numpy() for key, tensor in fresh(name, 512, 7919).items()}
+    foreign, inputs = converted(name, "O3", tmp_path), unseen(name, 512)
     trial = Trial(tuple(range(512)), whole_answers(foreign)(inputs), oracle_answers(foreign)(inputs))
-    assert judge(spec, "fp16", [trial]).passed
+    assert judge(foreign.spec, "fp16", [trial]).passed
+
+
+@pytest.mark.parametrize("name", ["tiny product", "warp"])
+def test_by_the_lists_a_plan_holds_for_few_inputs_too_whose_answers_are_small(
+    name: str, tmp_path: Path
+) -> None:
+    """The largest answer of thousands excuses more than that of thirty-two."""
+    foreign, rows = converted(name, "O1", tmp_path), 2048
+    inputs = unseen(name, rows)
+    whole, half = whole_answers(foreign)(inputs), oracle_answers(foreign)(inputs)
+    for start in range(0, rows, FRESH):
+        few = slice(start, start + FRESH)
+        reference, candidate = ({key: array[few] for key, array in one.items()} for one in (whole, half))
+        report = judge(foreign.spec, "fp16", [Trial(tuple(range(FRESH)), reference, candidate)])
+        assert report.passed, report.summary()
+
+
+def converted(name: str, level: str, place: Path) -> ForeignHalf:
+    whole = captured(name)
+    spec, precision = replace(whole.spec, name="model"), Precision(level)
+    write_onnx(whole.program, spec, place / "whole.onnx", {})
+    arrays = {key: tensor.numpy() for key, tensor in fresh(name, FRESH, 1).items()}
+    folder = ModelFolder(place, "whole.onnx", (), None, None, spec, precision)
+    planning, _ = Samples(arrays).split()
+    return convert_onnx(place / "whole.onnx", folder, planning, precision)
+
+
+def unseen(name: str, rows: int) -> dict[str, np.ndarray]:
+    return {key: tensor.numpy() for key, tensor in fresh(name, rows, 7919).items()}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -116,8 +116,12 @@ def gate(trials: Sequence[Trial]) -> ParityReport:
     return judge(SPEC, "fp16", trials)
 
 
-def lessons_of(*neighbours: One) -> Lessons[One]:
-    return Lessons([One(0.0)], lambda: iter(neighbours), gate)
+def lessons_of(*neighbours: One, apart: bool = True) -> Lessons[One]:
+    return Lessons([One(0.0)], lambda: iter(neighbours), gate, apart)
+
+
+def copy(*rows: One) -> list[One]:
+    return [replace(one, samples=(index,)) for index, one in enumerate(rows)]
 
 
 def test_the_worst_are_learned_first_and_those_within_the_limit_not_at_all() -> None:
@@ -137,12 +141,26 @@ def test_answers_that_are_not_finite_are_learned_before_all_others() -> None:
     assert all(not math.isfinite(one.error) for one in lessons.learned[:2])
 
 
-def test_a_neighbour_with_small_answers_is_held_to_the_scale_of_all() -> None:
-    """As the gate holds it among samples: an error counts against the largest answer."""
-    lessons = lessons_of(One(0.5, size=1e-3), One(0.5, size=8.0))
-    assert not lessons.learn(One.answered)
-    assert lessons_of(One(4.0, size=1e-3)).learn(One.answered)
-    assert not lessons_of(One(4.0, size=1e-3), One(0.0, size=8.0)).learn(One.answered)
+def test_a_neighbour_is_held_to_the_largest_answer_of_its_own_copy_of_the_samples() -> None:
+    """As a proof on as many samples would hold it: how loud others are excuses nothing."""
+    loud, quiet = One(0.0, size=8.0), One(4.0, size=1e-3)
+    assert not lessons_of(*copy(loud, quiet), *copy(loud, quiet)).learn(One.answered)
+    lessons = lessons_of(*copy(loud, loud), *copy(One(0.0, size=1e-3), quiet), *copy(loud, loud))
+    assert lessons.learn(One.answered)
+    assert [one.size for one in lessons.learned] == [1e-3]
+    assert lessons.failed(One.answered) is not None
+
+
+def test_a_copy_that_time_cut_short_is_held_to_the_one_before() -> None:
+    loud, quiet = One(0.0, size=8.0), One(4.0, size=1e-3)
+    assert not lessons_of(*copy(loud, loud), *copy(quiet)).learn(One.answered)
+    assert lessons_of(*copy(quiet)).learn(One.answered), "there is nothing before"
+
+
+def test_where_all_is_to_be_half_a_neighbour_is_held_to_the_largest_answer_of_all() -> None:
+    loud, quiet = One(0.0, size=8.0), One(4.0, size=1e-3)
+    assert not lessons_of(*copy(quiet), *copy(loud), apart=False).learn(One.answered)
+    assert lessons_of(*copy(quiet), apart=False).learn(One.answered)
 
 
 def test_a_plan_holds_on_many_more_inputs_than_it_was_made_from() -> None:
