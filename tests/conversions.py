@@ -5,17 +5,21 @@ from functools import cache
 from pathlib import Path
 
 from halfeven.exporters.captured.forms import Captured
+from halfeven.exporters.gate.parity import judge
 from halfeven.exporters.gate.verdict import ParityReport
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.maker import SHARES
-from halfeven.exporters.prove import Exam, emulated, judged, take
+from halfeven.exporters.prove import Exam, emulated, judged, take, ties_of, tried
+from halfeven.exporters.search.lessons import excess
 from halfeven.exporters.subject import Subject
 from halfeven.models.engines.torch_engine import use_true_fp32
 from halfeven.models.package import Precision
+from halfeven.models.program import runnable
 
 from tests.corpus import captured, fresh
 
 MAX_KEPT = 10
+DRAWS, DRAWN = 16, 32  # rows of a draw: as many as a folder without samples is planned and judged on
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,30 @@ def converted(name: str, level: str = "O1") -> Converted:
             break
     unseen = maker.exam(samples_of(name, 16, seed=2))
     return Converted(maker, report, _report(maker, unseen))
+
+
+def refused_on_unseen(name: str) -> list[str]:
+    """What the faithful check alone says against the half on many fresh inputs.
+
+    They are judged together, and then every draw by itself: an error counts against the largest answer of its draw,
+    which may be small. What is a share of all decisions or of all the signal counts over all draws.
+    """
+    maker, rows = converted(name).maker, captured(name).spec.max_batch_size
+    if not maker.half.half_nodes:
+        return []
+    assert maker.planner is not None
+    spec, samples = maker.subject.spec, samples_of(name, DRAWS * DRAWN, seed=3)
+    whole, half = maker.whole(), emulated(spec, maker.planner.emulation())
+    excuse = ties_of(runnable(maker.subject.exported), spec, "fp16", samples)
+    trials = [
+        tried(numbers, inputs, whole(inputs), half(inputs), excuse)
+        for numbers, inputs in samples.batches(rows)
+    ]
+    each = DRAWN // rows
+    draws = [judge(spec, "fp16", trials[start : start + each]) for start in range(0, len(trials), each)]
+    together = judge(spec, "fp16", trials)
+    refused = [*([] if together.passed else [together]), *(draw for draw in draws if not excess(draw) <= 1)]
+    return [report.summary() for report in refused]
 
 
 def _report(maker: Captured, exam: Exam) -> ParityReport | None:

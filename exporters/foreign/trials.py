@@ -19,7 +19,7 @@ from ..inputs.synthetic import adversarial
 from ..question import Answers, Arrays, Question
 from ..search.company import SAME_IN_FP32, Company
 from ..search.delta_debugging import Score
-from ..search.lessons import MANY, PATIENCE_SECONDS, SHARE, TOGETHER, Lessons, answered_until
+from ..search.lessons import MANY, SHARE, TOGETHER, Lessons, answered_until
 from .graph import HALVES
 from .oracle import Oracle
 from .profile import LARGEST
@@ -29,6 +29,9 @@ from .ties import ForeignTies
 Batch = tuple[tuple[int, ...], Arrays]
 
 ROWS = 8
+SAMPLES_SECONDS = (
+    2.0  # for the whole's answers to what every candidate is asked, as `lessons.PATIENCE_SECONDS`
+)
 FEW = 16  # of them are asked again, shaken; but what picks boxes picks others then, and nobody is at fault
 # What passed on planning samples is judged on others: the limits are tighter here (shares of the error that the gate
 # allows, and dB above what it asks for). Once nodes must be kept the worst error is held tighter still, because it
@@ -64,7 +67,7 @@ class Trials:
         def asked(batches: Iterable[Batch]) -> Iterator[Question]:
             return (Question(samples, inputs, whole(inputs)) for samples, inputs in batches)
 
-        end = time.perf_counter() + PATIENCE_SECONDS
+        end = time.thread_time() + SAMPLES_SECONDS
         self.own = answered_until(end, asked(planning.batches(rows)))
         self.real = [*self.own, *answered_until(end, asked(neighbours()))]
         self._in_company = rows > 1

@@ -20,7 +20,9 @@ from .delta_debugging import Budget, Found, Judge, smallest_set
 
 MANY = 2048  # neighbours that a plan is asked about
 TOGETHER = 4096  # where they may be asked together (`company.Company`)
-PATIENCE_SECONDS = 2.0  # of the whole's, to answer for them: a large model is asked about fewer
+# Of the asking thread's processor time, for the whole's answers: a large model is asked about fewer, and
+# what else the machine does changes little.
+PATIENCE_SECONDS = 8.0
 WORST = 8  # batches that join the samples after one search
 LESSONS = 8  # searches after the first
 SHARE = 0.9  # of the error that the gate allows: there are others that nobody asked about
@@ -60,7 +62,7 @@ class Lessons(Generic[A]):
 
     @cached_property
     def many(self) -> list[A]:
-        return answered_until(time.perf_counter() + PATIENCE_SECONDS, self.draw())
+        return answered_until(time.thread_time() + PATIENCE_SECONDS, self.draw())
 
     def learn(self, answered: Callable[[A], Trial]) -> bool:
         """Whether the half fails any neighbour: the worst are asked first of every half from now on."""
@@ -112,11 +114,11 @@ def _loudest(several: Sequence[A]) -> list[Trial]:
 
 
 def answered_until(end: float, asked: Iterable[A]) -> list[A]:
-    """As many as there is time for (``end`` as `time.perf_counter` has it), and one."""
+    """As many as there is time for (``end`` as `time.thread_time` has it), and one."""
     found = []
     for one in asked:
         found.append(one)
-        if time.perf_counter() > end:
+        if time.thread_time() > end:
             break
     return found
 

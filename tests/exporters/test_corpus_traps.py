@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conversions import MAX_KEPT, converted
+from tests.conversions import MAX_KEPT, converted, refused_on_unseen
 from tests.corpus import CORPUS
 
 HOPELESS = [name for name, case in CORPUS.items() if case.hopeless]
@@ -25,6 +25,11 @@ def test_a_trap_needs_ten_fp32_nodes_at_most(name: str) -> None:
 def test_what_the_gate_passed_holds_on_fresh_inputs(name: str) -> None:
     done = converted(name)
     assert done.fresh is None or done.fresh.passed, done.fresh.summary()
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_what_the_gate_passed_holds_in_every_draw_of_fresh_inputs(name: str) -> None:
+    assert refused_on_unseen(name) == []
 
 
 @pytest.mark.parametrize("name", HARMLESS)
