@@ -29,6 +29,7 @@ def search_section(found: Found, ops: Mapping[str, str] | None = None) -> dict[s
     ]
     return {
         "evaluations": found.evaluations,
+        "neighbours": found.neighbours,
         "minimal": found.minimal,
         "before": {"passed": found.before.passed, "error_u": finite(found.before.error_u)},
         "after": {"passed": found.after.passed, "error_u": finite(found.after.error_u)},

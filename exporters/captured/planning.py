@@ -223,7 +223,7 @@ def search(
     )
     if not lesson.equal:
         say(NOT_ALL)
-    found = lesson.found
+    found = lesson.found and replace(lesson.found, neighbours=rehearsal.lessons.asked)
     if found is None or not found.kept:
         return plan, found
     kept = [

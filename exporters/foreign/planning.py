@@ -2,7 +2,7 @@
 
 import fnmatch
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -77,7 +77,8 @@ def plan_half(
         budget=budget,
         say=say,
     )
-    found, notes = lesson.found, list(masks.done)
+    found = lesson.found and replace(lesson.found, neighbours=trials.lessons.asked)
+    notes = list(masks.done)
     if not lesson.equal:
         notes.append(NOT_ALL)
     if found is None:

@@ -34,6 +34,7 @@ class Found:
 
     ``minimal``: the certificate is complete and each of its scores fails; False where the budget ended first.
     ``before``, ``after``: the scores with nothing kept and with ``kept``; ``evaluations``: runs of the judge.
+    ``neighbours``: of the samples, that it was asked about besides (`lessons.Lessons`).
     """
 
     kept: tuple[str, ...]
@@ -42,6 +43,7 @@ class Found:
     after: Score
     evaluations: int
     minimal: bool
+    neighbours: int = 0
 
 
 Judge = Callable[[frozenset[str]], Score]

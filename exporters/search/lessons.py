@@ -59,6 +59,7 @@ class Lessons(Generic[A]):
     judge: Callable[[Sequence[Trial]], ParityReport]
     apart: bool = True
     learned: list[A] = field(default_factory=list)
+    asked: int = 0  # rows
 
     @cached_property
     def many(self) -> list[A]:
@@ -66,6 +67,7 @@ class Lessons(Generic[A]):
 
     def learn(self, answered: Callable[[A], Trial]) -> bool:
         """Whether the half fails any neighbour: the worst are asked first of every half from now on."""
+        self.asked = sum(len(one.samples) for one in self.many)
         excesses = [excess(self._report(one, answered)) for one in self.many]
         failed = [index for index, share in enumerate(excesses) if not share <= 1]
         new = sorted(failed, key=lambda index: -excesses[index])[:WORST]

@@ -157,6 +157,7 @@ def test_a_small_model_is_asked_about_thousands_of_neighbours_in_few_runs(
     monkeypatch.setattr(Emulation, "run", counted)
     assert not made.course.rehearsal.learn(made.course.plan)
     assert sum(runs) == sum(len(one.samples) for one in lessons.many) > 1000
+    assert made.course.found is not None and made.course.found.neighbours == sum(runs)
     assert len(runs) < len(lessons.many) / 20
 
 
@@ -199,7 +200,7 @@ def test_what_a_search_finds_is_held_to_stricter_limits_than_the_lists_alone() -
 
     class Listening(Rehearsal):
         def __init__(self) -> None:
-            pass
+            self.lessons = course.rehearsal.lessons
 
         def dtypes(self, plan: PrecisionPlan) -> Dtypes:
             return course.rehearsal.dtypes(plan)
