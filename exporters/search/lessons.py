@@ -23,6 +23,7 @@ TOGETHER = 4096  # where they may be asked together (`company.Company`)
 # Of the asking thread's processor time, for the whole's answers: a large model is asked about fewer, and
 # what else the machine does changes little.
 PATIENCE_SECONDS = 8.0
+ANSWERS_BYTES = 1 << 28  # that the whole's answers may take
 WORST = 8  # batches that join the samples after one search
 LESSONS = 8  # searches after the first
 SHARE = 0.9  # of the error that the gate allows: there are others that nobody asked about
@@ -116,11 +117,12 @@ def _loudest(several: Sequence[A]) -> list[Trial]:
 
 
 def answered_until(end: float, asked: Iterable[A]) -> list[A]:
-    """As many as there is time for (``end`` as `time.thread_time` has it), and one."""
-    found = []
+    """As many as there is time (``end`` as `time.thread_time` has it) and memory for, and one."""
+    found, held = [], 0
     for one in asked:
         found.append(one)
-        if time.thread_time() > end:
+        held += sum(array.nbytes for array in one.reference.values())
+        if time.thread_time() > end or held > ANSWERS_BYTES:
             break
     return found
 

@@ -168,6 +168,12 @@ def test_a_whole_that_has_used_up_its_time_is_asked_about_one_more_and_no_more(
     assert not lessons.learn(One.answered) and lessons.asked == 20
 
 
+def test_large_answers_end_the_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halfeven.exporters.search.lessons.ANSWERS_BYTES", 3 * One(0.0).reference["y"].nbytes)
+    lessons = lessons_of(*[One(0.0)] * 20)
+    assert not lessons.learn(One.answered) and lessons.asked == 4
+
+
 def test_where_all_is_to_be_half_a_neighbour_is_held_to_the_largest_answer_of_all() -> None:
     loud, quiet = One(0.0, size=8.0), One(4.0, size=1e-3)
     assert not lessons_of(*copy(quiet), *copy(loud), apart=False).learn(One.answered)
