@@ -29,9 +29,8 @@ from .ties import ForeignTies
 Batch = tuple[tuple[int, ...], Arrays]
 
 ROWS = 8
-SAMPLES_SECONDS = (
-    2.0  # for the whole's answers to what every candidate is asked, as `lessons.PATIENCE_SECONDS`
-)
+# For the whole's answers to what every candidate is asked; counted as `lessons.PATIENCE_SECONDS`.
+SAMPLES_SECONDS = 2.0
 FEW = 16  # of them are asked again, shaken; but what picks boxes picks others then, and nobody is at fault
 # What passed on planning samples is judged on others: the limits are tighter here (shares of the error that the gate
 # allows, and dB above what it asks for). Once nodes must be kept the worst error is held tighter still, because it
