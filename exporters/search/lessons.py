@@ -23,6 +23,7 @@ TOGETHER = 4096  # where they may be asked together (`company.Company`)
 # Of the asking thread's processor time, for the whole's answers: a large model is asked about fewer, and
 # what else the machine does changes little.
 PATIENCE_SECONDS = 8.0
+DRAWN = 16  # of them, as many as judge a folder without samples, have a scale of their own
 ANSWERS_BYTES = 1 << 28  # that the whole's answers may take
 WORST = 8  # batches that join the samples after one search
 LESSONS = 8  # searches after the first
@@ -50,9 +51,9 @@ class Lessons(Generic[A]):
     """Many neighbours of the samples, and those of them that halves failed.
 
     ``own``: the samples. ``draw`` gives the neighbours, as the whole answers them, one copy of the samples after the
-    other. ``judge``: the gate's report at `SHARE` of its limit. ``apart``: whether every copy is held to its own
-    scale, as a proof on as many samples would hold it, or to that of all. What is passed to ``learn`` and ``failed``
-    lets a half answer one.
+    other. ``judge``: the gate's report at `SHARE` of its limit. ``apart``: whether every `DRAWN` of them are held to
+    their own scale, as a proof on as many samples would hold them, or to that of all. What is passed to ``learn``
+    and ``failed`` lets a half answer one.
     """
 
     own: Sequence[A]
@@ -91,22 +92,25 @@ class Lessons(Generic[A]):
 
     @cached_property
     def _scales(self) -> dict[int, list[Trial]]:
-        """The same of every neighbour's copy."""
-        scales = ((copy, _loudest(copy)) for copy in _copies(self.many))
-        return {id(one): scale for copy, scale in scales for one in copy}
+        """The same of every neighbour's draw."""
+        scales = ((draw, _loudest(draw)) for draw in _draws(self.many))
+        return {id(one): scale for draw, scale in scales for one in draw}
 
 
-def _copies(neighbours: Iterable[A]) -> list[list[A]]:
-    """In every copy of the samples their numbers begin again. One that time cut short goes with the one before."""
-    copies: list[list[A]] = []
+def _draws(neighbours: Iterable[A]) -> list[list[A]]:
+    """`DRAWN` rows each. What is left over goes with the last."""
+    draws: list[list[A]] = []
+    rows = DRAWN
     for one in neighbours:
-        if not copies or one.samples[0] == copies[0][0].samples[0]:
-            copies.append([])
-        copies[-1].append(one)
-    if len(copies) > 1 and len(copies[-1]) < len(copies[0]):
-        cut = copies.pop()
-        copies[-1] += cut
-    return copies
+        if rows >= DRAWN:
+            draws.append([])
+            rows = 0
+        draws[-1].append(one)
+        rows += len(one.samples)
+    if len(draws) > 1 and rows < DRAWN:
+        left = draws.pop()
+        draws[-1] += left
+    return draws
 
 
 def _loudest(several: Sequence[A]) -> list[Trial]:

@@ -106,6 +106,7 @@ _TRAPS = [
         " p = Softmax<axis=-1>(sm) y = MatMul(p, x) }",
         lambda r: {"w": normal(r, 8, 8, scale=0.2), "low": f32(-np.inf)},
         lambda r, n: {"x": normal(r, n, 6, 8), "mask": _masks(r, n, 6, least=1) > 0},
+        most_kept=1,  # sixteen rows whose answers are all small: a product's 4.15u
     ),
     Trap(
         "islands by Cast",
@@ -166,6 +167,7 @@ _TRAPS = [
         " { c2 = Identity(c) m = MatMul(s, w) s2 = Add(m, x) o = Tanh(s2) } > y = MatMul(last, w) }",
         lambda r: {"w": normal(r, 8, 8, scale=0.2)},
         rows_of(3, 8),
+        most_kept=1,  # the same
         max_batch_size=0,
     ),
     Trap(
@@ -176,6 +178,7 @@ _TRAPS = [
         " { c2 = Identity(c) h = MatMul(x, w) a = Add(s, h) r = Relu(a) s2 = MatMul(r, w) } > y = Relu(last) }",
         lambda r: {"w": normal(r, 8, 8, scale=0.15)},
         rows_of(8),
+        most_kept=1,  # the same
     ),
     Trap(
         "a Loop that makes its state FP32",
@@ -353,7 +356,7 @@ _TRAPS = [
         "opset 11",
         "g (float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) s = ReduceSum<axes=[1], keepdims=1>(h) q = Squeeze<axes=[1]>(s)"
         " u = Unsqueeze<axes=[1]>(q) c = Clip(u, lo, hi) z = Mul(h, c) y = Softmax<axis=1>(z) }",
-        lambda r: square(r) | {"lo": f32(0.1), "hi": f32(3.0)},
+        lambda r: square(r) | {"lo": f32(0.1), "hi": f32(1.0)},
         rows_of(8),
         opset=11,
     ),
@@ -362,6 +365,7 @@ _TRAPS = [
         "g (float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) a = com.microsoft.Gelu(h) y = MatMul(a, w) }",
         square,
         rows_of(8),
+        most_kept=1,  # the same
         more=', "com.microsoft" : 1',
     ),
     Trap(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -120,8 +120,12 @@ def lessons_of(*neighbours: One, apart: bool = True) -> Lessons[One]:
     return Lessons([One(0.0)], lambda: iter(neighbours), gate, apart)
 
 
-def copy(*rows: One) -> list[One]:
-    return [replace(one, samples=(index,)) for index, one in enumerate(rows)]
+@pytest.fixture
+def drawn_by_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halfeven.exporters.search.lessons.DRAWN", 2)
+
+
+LOUD, QUIET = One(0.0, size=8.0), One(4.0, size=1e-3)
 
 
 def test_the_worst_are_learned_first_and_those_within_the_limit_not_at_all() -> None:
@@ -141,20 +145,19 @@ def test_answers_that_are_not_finite_are_learned_before_all_others() -> None:
     assert all(not math.isfinite(one.error) for one in lessons.learned[:2])
 
 
-def test_a_neighbour_is_held_to_the_largest_answer_of_its_own_copy_of_the_samples() -> None:
+@pytest.mark.usefixtures("drawn_by_two")
+def test_a_neighbour_is_held_to_the_largest_answer_of_its_own_draw() -> None:
     """As a proof on as many samples would hold it: how loud others are excuses nothing."""
-    loud, quiet = One(0.0, size=8.0), One(4.0, size=1e-3)
-    assert not lessons_of(*copy(loud, quiet), *copy(loud, quiet)).learn(One.answered)
-    lessons = lessons_of(*copy(loud, loud), *copy(One(0.0, size=1e-3), quiet), *copy(loud, loud))
+    assert not lessons_of(LOUD, QUIET, LOUD, QUIET).learn(One.answered)
+    lessons = lessons_of(LOUD, LOUD, One(0.0, size=1e-3), QUIET, LOUD, LOUD)
     assert lessons.learn(One.answered)
-    assert [one.size for one in lessons.learned] == [1e-3]
-    assert lessons.failed(One.answered) is not None
+    assert lessons.learned == [QUIET] and lessons.failed(One.answered) is not None
 
 
-def test_a_copy_that_time_cut_short_is_held_to_the_one_before() -> None:
-    loud, quiet = One(0.0, size=8.0), One(4.0, size=1e-3)
-    assert not lessons_of(*copy(loud, loud), *copy(quiet)).learn(One.answered)
-    assert lessons_of(*copy(quiet)).learn(One.answered), "there is nothing before"
+@pytest.mark.usefixtures("drawn_by_two")
+def test_what_is_left_over_is_held_to_the_draw_before() -> None:
+    assert not lessons_of(LOUD, LOUD, QUIET).learn(One.answered)
+    assert lessons_of(QUIET).learn(One.answered), "there is nothing before"
 
 
 def test_a_whole_that_has_used_up_its_time_is_asked_about_one_more_and_no_more(
@@ -174,10 +177,10 @@ def test_large_answers_end_the_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not lessons.learn(One.answered) and lessons.asked == 4
 
 
+@pytest.mark.usefixtures("drawn_by_two")
 def test_where_all_is_to_be_half_a_neighbour_is_held_to_the_largest_answer_of_all() -> None:
-    loud, quiet = One(0.0, size=8.0), One(4.0, size=1e-3)
-    assert not lessons_of(*copy(quiet), *copy(loud), apart=False).learn(One.answered)
-    assert lessons_of(*copy(quiet), apart=False).learn(One.answered)
+    assert not lessons_of(QUIET, QUIET, LOUD, LOUD, apart=False).learn(One.answered)
+    assert lessons_of(QUIET, QUIET, apart=False).learn(One.answered)
 
 
 def test_a_plan_holds_on_many_more_inputs_than_it_was_made_from() -> None:
