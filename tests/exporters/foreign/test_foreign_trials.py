@@ -22,8 +22,8 @@ from tests.exporters.foreign.onnx_files import parsed, spec_of
 from tests.exporters.foreign.traps import normal
 
 SCORED = "g (float[n,8] x, float[n,8] mask) => (float[n,8] y) { y = Mul(x, mask) }"
-FRESH = 32  # as many as a folder without samples is judged and planned on
 PICKED = "g (float[n,8] x, float[n,8] mask) => (int64[n,1] y) { m = Mul(x, mask) y = ArgMax<axis=1>(m) }"
+FRESH = 32  # as many as a folder without samples is judged and planned on
 
 
 def trials_of(model: ModelProto, rows: int = 24) -> Trials:
