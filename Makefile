@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 GPU_SECONDS := 530
 
-.PHONY: help venv demo test check lint types layers resolves gpu weights clean
+.PHONY: help venv demo test check lint types layers resolves older gpu weights clean
 
 help:
 	@echo "make demo      the whole story on real digits, under two minutes after installing"
@@ -32,7 +32,14 @@ test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # The tests come last, so that pytest's closing line closes the output.
-check: lint types layers resolves test
+check: lint types layers resolves older test
+
+# The engines once more as on a processor with AVX2 and no bf16 units.
+older: export ONEDNN_MAX_CPU_ISA := AVX2
+older: export ATEN_CPU_CAPABILITY := avx2
+older: $(READY)
+	$(BIN)/python -m pytest -q -n auto tests/models/test_engines.py tests/models/test_packed.py \
+	  tests/models/test_row_shares.py tests/models/test_scripted.py tests/serve/test_tuning.py tests/serve/test_readying.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
 
+from ..models.engines.cpu_setup import processor
 from ..models.errors import BadRequest, HalfevenError, UnknownName
 from .border import body_for, body_of, headers_of, status_of
 from .caller import CallerLeft
@@ -151,8 +152,9 @@ def _add_history(app: FastAPI, roster: Roster, history: History) -> None:
         return _json(history.rollback(m))
 
 
-def _in_short(served: Served) -> dict[str, str]:
+def _in_short(served: Served) -> dict[str, Any]:
     duty = served.duty
+    cpu = {"cpu": {"processor": processor(), **duty.setup.to_json()}} if duty.setup is not None else {}
     return {
         "name": served.name,
         "version": duty.version,
@@ -161,6 +163,7 @@ def _in_short(served: Served) -> dict[str, str]:
         "reason": duty.reason,
         "form": duty.engine.form,
         "device": duty.engine.device,
+        **cpu,
     }
 
 

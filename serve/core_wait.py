@@ -1,4 +1,4 @@
-"""How long this thread stood ready without a core: what tells a slow program from a full machine."""
+"""How long threads stood ready without a core: what tells a slow program from a full machine."""
 
 import time
 from collections.abc import Callable
@@ -25,3 +25,14 @@ def seconds_on_core(run: Callable[[], object]) -> float:
     took_s = time.perf_counter() - began_s
     waited_s = waited_for_core_s() - waited_s
     return took_s - waited_s if waited_s < took_s else took_s  # more was not in the run, but around it
+
+
+def process_waited_for_cores_s() -> float:
+    """The same of all threads that this process has now, in sum: those that compute for one another count too."""
+    waited_ns = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        try:
+            waited_ns += int(path.read_text().split()[1])
+        except (OSError, ValueError, IndexError):  # a thread that has ended
+            continue
+    return waited_ns / 1e9

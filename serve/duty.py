@@ -10,6 +10,7 @@ from typing import Protocol, TypedDict
 
 import numpy as np
 
+from ..models.engines.cpu_setup import CpuSetup
 from ..models.engines.engine import Engine
 from ..models.spec import ModelSpec
 from .batching.ceiling import Ceiling
@@ -24,7 +25,7 @@ class OnDuty:
     samples of live traffic. ``useful_rows`` is the batch above which more rows bring no more throughput here, or
     none that the device has memory for (0: not measured). ``ceiling`` remembers out of memory (None: with this duty).
     ``invariance`` says how much an answer depends on the size of its batch (empty: not measured). ``probe`` is one
-    request of one row that it answers: who fails on that fails on everything.
+    request of one row that it answers: who fails on that fails on everything. ``setup`` is how its engine uses the CPU.
     """
 
     version: str
@@ -37,6 +38,7 @@ class OnDuty:
     ceiling: Ceiling | None = None
     invariance: str = ""
     probe: Sequence[np.ndarray] | None = None
+    setup: CpuSetup | None = None
 
 
 @dataclass(slots=True, eq=False, frozen=True)

@@ -8,10 +8,8 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
-import torch
 
 from ..exporters.inputs.samples import Samples, load_samples
 from ..exporters.reprove import holds_here, reprove
@@ -22,36 +20,21 @@ from ..models.errors import EngineFailed, HalfevenError, NotReady
 from ..models.spec import ModelSpec
 from ..models.store import Version
 from .batching.ceiling import Ceiling
-from .batching.device import DeviceThread
 from .batching.invariance import batch_invariance
 from .batching.padding import buckets_of
 from .batching.warming import warm
 from .duty import OnDuty
+from .kept_setups import measured_setup
+from .place import Place
 from .rollout.memory import give_back
 from .rollout.orders import drifted
 from .tuned import tuned_for
 from .useful_rows import AHEAD, ONE_BY_ONE, batch_sizes, measure_useful_rows, shortest_seconds
 
 logger = logging.getLogger("halfeven.roster")
-T = TypeVar("T")
 HALVES = {"torch": "half.pt2", "onnx": "half.onnx", "live": "live.json"}
 WHOLES = {"torch": "whole.pt2", "onnx": "whole.onnx", "live": "live.json"}
 HALF_MUST_GAIN = 1.1  # times as fast as the best whole, or the whole serves
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where versions serve, whether a refused half may be replaced by its FP32 whole (``fallback``), and whether
-    that stands by beside a half on duty (``rescue``)."""
-
-    device: torch.device
-    thread: DeviceThread
-    fallback: bool = True
-    rescue: bool = True
-
-    def call(self, fn: Callable[[], T]) -> T:
-        """Run ``fn`` on the device thread, between two batches, and wait for it."""
-        return self.thread.call(fn).result()
 
 
 @dataclass(slots=True)
@@ -87,7 +70,7 @@ def make_ready(version: Version, place: Place, relieves: OnDuty | None = None) -
         _warm(spec, samples, chosen, place)
     else:
         chosen, why = _as_tuned(version, spec, samples, halves, place) or _fastest(
-            spec, samples, [*_wholes(version, spec, place), *halves], place
+            spec, samples, [*_wholes(version, spec, samples, place), *halves], place
         )
     if not chosen.useful_rows and spec.batched:
         chosen.useful_rows = _useful_rows(spec, samples, chosen, place)
@@ -105,6 +88,7 @@ def make_ready(version: Version, place: Place, relieves: OnDuty | None = None) -
         ceiling=chosen.ceiling,
         invariance=_invariance(spec, samples, chosen, place),
         probe=[part[0] for part in batch_of(spec, samples, 1)],
+        setup=getattr(chosen.engine, "setup", None) if place.device.type == "cpu" else None,
     )
 
 
@@ -123,7 +107,7 @@ def _whole_beside(
         return None, ""
     form = next(form for form in WHOLES if WHOLES[form] == file)
     try:
-        load: Callable[[], Engine] = partial(load_whole, version, form, place.device)
+        load = _loading(version, spec, samples, form, "fp32", place)
         whole = _Candidate(place.call(load), file, ceiling=_ceiling(version, place))
         _warm(spec, samples, whole, place)
     except Exception as error:  # the half was proven and serves without it
@@ -150,14 +134,14 @@ def proven_halves(
             refusals.append(f"the {form} form was refused: {version.manifest['reason']}")
             continue
         try:
-            proven.append(_proven(version, samples, form, place))
+            proven.append(_proven(version, spec, samples, form, place))
         except Exception as error:  # whatever is wrong with a half, its whole can still serve
             refusals.append(f"the {form} form: {error}")
     return proven, [] if proven else refusals
 
 
-def _proven(version: Version, samples: Samples, form: str, place: Place) -> _Candidate:
-    load: Callable[[], Engine] = partial(load_half, version, form, place.device)
+def _proven(version: Version, spec: ModelSpec, samples: Samples, form: str, place: Place) -> _Candidate:
+    load = _loading(version, spec, samples, form, version.manifest["half"], place)
     engine = place.call(load)
     try:
         if not holds_here(version, place.device):
@@ -170,13 +154,24 @@ def _proven(version: Version, samples: Samples, form: str, place: Place) -> _Can
     return _Candidate(engine, HALVES[form], ceiling=_ceiling(version, place), load=load)
 
 
-def _wholes(version: Version, spec: ModelSpec, place: Place) -> Iterator[_Candidate]:
+def _loading(
+    version: Version, spec: ModelSpec, samples: Samples, form: str, precision: str, place: Place
+) -> Callable[[], Engine]:
+    """What loads a form as it runs best on this processor: as measured before, or now."""
+    fetch = partial(load_whole if precision == "fp32" else load_half, version, form, place.device)
+    if place.device.type != "cpu":
+        return fetch
+    batches = partial(batch_of, spec, samples)
+    return partial(fetch, measured_setup(version, form, precision, fetch, spec, batches, place))
+
+
+def _wholes(version: Version, spec: ModelSpec, samples: Samples, place: Place) -> Iterator[_Candidate]:
     """The FP32 forms that may serve: the one that the spec asks for, or every one there is."""
     wanted = [spec.form] if spec.form in WHOLES and version.has(WHOLES[spec.form]) else list(WHOLES)
     for form in wanted:
         if version.has(WHOLES[form]):
-            load: Callable[[], Engine] = partial(load_whole, version, form, place.device)
             try:
+                load = _loading(version, spec, samples, form, "fp32", place)
                 engine = place.call(load)
             except HalfevenError:
                 if form == wanted[0]:
@@ -199,7 +194,7 @@ def _as_tuned(
     fetch, files = (load_half, HALVES) if is_half else (load_whole, WHOLES)
     engine: Engine | None = None
     try:
-        engine = place.call(partial(fetch, version, winner.form, place.device, winner.threads))
+        engine = place.call(partial(fetch, version, winner.form, place.device, winner.setup))
         chosen = _Candidate(
             engine, files[winner.form], useful_rows=winner.useful_rows, ceiling=_ceiling(version, place)
         )

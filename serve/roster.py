@@ -17,7 +17,8 @@ from ..models.errors import HalfevenError, NotReady, UnknownName
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version
 from .duty import IndexEntry, LoadConfig
-from .readying import Place, make_ready
+from .place import Place
+from .readying import make_ready
 from .rollout.configured import configured
 from .rollout.decisions import Decisions
 from .rollout.lane import DRAIN_SECONDS, Lane

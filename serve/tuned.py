@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ..exporters.environment import environment
+from ..models.engines.cpu_setup import CpuSetup, processor, usable_cores
 from ..models.store import Version, fsync
 
 logger = logging.getLogger("halfeven.roster")
@@ -27,7 +28,7 @@ _READABLE = 0o644
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """``threads`` within an operation (0: the engine's own choice); ``useful_rows`` as in `duty.OnDuty`.
+    """``threads`` and ``passes`` are a `CpuSetup`'s (0 threads on a GPU); ``useful_rows`` as in `duty.OnDuty`.
 
     ``queue_delay_us`` is advice for ``batching.max_queue_delay_us``, which stays the operator's.
     """
@@ -38,11 +39,16 @@ class Winner:
     useful_rows: int
     queue_delay_us: int
     rows_per_second: float
+    passes: Sequence[str] = ()
+
+    @property
+    def setup(self) -> CpuSetup:
+        return CpuSetup(self.threads, frozenset(self.passes))
 
     def __str__(self) -> str:
-        threads = "" if not self.threads else f", {self.threads} thread{'s' if self.threads > 1 else ''}"
+        how = f", {self.setup}" if self.threads else ""
         rows = f" in batches of up to {self.useful_rows}" if self.useful_rows else ""
-        return f"{self.form} {self.precision}{threads}, {self.rows_per_second:,.0f} rows/s{rows}"
+        return f"{self.form} {self.precision}{how}, {self.rows_per_second:,.0f} rows/s{rows}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +60,9 @@ class Tuned:
 
 
 def conditions(device: torch.device) -> dict[str, Any]:
-    """What a tuning is bound to: the kind of device, the libraries, the cores that this process may use."""
-    return {**environment(device), "cores": len(os.sched_getaffinity(0))}
+    """What a measurement is bound to: device, libraries, processor, and the cores that this process may use."""
+    host = {"processor": processor()} if device.type == "cpu" else {}
+    return {**environment(device), **host, "cores": usable_cores()}
 
 
 def tuned_path(version: Version, device: torch.device) -> Path:
@@ -70,7 +77,6 @@ def save_tuned(
 ) -> Path:
     """Write the file that `tuned_for` reads, whole or not at all; durable when this returns."""
     path = tuned_path(version, device)
-    path.parent.mkdir(exist_ok=True)
     facts = {
         "model": version.name,
         "version": version.number,
@@ -80,6 +86,13 @@ def save_tuned(
         "winner": asdict(winner),
         **evidence,
     }
+    write_durably(path, facts)
+    return path
+
+
+def write_durably(path: Path, facts: Mapping[str, Any]) -> None:
+    """Write a JSON file whole or not at all, its folder made where it is missing; durable when this returns."""
+    path.parent.mkdir(exist_ok=True)
     handle, draft = tempfile.mkstemp(prefix=".tuned-", dir=path.parent)
     with os.fdopen(handle, "w") as file:
         json.dump(facts, file, indent=2, allow_nan=False)
@@ -88,7 +101,6 @@ def save_tuned(
         os.fsync(handle)
     Path(draft).replace(path)
     fsync(path.parent)
-    return path
 
 
 def tuned_for(version: Version, device: torch.device) -> Tuned | None:

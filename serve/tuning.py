@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..exporters.inputs.samples import Samples, load_samples
+from ..models.engines.cpu_setup import PLAIN, CpuSetup, usable_cores
 from ..models.engines.engine import Engine
 from ..models.engines.load import load_half, load_whole
 from ..models.engines.placement import resolve_device
@@ -27,8 +28,10 @@ from ..models.spec import ModelSpec
 from ..models.store import Store, Version
 from .batching.device import DeviceThread
 from .core_wait import seconds_on_core, waited_for_core_s
-from .readying import HALF_MUST_GAIN, WHOLES, Place, batch_of, proven_halves
-from .tuned import Winner, conditions, save_tuned
+from .kept_setups import measured_setup
+from .place import Place
+from .readying import HALF_MUST_GAIN, WHOLES, batch_of, proven_halves
+from .tuned import Winner, save_tuned
 from .tuning_delay import Simulated, best_delay, simulate
 from .useful_rows import batch_sizes, useful_rows
 
@@ -42,14 +45,19 @@ _WAIT_SHARE = 0.1  # of the time, ready and without a core: above it the machine
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to run a version. ``threads`` 0: the engine's own choice."""
+    """One way to run a version."""
 
     form: str
     precision: str
-    threads: int
+    setup: CpuSetup
+
+    @property
+    def threads(self) -> int:
+        """Within an operation; 0 on a GPU."""
+        return self.setup.threads
 
     def __str__(self) -> str:
-        return f"{self.form} {self.precision}" + (f", threads {self.threads}" if self.threads else "")
+        return f"{self.form} {self.precision}" + (f", {self.setup}" if self.setup != PLAIN else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +130,11 @@ def _tuned(version: Version, place: Place, seconds: float, say: Say) -> dict[str
     spec = version.spec()
     samples = load_samples(version.file("samples.safetensors"), spec)
     kinds, refusals = _kinds(version, spec, samples, place, say)
-    counts = thread_counts(place.device)
-    ways = [Way(form, precision, threads) for form, precision in kinds for threads in counts]
+    ways = [
+        Way(form, precision, setup)
+        for form, precision in kinds
+        for setup in _setups(version, spec, samples, form, precision, place)
+    ]
     budget_s = seconds * _ENGINES_SHARE / len(ways)
     measured = [one for way in ways if (one := _measure(version, spec, samples, way, place, budget_s, say))]
     waited = max((one.waited_share for one in measured), default=0.0)
@@ -143,6 +154,7 @@ def _tuned(version: Version, place: Place, seconds: float, say: Say) -> dict[str
         best.useful_rows if spec.batched else 0,
         best_delay(simulated),
         best.rows_per_second,
+        sorted(best.way.setup.passes),
     )
     evidence = {
         "measurements": [_row(one, rows) for one in measured for rows in one.seconds],
@@ -171,7 +183,18 @@ def thread_counts(device: torch.device) -> list[int]:
     """1, 2, 4, … and every core that this process may use; on a GPU the host's threads do not matter."""
     if device.type != "cpu":
         return [0]
-    return batch_sizes(conditions(device)["cores"])
+    return batch_sizes(usable_cores())
+
+
+def _setups(
+    version: Version, spec: ModelSpec, samples: Samples, form: str, precision: str, place: Place
+) -> list[CpuSetup]:
+    """The passes that were measured best on this processor, with every number of threads."""
+    if place.device.type != "cpu":
+        return [PLAIN]
+    load = partial(load_whole if precision == "fp32" else load_half, version, form, place.device)
+    best = measured_setup(version, form, precision, load, spec, partial(batch_of, spec, samples), place)
+    return [replace(best, threads=threads) for threads in thread_counts(place.device)]
 
 
 def _kinds(
@@ -231,7 +254,7 @@ def quartile_seconds(run: Callable[[], object], budget_s: float) -> float:
 
 def load_way(version: Version, way: Way, place: Place) -> Engine:
     fetch = load_whole if way.precision == "fp32" else load_half
-    return place.call(partial(fetch, version, way.form, place.device, way.threads))
+    return place.call(partial(fetch, version, way.form, place.device, way.setup))
 
 
 def _simulated(
@@ -256,8 +279,15 @@ def _simulated(
 
 
 def _row(one: Measured, rows: int) -> dict[str, Any]:
-    taken = one.seconds[rows]
-    return {**asdict(one.way), "rows": rows, "seconds": taken, "rows_per_second": rows / taken}
+    taken, way = one.seconds[rows], one.way
+    return {
+        "form": way.form,
+        "precision": way.precision,
+        **way.setup.to_json(),
+        "rows": rows,
+        "seconds": taken,
+        "rows_per_second": rows / taken,
+    }
 
 
 def told(facts: Mapping[str, Any]) -> Group:
@@ -269,13 +299,12 @@ def told(facts: Mapping[str, Any]) -> Group:
     table.add_column("form")
     for size in sizes:
         table.add_column(str(size), justify="right", no_wrap=True)
-    rates: dict[tuple[str, str, int], dict[int, float]] = {}
+    rates: dict[Way, dict[int, float]] = {}
     for row in facts["measurements"]:
-        rates.setdefault((row["form"], row["precision"], row["threads"]), {})[row["rows"]] = row[
-            "rows_per_second"
-        ]
-    for (form, precision, threads), by_size in rates.items():
-        table.add_row(str(Way(form, precision, threads)), *(f"{by_size[size]:,.0f}" for size in sizes))
+        way = Way(row["form"], row["precision"], CpuSetup(row["threads"], frozenset(row["passes"])))
+        rates.setdefault(way, {})[row["rows"]] = row["rows_per_second"]
+    for way, by_size in rates.items():
+        table.add_row(str(way), *(f"{by_size[size]:,.0f}" for size in sizes))
     winner = Winner(**facts["winner"])
     return Group(table, *_delays(facts["simulations"]), f"winner: {winner}", _advice(winner))
 

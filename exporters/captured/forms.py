@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...models.archive import save_program
 from ...models.engines.arrays import to_torch
+from ...models.engines.cpu_setup import PACKED, CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.engines.torch_engine import TorchEngine
 from ...models.program import runnable
@@ -54,9 +55,7 @@ class Captured:
 
     def whole(self) -> Answers:
         if self._whole is None:
-            self._whole = answers_of(
-                self.subject.spec, TorchEngine(self.subject.exported, "fp32", CPU, packed=False)
-            )
+            self._whole = answers_of(self.subject.spec, TorchEngine(self.subject.exported, "fp32", CPU))
         return self._whole
 
     def exam(self, judging: Samples) -> Exam:
@@ -87,7 +86,7 @@ class Captured:
             if not half:
                 return Made("whole.pt2", self.whole())
             self._save_half(draft)
-            return Made("half.pt2", self.storage(), [self._taken_in_storage(exam)])
+            return Made("half.pt2", self.storage(), [self._taken_in_storage(exam), *self._taken_packed(exam)])
         self._write_whole_onnx(draft, exam)
         if not half:
             return Made("whole.onnx", self._onnx(draft.folder / "whole.onnx", "fp32"))
@@ -134,6 +133,14 @@ class Captured:
             stand_in = emulated(self.subject.spec, self.planner.emulation())
             self._taken = take(exam, self.storage(), stand_in)
         return self._taken
+
+    def _taken_packed(self, exam: Exam) -> list[Taken]:
+        """The answers in packed kernels, where a server may choose these for a half that this processor multiplies
+        itself: what may serve is what was judged."""
+        engine = TorchEngine(self.half.program, self.subject.precision.dtype, CPU, CpuSetup(passes=PACKED))
+        if self.subject.precision.dtype != "bf16" or not engine.setup.passes:
+            return []
+        return [take(exam, answers_of(self.subject.spec, engine))]
 
     def _save_half(self, draft: Draft) -> None:
         if self._saved is not self.half:

@@ -18,6 +18,7 @@ from .. import capture_child as child
 from ..errors import DamagedFile, EngineFailed
 from ..spec import ModelSpec
 from ..store import Version
+from .cpu_setup import PLAIN, CpuSetup
 from .islands import HALVES, raise_islands
 from .live_source import LiveSource
 from .torch_engine import TorchEngine
@@ -73,11 +74,11 @@ class LiveEngine(TorchEngine):
         precision: str,
         device: torch.device,
         islands: Iterable[str] = (),
-        threads: int = 0,
+        setup: CpuSetup = PLAIN,
     ) -> None:
         # One fused op, whose parts neither autocast nor islands see.
         torch.backends.mha.set_fastpath_enabled(False)
-        self._place(precision, device, threads)
+        self._place(precision, device, setup.only(()))
         self._dtype = _DTYPES.get(precision)
         self._live = module
         module.module.to(device)
@@ -101,7 +102,7 @@ class LiveEngine(TorchEngine):
         return torch.autocast(self._device.type, dtype=self._dtype, cache_enabled=False)
 
 
-def load_live(version: Version, precision: str, device: torch.device, threads: int = 0) -> LiveEngine:
+def load_live(version: Version, precision: str, device: torch.device, setup: CpuSetup = PLAIN) -> LiveEngine:
     """A version's live form, or with ``fp32`` its whole.
 
     Raises EngineFailed naming a file of the model folder that has changed since the proof, DamagedFile,
@@ -110,7 +111,7 @@ def load_live(version: Version, precision: str, device: torch.device, threads: i
     wanted = version.json(LIVE_FILE)
     weights = version.file("weights.safetensors")
     module = live_module(wanted, weights, version.spec())
-    return LiveEngine(module, precision, device, wanted["islands"], threads)
+    return LiveEngine(module, precision, device, wanted["islands"], setup)
 
 
 def live_module(wanted: Mapping[str, Any], weights: Path, spec: ModelSpec) -> LiveModule:

@@ -12,6 +12,7 @@ from ..errors import DamagedFile
 from ..plain_program import read_module
 from ..program import runnable
 from ..store import Version
+from .cpu_setup import PLAIN, CpuSetup
 from .engine import Engine
 from .live_engine import load_live
 from .torch_engine import TorchEngine
@@ -44,32 +45,29 @@ def _runnable(
     return module if module is not None else load_program(path, state)
 
 
-def load_whole(version: Version, form: str, device: torch.device, threads: int = 0) -> Engine:
-    """The FP32 original as an engine; ``form`` is ``torch``, ``onnx`` or ``live``.
-
-    ``threads`` within an operation on a CPU; 0 leaves it to the engine.
-    """
+def load_whole(version: Version, form: str, device: torch.device, setup: CpuSetup = PLAIN) -> Engine:
+    """The FP32 original as an engine; ``form`` is ``torch``, ``onnx`` or ``live``, ``setup`` how a CPU is used."""
     if form == "live":
-        return load_live(version, "fp32", device, threads)
+        return load_live(version, "fp32", device, setup)
     if form == "onnx":
-        return _onnx_engine(version.file("whole.onnx"), "fp32", device, threads)
+        return _onnx_engine(version.file("whole.onnx"), "fp32", device, setup)
     program = _runnable(version.file("whole.pt2"), device, _weights(version))
-    return TorchEngine(program, "fp32", device, threads, rows_apart=version.spec().batched)
+    return TorchEngine(program, "fp32", device, setup, rows_apart=version.spec().batched)
 
 
-def load_half(version: Version, form: str, device: torch.device, threads: int = 0) -> Engine:
-    """The half as an engine; whether it may serve is not decided here. ``threads`` as for the whole."""
+def load_half(version: Version, form: str, device: torch.device, setup: CpuSetup = PLAIN) -> Engine:
+    """The half as an engine; whether it may serve is not decided here. ``setup`` as for the whole."""
     precision = version.manifest["half"]
     if form == "live":
-        return load_live(version, precision, device, threads)
+        return load_live(version, precision, device, setup)
     if form == "onnx":
-        return _onnx_engine(version.file("half.onnx"), precision, device, threads)
+        return _onnx_engine(version.file("half.onnx"), precision, device, setup)
     program = _runnable(version.file("half.pt2"), device)
-    return TorchEngine(program, precision, device, threads, rows_apart=version.spec().batched)
+    return TorchEngine(program, precision, device, setup, rows_apart=version.spec().batched)
 
 
-def _onnx_engine(path: Path, precision: str, device: torch.device, threads: int) -> Engine:
+def _onnx_engine(path: Path, precision: str, device: torch.device, setup: CpuSetup) -> Engine:
     """Imported when first asked for: a server of torch forms alone is 17 MB smaller without ONNX Runtime."""
     from .onnx_engine import OnnxEngine
 
-    return OnnxEngine(path, precision, device, threads=threads)
+    return OnnxEngine(path, precision, device, setup)

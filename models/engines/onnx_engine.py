@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,8 @@ import torch
 
 from ..errors import EngineFailed
 from .arrays import joined
-from .engine import BRIEF_SECONDS, SHORT_SECONDS
+from .cpu_setup import NO_SPINNING, PLAIN, CpuSetup
+from .engine import BRIEF_SECONDS
 from .torch_engine import seconds_of
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -22,8 +22,8 @@ DEADLY_IN_HALF = ["MatmulTransposeFusion"]
 class OnnxEngine:
     """One session on one device. Never falls back in silence: the provider asked for is the one that runs.
 
-    ``packed`` False: without copies of the weights in the kernels' layout; slower, in half the memory.
-    ``threads`` within an operation on a CPU; 0: as many as ONNX Runtime likes (one for each physical core).
+    ``setup`` says how a CPU is used. ``packed`` False: without copies of the weights in the kernels' layout; slower, in
+    half the memory.
     """
 
     form = "onnx"
@@ -31,26 +31,21 @@ class OnnxEngine:
     brief = False
 
     def __init__(
-        self, path: Path, precision: str, device: torch.device, packed: bool = True, threads: int = 0
+        self, path: Path, precision: str, device: torch.device, setup: CpuSetup = PLAIN, packed: bool = True
     ) -> None:
         self.precision = precision
+        self.possible = {NO_SPINNING} if device.type == "cpu" and setup.threads != 1 else set[str]()
+        self.setup = setup.only(self.possible)
         unfused = [] if precision == "fp32" else DEADLY_IN_HALF
-        self._on_one_thread = partial(_session, path, device, packed, 1, unfused)
-        self._threads = threads if device.type == "cpu" else -1
-        self._session = _session(path, device, packed, threads, unfused)
+        self._session = _session(path, device, self.setup, packed, unfused)
         self.device = f"{device} ({self._session.get_providers()[0]})"
         self._names = [value.name for value in self._session.get_inputs()]
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
-        """Run a few times; on a CPU a batch that is short gets one thread: others would only spin beside it."""
+        """Run a few times; on a CPU with one thread also find out whether that takes longer than to wake a thread."""
         self.run(parts)
-        if self._threads < 0:
-            return
-        seconds = seconds_of(lambda: self.run(parts))[0]
-        if self._threads == 0 and seconds < SHORT_SECONDS:
-            self._threads, self._session = 1, self._on_one_thread()
-            seconds = seconds_of(lambda: self.run(parts))[0]
-        self.brief = self._threads == 1 and seconds < BRIEF_SECONDS
+        if self.device.startswith("cpu") and self.setup.threads == 1:
+            self.brief = seconds_of(lambda: self.run(parts))[0] < BRIEF_SECONDS
 
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         began_ns = time.monotonic_ns()
@@ -63,7 +58,7 @@ class OnnxEngine:
 
 
 def _session(
-    path: Path, device: torch.device, packed: bool, threads: int, unfused: list[str]
+    path: Path, device: torch.device, setup: CpuSetup, packed: bool, unfused: list[str]
 ) -> onnxruntime.InferenceSession:
     provider = _PROVIDERS[device.type]
     if provider not in onnxruntime.get_available_providers():
@@ -73,7 +68,9 @@ def _session(
         )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = setup.threads
+    if NO_SPINNING in setup.passes:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.disable_prepacking", "0" if packed else "1")
     settings = {"device_id": str(device.index or 0), "use_tf32": "0"} if device.type == "cuda" else {}
     try:

@@ -1,15 +1,16 @@
 """On a CPU: weights in the layout that oneDNN's kernels read, packed once at load, with what follows fused in.
 
-Torch packs a weight anew in each call. Measured on two cores (AVX-512): products of 128 rows take two thirds of the
-time in FP32, an image model 0.9 of it at batches of 8, in bf16 0.83, and as long as before at 32. These are what
-torch.compile's freezing puts there (torch/_inductor/fx_passes/mkldnn_fusion.py). FP32 stays FP32: sums come in
+Torch packs a weight anew in each call. Measured on two cores with AVX-512: an encoder takes 0.6 to 0.7 of the time with
+packed products, an image net 0.5 (batch 1) to 0.7 (batch 32) with packed convolutions; restricted to AVX2 packed
+convolutions take 8 times as long at batch 1. These are what torch.compile's freezing puts there
+(torch/_inductor/fx_passes/mkldnn_fusion.py). FP32 stays FP32: sums come in
 another order, and BatchNorm's factor is multiplied into the weight before instead of after. ReLU is not fused: oneDNN's
 makes 0 of NaN, and an answer that is not finite must be seen to be rescued or refused.
 """
 
 import platform
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from ..program import dimensions_of, look_of
+from .cpu_setup import PACKED, PACKED_CONVOLUTIONS, PACKED_PRODUCTS
 
 _aten = torch.ops.aten
 _LARGE = 1 << 17  # elements of an FP32 weight: below, torch's call costs less than oneDNN's
@@ -33,22 +35,54 @@ def multiplies_bf16() -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def pack_weights(module: GraphModule) -> None:
-    """Change every linear layer and 2-d convolution that oneDNN has a faster form of, on the CPU this runs on.
+def packable(module: GraphModule) -> set[str]:
+    """The passes of `PACKED` that would change something of this program, by the processor this runs on."""
+    if not can_pack():
+        return set()
+    return {_PASSES[node.target] for node, _ in _candidates(module) if _is_worth_it(module, node)}
 
-    Nothing is changed where this torch or this processor does not have it. A weight that something else reads as well
+
+def pack_weights(module: GraphModule, passes: Collection[str] = PACKED) -> None:
+    """Change every linear layer and 2-d convolution that ``passes`` name and that oneDNN has packed kernels for.
+
+    Nothing is changed where this torch or this processor does not have them. A weight that something else reads as well
     (tied to an embedding) stays as it is: it would be in memory twice.
     """
     if not can_pack():
         return
-    readers = _readers(module)
-    for node in list(module.graph.nodes):
-        place, pack = _PACKS.get(node.target, (0, None))
-        weight = _tensor(module, node.args[place]) if pack else None
-        if pack and weight is not None and _has_kernels(weight.dtype) and readers[_address(weight)] == 1:
-            pack(module, node, weight)
+    for node, weight in _candidates(module):
+        if _PASSES[node.target] in passes and _is_worth_it(module, node):
+            _PACKS[node.target][1](module, node, weight)
     module.graph.lint()
     module.recompile()
+
+
+def _candidates(module: GraphModule) -> list[tuple[Node, Tensor]]:
+    """Every node with a weight of its own that oneDNN's kernels take."""
+    readers = _readers(module)
+    found = []
+    for node in module.graph.nodes:
+        if node.target in _PACKS:
+            weight = _tensor(module, node.args[_PACKS[node.target][0]])
+            if weight is not None and _has_kernels(weight.dtype) and readers[_address(weight)] == 1:
+                found.append((node, weight))
+    return found
+
+
+def _is_worth_it(module: GraphModule, node: Node) -> bool:
+    """Whether the shapes are those that a packed kernel takes, and the weight is not so small that torch's call costs
+    less than oneDNN's."""
+    place = _PACKS[node.target][0]
+    if _PASSES[node.target] == PACKED_CONVOLUTIONS:
+        return dimensions_of(node.args[0]) == 4
+    if node.target is _aten.addmm.default and (
+        node.kwargs or len(node.args) != 3 or dimensions_of(node.args[0]) != 1
+    ):
+        return False
+    weight = _tensor(module, node.args[place])
+    assert weight is not None  # of `_candidates`
+    large = weight.dtype != torch.float32 or weight.numel() >= _LARGE
+    return large and dimensions_of(node.args[place - 1]) >= 2
 
 
 def _pack_linear(module: GraphModule, node: Node, matrix: Tensor) -> None:
@@ -59,16 +93,13 @@ def _pack_linear(module: GraphModule, node: Node, matrix: Tensor) -> None:
 def _pack_addmm(module: GraphModule, node: Node, matrix: Tensor) -> None:
     """`aten::addmm` as a linear layer, whose weight is transposed."""
     bias, rows, weight = _arguments(node, 3)
-    if not node.kwargs and len(node.args) == 3 and dimensions_of(bias) == 1:
-        _pack_product(module, node, rows, weight, matrix.t().contiguous(), bias)
+    _pack_product(module, node, rows, weight, matrix.t().contiguous(), bias)
 
 
 def _pack_product(
     module: GraphModule, node: Node, rows: Node, weight: Node, matrix: Tensor, bias: Node | None
 ) -> None:
     """With the GELU behind it, as `mkldnn::_linear_pointwise`."""
-    if dimensions_of(rows) < 2 or (matrix.dtype == torch.float32 and matrix.numel() < _LARGE):
-        return
     last, activation = _activation_behind(node)
     packed = torch.ops.mkldnn._reorder_linear_weight(matrix, None)
     _replace(
@@ -82,8 +113,6 @@ def _pack_product(
 def _pack_convolution(module: GraphModule, node: Node, kernel: Tensor) -> None:
     """`aten::conv2d`, with BatchNorm and a sum or GELU behind it, as `mkldnn::_convolution_pointwise`."""
     image, weight, bias, stride, padding, dilation, groups = _arguments(node, 7)
-    if dimensions_of(image) != 4:
-        return
     kernel, shift, last = _normed(module, node, kernel, bias)
     geometry = (_pair(padding, 0), _pair(stride, 1), _pair(dilation, 1), groups or 1)
     packed = torch.ops.mkldnn._reorder_convolution_weight(kernel, *geometry, None)
@@ -115,6 +144,11 @@ _PACKS: dict[Any, tuple[int, Callable[[GraphModule, Node, Tensor], None]]] = {
     _aten.linear.default: (1, _pack_linear),
     _aten.addmm.default: (2, _pack_addmm),
     _aten.conv2d.default: (1, _pack_convolution),
+}
+_PASSES: dict[Any, str] = {
+    _aten.linear.default: PACKED_PRODUCTS,
+    _aten.addmm.default: PACKED_PRODUCTS,
+    _aten.conv2d.default: PACKED_CONVOLUTIONS,
 }
 
 

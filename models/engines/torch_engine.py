@@ -1,9 +1,9 @@
 """Runs an exported program with torch, eagerly, on a CPU or a CUDA device."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +13,12 @@ from torch.fx import GraphModule
 
 from ..program import runnable
 from .arrays import joined, to_numpy, to_torch
-from .engine import BRIEF_SECONDS, SHORT_SECONDS, Launched
+from .cpu_setup import PACKED, PLAIN, SHARED_ROWS, WITHOUT_LOCK, CpuSetup
+from .engine import BRIEF_SECONDS, Launched
 from .in_place import write_in_place
 from .one_product import make_one_product
-from .packed import pack_weights
-from .row_shares import FEWEST_SHARED, LONG_ROW_SECONDS, RowShares, wait_for_all_shares
+from .packed import pack_weights, packable
+from .row_shares import FEWEST_SHARED, RowShares, wait_for_all_shares
 from .scripted import without_the_lock
 from .staging import SLOTS, Staging, cuda_lanes
 
@@ -25,8 +26,9 @@ from .staging import SLOTS, Staging, cuda_lanes
 class TorchEngine:
     """One program on one device. Bound to the thread that calls it: intra-op threads are that thread's.
 
-    ``threads`` on a CPU; 0: found out at the warm-up. ``packed``: on a CPU, weights in oneDNN's layout.
-    ``rows_apart``: the first axis of inputs and outputs is the batch, so that rows may run on different cores.
+    ``setup`` says how a CPU is used; of its passes those are taken that this program allows (``possible``), and
+    ``self.setup`` is what was taken. ``rows_apart``: the first axis of inputs and outputs is the batch, so that rows
+    may run on different cores.
     """
 
     form = "torch"
@@ -38,28 +40,39 @@ class TorchEngine:
         program: ExportedProgram | GraphModule,
         precision: str,
         device: torch.device,
-        threads: int = 0,
-        packed: bool = True,
+        setup: CpuSetup = PLAIN,
         rows_apart: bool = False,
     ) -> None:
-        self._place(precision, device, threads)
+        self._place(precision, device, setup)
         if device.type == "cuda" and isinstance(program, ExportedProgram):
             program = move_to_device_pass(program, device)
         module = runnable(program) if isinstance(program, ExportedProgram) else program
-        if device.type == "cpu" and packed:
-            pack_weights(module)
-        write_in_place(module)
-        make_one_product(module)
-        # On a GPU operations are only launched; whether this launches them sooner has not been measured.
-        self._module = without_the_lock(module) if device.type == "cpu" else module
-        self._rows_apart = rows_apart and self._module is not module
+        on_cpu = device.type == "cpu"
+        self._module = self._prepared_for_cpu(module, rows_apart) if on_cpu else _written(module)
         self._stage()
 
+    def _prepared_for_cpu(self, module: GraphModule, rows_apart: bool) -> Callable[..., Any]:
+        """The program with the passes of the setup that it allows; what it allows is known after that."""
+        self.possible = {*packable(module), WITHOUT_LOCK}
+        if packs := self.setup.passes & PACKED:
+            pack_weights(module, packs)
+        _written(module)
+        scripted = WITHOUT_LOCK in self.setup.passes
+        program = without_the_lock(module) if scripted else module
+        if scripted and program is module:  # control flow stays in Python
+            self.possible.discard(WITHOUT_LOCK)
+        elif scripted and rows_apart and self.setup.threads > 1:  # else rows would wait for Python's lock
+            self.possible.add(SHARED_ROWS)
+        self.setup = self.setup.only(self.possible)
+        if SHARED_ROWS in self.setup.passes:
+            self._shares = RowShares(lambda *rows: self._module(*rows), self.setup.threads)
+        return program
+
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
-        """Run a few times; on a CPU also find out whether this model gains from several threads."""
-        if self._device.type == "cpu":
-            self._calibrate(parts)
+        """Run a few times; on a CPU with one thread also find out whether that takes longer than to wake a thread."""
         self.run(parts)
+        if self._device.type == "cpu" and self.setup.threads == 1:
+            self.brief = seconds_of(lambda: self.run(parts))[0] < BRIEF_SECONDS
 
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         if self._staging is not None:
@@ -98,13 +111,13 @@ class TorchEngine:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _place(self, precision: str, device: torch.device, threads: int) -> None:
+    def _place(self, precision: str, device: torch.device, setup: CpuSetup) -> None:
         self.precision = precision
         self.device = str(device)
         self._device = device
-        self._asked_threads = self._threads = threads  # 0: not calibrated yet, as torch has it
+        self.setup = setup
+        self.possible: set[str] = set()
         self._shares: RowShares | None = None
-        self._rows_apart = False
         # One for all batches: to make one takes 10 µs after a sleep, a fifth of a small batch.
         self._no_autograd = torch.inference_mode()
 
@@ -124,11 +137,12 @@ class TorchEngine:
 
     def _take_threads(self) -> None:
         """OpenMP's number is each thread's own, MKL's is everybody's: who computed shares has set it to one."""
-        if self._threads > 1:
+        threads = self.setup.threads
+        if threads > 1:
             wait_for_all_shares()
-            torch.set_num_threads(self._threads)
-        elif self._threads and torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+            torch.set_num_threads(threads)
+        elif threads and torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
 
     def _launched_on_cpu(self, parts: Sequence[Sequence[np.ndarray]]) -> Launched:
         if self._shares is not None and self._are_shared(parts):
@@ -149,22 +163,6 @@ class TorchEngine:
             self._shares.close()
             self._shares = None
 
-    def _calibrate(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
-        """One thread for a batch that is short, all cores for any other; rows that take long are shared among them.
-
-        Not the faster of the two as measured now: while a model is loaded something else often has a core, and
-        two threads on one core look worse than they are for as long as the server then lives.
-        """
-        self._end_shares()  # of an earlier warm-up
-        self._threads = self._asked_threads or 1
-        took_s = seconds_of(lambda: self.run(parts))[0]
-        row_s = took_s * self._threads / max(sum(len(part) for part in parts[0]), 1)  # on one core
-        if not self._asked_threads and took_s >= SHORT_SECONDS:
-            self._threads = len(os.sched_getaffinity(0))
-        self.brief = self._threads == 1 and took_s < BRIEF_SECONDS
-        if self._threads > 1 and self._rows_apart and row_s >= LONG_ROW_SECONDS:
-            self._shares = RowShares(lambda *rows: self._module(*rows), self._threads)
-
 
 @dataclass(slots=True, eq=False)
 class Postponed:
@@ -174,6 +172,13 @@ class Postponed:
 
     def wait(self) -> list[np.ndarray]:
         return self.run()
+
+
+def _written(module: GraphModule) -> GraphModule:
+    """The program with the two changes that no device has been seen to lose by."""
+    write_in_place(module)
+    make_one_product(module)
+    return module
 
 
 def seconds_of(run: Callable[[], object], budget_s: float = 0.15) -> list[float]:

@@ -19,7 +19,7 @@ from ...exporters.prove import Answers, answers_of
 from ...models.archive import save_program
 from ...models.engines.load import whole_program
 from ...models.store import LIVE, Store, Version
-from ..readying import Place
+from ..place import Place
 from ..roster import Roster
 from .child import Child
 from .datasets import TrainingData, read_training, seen_in_training, split

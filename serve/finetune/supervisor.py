@@ -11,7 +11,7 @@ from functools import partial
 
 from ...models.errors import HalfevenError
 from ...models.store import LIVE, Store
-from ..readying import Place
+from ..place import Place
 from ..roster import Roster
 from .files import Files
 from .jobs import CANCELLED, FAILED, QUEUED, RUNNING, Job

@@ -16,7 +16,7 @@ from ...models.store import Version
 from ..batching.batcher import Batcher
 from ..batching.tally import Tally
 from ..duty import NO_TERMS, Answer, OnDuty, Statistics, Submit, Terms
-from ..readying import Place
+from ..place import Place
 from .comparison import Scale
 from .drift import Drift
 from .rules import Rules

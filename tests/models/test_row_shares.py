@@ -1,13 +1,13 @@
 """A long batch's rows on several cores: every row once and in its place, the same bits whoever computes them."""
 
-import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from halfeven.models.engines import torch_engine
+from halfeven.models.engines.cpu_setup import SHARED_ROWS, WITHOUT_LOCK, CpuSetup
 from halfeven.models.engines.row_shares import FEWEST_SHARED, RowShares, shares_of, wait_for_all_shares
 from halfeven.models.engines.torch_engine import TorchEngine
 from torch import Tensor, nn
@@ -131,11 +131,10 @@ def test_who_wants_several_threads_in_an_operation_waits_until_no_shares_are_com
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
-@pytest.mark.usefixtures("every_row_is_long")
 def test_a_batch_that_is_not_shared_gets_its_threads_back_from_mkl_as_well() -> None:
     net = whole(Rows(), {"x": torch.randn(8, 64)})
-    engine = TorchEngine(net.program, "fp32", CPU, rows_apart=True)
-    engine.warm_up([[array(16)]])
+    engine = TorchEngine(net.program, "fp32", CPU, SHARED, rows_apart=True)
+    torch.set_num_threads(1)
     engine.run([[array(16)]])
     assert "mkl_get_max_threads() : 1\n" in torch.__config__.parallel_info()
     engine.run([[array(1)]])
@@ -153,23 +152,17 @@ class Rows(nn.Module):
         return self.other(hidden), hidden.argmax(-1)
 
 
-@pytest.fixture
-def every_row_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_engine, "LONG_ROW_SECONDS", 0.0)
-    monkeypatch.setattr(torch_engine, "SHORT_SECONDS", 0.0)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2})
+SHARED = CpuSetup(3).having(WITHOUT_LOCK, SHARED_ROWS)
 
 
 def array(rows: int) -> np.ndarray:
     return np.random.default_rng().standard_normal((rows, 64)).astype(np.float32)
 
 
-@pytest.mark.usefixtures("every_row_is_long")
 def test_an_engine_whose_rows_are_long_answers_as_the_program_and_repeats_its_bits() -> None:
     net = whole(Rows(), {"x": torch.randn(8, 64)})
-    engine = TorchEngine(net.program, "fp32", CPU, rows_apart=True)
-    for _ in range(3):  # a later warm-up leaves no threads of the one before
-        engine.warm_up([[array(16)]])
+    engine = TorchEngine(net.program, "fp32", CPU, SHARED, rows_apart=True)
+    engine.warm_up([[array(16)]])
     assert engine._shares is not None and engine.in_flight == 2
     helpers = [thread for thread in threading.enumerate() if thread.name.startswith("halfeven-rows")]
     assert len(helpers) <= 3
@@ -186,21 +179,17 @@ def test_an_engine_whose_rows_are_long_answers_as_the_program_and_repeats_its_bi
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("halfeven-rows")]
 
 
-@pytest.mark.usefixtures("every_row_is_long")
-def test_rows_stay_together_where_they_are_not_a_batch_or_hold_the_lock() -> None:
-    net = whole(Rows(), {"x": torch.randn(8, 64)})
-    not_batched = TorchEngine(net.program, "fp32", CPU)
-    not_batched.warm_up([[array(16)]])
-    assert not_batched._shares is None and not_batched.in_flight == 1
+def test_rows_stay_together_where_they_are_not_a_batch_or_hold_the_lock_or_have_one_core() -> None:
+    program = whole(Rows(), {"x": torch.randn(8, 64)}).program
     branches = CONTROL_FLOW["branches"]
-    in_python = TorchEngine(whole(branches.build(), branches.inputs(8)).program, "fp32", CPU, rows_apart=True)
-    in_python.warm_up([[tensor.numpy()] for tensor in branches.inputs(8).values()])
-    assert in_python._shares is None
-
-
-def test_short_rows_stay_together() -> None:
-    engine = TorchEngine(
-        whole(Rows(), {"x": torch.randn(8, 64)}).program, "fp32", CPU, threads=2, rows_apart=True
-    )
-    engine.warm_up([[array(16)]])
-    assert engine._shares is None
+    in_python = whole(branches.build(), branches.inputs(8)).program
+    for engine, left in [
+        (TorchEngine(program, "fp32", CPU, SHARED), {WITHOUT_LOCK}),
+        (TorchEngine(program, "fp32", CPU, SHARED, rows_apart=True), {WITHOUT_LOCK, SHARED_ROWS}),
+        (TorchEngine(program, "fp32", CPU, replace(SHARED, threads=1), rows_apart=True), {WITHOUT_LOCK}),
+        (TorchEngine(program, "fp32", CPU, CpuSetup(3).having(SHARED_ROWS), rows_apart=True), set()),
+        (TorchEngine(in_python, "fp32", CPU, SHARED, rows_apart=True), set()),
+    ]:
+        assert engine.setup.passes == left
+        assert engine.in_flight == (2 if SHARED_ROWS in left else 1)
+        engine.close()

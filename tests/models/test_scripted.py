@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from halfeven.models.engines.arrays import joined
+from halfeven.models.engines.cpu_setup import WITHOUT_LOCK, CpuSetup
 from halfeven.models.engines.in_place import write_in_place
 from halfeven.models.engines.one_product import make_one_product
 from halfeven.models.engines.packed import pack_weights
@@ -24,6 +25,7 @@ from tests.nets import NETS
 from tests.programs import Whole, whole
 
 CPU = torch.device("cpu")
+SCRIPTED = CpuSetup(passes=frozenset((WITHOUT_LOCK,)))
 
 
 def as_served(found: Whole) -> GraphModule:
@@ -147,7 +149,9 @@ class Table(nn.Module):
 
 
 def test_an_error_says_what_torch_said_and_the_next_batch_is_answered() -> None:
-    engine = TorchEngine(whole(Table(), {"index": torch.arange(8).reshape(8, 1)}).program, "fp32", CPU)
+    engine = TorchEngine(
+        whole(Table(), {"index": torch.arange(8).reshape(8, 1)}).program, "fp32", CPU, SCRIPTED
+    )
     with pytest.raises(RuntimeError) as caught:
         engine.run([[np.array([[12]])]])
     assert str(caught.value) == "index out of range in self"
@@ -182,7 +186,7 @@ class Checked(nn.Module):
 
 
 def test_a_program_that_asserts_something_of_a_value_still_does() -> None:
-    engine = TorchEngine(whole(Checked(), {"x": torch.randn(8, 4)}).program, "fp32", CPU)
+    engine = TorchEngine(whole(Checked(), {"x": torch.randn(8, 4)}).program, "fp32", CPU, SCRIPTED)
     assert engine.run([[np.zeros((2, 4), np.float32)]])[0].tolist() == [[1.0] * 4] * 2
     with pytest.raises(RuntimeError, match="too large"):
         engine.run([[np.full((2, 4), 200.0, np.float32)]])

@@ -15,7 +15,8 @@ from halfeven.models.store import LIVE, REFUSED, Store
 from halfeven.serve import readying
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.finetune.admission import Admission
-from halfeven.serve.readying import Place, make_ready
+from halfeven.serve.place import Place
+from halfeven.serve.readying import make_ready
 
 from tests.model_folders import samples_of, write_folder
 

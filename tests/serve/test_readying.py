@@ -11,7 +11,7 @@ from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve import readying
 from halfeven.serve.batching.device import DeviceThread
-from halfeven.serve.readying import Place
+from halfeven.serve.place import Place
 
 SPEC = ModelSpec("net", (TensorSpec("x", "FP32", (Dim(),)),), (TensorSpec("y", "FP32", (Dim(),)),), 4)
 SAMPLES = Samples({"x": np.zeros(8, np.float32)})

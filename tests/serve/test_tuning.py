@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from halfeven.exporters.convert import convert
+from halfeven.models.engines.cpu_setup import CpuSetup
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.models.store import Store, Version, sha256_of
 from halfeven.models.zoo import zoo_folder
 from halfeven.serve.batching.device import DeviceThread
-from halfeven.serve.readying import Place, make_ready
+from halfeven.serve.place import Place
+from halfeven.serve.readying import make_ready
 from halfeven.serve.tuned import tuned_for, tuned_path
 from halfeven.serve.tuning import Measured, Way, choose, load_way, quartile_seconds, thread_counts
 from halfeven.serve.tuning_delay import DELAYS_US, Simulated, best_delay, simulate
@@ -189,7 +191,9 @@ def test_what_cannot_be_tuned_is_exit_2(store: Store, words: tuple[str, ...], sa
 def test_an_engine_runs_with_the_threads_that_were_tuned(store: Store, place: Place, precision: str) -> None:
     version = store.version("digits", 1)
     batch = [[np.zeros((1, 1, 8, 8), np.float32)]]
-    onnx, program = (load_way(version, Way(form, precision, 3), place) for form in ("onnx", "torch"))
+    onnx, program = (
+        load_way(version, Way(form, precision, CpuSetup(3)), place) for form in ("onnx", "torch")
+    )
     assert isinstance(onnx, OnnxEngine)
     assert onnx._session.get_session_options().intra_op_num_threads == 3
     place.call(lambda: program.warm_up(batch))
@@ -201,7 +205,7 @@ def test_an_engine_runs_with_the_threads_that_were_tuned(store: Store, place: Pl
 
 
 def way(form: str, precision: str, threads: int, rows_per_second: float) -> Measured:
-    return Measured(Way(form, precision, threads), {1: 1 / rows_per_second})
+    return Measured(Way(form, precision, CpuSetup(threads)), {1: 1 / rows_per_second})
 
 
 @pytest.mark.parametrize(
@@ -222,8 +226,8 @@ def test_a_half_and_a_second_thread_must_each_gain_a_tenth(
 
 
 def test_throughput_is_compared_at_each_ones_useful_batch() -> None:
-    peaks = Measured(Way("onnx", "fp32", 1), {1: 1.0, 8: 2.0, 64: 32.0})  # 4 rows/s at 8, 2 at 64
-    rises = Measured(Way("torch", "fp32", 1), {1: 1.0, 8: 4.0, 64: 18.0})  # 3.6 rows/s at 64
+    peaks = Measured(Way("onnx", "fp32", CpuSetup(1)), {1: 1.0, 8: 2.0, 64: 32.0})  # 4 rows/s at 8, 2 at 64
+    rises = Measured(Way("torch", "fp32", CpuSetup(1)), {1: 1.0, 8: 4.0, 64: 18.0})  # 3.6 rows/s at 64
     assert choose([peaks, rises]) is peaks
     assert (peaks.useful_rows, rises.useful_rows) == (8, 64)
 

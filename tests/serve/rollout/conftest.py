@@ -19,7 +19,7 @@ from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import LIVE, REFUSED, Store, Version
 from halfeven.serve import roster as roster_file
 from halfeven.serve.duty import OnDuty
-from halfeven.serve.readying import Place
+from halfeven.serve.place import Place
 from halfeven.serve.roster import Roster
 from halfeven.serve.server import build
 from halfeven.serve.settings import Settings
