@@ -200,7 +200,7 @@ def unequal_on_this_device(monkeypatch: pytest.MonkeyPatch) -> None:
         def run(self, parts: Any) -> list[np.ndarray]:
             return [output + np.float32(0.5) for output in super().run(parts)]
 
-    def load(version: Any, form: str, device: Any) -> Any:
+    def load(version: Any, form: str, device: Any, setup: Any = None) -> Any:
         from halfeven.models.archive import load_program
 
         return Off(load_program(version.file("half.pt2")), "fp16", device)
