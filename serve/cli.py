@@ -63,7 +63,7 @@ def convert(
         with errors.status("converting") as status:
             done = convert(folder, store_at(store), options, status.update)
         if report is not None:
-            report.write_bytes(done.version.file("report.html").read_bytes())
+            report.write_bytes(done.version.bytes("report.html"))
         if done.unchanged:
             say(f"{done.version}: the folder has not changed since; no new version")
         passed = done.asked_passed if form else done.any_passed

@@ -33,7 +33,7 @@ def history_of(store: Store) -> History:
 
     return History(
         versions=versions,
-        report=lambda model, number: find(model, number).file("report.html").read_text(),
+        report=lambda model, number: find(model, number).bytes("report.html").decode(),
         plan=lambda model, number: find(model, number).json("precision.json"),
         lineage=lambda model, number: _lineage(find(model, number)),
         rollback=rollback,

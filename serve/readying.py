@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from ..exporters.inputs.samples import Samples, load_samples
+from ..exporters.inputs.samples import Samples, stored_samples
 from ..exporters.reprove import holds_here, reprove
 from ..models.engines.engine import Engine
 from ..models.engines.load import load_half, load_whole
@@ -73,7 +73,7 @@ def make_ready(version: Version, place: Place, relieves: OnDuty | None = None) -
     whole is made ready. Raises DamagedFile or EngineFailed where nothing of the version can be loaded.
     """
     spec = version.spec()
-    samples = load_samples(version.file("samples.safetensors"), spec)
+    samples = stored_samples(version)
     drift = drifted(version, str(place.device))
     halves, refusals = ([], [drift]) if drift else proven_halves(version, spec, samples, place)
     reason = "; ".join(refusals)

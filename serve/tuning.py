@@ -17,7 +17,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from ..exporters.inputs.samples import Samples, load_samples
+from ..exporters.inputs.samples import Samples, stored_samples
 from ..models.engines.engine import Engine
 from ..models.engines.load import load_half, load_whole
 from ..models.engines.placement import resolve_device
@@ -120,7 +120,7 @@ def _version(name: str, store: Store) -> Version:
 
 def _tuned(version: Version, place: Place, seconds: float, say: Say) -> dict[str, Any]:
     spec = version.spec()
-    samples = load_samples(version.file("samples.safetensors"), spec)
+    samples = stored_samples(version)
     kinds, refusals = _kinds(version, spec, samples, place, say)
     counts = thread_counts(place.device)
     ways = [Way(form, precision, threads) for form, precision in kinds for threads in counts]

@@ -1,7 +1,9 @@
 """Runs an ONNX file with ONNX Runtime, on its CPU or its CUDA execution provider."""
 
+import os
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import onnxruntime
 import torch
 
 from ..errors import EngineFailed
+from ..opened_file import OpenedFile
 from .arrays import joined
 from .engine import BRIEF_SECONDS, SHORT_SECONDS
 from .torch_engine import seconds_of
@@ -29,17 +32,30 @@ class OnnxEngine:
     form = "onnx"
     assemble_ns = 0  # of the last batch: how long its requests took to be joined
     brief = False
+    _release: Callable[[], object] = staticmethod(lambda: None)
 
     def __init__(
-        self, path: Path, precision: str, device: torch.device, packed: bool = True, threads: int = 0
+        self,
+        source: Path | OpenedFile,
+        precision: str,
+        device: torch.device,
+        packed: bool = True,
+        threads: int = 0,
     ) -> None:
         self.precision = precision
         unfused = [] if precision == "fp32" else DEADLY_IN_HALF
-        self._on_one_thread = partial(_session, path, device, packed, 1, unfused)
+        path, readable = (source, source) if isinstance(source, Path) else (source.path, self._kept(source))
+        self._on_one_thread = partial(_session, path, readable, device, packed, 1, unfused)
         self._threads = threads if device.type == "cpu" else -1
-        self._session = _session(path, device, packed, threads, unfused)
+        self._session = _session(path, readable, device, packed, threads, unfused)
         self.device = f"{device} ({self._session.get_providers()[0]})"
         self._names = [value.name for value in self._session.get_inputs()]
+
+    def _kept(self, source: OpenedFile) -> Path:
+        """The same file, open as long as this engine: a session is made once more when it is warmed up."""
+        handle = os.dup(source.handle.fileno())
+        self._release = weakref.finalize(self, os.close, handle)
+        return Path(f"/proc/self/fd/{handle}")
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
         """Run a few times; on a CPU a batch that is short gets one thread: others would only spin beside it."""
@@ -60,10 +76,11 @@ class OnnxEngine:
 
     def close(self) -> None:
         del self._session
+        self._release()
 
 
 def _session(
-    path: Path, device: torch.device, packed: bool, threads: int, unfused: list[str]
+    path: Path, readable: Path, device: torch.device, packed: bool, threads: int, unfused: list[str]
 ) -> onnxruntime.InferenceSession:
     provider = _PROVIDERS[device.type]
     if provider not in onnxruntime.get_available_providers():
@@ -78,7 +95,7 @@ def _session(
     settings = {"device_id": str(device.index or 0), "use_tf32": "0"} if device.type == "cuda" else {}
     try:
         session = onnxruntime.InferenceSession(
-            path, options, providers=[(provider, settings)], disabled_optimizers=unfused
+            readable, options, providers=[(provider, settings)], disabled_optimizers=unfused
         )
     except Exception as error:
         raise EngineFailed(f"ONNX Runtime cannot load {path}: {str(error)[:800]}") from error
