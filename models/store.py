@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import BadInput, DamagedFile, StoreError, UnknownName
+from .errors import BadInput, DamagedFile, StoreError, StoreUnusable, UnknownName
 from .opened_file import OpenedFile
 from .spec import ModelSpec
 
@@ -119,6 +119,26 @@ class Store:
         self.root = root
         self._models = root / "models"
 
+    def check(self, writes: bool) -> None:
+        """Raises StoreUnusable where the folder cannot be listed or, with ``writes``, cannot be written into.
+
+        Nothing is left behind, and a store that is not there yet is not made.
+        """
+        try:
+            for folder in (self.root, self._models):
+                if folder.is_dir():
+                    os.scandir(folder).close()
+                elif folder.exists() or folder.is_symlink():
+                    raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(folder))
+                if writes:
+                    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+                    tempfile.TemporaryFile(dir=there).close()
+        except OSError as error:
+            raise StoreUnusable(
+                f"the store {self.root} cannot be used: {error.strerror} ({error.filename}); give --store (or "
+                f"HALFEVEN_STORE) a folder that this user may {'read and write' if writes else 'read'}"
+            ) from error
+
     def names(self) -> list[str]:
         """Every model that has at least one version, in order."""
         if not self._models.is_dir():
@@ -185,7 +205,10 @@ class Store:
         for number in reversed(self.numbers(name)):
             if current is not None and number >= current:
                 continue
-            version = self.version(name, number)
+            try:
+                version = self.version(name, number)
+            except DamagedFile:
+                continue  # the ones before it may be sound
             if version.status == LIVE:
                 self.promote(version)
                 return version
