@@ -61,7 +61,7 @@ def _excuse(version: Version, half: Engine, judging: Samples) -> Excuse | None:
     if not version.has("whole.pt2") and version.has("whole.onnx"):
         from .foreign.stored import stored_ties  # brings onnx, which no other form needs here
 
-        return stored_ties(version.file("whole.onnx"), version.spec(), half.precision, judging)
+        return stored_ties(version, half.precision, judging)
     if not version.has("whole.pt2") or all(tensor.type.is_float for tensor in version.spec().outputs):
         return None
     return ties_of(whole_module(version), version.spec(), half.precision, judging)
@@ -79,7 +79,7 @@ def _trials(
     if half.form == "onnx" and device.type == "cpu" and not version.has("half.pt2"):
         from .foreign.stored import stored_oracle
 
-        yield take(exam, stored_oracle(version.file("half.onnx")))
+        yield take(exam, stored_oracle(version))
     elif half.form == "onnx" and device.type == "cpu":
         # ONNX Runtime's CPU provider computes FP16 in FP32: the program's own half storage judges as well
         storage = on_device(partial(load_half, version, "torch", device))

@@ -13,12 +13,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.export import ExportedProgram
 
-from ..models.archive import load_program
+from ..models.engines.load import whole_program
 from ..models.errors import BadInput, CannotConvert
 from ..models.package import Precision
 from ..models.store import Store, Version
 from .captured.forms import Captured
-from .inputs.samples import load_samples
+from .inputs.samples import stored_samples
 from .maker import Say
 from .road import travel
 from .subject import Further, Subject
@@ -45,9 +45,9 @@ def subject_of(version: Version, further: Further | None = None) -> Subject:
     plan = version.json("precision.json")
     precision = Precision(plan["level"], plan["dtype"], tuple(plan["keep"]), plan["embeddings"])
     return Subject(
-        program=load_program(version.file("whole.pt2"), load_file(version.file("weights.safetensors"))),
+        program=whole_program(version),
         spec=spec,
-        samples=load_samples(version.file("samples.safetensors"), spec),
+        samples=stored_samples(version),
         precision=precision,
         forms=tuple(version.manifest["forms"]),
         source=version.folder / "source",

@@ -25,7 +25,7 @@ from torch.fx import GraphModule
 
 from .archive import load_program
 from .capture_regions import foreign_op, inline_regions
-from .errors import BadFolder, CaptureFailed
+from .errors import BadFolder, CaptureFailed, DamagedFile
 from .package import ModelFolder
 from .program import source_line, walk
 from .spec import Dim, ModelSpec, TensorSpec
@@ -73,10 +73,21 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray], limits: Limi
         result = _run_child(out, folder, limits)
         weights = load_file(out / "weights.safetensors")  # tied ones are stored once and stay one
         state = {name: weights[stored] for name, stored in result["state"].items()}
-        program = normalise(load_program(out / "program.pt2", state))
+        program = normalise(_loaded(out / "program.pt2", state, folder))
     spec = _exact(folder.spec, result["dims"]).with_max_batch_size(result["max_batch_size"])
     _check_outputs(program, spec)
     return Captured(program, spec, tuple(result["notes"]))
+
+
+def _loaded(path: Path, state: Mapping[str, torch.Tensor], folder: ModelFolder) -> ExportedProgram:
+    try:
+        return load_program(path, state)
+    except DamagedFile as error:
+        raise CaptureFailed(
+            f"the program captured from {folder.folder} is not one that a server may load: "
+            f"{str(error).removeprefix(f'{path}: ')}; write that part of forward with other operations, or serve "
+            'the model uncaptured with form = "live"'
+        ) from error
 
 
 def normalise(program: ExportedProgram) -> ExportedProgram:

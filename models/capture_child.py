@@ -3,9 +3,10 @@
     python -P capture_child.py REQUEST.json
 
 Imports torch, the model folder and its own siblings by their paths only (``capture_sources.py``: the module,
-``capture_autocast.py`` and ``capture_regions.py``: islands, ``capture_check.py``: program against module,
-``capture_failures.py`` and ``capture_nonfinite.py``: what is said), so that neither can meet our package by accident:
-a folder that has its own ``models/`` or ``errors.py`` finds its own. Writes ``program.pt2``, ``weights.safetensors``
+``capture_autocast.py`` and ``capture_regions.py``: islands, ``capture_substitutes.py``: what no archive may hold,
+``capture_check.py``: program against module, ``capture_failures.py`` and ``capture_nonfinite.py``: what is said), so
+that neither can meet our package by accident: a folder that has its own ``models/`` or ``errors.py`` finds its own.
+Writes ``program.pt2``, ``weights.safetensors``
 and ``result.json`` into the request's ``out`` folder; a failure is a ``result.json`` with a sentence and the
 traceback's tail.
 """
@@ -200,6 +201,7 @@ def exported(torch, module, example, dynamic):
         again = program.module(check_guards=False)
         program = torch.export.export(again, tuple(example), dynamic_shapes=dynamic, strict=False)
     regions.inline_regions(program)
+    failures.sibling("capture_substitutes").substitute(program)
     return program
 
 

@@ -14,6 +14,7 @@
     │   └── ExportFailed                the program cannot be written in that form
     ├── ParityRefused                   the half is not equal; the report says where
     ├── StoreError                      the store on disk
+    │   ├── StoreUnusable               its folder is a file, or this user may not read or write it
     │   └── DamagedFile                 a file is missing or is not what its manifest says
     └── CannotServe                     the server, not the asker
         ├── Overloaded                  the queue is full: come back later
@@ -77,6 +78,10 @@ class ParityRefused(HalfevenError):
 
 class StoreError(HalfevenError):
     code = "store_error"
+
+
+class StoreUnusable(StoreError):
+    code = "store_unusable"
 
 
 class DamagedFile(StoreError):

@@ -7,10 +7,7 @@ straight list of ATen operations. Anything else (control flow, mutated buffers, 
 `read_module` then gives None.
 """
 
-import io
-import json
 import operator
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
-from .archive import check_archive
+from .archive import opened_archive
+from .archive_check import MODEL, CheckedArchive
 from .errors import DamagedFile
+from .opened_file import OpenedFile
 from .program import Look, without_idle_nodes
 
 _SCHEMA = 8
@@ -43,27 +42,28 @@ class _NotPlain(Exception):
     """Something that is left to torch."""
 
 
-def read_module(path: Path, state: Mapping[str, Tensor] | None = None) -> GraphModule | None:
+def read_module(source: Path | OpenedFile, state: Mapping[str, Tensor] | None = None) -> GraphModule | None:
     """The program of an archive, with the weights in ``state`` where it has none; None: it takes torch to read it.
 
     Raises DamagedFile naming the file, as `load_program` does.
     """
-    data = io.BytesIO(path.read_bytes())
-    check_archive(path, data)
-    with zipfile.ZipFile(data) as archive:
-        try:
+    path = source.path if isinstance(source, OpenedFile) else source
+    try:
+        with opened_archive(source) as file:
+            archive = CheckedArchive(path, file.handle)
             return _Reading(path, archive, state).module()
-        except DamagedFile:
-            raise
-        except Exception:  # torch reads it, or says what is wrong with it
-            return None
+    except DamagedFile:
+        raise
+    except OSError as error:
+        raise DamagedFile(f"{path} cannot be read: {error}") from error
+    except Exception:  # torch reads it, or says what is wrong with it
+        return None
 
 
 class _Reading:
-    def __init__(self, path: Path, archive: zipfile.ZipFile, state: Mapping[str, Tensor] | None) -> None:
+    def __init__(self, path: Path, archive: CheckedArchive, state: Mapping[str, Tensor] | None) -> None:
         self.path, self.archive, self.state = path, archive, state
-        self.folder = archive.namelist()[0].partition("/")[0]
-        document = json.loads(self._member("models/model.json"))
+        document = archive.documents[MODEL]
         if document["schema_version"]["major"] != _SCHEMA:
             raise _NotPlain
         self.program = document["graph_module"]["graph"]
@@ -81,9 +81,6 @@ class _Reading:
         self.graph.output(tuple(self._output(spec) for spec in self.signature["output_specs"]))
         self.graph.lint()
         return without_idle_nodes(GraphModule(self.root, self.graph, "Program"))
-
-    def _member(self, name: str) -> bytes:
-        return self.archive.read(f"{self.folder}/{name}")
 
     def _input(self, spec: dict[str, Any]) -> None:
         ((kind, found),) = spec.items()
@@ -108,8 +105,9 @@ class _Reading:
         """A weight: the one given, or the archive's own."""
         folder = "constants" if constant else "weights"
         if folder not in self.stored:
-            listed = json.loads(self._member(f"data/{folder}/model_{folder}_config.json"))
-            self.stored[folder] = listed["config"]
+            self.stored[folder] = self.archive.documents[f"data/{folder}/model_{folder}_config.json"][
+                "config"
+            ]
         known = self.stored[folder][path]
         meta = known["tensor_meta"]
         dtype, sizes = _DTYPES[meta["dtype"]], [size["as_int"] for size in meta["sizes"]]
@@ -124,7 +122,7 @@ class _Reading:
         strides = [stride["as_int"] for stride in meta["strides"]]
         name = f"data/{folder}/{known['path_name']}"
         if name not in self.flat:  # once, where weights are tied
-            stored = bytearray(self._member(name))
+            stored = self.archive.read(name)
             self.flat[name] = torch.frombuffer(stored, dtype=dtype) if stored else torch.empty(0, dtype=dtype)
         return self.flat[name].as_strided(sizes, strides, meta["storage_offset"]["as_int"])
 

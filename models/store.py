@@ -7,6 +7,7 @@ A draft is a hidden folder beside the versions; publishing fsyncs it and renames
 number (the rename that succeeds takes the number). A draft that is not published vanishes.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -19,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import BadInput, DamagedFile, StoreError, UnknownName
+from .errors import BadInput, DamagedFile, StoreError, StoreUnusable, UnknownName
+from .opened_file import OpenedFile
 from .spec import ModelSpec
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
@@ -55,14 +57,37 @@ class Version:
     def file(self, file: str) -> Path:
         """The path of one file, after its bytes were held against the manifest.
 
-        Raises DamagedFile naming the file where it is missing or was changed.
+        For readers that need the path itself: what they read is not bound to what was checked, as it is with
+        `opened`. Raises DamagedFile as that does.
+        """
+        with self.opened(file) as opened:
+            return opened.path
+
+    def opened(self, file: str) -> OpenedFile:
+        """One file, open, after its bytes were held against the manifest: to be loaded from what is open.
+
+        Raises DamagedFile naming the file where it is missing, was changed, or is a symbolic link.
         """
         path = self.folder / file
         expected = self.manifest["files"].get(file)
         if expected is None:
             raise DamagedFile(f"{self} has no file '{file}': it holds {sorted(self.manifest['files'])}")
         try:
-            found = sha256_of(path)
+            opened = OpenedFile(path)
+        except OSError as error:
+            reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+            raise DamagedFile(f"{path} cannot be read ({reason}); convert the model again") from error
+        try:
+            self._hold_against_manifest(opened, expected)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    def _hold_against_manifest(self, opened: OpenedFile, expected: str) -> None:
+        path = opened.path
+        try:
+            found = opened.sha256()
         except OSError as error:
             raise DamagedFile(f"{path} cannot be read ({error.strerror}); convert the model again") from error
         if found != expected:
@@ -70,12 +95,16 @@ class Version:
                 f"{path} is damaged: its SHA-256 is {found[:16]}…, the manifest says {expected[:16]}…; "
                 "restore the file or convert the model again"
             )
-        return path
+
+    def bytes(self, file: str) -> bytes:
+        """All of one small file, after it was held against the manifest."""
+        with self.opened(file) as opened:
+            return opened.read()
 
     def json(self, file: str) -> Any:
         """One JSON file of this version, after its bytes were held against the manifest."""
         try:
-            return json.loads(self.file(file).read_bytes())
+            return json.loads(self.bytes(file))
         except ValueError as error:
             raise DamagedFile(f"{self.folder / file} is not JSON: {error}") from error
 
@@ -89,6 +118,26 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._models = root / "models"
+
+    def check(self, writes: bool) -> None:
+        """Raises StoreUnusable where the folder cannot be listed or, with ``writes``, cannot be written into.
+
+        Nothing is left behind, and a store that is not there yet is not made.
+        """
+        try:
+            for folder in (self.root, self._models):
+                if folder.is_dir():
+                    os.scandir(folder).close()
+                elif folder.exists() or folder.is_symlink():
+                    raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(folder))
+                if writes:
+                    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+                    tempfile.TemporaryFile(dir=there).close()
+        except OSError as error:
+            raise StoreUnusable(
+                f"the store {self.root} cannot be used: {error.strerror} ({error.filename}); give --store (or "
+                f"HALFEVEN_STORE) a folder that this user may {'read and write' if writes else 'read'}"
+            ) from error
 
     def names(self) -> list[str]:
         """Every model that has at least one version, in order."""
@@ -156,7 +205,10 @@ class Store:
         for number in reversed(self.numbers(name)):
             if current is not None and number >= current:
                 continue
-            version = self.version(name, number)
+            try:
+                version = self.version(name, number)
+            except DamagedFile:
+                continue  # the ones before it may be sound
             if version.status == LIVE:
                 self.promote(version)
                 return version

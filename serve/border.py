@@ -71,6 +71,8 @@ _EXIT: dict[type[BaseException], int] = {
     errors.BadInput: 2,
     errors.ParityRefused: 3,
     errors.CannotConvert: 4,
+    errors.StoreUnusable: 2,
+    OSError: 2,  # a file or folder that the caller named
     BaseException: 1,
 }
 _LONGEST = 4000  # characters: a message quotes what came, and what came may be endless

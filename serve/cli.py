@@ -10,6 +10,7 @@ import orjson
 import typer
 from rich.table import Table
 
+from ..models.errors import DamagedFile
 from .cli_bench import bench, tune
 from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, say
 
@@ -61,9 +62,9 @@ def convert(
             _forms(form), level, dtype, tuple(keep or ()), samples, new_signature, search=search
         )
         with errors.status("converting") as status:
-            done = convert(folder, store_at(store), options, status.update)
+            done = convert(folder, store_at(store, writes=True), options, status.update)
         if report is not None:
-            report.write_bytes(done.version.file("report.html").read_bytes())
+            report.write_bytes(done.version.bytes("report.html"))
         if done.unchanged:
             say(f"{done.version}: the folder has not changed since; no new version")
         passed = done.asked_passed if form else done.any_passed
@@ -157,7 +158,7 @@ def serve(
             parity_sample=parity_sample, keep_previous_seconds=keep_previous_seconds, rescue=rescue,
         )  # fmt: skip
         set_up(settings.log_level, settings.log_format, settings.access_log)
-        serve(settings, store_at(settings.store), say)
+        serve(settings, store_at(settings.store, writes=True), say)
         return {"status": "stopped"}, None, 0
 
     finish(work, as_json)
@@ -239,10 +240,16 @@ def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
     """List what is in the store."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from .history import history_of, store_at
+        from .history import damaged_files, history_of, store_at
 
         opened = store_at(store)
-        found = {name: history_of(opened).versions(name) for name in opened.names()}
+        damaged = {name: faults for name in opened.names() if (faults := damaged_files(opened, name))}
+        found: dict[str, list[Mapping[str, Any]]] = {}
+        for name in opened.names():
+            try:
+                found[name] = list(history_of(opened).versions(name))
+            except DamagedFile:  # which version is on duty cannot be read; it is among the damaged
+                found[name] = []
         table = Table("model", "version", "on duty", "status", "forms", "reason")
         for name, versions in found.items():
             for version in versions:
@@ -251,7 +258,10 @@ def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
                 table.add_row(
                     name, str(version["version"]), live, version["status"], forms, version["reason"]
                 )
-        return {"models": found}, table, 0
+        for name, faults in damaged.items():
+            for fault in faults:
+                say(f"damaged: {name}: {fault}")
+        return {"models": found, "damaged": damaged}, table, 0
 
     finish(work, as_json)
 
@@ -263,7 +273,7 @@ def rollback(name: str, store: StoreAt = DEFAULT_STORE, as_json: Json = False) -
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from .history import history_of, store_at
 
-        facts = history_of(store_at(store)).rollback(name)
+        facts = history_of(store_at(store, writes=True)).rollback(name)
         return facts, f"{name}@{facts['version']} is on duty", 0
 
     finish(work, as_json)

@@ -68,7 +68,7 @@ def tune(
         from .history import store_at
         from .tuning import told, tune
 
-        facts = tune(name, store_at(store), device, seconds, say)
+        facts = tune(name, store_at(store, writes=True), device, seconds, say)
         return facts, told(facts), 0
 
     finish(work, as_json)

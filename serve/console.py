@@ -27,16 +27,23 @@ def finish(command: Callable[[], tuple[Mapping[str, Any], Any, int]], as_json: b
     except KeyboardInterrupt:
         errors.print("interrupted; nothing half-written is left behind")
         raise typer.Exit(1) from None
-    except HalfevenError as error:
-        errors.print(f"error: {error}", markup=False)
+    except (HalfevenError, OSError) as error:
+        code = error.code if isinstance(error, HalfevenError) else "file_error"
+        message = str(error) if isinstance(error, HalfevenError) else _of_the_system(error)
+        errors.print(f"error: {message}", markup=False)
         if as_json:
-            print_json({"error": str(error), "code": error.code, "status": "failed", "forms": {}})
+            print_json({"error": message, "code": code, "status": "failed", "forms": {}})
         raise typer.Exit(exit_code_of(error)) from None
     if as_json:
         print_json(facts)
     elif shown is not None:
         out.print(shown)
     raise typer.Exit(code)
+
+
+def _of_the_system(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}; give a file or folder that this user may read and write"
 
 
 def print_json(facts: Mapping[str, Any]) -> None:

@@ -24,6 +24,7 @@ from ..models.store import Store, Version
 from .demo_digits import OUTPUT, SEED, shifted_samples, write_training_file
 from .demo_stage import MODEL, Say, await_version, own_folder, server
 from .finetune.command import fine_tune
+from .history import store_at
 from .traffic import Caller, Traffic
 
 STEADY_SECONDS = 1.5
@@ -36,7 +37,7 @@ def tell(store_path: Path | None, say: Say) -> tuple[dict[str, Any], Table]:
     """Run the story; give its facts and the one table. The store and its reports stay where they are."""
     started = time.perf_counter()
     where = store_path or Path(tempfile.mkdtemp(prefix="halfeven-demo-"))
-    store = Store(where.resolve())
+    store = store_at(where, writes=True)
     with tempfile.TemporaryDirectory(prefix="halfeven-demo-model-") as name:
         folder = own_folder(Path(name))
         samples = load_samples(folder / "samples.safetensors", read_folder(folder).spec)

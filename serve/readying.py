@@ -11,12 +11,12 @@ from functools import partial
 
 import numpy as np
 
-from ..exporters.inputs.samples import Samples, load_samples
+from ..exporters.inputs.samples import Samples, stored_samples
 from ..exporters.reprove import holds_here, reprove
 from ..models.engines.engine import Engine
 from ..models.engines.load import load_half, load_whole
 from ..models.engines.widening import widened
-from ..models.errors import EngineFailed, HalfevenError, NotReady
+from ..models.errors import DamagedFile, EngineFailed, HalfevenError, NotReady
 from ..models.spec import ModelSpec
 from ..models.store import Version
 from .batching.ceiling import Ceiling
@@ -56,9 +56,10 @@ def make_ready(version: Version, place: Place, relieves: OnDuty | None = None) -
     whole is made ready. Raises DamagedFile or EngineFailed where nothing of the version can be loaded.
     """
     spec = version.spec()
-    samples = load_samples(version.file("samples.safetensors"), spec)
+    samples = stored_samples(version)
     drift = drifted(version, str(place.device))
-    halves, refusals = ([], [drift]) if drift else proven_halves(version, spec, samples, place)
+    damaged: list[str] = []
+    halves, refusals = ([], [drift]) if drift else proven_halves(version, spec, samples, place, damaged)
     reason = "; ".join(refusals)
     if refusals and not drift and relieves is not None:
         raise NotReady(f"{version}: {reason}; version {relieves.version} stays on duty")
@@ -70,7 +71,7 @@ def make_ready(version: Version, place: Place, relieves: OnDuty | None = None) -
         _warm(spec, samples, chosen, place)
     else:
         chosen, why = _as_tuned(version, spec, samples, halves, place) or _fastest(
-            spec, samples, [*_wholes(version, spec, samples, place), *halves], place
+            spec, samples, [*_wholes(version, spec, samples, place, damaged), *halves], place
         )
     if not chosen.useful_rows and spec.batched:
         chosen.useful_rows = _useful_rows(spec, samples, chosen, place)
@@ -83,7 +84,7 @@ def make_ready(version: Version, place: Place, relieves: OnDuty | None = None) -
         precision=chosen.engine.precision,
         useful_rows=chosen.useful_rows,
         engine=widened(chosen.engine, spec),
-        reason=(reason or why) + beside,
+        reason="; ".join([(reason or why) + beside, *damaged]),
         whole=widened(whole, spec) if whole is not None else None,
         ceiling=chosen.ceiling,
         invariance=_invariance(spec, samples, chosen, place),
@@ -119,13 +120,17 @@ def _whole_beside(
 
 
 def proven_halves(
-    version: Version, spec: ModelSpec, samples: Samples, place: Place
+    version: Version, spec: ModelSpec, samples: Samples, place: Place, damaged: list[str] | None = None
 ) -> tuple[list[_Candidate], list[str]]:
-    """The halves that may serve here (the form that the spec asks for alone, where it does), and refusals."""
+    """The halves that may serve here (the form that the spec asks for alone, where it does), and refusals.
+
+    Where one is left although another one's file is damaged, ``damaged`` gets the sentence about that file.
+    """
     if version.manifest["half"] is None:
         return [], []
     forms = [spec.form] if spec.form in HALVES else ["torch", "onnx"]
     proven, refusals = [], []
+    faults: list[str] = []
     for form in forms:
         if form not in version.manifest["forms"]:
             refusals.append(f"the {form} form was not converted")
@@ -135,8 +140,14 @@ def proven_halves(
             continue
         try:
             proven.append(_proven(version, spec, samples, form, place))
+        except DamagedFile as error:
+            logger.error("%s: %s", version, error)
+            faults.append(str(error))
+            refusals.append(f"the {form} form: {error}")
         except Exception as error:  # whatever is wrong with a half, its whole can still serve
             refusals.append(f"the {form} form: {error}")
+    if proven and damaged is not None:
+        damaged += faults
     return proven, [] if proven else refusals
 
 
@@ -165,17 +176,25 @@ def _loading(
     return partial(fetch, measured_setup(version, form, precision, fetch, spec, batches, place))
 
 
-def _wholes(version: Version, spec: ModelSpec, samples: Samples, place: Place) -> Iterator[_Candidate]:
-    """The FP32 forms that may serve: the one that the spec asks for, or every one there is."""
+def _wholes(
+    version: Version, spec: ModelSpec, samples: Samples, place: Place, damaged: list[str]
+) -> Iterator[_Candidate]:
+    """The FP32 forms that may serve: the one that the spec asks for, or every one there is.
+
+    ``damaged`` gets a sentence about each one that is passed over because its file is damaged.
+    """
     wanted = [spec.form] if spec.form in WHOLES and version.has(WHOLES[spec.form]) else list(WHOLES)
     for form in wanted:
         if version.has(WHOLES[form]):
             try:
                 load = _loading(version, spec, samples, form, "fp32", place)
                 engine = place.call(load)
-            except HalfevenError:
+            except HalfevenError as error:
                 if form == wanted[0]:
                     raise
+                if isinstance(error, DamagedFile):
+                    logger.error("%s: %s", version, error)
+                    damaged.append(str(error))
                 continue  # another whole is there; the provider that is missing is named by `doctor`
             yield _Candidate(engine, WHOLES[form], ceiling=_ceiling(version, place), load=load)
 

@@ -11,7 +11,7 @@ from ..exporters.convert import Options, convert
 from ..exporters.environment import environment
 from ..exporters.evidence import facts_of
 from ..exporters.gate.rejudge import LIMITS, rejudge
-from ..exporters.inputs.samples import load_samples
+from ..exporters.inputs.samples import load_samples, stored_samples
 from ..exporters.reprove import reprove
 from ..models.engines.load import load_half
 from ..models.engines.placement import resolve_device
@@ -87,7 +87,7 @@ def _judge_version(version: Version, samples: Path | None, device: str, say: Say
     if not halves:
         raise BadInput(f"{version} has no proven half to judge again: {facts['reason']}")
     spec = version.spec()
-    judging = load_samples(samples or version.file("samples.safetensors"), spec)
+    judging = load_samples(samples, spec) if samples else stored_samples(version)
     for form in halves:
         say(f"judging the {form} form on {where}")
         engine = load_half(version, form, where)

@@ -1,8 +1,10 @@
 """The server's life: start the device, follow the store, answer; then refuse, finish, stop."""
 
 import asyncio
+import errno
 import fcntl
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -16,7 +18,7 @@ from starlette.types import ASGIApp
 
 from ..models.engines.placement import resolve_device
 from ..models.engines.torch_engine import use_true_fp32
-from ..models.errors import BadSetting, HalfevenError
+from ..models.errors import BadSetting, HalfevenError, StoreUnusable
 from ..models.store import Store
 from .app import build_app
 from .batching.device import DeviceThread
@@ -158,9 +160,17 @@ class _Announcing(uvicorn.Server):
             self._say(f"not ready: {fault}")
 
 
-def _alone_with(store: Store) -> IO[str]:
+def _alone_with(store: Store) -> IO[bytes]:
     """The store's lock, held while the file is open: its database has one writer, its jobs one supervisor."""
-    lock = (store.root / "server.lock").open("w")
+    path = store.root / "server.lock"
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        lock = os.fdopen(os.open(path, flags, 0o644), "r+b", buffering=0)
+    except OSError as error:
+        reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        raise StoreUnusable(
+            f"the store's lock {path} cannot be opened: {reason}; remove it, or choose another --store"
+        ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -172,7 +182,7 @@ def _alone_with(store: Store) -> IO[str]:
 
 
 def _lifespan(
-    roster: Roster, supervisor: Supervisor, ledger: Ledger, lock: IO[str], shutdown_seconds: float
+    roster: Roster, supervisor: Supervisor, ledger: Ledger, lock: IO[bytes], shutdown_seconds: float
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

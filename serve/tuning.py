@@ -17,7 +17,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from ..exporters.inputs.samples import Samples, load_samples
+from ..exporters.inputs.samples import Samples, stored_samples
 from ..models.engines.cpu_setup import PLAIN, CpuSetup, usable_cores
 from ..models.engines.engine import Engine
 from ..models.engines.load import load_half, load_whole
@@ -128,7 +128,7 @@ def _version(name: str, store: Store) -> Version:
 
 def _tuned(version: Version, place: Place, seconds: float, say: Say) -> dict[str, Any]:
     spec = version.spec()
-    samples = load_samples(version.file("samples.safetensors"), spec)
+    samples = stored_samples(version)
     kinds, refusals = _kinds(version, spec, samples, place, say)
     ways = [
         Way(form, precision, setup)

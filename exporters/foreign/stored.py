@@ -1,10 +1,9 @@
 """A foreign version of the store, judged again: what a server needs of this folder, without what plans and converts."""
 
-from pathlib import Path
-
 from onnx import ModelProto, numpy_helper
 
 from ...models.spec import ModelSpec
+from ...models.store import Version
 from ..gate.parity import UNIT_ROUNDOFF
 from ..inputs.samples import Samples
 from ..prove import SEEN_AT_ONCE, Answers, Excuse
@@ -22,14 +21,21 @@ def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) ->
     return ties.excused
 
 
-def stored_ties(path: Path, spec: ModelSpec, dtype: str, judging: Samples) -> Excuse | None:
-    """The same of a whole file of the store."""
-    return ties_of(read_model(path, path.parent), spec, dtype, judging)
+def stored_ties(version: Version, dtype: str, judging: Samples) -> Excuse | None:
+    """The same of a version's whole file."""
+    return ties_of(_stored(version, "whole.onnx"), version.spec(), dtype, judging)
 
 
-def stored_oracle(path: Path) -> Answers:
-    """A half file of the store with true half storage."""
-    model = read_model(path, path.parent)
+def stored_oracle(version: Version) -> Answers:
+    """A version's half file with true half storage."""
+    model = _stored(version, "half.onnx")
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     del model.graph.initializer[:]
     return Oracle(model, weights, to_half_and_back).run
+
+
+def _stored(version: Version, name: str) -> ModelProto:
+    if version.has(beside := f"{name}.data"):
+        version.file(beside)
+    with version.opened(name) as file:
+        return read_model(file.again, version.folder)

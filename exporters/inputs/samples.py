@@ -5,12 +5,13 @@ first axis = samples, and optionally ``target:<output>``. For a model that is no
 stands in front. Nothing is unpickled.
 """
 
+import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import safetensors
@@ -19,6 +20,7 @@ import safetensors.numpy
 from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadSamples
 from ...models.spec import Dim, ModelSpec, TensorSpec
+from ...models.store import Version
 from .picture_folder import read_pictures
 
 TARGET = "target:"
@@ -88,15 +90,21 @@ def load_samples(path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES) -> Sam
         raise BadSamples(f"{path.name}: {error}") from error
 
 
+def stored_samples(version: Version) -> Samples:
+    """The samples of a version in the store, by which it was judged. Raises DamagedFile, BadSamples."""
+    return _checked(_read_safetensors(version.bytes("samples.safetensors")), version.spec())
+
+
 # Reading.
 
 
 def _read(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
     try:
-        with path.open("rb") as file:
+        with path.open("rb") as file:  # once: what was bounded is what is read
             packed = file.read(2) == b"PK"
-        _bound(path.stat().st_size, max_bytes)
-        return _read_npz(path, max_bytes) if packed else _read_safetensors(path)
+            _bound(file.seek(0, os.SEEK_END), max_bytes)
+            file.seek(0)
+            return _read_npz(file, max_bytes) if packed else _read_safetensors(file.read())
     except OSError as error:
         raise BadSamples(f"cannot be read ({error.strerror}); expected a safetensors or npz file") from error
 
@@ -106,19 +114,20 @@ def _bound(size: int, max_bytes: int) -> None:
         raise BadSamples(f"too large: expected at most {max_bytes} bytes, got {size}; give fewer samples")
 
 
-def _read_npz(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
+def _read_npz(file: BinaryIO, max_bytes: int) -> dict[str, np.ndarray]:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(file) as archive:
             _bound(sum(member.file_size for member in archive.infolist()), max_bytes)
-        with np.load(path, allow_pickle=False) as arrays:
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except (ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise BadSamples(f"not a plain npz file ({error}); object arrays are not read") from error
 
 
-def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+def _read_safetensors(data: bytes) -> dict[str, np.ndarray]:
     try:
-        return {name: _to_numpy(name, view) for name, view in safetensors.deserialize(path.read_bytes())}
+        return {name: _to_numpy(name, view) for name, view in safetensors.deserialize(data)}
     except safetensors.SafetensorError as error:
         raise BadSamples(f"neither a safetensors nor an npz file ({error})") from error
 

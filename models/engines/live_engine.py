@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .. import capture_child as child
 from ..errors import DamagedFile, EngineFailed
+from ..opened_file import OpenedFile
 from ..spec import ModelSpec
 from ..store import Version
 from .cpu_setup import PLAIN, CpuSetup
@@ -109,22 +110,23 @@ def load_live(version: Version, precision: str, device: torch.device, setup: Cpu
     BadFolder or CaptureFailed where the module cannot be built any more.
     """
     wanted = version.json(LIVE_FILE)
-    weights = version.file("weights.safetensors")
-    module = live_module(wanted, weights, version.spec())
+    with version.opened("weights.safetensors") as weights:
+        module = live_module(wanted, weights, version.spec())
     return LiveEngine(module, precision, device, wanted["islands"], setup)
 
 
-def live_module(wanted: Mapping[str, Any], weights: Path, spec: ModelSpec) -> LiveModule:
+def live_module(wanted: Mapping[str, Any], weights: Path | OpenedFile, spec: ModelSpec) -> LiveModule:
     """The module that ``live.json`` describes, with the stored weights."""
     source = LiveSource(
         Path(wanted["folder"]), wanted["source"], tuple(Path(root) for root in wanted["path"])
     )
     source.check(wanted["text"])
     module = source.build(proven=wanted["text"])
+    path, readable = (weights.path, weights.again) if isinstance(weights, OpenedFile) else (weights, weights)
     try:
-        module.load_state_dict(load_file(weights), strict=True)
+        module.load_state_dict(load_file(readable), strict=True)
     except Exception as error:
-        raise DamagedFile(f"{weights} does not fit the module of {source.folder}: {error}") from error
+        raise DamagedFile(f"{path} does not fit the module of {source.folder}: {error}") from error
     return LiveModule(module, source, spec)
 
 

@@ -1,7 +1,5 @@
 """From a version on disk to an engine on a device: the only place that knows which kinds there are."""
 
-from pathlib import Path
-
 import torch
 from safetensors.torch import load_file
 from torch.export import ExportedProgram
@@ -20,29 +18,31 @@ from .torch_engine import TorchEngine
 
 def whole_program(version: Version) -> ExportedProgram:
     """The FP32 original with its weights. Raises DamagedFile naming the file."""
-    return load_program(version.file("whole.pt2"), _weights(version))
+    with version.opened("whole.pt2") as file:
+        return load_program(file, _weights(version))
 
 
 def whole_module(version: Version) -> GraphModule:
     """The same as a graph that runs, on a CPU. Raises DamagedFile naming the file."""
-    program = _runnable(version.file("whole.pt2"), torch.device("cpu"), _weights(version))
+    program = _runnable(version, "whole.pt2", torch.device("cpu"), _weights(version))
     return program if isinstance(program, GraphModule) else runnable(program)
 
 
 def _weights(version: Version) -> dict[str, torch.Tensor]:
-    weights = version.file("weights.safetensors")
-    try:
-        return load_file(weights)
-    except Exception as error:
-        raise DamagedFile(f"{weights} is not a safetensors file: {error}") from error
+    with version.opened("weights.safetensors") as weights:
+        try:
+            return load_file(weights.again)
+        except Exception as error:
+            raise DamagedFile(f"{weights.path} is not a safetensors file: {error}") from error
 
 
 def _runnable(
-    path: Path, device: torch.device, state: dict[str, torch.Tensor] | None = None
+    version: Version, name: str, device: torch.device, state: dict[str, torch.Tensor] | None = None
 ) -> ExportedProgram | GraphModule:
     """A program as a graph that runs, where that can be read without torch.export; it alone moves one to a GPU."""
-    module = read_module(path, state) if device.type == "cpu" else None
-    return module if module is not None else load_program(path, state)
+    with version.opened(name) as file:
+        module = read_module(file, state) if device.type == "cpu" else None
+        return module if module is not None else load_program(file, state)
 
 
 def load_whole(version: Version, form: str, device: torch.device, setup: CpuSetup = PLAIN) -> Engine:
@@ -50,8 +50,8 @@ def load_whole(version: Version, form: str, device: torch.device, setup: CpuSetu
     if form == "live":
         return load_live(version, "fp32", device, setup)
     if form == "onnx":
-        return _onnx_engine(version.file("whole.onnx"), "fp32", device, setup)
-    program = _runnable(version.file("whole.pt2"), device, _weights(version))
+        return _onnx_engine(version, "whole.onnx", "fp32", device, setup)
+    program = _runnable(version, "whole.pt2", device, _weights(version))
     return TorchEngine(program, "fp32", device, setup, rows_apart=version.spec().batched)
 
 
@@ -61,13 +61,23 @@ def load_half(version: Version, form: str, device: torch.device, setup: CpuSetup
     if form == "live":
         return load_live(version, precision, device, setup)
     if form == "onnx":
-        return _onnx_engine(version.file("half.onnx"), precision, device, setup)
-    program = _runnable(version.file("half.pt2"), device)
+        return _onnx_engine(version, "half.onnx", precision, device, setup)
+    program = _runnable(version, "half.pt2", device)
     return TorchEngine(program, precision, device, setup, rows_apart=version.spec().batched)
 
 
-def _onnx_engine(path: Path, precision: str, device: torch.device, setup: CpuSetup) -> Engine:
-    """Imported when first asked for: a server of torch forms alone is 17 MB smaller without ONNX Runtime."""
+def _onnx_engine(
+    version: Version, name: str, precision: str, device: torch.device, setup: CpuSetup
+) -> Engine:
+    """Imported when first asked for: a server of torch forms alone is 17 MB smaller without ONNX Runtime.
+
+    Weights beside the file (one of 2 GB and more) are checked too, but ONNX Runtime finds them by their path.
+    """
     from .onnx_engine import OnnxEngine
 
-    return OnnxEngine(path, precision, device, setup)
+    beside = f"{name}.data"
+    if version.has(beside):
+        version.file(beside)
+        return OnnxEngine(version.file(name), precision, device, setup)
+    with version.opened(name) as source:
+        return OnnxEngine(source, precision, device, setup)

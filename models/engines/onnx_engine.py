@@ -9,6 +9,7 @@ import onnxruntime
 import torch
 
 from ..errors import EngineFailed
+from ..opened_file import OpenedFile
 from .arrays import joined
 from .cpu_setup import NO_SPINNING, PLAIN, CpuSetup
 from .engine import BRIEF_SECONDS
@@ -31,13 +32,19 @@ class OnnxEngine:
     brief = False
 
     def __init__(
-        self, path: Path, precision: str, device: torch.device, setup: CpuSetup = PLAIN, packed: bool = True
+        self,
+        source: Path | OpenedFile,
+        precision: str,
+        device: torch.device,
+        setup: CpuSetup = PLAIN,
+        packed: bool = True,
     ) -> None:
         self.precision = precision
         self.possible = {NO_SPINNING} if device.type == "cpu" and setup.threads != 1 else set[str]()
         self.setup = setup.only(self.possible)
         unfused = [] if precision == "fp32" else DEADLY_IN_HALF
-        self._session = _session(path, device, self.setup, packed, unfused)
+        path, readable = (source, source) if isinstance(source, Path) else (source.path, _by_handle(source))
+        self._session = _session(path, readable, device, self.setup, packed, unfused)
         self.device = f"{device} ({self._session.get_providers()[0]})"
         self._names = [value.name for value in self._session.get_inputs()]
 
@@ -57,8 +64,13 @@ class OnnxEngine:
         del self._session
 
 
+def _by_handle(source: OpenedFile) -> Path:
+    """The very file that was opened and checked, whatever its path leads to by now."""
+    return Path(f"/proc/self/fd/{source.handle.fileno()}")
+
+
 def _session(
-    path: Path, device: torch.device, setup: CpuSetup, packed: bool, unfused: list[str]
+    path: Path, readable: Path, device: torch.device, setup: CpuSetup, packed: bool, unfused: list[str]
 ) -> onnxruntime.InferenceSession:
     provider = _PROVIDERS[device.type]
     if provider not in onnxruntime.get_available_providers():
@@ -75,7 +87,7 @@ def _session(
     settings = {"device_id": str(device.index or 0), "use_tf32": "0"} if device.type == "cuda" else {}
     try:
         session = onnxruntime.InferenceSession(
-            path, options, providers=[(provider, settings)], disabled_optimizers=unfused
+            readable, options, providers=[(provider, settings)], disabled_optimizers=unfused
         )
     except Exception as error:
         raise EngineFailed(f"ONNX Runtime cannot load {path}: {str(error)[:800]}") from error

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ...exporters.inputs.samples import load_samples
+from ...exporters.inputs.samples import load_samples, stored_samples
 from ...exporters.prove import Answers
 from ...exporters.retrain import with_new_weights
 from ...exporters.subject import FurtherVerdict
@@ -48,7 +48,7 @@ def _convert(request: Mapping[str, Any], say: Any) -> dict[str, Any]:
     parent = store.version(request["model"], request["parent"])
     spec = parent.spec()
     sets = {"held_out": load_samples(Path(request["held_out"]), spec)}
-    _, judging = load_samples(parent.file("samples.safetensors"), spec).split()
+    _, judging = stored_samples(parent).split()
     if judging.targets:
         sets["judging"] = judging
     on_duty = {name: scores_from_json(found) for name, found in request["on_duty"].items()}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...exporters.inputs.samples import Samples, load_samples
+from ...exporters.inputs.samples import Samples, stored_samples
 from ...exporters.prove import Answers, answers_of
 from ...models.archive import save_program
 from ...models.engines.load import whole_program
@@ -142,7 +142,9 @@ class Journey:
         spec, source = parent.spec(), parent.manifest["source"]
         data.samples.save(folder / "data.safetensors")
         save_program(whole_program(parent), folder / "whole.pt2", weights=True)
-        weights = shutil.copyfile(parent.file("weights.safetensors"), folder / "weights.safetensors")
+        weights = folder / "weights.safetensors"
+        with parent.opened("weights.safetensors") as stored, weights.open("wb") as copy:
+            shutil.copyfileobj(stored.handle, copy)
         hyperparameters = {name: job.hyperparameters[name] for name in _AMP}
         return {
             "source": {"folder": str(parent.folder / "source"), **source},
@@ -196,7 +198,7 @@ class Journey:
         """What serves now, measured on the sets that the new version will be measured on."""
         spec = parent.spec()
         sets = {"held_out": held_out}
-        _, judging = load_samples(parent.file("samples.safetensors"), spec).split()
+        _, judging = stored_samples(parent).split()
         if judging.targets:
             sets["judging"] = judging
         while True:

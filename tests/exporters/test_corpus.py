@@ -4,6 +4,8 @@ from collections import Counter
 
 import pytest
 import torch
+from halfeven.models.admitted_operators import is_admitted
+from halfeven.models.program import walk
 from torch import Tensor
 
 from tests.corpus import CORPUS, FAMILIES, built, captured, fresh
@@ -50,6 +52,15 @@ def test_fp32_is_finite_and_not_constant_on_fresh_inputs(name: str) -> None:
         assert output.shape[0] == 12
         assert bool(torch.isfinite(output).all())
         assert not torch.equal(output, output[:1].expand_as(output)), "it says the same of every row"
+
+
+@every_model
+def test_an_archive_may_hold_every_operation_of_the_captured_program(name: str) -> None:
+    calls = [
+        node.target for _, node in walk(captured(name).program.graph_module) if node.op == "call_function"
+    ]
+    written = [f"torch.ops.{call}" for call in calls if isinstance(call, torch._ops.OpOverload)]
+    assert written and [call for call in written if not is_admitted(call)] == []
 
 
 @every_model

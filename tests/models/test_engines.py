@@ -1,6 +1,9 @@
 """Engines: both kinds answer as the program does, in the spec's order, and leave what came off the wire alone."""
 
+import hashlib
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +254,54 @@ def test_a_version_with_a_damaged_file_is_not_loaded(file: str, form: str, versi
     path.write_bytes(data)
     with pytest.raises(DamagedFile, match=file):
         load_whole(version, form, CPU)
+
+
+def swapped_after_the_check(path: Path, other: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once its digest has been taken, another file stands under this name."""
+    digest, checked = hashlib.file_digest, path.stat().st_ino
+
+    def taken(file: Any, kind: str) -> Any:
+        found = digest(file, kind)
+        if os.fstat(file.fileno()).st_ino == checked:
+            (path.parent / "swapped").write_bytes(other)
+            (path.parent / "swapped").replace(path)
+        return found
+
+    monkeypatch.setattr(hashlib, "file_digest", taken)
+
+
+@pytest.mark.parametrize(
+    ("file", "form"),
+    [("whole.pt2", "torch"), ("weights.safetensors", "torch"), ("half.pt2", "torch"), ("half.onnx", "onnx")],
+)
+def test_the_file_that_was_checked_is_the_file_that_is_loaded(
+    file: str, form: str, version: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swapped_after_the_check(version.folder / file, b"another file", monkeypatch)
+    engine = (load_half if file.startswith("half") else load_whole)(version, form, CPU)
+    requests = parts(2)
+    expected = engine.run(requests)[0]
+    engine.warm_up(requests)  # ONNX Runtime may be given the file once more
+    np.testing.assert_allclose(engine.run(requests)[0], expected, rtol=1e-5)
+    assert (version.folder / file).read_bytes() == b"another file"
+    engine.close()
+
+
+@pytest.mark.parametrize(("file", "form"), [("whole.pt2", "torch"), ("whole.onnx", "onnx")])
+def test_a_file_of_a_version_that_is_a_symbolic_link_is_refused(
+    file: str, form: str, version: Version, tmp_path: Path
+) -> None:
+    (version.folder / file).rename(tmp_path / "elsewhere")
+    (version.folder / file).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DamagedFile, match=rf"{file} cannot be read \(it is a symbolic link\)"):
+        load_whole(version, form, CPU)
+
+
+def test_weights_beside_an_onnx_file_are_checked_as_well(version: Version) -> None:
+    files = {**version.manifest["files"], "whole.onnx.data": "0" * 64}
+    (version.folder / "whole.onnx.data").write_bytes(b"not what was written")
+    with pytest.raises(DamagedFile, match=r"whole.onnx.data is damaged"):
+        load_whole(replace(version, manifest={**version.manifest, "files": files}), "onnx", CPU)
 
 
 # Ops that write in place

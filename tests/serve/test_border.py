@@ -27,6 +27,8 @@ EXPECTED = {
     errors.ParityRefused: (422, 3),
     errors.StoreError: (500, 1),
     errors.DamagedFile: (500, 1),
+    errors.StoreUnusable: (500, 2),
+    OSError: (500, 2),
     errors.CannotServe: (503, 1),
     errors.Overloaded: (503, 1),
     errors.NotReady: (503, 1),

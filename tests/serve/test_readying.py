@@ -2,16 +2,23 @@
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from halfeven.exporters.inputs.samples import Samples
+from halfeven.models.archive import save_program
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.store import LIVE, Store
 from halfeven.serve import readying
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.place import Place
+from safetensors.torch import save_file
+from torch import nn
+
+from tests.programs import whole
 
 SPEC = ModelSpec("net", (TensorSpec("x", "FP32", (Dim(),)),), (TensorSpec("y", "FP32", (Dim(),)),), 4)
 SAMPLES = Samples({"x": np.zeros(8, np.float32)})
@@ -83,3 +90,21 @@ def test_a_form_measured_while_another_program_had_the_core_is_measured_again(
     candidates = [readying._Candidate(Timed(form, "fp32", 0.0), "file") for form in looks]
     best, _ = readying._fastest(SPEC, SAMPLES, candidates, place)
     assert best.engine.form == "torch" and best.seconds == 10.0
+
+
+def test_a_whole_that_is_passed_over_because_its_file_is_damaged_is_named(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = whole(nn.Linear(3, 2), {"input": torch.randn(4, 3)})
+    with Store(tmp_path).draft("net") as draft:
+        draft.write_json("spec.json", net.spec.to_json())
+        save_program(net.program, draft.folder / "whole.pt2", weights=False)
+        save_file(dict(net.program.state_dict), draft.folder / "weights.safetensors")
+        (draft.folder / "whole.onnx").write_bytes(b"as it was written")
+        version = draft.publish(LIVE, {"half": None})
+    (version.folder / "whole.onnx").write_bytes(b"as it is now")
+    damaged: list[str] = []
+    found = [candidate.file for candidate in readying._wholes(version, version.spec(), place, damaged)]
+    assert found == ["whole.pt2"]
+    assert len(damaged) == 1 and f"{version.folder / 'whole.onnx'} is damaged" in damaged[0]
+    assert damaged[0] in caplog.text
