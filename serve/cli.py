@@ -122,6 +122,9 @@ def serve(
     expose_without_auth: Annotated[
         bool | None, typer.Option("--expose-without-auth", help="Listen beyond this machine without keys.")
     ] = None,
+    allowed_hosts: Annotated[
+        str | None, typer.Option(help="Further names of this server: models.example.com,*.lan or *.")
+    ] = None,
     triton_strict: Annotated[
         bool | None,
         typer.Option("--triton-strict", help="Answer as Triton does where we would otherwise not."),
@@ -152,8 +155,8 @@ def serve(
 
         settings = read_settings(
             store=store, models=models, host=host, port=port, device=device, fallback=fallback,
-            expose_without_auth=expose_without_auth, log_level=log_level, log_format=log_format,
-            access_log=access_log, triton_strict=triton_strict, server_name=server_name,
+            expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts, log_level=log_level,
+            log_format=log_format, access_log=access_log, triton_strict=triton_strict, server_name=server_name,
             parity_sample=parity_sample, keep_previous_seconds=keep_previous_seconds, rescue=rescue,
         )  # fmt: skip
         set_up(settings.log_level, settings.log_format, settings.access_log)

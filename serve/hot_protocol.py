@@ -20,10 +20,12 @@ from .content_coding import chosen_coding
 from .duty import Answer, Served
 from .infer_asgi import SMALL_JSON, Begun, InferFront, asked_of, is_small_json
 from .known_head import Asked, KnownHead
+from .web_guard import WebGuard
 
 # Headers that ask for more than the short way offers.
 _ELSEWHERE = frozenset(
-    (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"x-request-id", b"triton-request-id")
+    (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"x-request-id", b"triton-request-id",
+     b"origin", b"sec-fetch-site")
 )  # fmt: skip
 _ONE_PIECE = 1 << 16  # a body up to this is joined to its head: cheaper than a second buffer
 _URLS = 1024  # how many paths are remembered
@@ -193,7 +195,7 @@ class HotProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             return None
         asked = self._asked_of(self.url)
-        plain = None if asked is None else _plain(self.headers, front.compress_lists)
+        plain = None if asked is None else _plain(self.headers, front.compress_lists, front.guard)
         if asked is None or plain is None or plain[0] > front.max_body_bytes:
             return None
         if parser.get_http_version() != "1.1":
@@ -311,7 +313,9 @@ class HotProtocol(HttpToolsProtocol):
             self._respond(hot, *self._front.refusal(self._front.slow_body(), model=hot.served.name))
 
 
-def _plain(headers: list[tuple[bytes, bytes]], compress_lists: bool) -> tuple[int, str | None] | None:
+def _plain(
+    headers: list[tuple[bytes, bytes]], compress_lists: bool, guard: WebGuard
+) -> tuple[int, str | None] | None:
     """Content length and Inference-Header-Content-Length; None where a header asks for the long way."""
     length = -1
     header_length = None
@@ -324,6 +328,9 @@ def _plain(headers: list[tuple[bytes, bytes]], compress_lists: bool) -> tuple[in
             if header_length is not None:
                 return None
             header_length = value.decode("latin-1")
+        elif name == b"host":
+            if not guard.knows(value):
+                return None
         elif name == b"accept-encoding":
             if chosen_coding(value.decode("latin-1"), compress_lists):
                 return None

@@ -30,6 +30,7 @@ from .hot_protocol import HotProtocol
 from .infer_asgi import InferFront
 from .metrics import metrics_text, new_registry
 from .protocol.dialect import OURS, STRICT
+from .page_headers import PageHeaders
 from .readying import Place
 from .rollout.api import router as rollout_router
 from .rollout.director import Director
@@ -38,6 +39,7 @@ from .rollout.metrics import RolloutCollector
 from .rollout.rules import Rules
 from .roster import Roster
 from .settings import Settings
+from .web_guard import WebGuard, read_names
 
 logger = logging.getLogger("halfeven")
 Say = Callable[[str], None]
@@ -76,7 +78,10 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
     app.include_router(router(ledger, files, store, supervisor.wake))
     app.include_router(rollout_router(director))
     app.router.lifespan_context = _lifespan(roster, supervisor, ledger, lock, settings.shutdown_seconds)
-    return InferFront(app, roster, max_body_bytes, settings.body_seconds, written, dialect), roster
+    guard = WebGuard(settings.host, read_names(settings.allowed_hosts))
+    return InferFront(
+        PageHeaders(app), roster, max_body_bytes, settings.body_seconds, written, dialect, guard
+    ), roster
 
 
 def _rules(settings: Settings) -> Rules:
@@ -103,6 +108,7 @@ def serve(settings: Settings, store: Store, say: Say) -> None:
         port=settings.port,
         loop="uvloop",
         http=HotProtocol,
+        ws="none",
         proxy_headers=False,  # nobody here asks for the caller's address
         lifespan="on",
         access_log=False,

@@ -100,7 +100,8 @@ class Server:
         body = None if asked is None else json.dumps(asked).encode()
         try:
             url = f"http://127.0.0.1:{self.port}{path}"
-            with urllib.request.urlopen(urllib.request.Request(url, body), timeout=120) as answer:
+            order = urllib.request.Request(url, body, {"content-type": "application/json"})
+            with urllib.request.urlopen(order, timeout=120) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
