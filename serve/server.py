@@ -29,8 +29,8 @@ from .history import history_of
 from .hot_protocol import HotProtocol
 from .infer_asgi import InferFront
 from .metrics import metrics_text, new_registry
-from .protocol.dialect import OURS, STRICT
 from .page_headers import PageHeaders
+from .protocol.dialect import OURS, STRICT
 from .readying import Place
 from .rollout.api import router as rollout_router
 from .rollout.director import Director
