@@ -52,6 +52,7 @@ class Roster:
         self._working: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = threading.Event()
+        self.leaving = False
         self._first_look: Future[None] = Future()
         self._threads = [
             threading.Thread(target=self._follow, name="halfeven-roster", daemon=True),
@@ -71,6 +72,10 @@ class Roster:
     def wait(self, timeout_s: float | None = None) -> None:
         """Until everything that was in the store at the start is on duty or has its fault noted."""
         self._first_look.result(timeout_s)
+
+    def leave(self) -> None:
+        """The server is to end: nothing is ready any more, though everything is answered until `stop`."""
+        self.leaving = True
 
     async def stop(self, timeout_s: float) -> None:
         """Refuse new work, finish what waits, stop the device, close the engines."""
@@ -109,7 +114,7 @@ class Roster:
 
     def not_ready_reasons(self) -> list[str]:
         """Why not everything in the store is served; empty where it is, and for what was unloaded on purpose."""
-        if self._stopping.is_set():
+        if self.leaving or self._stopping.is_set():
             return ["the server is shutting down"]
         if not self.place.thread.alive:
             return [f"the thread of device {self.place.device} has ended"]

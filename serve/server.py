@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import logging
+import math
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -30,6 +31,7 @@ from .hot_protocol import HotProtocol
 from .infer_asgi import InferFront
 from .metrics import metrics_text, new_registry
 from .page_headers import PageHeaders
+from .polite_server import PoliteServer
 from .protocol.dialect import OURS, STRICT
 from .readying import Place
 from .rollout.api import router as rollout_router
@@ -114,9 +116,9 @@ def serve(settings: Settings, store: Store, say: Say) -> None:
         access_log=False,
         log_level="warning",
         server_header=False,
-        timeout_graceful_shutdown=int(settings.shutdown_seconds),
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
     )
-    server = _Announcing(config, roster, say)
+    server = _Announcing(config, settings.drain_seconds, roster, say)
     try:
         server.run()
     except SystemExit as error:  # uvicorn's word for a port that is taken
@@ -139,11 +141,11 @@ def convert_all(folder: Path, store: Store, say: Say) -> None:
             say(f"{path.name}: {error}")
 
 
-class _Announcing(uvicorn.Server):
+class _Announcing(PoliteServer):
     """Says where it listens once it does: with port 0 nobody else knows."""
 
-    def __init__(self, config: uvicorn.Config, roster: Roster, say: Say) -> None:
-        super().__init__(config)
+    def __init__(self, config: uvicorn.Config, grace_s: float, roster: Roster, say: Say) -> None:
+        super().__init__(config, grace_s, roster.leave)
         self._roster = roster
         self._say = say
 
