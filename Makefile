@@ -6,12 +6,12 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 GPU_SECONDS := 530
 
-.PHONY: help venv demo test check lint types layers resolves gpu weights clean
+.PHONY: help venv demo test test-all check lint types layers resolves gpu weights clean
 
 help:
 	@echo "make demo      the whole story on real digits, under two minutes after installing"
 	@echo "make test      the tests; without a GPU those that need one are skipped, and counted"
-	@echo "make check     what CI runs: form, types, layers, dependencies, tests"
+	@echo "make check     what CI runs: form, types, layers, dependencies, all tests, the slow ones too"
 	@echo "make gpu       the GPU tests and the GPU benchmark, with PYTHON=… as it is (nothing is installed)"
 	@echo "make weights   train the zoo's digits again"
 	@echo "make clean     remove what make made"
@@ -29,10 +29,13 @@ demo: $(READY)
 	$(BIN)/halfeven demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
 # The tests come last, so that pytest's closing line closes the output.
-check: lint types layers resolves test
+check: lint types layers resolves test-all
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -140,6 +140,9 @@ def serve(
     rescue: Annotated[
         bool | None, typer.Option("--rescue/--no-rescue", help="Keep the FP32 whole loaded beside a half.")
     ] = None,
+    drain_seconds: Annotated[
+        float | None, typer.Option(help="Not ready, but open, so long after SIGTERM; default 5.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="text, or json: one object a line.")] = None,
     access_log: Annotated[bool | None, typer.Option("--access-log", help="Log every infer request.")] = None,
@@ -158,6 +161,7 @@ def serve(
             expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts, log_level=log_level,
             log_format=log_format, access_log=access_log, triton_strict=triton_strict, server_name=server_name,
             parity_sample=parity_sample, keep_previous_seconds=keep_previous_seconds, rescue=rescue,
+            drain_seconds=drain_seconds,
         )  # fmt: skip
         set_up(settings.log_level, settings.log_format, settings.access_log)
         serve(settings, store_at(settings.store), say)

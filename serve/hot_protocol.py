@@ -9,6 +9,7 @@ Source: uvicorn.protocols.http.httptools_impl.HttpToolsProtocol, whose callbacks
 """
 
 import asyncio
+from contextlib import suppress
 from time import perf_counter_ns
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
-from ..models.errors import NotReady
+from ..models.errors import HalfevenError, NotReady
 from .content_coding import chosen_coding
 from .duty import Answer, Served
 from .infer_asgi import SMALL_JSON, Begun, InferFront, asked_of, is_small_json
@@ -125,6 +126,7 @@ class HotProtocol(PoliteProtocol):
             hot.timer.cancel()
         self._learn(hot)
         if not hot.response_complete:  # else it was too slow
+            self._find_again(hot)
             self._submit(hot)
 
     # What the transport calls.
@@ -271,6 +273,13 @@ class HotProtocol(PoliteProtocol):
         super().on_message_begin()
         self.url, self.headers, self.expect_100_continue = url, headers, expects
         self.scope["headers"] = headers
+
+    def _find_again(self, hot: HotCycle) -> None:
+        """Another version may have taken the found one's place while the body came."""
+        assert self._front is not None
+        if (asked := self._asked_of(self.url)) is not None:
+            with suppress(HalfevenError):  # it is gone: the one that was found says so
+                hot.served = self._front.find(asked)
 
     def _submit(self, hot: HotCycle) -> None:
         assert self._front is not None

@@ -131,10 +131,11 @@ class InferFront:
         body = await read_body(headers, receive, self.max_body_bytes, self.body_timeout_s)
         if told.coding is not None:
             body = await decoded(body, told.coding, self.max_body_bytes)
+        served = self.find(asked)  # again: another version may have taken its place while the body came
         if len(body) <= SMALL_JSON or is_small_json(header_length):
             begun = self.begin(served, header_length, body)
         else:
-            begun = await self._begin_elsewhere(served, header_length, body)
+            begun = await self._begin_elsewhere(asked, served, header_length, body)
         answer = await answer_or_leave(begun.future, receive)
         began_ns = perf_counter_ns()
         headers, body = self.finish(begun, answer, told)
@@ -156,11 +157,14 @@ class InferFront:
         future = served.submit(request.arrays, request.rows, request.terms)
         return Begun(codec, request, future, since_ns, self.written[served.name])
 
-    async def _begin_elsewhere(self, served: Served, header_length: str | None, body: bytes) -> Begun:
+    async def _begin_elsewhere(
+        self, asked: tuple[str, str | None], served: Served, header_length: str | None, body: bytes
+    ) -> Begun:
         """The same where reading takes so long that others would notice: in a thread."""
         since_ns = perf_counter_ns()
         codec = self._codec(served)
         request = await asyncio.to_thread(codec.read, body, header_length)
+        served = self.find(asked)
         if self._codec(served) is not codec and served.spec.signature() != codec.spec.signature():
             raise NotReady(
                 f"model '{served.name}' changed its inputs while the request was read; send it again"

@@ -9,9 +9,8 @@ import asyncio
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from ..models.errors import HalfevenError, NotReady, UnknownName
 from ..models.spec import ModelSpec
@@ -345,23 +344,29 @@ class Roster:
         """Answer what waits, close, and give the memory back. The caller keeps no lane."""
         retired = False
         for lane in lanes:
-            self._run(lane.drain)
-            lane.close()
-            logger.info("%s is closed", lane)
+            if self._drained(lane):
+                lane.close()
+                logger.info("%s is closed", lane)
             retired = True
         del lanes
         if retired:
             give_back()
 
-    def _run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """On the event loop, from another thread."""
+    def _drained(self, lane: Lane) -> bool:
+        """Answer what waits, on the event loop. False where that takes too long: it is closed when it is done."""
         if self._loop is None or self._loop.is_closed():
-            asyncio.run(work())
-            return
+            asyncio.run(lane.drain())
+            return True
+        done = asyncio.run_coroutine_threadsafe(lane.drain(), self._loop)
         try:
-            asyncio.run_coroutine_threadsafe(work(), self._loop).result(DRAIN_SECONDS)
+            done.result(DRAIN_SECONDS)
         except TimeoutError:
-            logger.error("what waits was not answered within %g s", DRAIN_SECONDS)
+            logger.error(
+                "%s has not answered what waits within %g s; it stays until it has", lane, DRAIN_SECONDS
+            )
+            done.add_done_callback(lambda _: threading.Thread(target=lane.close, daemon=True).start())
+            return False
+        return True
 
     def _note(self, name: str, fault: str) -> None:
         logger.error("%s", fault)

@@ -76,7 +76,12 @@ class Server:
     """``halfeven serve`` in a process of its own."""
 
     def __init__(self, store: Store, keep: float) -> None:
-        environment = {**os.environ, "HALFEVEN_KEEP_PREVIOUS_SECONDS": str(keep), "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "HALFEVEN_KEEP_PREVIOUS_SECONDS": str(keep),
+            "HALFEVEN_DRAIN_SECONDS": "0",
+            "OMP_NUM_THREADS": "1",
+        }
         command = [
             sys.executable,
             "-m",
