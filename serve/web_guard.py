@@ -11,6 +11,7 @@ Source: Fetch standard, "Origin header"; W3C Fetch Metadata; RFC 9110 §7.4 and 
 
 import ipaddress
 import re
+import socket
 from collections.abc import Iterable, Sequence
 
 from .border import ForeignHost, ForeignPage
@@ -22,8 +23,10 @@ _PORTS = {"http": "80", "https": "443"}
 _OWN_PAGE = (b"same-origin", b"none")  # of Sec-Fetch-Site; none: typed or clicked by the user
 _MOST_KNOWN = 256  # values of Host that are remembered; their length is bounded by _HOST
 _EVERY = "*"
-# Names that a public DNS cannot give to anybody (RFC 6761, RFC 6762, ICANN 2024-07-29; Kubernetes' own).
-_PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".cluster.local", ".svc")
+# Domains that are nobody's in the public DNS: RFC 6761, RFC 6762 with its appendix G, RFC 8375; Kubernetes' own.
+_PRIVATE_SUFFIXES = (
+    ".localhost", ".local", ".internal", ".intranet", ".private", ".corp", ".home", ".lan", ".home.arpa", ".svc",
+)  # fmt: skip
 Headers = Iterable[tuple[bytes, bytes]]
 
 
@@ -32,14 +35,18 @@ class WebGuard:
 
     Always allowed are the names of this machine's loopback and ``host`` itself, with any port. A server that listens
     beyond loopback also has addresses and names that the setting does not list (a pod's address in a health probe, a
-    service's name): there any IP address is allowed, and any name that no public DNS can give to a page.
+    service's name): there any IP address is allowed, the machine's own name, and any name that no public DNS can give
+    to a page.
     """
 
     def __init__(self, host: str = "127.0.0.1", allowed: Sequence[str] = ()) -> None:
-        self._names = frozenset((_plain_name(host), *(name for name in allowed if not name.startswith("*"))))
+        self._beyond = not is_loopback(host)
+        own = (host, socket.gethostname()) if self._beyond else (host,)
+        self._names = frozenset(
+            (*map(_plain_name, own), *(name for name in allowed if not name.startswith("*")))
+        )
         self._suffixes = tuple(name[1:] for name in allowed if name.startswith("*."))
         self._every = _EVERY in allowed
-        self._beyond = not is_loopback(host)
         self._known: set[bytes] = set()
 
     def check(self, method: str, headers: Headers) -> None:

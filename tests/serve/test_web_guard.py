@@ -361,6 +361,16 @@ def test_whose_names_a_server_knows(guard: WebGuard, known: list[str]) -> None:
         ]
 
 
+def test_a_server_that_listens_beyond_the_machine_knows_the_machine_s_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "GPU1.example.com")
+    assert knows(WebGuard("0.0.0.0"), ["gpu1.example.com:8000", "gpu2.example.com"]) == [
+        "gpu1.example.com:8000"
+    ]
+    assert knows(WebGuard("127.0.0.1"), ["gpu1.example.com"]) == []
+
+
 def test_a_listed_name_is_known_with_any_port_and_nothing_below_it_is() -> None:
     guard = WebGuard("127.0.0.1", read_names("Models.Example.com, 10.0.0.5"))
     assert knows(guard, ["models.example.com", "models.example.com:443", "10.0.0.5:8000"]) != []
