@@ -51,6 +51,18 @@ class PoliteProtocol(HttpToolsProtocol):
         """When the last answer was complete, on the loop's clock; 0 where that is not known."""
         return 0.0
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether the caller has sent something that nobody has read yet."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is None:
+            return False
+        try:
+            told = fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4))
+        except (OSError, ValueError):  # closed
+            return False
+        return any(told)
+
     def give_up(self) -> None:
         """The time for shutting down is over: answer what is not an ASGI task (those are cancelled)."""
 
@@ -81,27 +93,15 @@ class PoliteProtocol(HttpToolsProtocol):
 
     def close_if_idle(self) -> None:
         """Close a connection on which nothing is asked, nor lies unread."""
-        if not self.busy and not _unread(self.transport):
+        if not self.busy and not self.has_unread:
             self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
         """uvicorn's timer: nothing was read for so long."""
         self.timeout_keep_alive_task = None
-        if not _unread(self.transport):
+        if not self.has_unread:
             super().timeout_keep_alive_handler()
         else:
             self.timeout_keep_alive_task = self.loop.call_later(
                 _LOOK_AGAIN_S, self.timeout_keep_alive_handler
             )
-
-
-def _unread(transport: Any) -> bool:
-    """Whether the caller has sent something that nobody has read yet."""
-    connection = transport.get_extra_info("socket")
-    if connection is None:
-        return False
-    try:
-        told = fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4))
-    except (OSError, ValueError):  # closed
-        return False
-    return any(told)

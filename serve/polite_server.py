@@ -47,7 +47,7 @@ class PoliteServer(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._state = self.server_state = PoliteState()
-        self._grace_s, self._quiet_s, self._on_leaving = grace_s, quiet_s, on_leaving
+        self.grace_s, self._quiet_s, self._on_leaving = grace_s, quiet_s, on_leaving
         self._hurried = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -55,7 +55,7 @@ class PoliteServer(uvicorn.Server):
         self._captured_signals.append(sig)
         if not self.should_exit:
             if sig == signal.SIGINT:
-                self._grace_s = 0.0
+                self.grace_s = 0.0
             self.should_exit = True
             self._on_leaving()
         elif not self._hurried:
@@ -92,7 +92,7 @@ class PoliteServer(uvicorn.Server):
 
     async def _wait_out_the_grace(self) -> None:
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + self._grace_s
+        end_s = loop.time() + self.grace_s
         tick_s = 0.0
         while loop.time() < end_s and not self._hurried:
             if loop.time() >= tick_s:

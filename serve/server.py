@@ -156,6 +156,14 @@ class _Announcing(PoliteServer):
             self._say(f"halfeven listens on http://{host}:{port}")
             asyncio.get_running_loop().run_in_executor(None, self._say_ready)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.grace_s:
+            self._say(
+                f"halfeven is shutting down: not ready from now on, it still answers for {self.grace_s:g} s, then it "
+                "finishes what was asked; a second signal hurries it"
+            )
+        await super().shutdown(sockets)
+
     def _say_ready(self) -> None:
         self._roster.wait()
         for served in self._roster.all():

@@ -304,7 +304,7 @@ def test_what_is_still_computed_when_the_time_is_over_is_refused_with_words(leav
 
 
 SCRIPT = """
-import sys, uvicorn
+import os, sys, uvicorn
 from halfeven.serve.polite_protocol import PoliteProtocol
 from halfeven.serve.polite_server import PoliteServer
 
@@ -326,6 +326,10 @@ class Server(PoliteServer):
     async def startup(self, sockets=None):
         await super().startup(sockets)
         print(self.servers[0].sockets[0].getsockname()[1], flush=True)
+
+    def handle_exit(self, sig, frame):
+        super().handle_exit(sig, frame)
+        os.write(1, b"heard\\n")
 
 config = uvicorn.Config(app, port=0, http=PoliteProtocol, loop="uvloop", log_level="error", lifespan="on")
 Server(config, grace_s=float(sys.argv[1])).run()
@@ -357,9 +361,9 @@ def test_a_process_ends_with_0_where_it_ended_in_order(
             wire.socket.sendall(get("/stuck"))
         else:
             assert wire.ask(get("/"))[:2] == (200, False)
-        for number in signals:
+        for number in signals:  # one by one: a process sees that a signal came, not how often
             process.send_signal(number)
-            time.sleep(0.3)  # else two of them are one: a process sees that a signal came, not how often
+            assert process.stdout.readline() == "heard\n"
         assert process.wait(20) == code
         assert process.stdout.read() == ("" if code else "ended in order\nleft\n")
         wire.close()
