@@ -8,7 +8,7 @@ from .caller import read_body
 _SMALL_BODY = 2**20
 
 
-async def read_json_body(
+async def read_order(
     request: Request, limit: int = _SMALL_BODY, timeout_s: float = 30.0, needs_type: bool = True
 ) -> bytes:
     """The whole body, at most ``limit`` bytes; an empty one needs no content type.

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from ...models.errors import BadInput
-from ..json_body import read_json_body
+from ..json_body import read_order
 from ..protocol.json_numbers import parse
 from .director import Director
 
@@ -69,7 +69,7 @@ def _add_reading(routes: APIRouter, director: Director) -> None:
 
 
 async def _asked(request: Request, known: tuple[str, ...]) -> Mapping[str, Any]:
-    body = await read_json_body(request, _SMALL_BODY)
+    body = await read_order(request, _SMALL_BODY)
     asked = parse(body) if body.strip() else {}
     if not isinstance(asked, dict) or not asked.keys() <= set(known):
         raise BadInput(f"expected a JSON object with the keys {', '.join(known)}, got {str(asked)[:200]}")

@@ -203,18 +203,19 @@ def server(serving: tuple[FakeRoster, str], roster: FakeRoster) -> str:
 
 
 @contextmanager
-def running(app: Any) -> Iterator[str]:
-    """A server in a thread, as uvicorn's own tests run it; ready when entered, gone when left."""
-    with started(app) as server:
+def running(app: Any, seconds: int = 1) -> Iterator[str]:
+    """A server in a thread, as uvicorn's own tests run it; ready when entered, gone when left: in so many seconds,
+    whatever is still computed."""
+    with started(app, seconds=seconds) as server:
         host, port = server.servers[0].sockets[0].getsockname()[:2]
         yield f"{host}:{port}"
 
 
 @contextmanager
-def started(app: Any, port: int = 0, **more: Any) -> Iterator[PoliteServer]:
+def started(app: Any, port: int = 0, seconds: int = 1, **more: Any) -> Iterator[PoliteServer]:
     """The server itself; ``more`` is for `PoliteServer`, which otherwise closes idle connections at once."""
     config = uvicorn.Config(
-        app, port=port, http=HotProtocol, log_level="error", access_log=False, timeout_graceful_shutdown=1,
+        app, port=port, http=HotProtocol, log_level="error", access_log=False, timeout_graceful_shutdown=seconds,
         proxy_headers=False,
     )  # fmt: skip
     server = PoliteServer(config, **{"quiet_s": 0.0, **more})

@@ -62,7 +62,7 @@ def samples(converted: Path) -> Samples:
 @contextmanager
 def serving(store: Store, **settings: Any) -> Iterator[tuple[str, Roster]]:
     app, roster = build(Settings(store=store.root, device="cpu", **settings), store)
-    with running(app) as address:
+    with running(app, seconds=30) as address:
         roster.wait(60)
         yield address, roster
 

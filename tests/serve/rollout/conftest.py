@@ -124,7 +124,7 @@ def publish(store: Store, status: str = LIVE, of: ModelSpec | None = None) -> Ve
 @contextmanager
 def serving(store: Store, **settings: Any) -> Iterator[tuple[str, Roster]]:
     app, roster = build(Settings(store=store.root, device="cpu", **settings), store)
-    with running(app) as address:
+    with running(app, seconds=30) as address:
         roster.wait(60)
         yield address, roster
 

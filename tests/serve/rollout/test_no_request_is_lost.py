@@ -72,7 +72,9 @@ class Life:
     def start(self) -> None:
         settings = read_settings(store=self._store.root, device="cpu", keep_previous_seconds=0.0)
         app, self.roster = build(settings, self._store)
-        own = started(app, port=self.port, grace_s=0.02, on_leaving=self.roster.leave, quiet_s=0.25)
+        own = started(
+            app, port=self.port, seconds=30, grace_s=0.02, on_leaving=self.roster.leave, quiet_s=0.25
+        )
         server = self._stack.enter_context(own)
         self.port = server.servers[0].sockets[0].getsockname()[1]
         self.roster.wait(20)
