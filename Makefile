@@ -6,12 +6,12 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 GPU_SECONDS := 530
 
-.PHONY: help venv demo test check lint types layers resolves older gpu weights clean
+.PHONY: help venv demo test test-all check lint types layers resolves older gpu weights clean
 
 help:
 	@echo "make demo      the whole story on real digits, under two minutes after installing"
 	@echo "make test      the tests; without a GPU those that need one are skipped, and counted"
-	@echo "make check     what CI runs: form, types, layers, dependencies, tests"
+	@echo "make check     what CI runs: form, types, layers, dependencies, all tests, the slow ones too"
 	@echo "make gpu       the GPU tests and the GPU benchmark, with PYTHON=… as it is (nothing is installed)"
 	@echo "make weights   train the zoo's digits again"
 	@echo "make clean     remove what make made"
@@ -29,10 +29,10 @@ demo: $(READY)
 	$(BIN)/halfeven demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
 # The tests come last, so that pytest's closing line closes the output.
-check: lint types layers resolves older test
+check: lint types layers resolves older test-all
 
 # The engines once more as on a processor with AVX2 and no bf16 units.
 older: export ONEDNN_MAX_CPU_ISA := AVX2
@@ -40,6 +40,9 @@ older: export ATEN_CPU_CAPABILITY := avx2
 older: $(READY)
 	$(BIN)/python -m pytest -q -n auto tests/models/test_engines.py tests/models/test_packed.py \
 	  tests/models/test_row_shares.py tests/models/test_scripted.py tests/serve/test_tuning.py tests/serve/test_readying.py
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .

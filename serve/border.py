@@ -45,6 +45,24 @@ class SlowBody(errors.BadInput):
     code = "slow_body"
 
 
+class ForeignHost(errors.BadInput):
+    """The request was sent to a name that is not this server's."""
+
+    code = "foreign_host"
+
+
+class ForeignPage(errors.BadInput):
+    """A web page of another origin asks for something that may change something."""
+
+    code = "foreign_origin"
+
+
+class NotJson(errors.BadInput):
+    """An order whose content type is not JSON."""
+
+    code = "not_json"
+
+
 # The nearest class along the error's own ancestry wins.
 _STATUS: dict[type[BaseException], HTTPStatus] = {
     errors.BadInput: HTTPStatus.BAD_REQUEST,
@@ -52,6 +70,9 @@ _STATUS: dict[type[BaseException], HTTPStatus] = {
     errors.UnknownName: HTTPStatus.NOT_FOUND,
     NotOffered: HTTPStatus.NOT_IMPLEMENTED,
     SlowBody: HTTPStatus.REQUEST_TIMEOUT,
+    ForeignHost: HTTPStatus.MISDIRECTED_REQUEST,
+    ForeignPage: HTTPStatus.FORBIDDEN,
+    NotJson: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.CannotConvert: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.ParityRefused: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.CannotServe: HTTPStatus.SERVICE_UNAVAILABLE,

@@ -123,6 +123,9 @@ def serve(
     expose_without_auth: Annotated[
         bool | None, typer.Option("--expose-without-auth", help="Listen beyond this machine without keys.")
     ] = None,
+    allowed_hosts: Annotated[
+        str | None, typer.Option(help="Further names of this server: models.example.com,*.lan or *.")
+    ] = None,
     triton_strict: Annotated[
         bool | None,
         typer.Option("--triton-strict", help="Answer as Triton does where we would otherwise not."),
@@ -137,6 +140,9 @@ def serve(
     ] = None,
     rescue: Annotated[
         bool | None, typer.Option("--rescue/--no-rescue", help="Keep the FP32 whole loaded beside a half.")
+    ] = None,
+    drain_seconds: Annotated[
+        float | None, typer.Option(help="Not ready, but open, so long after SIGTERM; default 5.")
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="text, or json: one object a line.")] = None,
@@ -153,9 +159,10 @@ def serve(
 
         settings = read_settings(
             store=store, models=models, host=host, port=port, device=device, fallback=fallback,
-            expose_without_auth=expose_without_auth, log_level=log_level, log_format=log_format,
-            access_log=access_log, triton_strict=triton_strict, server_name=server_name,
+            expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts, log_level=log_level,
+            log_format=log_format, access_log=access_log, triton_strict=triton_strict, server_name=server_name,
             parity_sample=parity_sample, keep_previous_seconds=keep_previous_seconds, rescue=rescue,
+            drain_seconds=drain_seconds,
         )  # fmt: skip
         set_up(settings.log_level, settings.log_format, settings.access_log)
         serve(settings, store_at(settings.store, writes=True), say)

@@ -33,6 +33,7 @@ def own_folder(target: Path) -> Path:
 def server(store: Store, say: Say) -> Iterator[int]:
     """A server process of its own on a free port of this machine; stopped gracefully at the end."""
     command = [sys.executable, "-m", "halfeven.serve.cli", "serve", "--store", str(store.root), "--port", "0"]
+    command += ["--drain-seconds", "0"]  # there is no load balancer to wait for
     log = store.root / "server.log"
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, cwd=store.root)

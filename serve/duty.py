@@ -160,6 +160,11 @@ class Roster(Protocol):
     @property
     def ready(self) -> bool: ...
 
+    @property
+    def leaving(self) -> bool:
+        """Whether the server is to end: nothing is ready any more, though everything is answered."""
+        ...
+
     def not_ready_reasons(self) -> list[str]: ...
 
 

@@ -9,21 +9,26 @@ Source: uvicorn.protocols.http.httptools_impl.HttpToolsProtocol, whose callbacks
 """
 
 import asyncio
+from contextlib import suppress
 from time import perf_counter_ns
 from typing import Any, cast
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
+from ..models.errors import HalfevenError, NotReady
 from .content_coding import chosen_coding
 from .duty import Answer, Served
 from .infer_asgi import SMALL_JSON, Begun, InferFront, asked_of, is_small_json
 from .known_head import Asked, KnownHead
+from .polite_protocol import PoliteProtocol
+from .web_guard import WebGuard
 
 # Headers that ask for more than the short way offers.
 _ELSEWHERE = frozenset(
-    (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"x-request-id", b"triton-request-id")
+    (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"x-request-id", b"triton-request-id",
+     b"origin", b"sec-fetch-site")
 )  # fmt: skip
 _ONE_PIECE = 1 << 16  # a body up to this is joined to its head: cheaper than a second buffer
 _URLS = 1024  # how many paths are remembered
@@ -57,7 +62,7 @@ class HotCycle:
 _SILENT = _Silent()
 
 
-class HotProtocol(HttpToolsProtocol):
+class HotProtocol(PoliteProtocol):
     """Give it to uvicorn as ``http``; the application must be an `InferFront` (any other is served as ever)."""
 
     def __init__(
@@ -121,6 +126,7 @@ class HotProtocol(HttpToolsProtocol):
             hot.timer.cancel()
         self._learn(hot)
         if not hot.response_complete:  # else it was too slow
+            self._find_again(hot)
             self._submit(hot)
 
     # What the transport calls.
@@ -179,6 +185,26 @@ class HotProtocol(HttpToolsProtocol):
         else:
             super().timeout_keep_alive_handler()
 
+    # While the server leaves.
+
+    @property
+    def busy(self) -> bool:
+        return self._in_head or super().busy
+
+    @property
+    def quiet_since_s(self) -> float:
+        return self._idle_since or 0.0
+
+    def give_up(self) -> None:
+        if (hot := self._hot) is not None and not hot.response_complete:
+            assert self._front is not None
+            late = NotReady("the server is shutting down and has no time left to answer; ask another one")
+            hot.keep_alive = False
+            self._respond(hot, *self._front.refusal(late, model=hot.served.name))
+            hot.disconnected = True  # its answer, should it come, is nobody's
+            if hot.future is not None:
+                hot.future.cancel()
+
     def _look_again_in(self, seconds: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
@@ -193,7 +219,7 @@ class HotProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             return None
         asked = self._asked_of(self.url)
-        plain = None if asked is None else _plain(self.headers, front.compress_lists)
+        plain = None if asked is None else _plain(self.headers, front.compress_lists, front.guard)
         if asked is None or plain is None or plain[0] > front.max_body_bytes:
             return None
         if parser.get_http_version() != "1.1":
@@ -248,13 +274,24 @@ class HotProtocol(HttpToolsProtocol):
         self.url, self.headers, self.expect_100_continue = url, headers, expects
         self.scope["headers"] = headers
 
+    def _find_again(self, hot: HotCycle) -> None:
+        """Another version may have taken the found one's place while the body came."""
+        assert self._front is not None
+        if (asked := self._asked_of(self.url)) is not None:
+            with suppress(HalfevenError):  # it is gone: the one that was found says so
+                hot.served = self._front.find(asked)
+
     def _submit(self, hot: HotCycle) -> None:
         assert self._front is not None
         body = hot.body if isinstance(hot.body, bytes) else bytes(hot.body)
         try:
             begun = self._front.begin(hot.served, hot.header_length, body)
         except Exception as error:
-            self._respond(hot, *self._front.refusal(error, model=hot.served.name))
+            refusal = self._front.refusal(error, model=hot.served.name)
+            if self.leaving:  # what came with this request is read first: is this the last answer?
+                self.loop.call_soon(self._respond, hot, *refusal)
+            else:
+                self._respond(hot, *refusal)
             return
         hot.body = b""
         hot.future = begun.future
@@ -262,18 +299,22 @@ class HotProtocol(HttpToolsProtocol):
         def answered(future: asyncio.Future[Answer]) -> None:
             self._answered(hot, begun, future)
 
-        if begun.future.done():  # its batch was run at once: an answer need not wait for the next iteration
+        if (
+            begun.future.done() and not self.leaving
+        ):  # its batch was run at once: an answer need not wait for the next iteration
             answered(begun.future)
         else:
             begun.future.add_done_callback(answered)
 
     def _answered(self, hot: HotCycle, begun: Begun, future: asyncio.Future[Answer]) -> None:
-        if hot.disconnected or future.cancelled():
-            self._hot = None
-            if not hot.disconnected:
-                self.transport.close()
-            return
         assert self._front is not None
+        if hot.disconnected or future.cancelled():
+            if hot.disconnected:
+                self._hot = None
+            else:
+                gone = NotReady("the model was taken away while the request waited; send it again")
+                self._respond(hot, *self._front.refusal(gone, model=hot.served.name))
+            return
         began_ns = perf_counter_ns()
         try:
             headers, body = self._front.finish(begun, future.result())
@@ -284,13 +325,21 @@ class HotProtocol(HttpToolsProtocol):
         begun.written.add(perf_counter_ns() - began_ns)
 
     def _respond(self, hot: HotCycle, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-        """Head and body in one write. The headers are ours alone, so uvicorn's search for bad ones is left out."""
+        """Head and body in one write; nothing to a caller that has gone.
+
+        The headers are ours alone, so uvicorn's search for bad ones is left out.
+        """
+        if hot.disconnected:
+            self._hot = None
+            return
         parts = [STATUS_LINE[status]]
         for name, value in self.server_state.default_headers:
             parts += (name, b": ", value, b"\r\n")
         for name, value in headers:
             parts += (name, b": ", value, b"\r\n")
         parts.append(b"content-length: %d\r\n\r\n" % len(body))
+        if self.is_last:
+            hot.keep_alive = False
         if not hot.keep_alive:
             parts.insert(1, b"connection: close\r\n")
         if len(body) <= _ONE_PIECE:
@@ -311,7 +360,9 @@ class HotProtocol(HttpToolsProtocol):
             self._respond(hot, *self._front.refusal(self._front.slow_body(), model=hot.served.name))
 
 
-def _plain(headers: list[tuple[bytes, bytes]], compress_lists: bool) -> tuple[int, str | None] | None:
+def _plain(
+    headers: list[tuple[bytes, bytes]], compress_lists: bool, guard: WebGuard
+) -> tuple[int, str | None] | None:
     """Content length and Inference-Header-Content-Length; None where a header asks for the long way."""
     length = -1
     header_length = None
@@ -324,6 +375,9 @@ def _plain(headers: list[tuple[bytes, bytes]], compress_lists: bool) -> tuple[in
             if header_length is not None:
                 return None
             header_length = value.decode("latin-1")
+        elif name == b"host":
+            if not guard.knows(value):
+                return None
         elif name == b"accept-encoding":
             if chosen_coding(value.decode("latin-1"), compress_lists):
                 return None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..models.errors import BadInput, NotReady
+from ..models.errors import BadInput, HalfevenError, NotReady
 from .batching.tally import Phase
 from .border import SlowBody, body_for, body_of, headers_of, message_of, status_of
 from .caller import CallerLeft, answer_or_leave, read_body
@@ -19,8 +19,10 @@ from .content_coding import chosen_coding, decoded, encoded
 from .duty import Answer, Roster, Served
 from .infer_headers import NOTHING, Told, scan
 from .logs import requests
+from .page_headers import PageHeaders
 from .protocol.dialect import OURS, Dialect
 from .protocol.infer import InferCodec, InferRequest
+from .web_guard import WebGuard
 
 MAX_BODY_BYTES = 64 * 2**20  # Triton's default
 # Bytes; more JSON than this is read off the event loop. What is read in a millisecond is read on it: in a thread it
@@ -58,8 +60,10 @@ class InferFront:
         body_timeout_s: float = 30.0,
         written: dict[str, Phase] | None = None,
         dialect: Dialect = OURS,
+        guard: WebGuard | None = None,
     ) -> None:
         self._app = app
+        self.guard = guard or WebGuard()
         self._roster = roster
         self._dialect = dialect
         self.compress_lists = dialect.compress_lists
@@ -71,13 +75,33 @@ class InferFront:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked = _asked(scope)
-        if asked is None:
+        if scope["type"] != "lifespan" and (error := self._foreign(scope)) is not None:
+            await self._turn_away(error, scope, receive, send)
+        elif asked is None:
             await self._app(scope, receive, send)
         elif scope["method"] != "POST":
             body, kind = body_for("/v2", 405, "method_not_allowed", "Method Not Allowed: POST here")
             await _send(send, 405, [(b"allow", b"POST"), (b"content-type", kind.encode())], body)
         else:
             await self._answer(asked, scope, receive, send)
+
+    def _foreign(self, scope: Scope) -> HalfevenError | None:
+        """Why the request is refused before anything else looks at it; a connection of WebSocket may change things."""
+        try:
+            self.guard.check(scope.get("method", "CONNECT"), scope["headers"])
+        except HalfevenError as error:
+            return error
+        return None
+
+    async def _turn_away(self, error: HalfevenError, scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            body, kind = body_of(error, scope["path"])
+            await _send(send, status_of(error), [(b"content-type", kind.encode())], body)
+
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await PageHeaders(answer)(scope, receive, send)
 
     async def _answer(
         self, asked: tuple[str, str | None], scope: Scope, receive: Receive, send: Send
@@ -107,10 +131,11 @@ class InferFront:
         body = await read_body(headers, receive, self.max_body_bytes, self.body_timeout_s)
         if told.coding is not None:
             body = await decoded(body, told.coding, self.max_body_bytes)
+        served = self.find(asked)  # again: another version may have taken its place while the body came
         if len(body) <= SMALL_JSON or is_small_json(header_length):
             begun = self.begin(served, header_length, body)
         else:
-            begun = await self._begin_elsewhere(served, header_length, body)
+            begun = await self._begin_elsewhere(asked, served, header_length, body)
         answer = await answer_or_leave(begun.future, receive)
         began_ns = perf_counter_ns()
         headers, body = self.finish(begun, answer, told)
@@ -132,11 +157,14 @@ class InferFront:
         future = served.submit(request.arrays, request.rows, request.terms)
         return Begun(codec, request, future, since_ns, self.written[served.name])
 
-    async def _begin_elsewhere(self, served: Served, header_length: str | None, body: bytes) -> Begun:
+    async def _begin_elsewhere(
+        self, asked: tuple[str, str | None], served: Served, header_length: str | None, body: bytes
+    ) -> Begun:
         """The same where reading takes so long that others would notice: in a thread."""
         since_ns = perf_counter_ns()
         codec = self._codec(served)
         request = await asyncio.to_thread(codec.read, body, header_length)
+        served = self.find(asked)
         if self._codec(served) is not codec and served.spec.signature() != codec.spec.signature():
             raise NotReady(
                 f"model '{served.name}' changed its inputs while the request was read; send it again"

@@ -68,12 +68,11 @@ def add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_
     @app.post("/v1/models/{m}:predict", tags=["predict"], openapi_extra={"requestBody": _BODY})
     async def predict(m: str, request: Request, v: str | None = None) -> Response:
         """`{"instances": [...]}` → `{"predictions": [...]}`; also PNG and JPEG files, npy and npz."""
-        served = roster.find(m, v)
+        roster.find(m, v)  # who asks for what is not there need not send its body
         headers = request.headers
         body = await read_body(request.scope["headers"], request.receive, max_body_bytes, body_timeout_s)
-        asked, kind = await _read(
-            workshop, served, headers.get("content-type", ""), headers.get("accept", ""), body, max_body_bytes
-        )
+        kinds = headers.get("content-type", ""), headers.get("accept", "")
+        served, asked, kind = await _read(workshop, lambda: roster.find(m, v), *kinds, body, max_body_bytes)
         answer = await answer_or_leave(served.submit(asked.arrays, asked.rows), request.receive)
         response = Response(await _written(workshop, served, answer, kind), media_type=kind)
         response.raw_headers.extend(answer_headers(answer))
@@ -81,19 +80,27 @@ def add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_
 
 
 async def _read(
-    workshop: Workshop, served: Served, content_type: str, accept: str, body: bytes, max_bytes: int
-) -> tuple[PredictRequest, str]:
-    """The request and the type of its answer."""
+    workshop: Workshop,
+    find: Callable[[], Served],
+    content_type: str,
+    accept: str,
+    body: bytes,
+    max_bytes: int,
+) -> tuple[Served, PredictRequest, str]:
+    """What is to answer now that the request is read (``find``: another version may have come meanwhile), the request
+    and the type of its answer."""
+    served = find()
     spec = served.spec
     if is_quick(content_type, body):
         asked = read_body_of(spec, content_type, body, max_bytes)
     else:
         asked = await workshop.run(read_body_of, spec, content_type, body, max_bytes)
+        served = find()
         if served.spec is not spec and served.spec.signature() != spec.signature():
             raise NotReady(
                 f"model '{served.name}' has changed its inputs while the request was read; send it again"
             )
-    return asked, answer_type(spec, asked.rows, accept)
+    return served, asked, answer_type(spec, asked.rows, accept)
 
 
 async def _written(workshop: Workshop, served: Served, answer: Answer, kind: str) -> bytes:

@@ -9,9 +9,8 @@ import asyncio
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from ..models.errors import HalfevenError, NotReady, UnknownName
 from ..models.spec import ModelSpec
@@ -53,6 +52,7 @@ class Roster:
         self._working: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = threading.Event()
+        self.leaving = False
         self._first_look: Future[None] = Future()
         self._threads = [
             threading.Thread(target=self._follow, name="halfeven-roster", daemon=True),
@@ -72,6 +72,10 @@ class Roster:
     def wait(self, timeout_s: float | None = None) -> None:
         """Until everything that was in the store at the start is on duty or has its fault noted."""
         self._first_look.result(timeout_s)
+
+    def leave(self) -> None:
+        """The server is to end: nothing is ready any more, though everything is answered until `stop`."""
+        self.leaving = True
 
     async def stop(self, timeout_s: float) -> None:
         """Refuse new work, finish what waits, stop the device, close the engines."""
@@ -110,7 +114,7 @@ class Roster:
 
     def not_ready_reasons(self) -> list[str]:
         """Why not everything in the store is served; empty where it is, and for what was unloaded on purpose."""
-        if self._stopping.is_set():
+        if self.leaving or self._stopping.is_set():
             return ["the server is shutting down"]
         if not self.place.thread.alive:
             return [f"the thread of device {self.place.device} has ended"]
@@ -341,23 +345,29 @@ class Roster:
         """Answer what waits, close, and give the memory back. The caller keeps no lane."""
         retired = False
         for lane in lanes:
-            self._run(lane.drain)
-            lane.close()
-            logger.info("%s is closed", lane)
+            if self._drained(lane):
+                lane.close()
+                logger.info("%s is closed", lane)
             retired = True
         del lanes
         if retired:
             give_back()
 
-    def _run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """On the event loop, from another thread."""
+    def _drained(self, lane: Lane) -> bool:
+        """Answer what waits, on the event loop. False where that takes too long: it is closed when it is done."""
         if self._loop is None or self._loop.is_closed():
-            asyncio.run(work())
-            return
+            asyncio.run(lane.drain())
+            return True
+        done = asyncio.run_coroutine_threadsafe(lane.drain(), self._loop)
         try:
-            asyncio.run_coroutine_threadsafe(work(), self._loop).result(DRAIN_SECONDS)
+            done.result(DRAIN_SECONDS)
         except TimeoutError:
-            logger.error("what waits was not answered within %g s", DRAIN_SECONDS)
+            logger.error(
+                "%s has not answered what waits within %g s; it stays until it has", lane, DRAIN_SECONDS
+            )
+            done.add_done_callback(lambda _: threading.Thread(target=lane.close, daemon=True).start())
+            return False
+        return True
 
     def _note(self, name: str, fault: str) -> None:
         logger.error("%s", fault)

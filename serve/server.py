@@ -4,6 +4,7 @@ import asyncio
 import errno
 import fcntl
 import logging
+import math
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -31,7 +32,9 @@ from .history import history_of
 from .hot_protocol import HotProtocol
 from .infer_asgi import InferFront
 from .metrics import metrics_text, new_registry
+from .page_headers import PageHeaders
 from .place import Place
+from .polite_server import PoliteServer
 from .protocol.dialect import OURS, STRICT
 from .rollout.api import router as rollout_router
 from .rollout.director import Director
@@ -40,6 +43,7 @@ from .rollout.metrics import RolloutCollector
 from .rollout.rules import Rules
 from .roster import Roster
 from .settings import Settings
+from .web_guard import WebGuard, read_names
 
 logger = logging.getLogger("halfeven")
 Say = Callable[[str], None]
@@ -78,7 +82,10 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
     app.include_router(router(ledger, files, store, supervisor.wake))
     app.include_router(rollout_router(director))
     app.router.lifespan_context = _lifespan(roster, supervisor, ledger, lock, settings.shutdown_seconds)
-    return InferFront(app, roster, max_body_bytes, settings.body_seconds, written, dialect), roster
+    guard = WebGuard(settings.host, read_names(settings.allowed_hosts))
+    return InferFront(
+        PageHeaders(app), roster, max_body_bytes, settings.body_seconds, written, dialect, guard
+    ), roster
 
 
 def _rules(settings: Settings) -> Rules:
@@ -105,14 +112,15 @@ def serve(settings: Settings, store: Store, say: Say) -> None:
         port=settings.port,
         loop="uvloop",
         http=HotProtocol,
+        ws="none",
         proxy_headers=False,  # nobody here asks for the caller's address
         lifespan="on",
         access_log=False,
         log_level="warning",
         server_header=False,
-        timeout_graceful_shutdown=int(settings.shutdown_seconds),
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
     )
-    server = _Announcing(config, roster, say)
+    server = _Announcing(config, settings.drain_seconds, roster, say)
     try:
         server.run()
     except SystemExit as error:  # uvicorn's word for a port that is taken
@@ -135,11 +143,11 @@ def convert_all(folder: Path, store: Store, say: Say) -> None:
             say(f"{path.name}: {error}")
 
 
-class _Announcing(uvicorn.Server):
+class _Announcing(PoliteServer):
     """Says where it listens once it does: with port 0 nobody else knows."""
 
-    def __init__(self, config: uvicorn.Config, roster: Roster, say: Say) -> None:
-        super().__init__(config)
+    def __init__(self, config: uvicorn.Config, grace_s: float, roster: Roster, say: Say) -> None:
+        super().__init__(config, grace_s, roster.leave)
         self._roster = roster
         self._say = say
 
@@ -149,6 +157,14 @@ class _Announcing(uvicorn.Server):
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             self._say(f"halfeven listens on http://{host}:{port}")
             asyncio.get_running_loop().run_in_executor(None, self._say_ready)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.grace_s:
+            self._say(
+                f"halfeven is shutting down: not ready from now on, it still answers for {self.grace_s:g} s, then it "
+                "finishes what was asked; a second signal hurries it"
+            )
+        await super().shutdown(sockets)
 
     def _say_ready(self) -> None:
         self._roster.wait()

@@ -1,13 +1,13 @@
 """What the operator may set: arguments win over the environment (HALFEVEN_…), that over the defaults."""
 
-import ipaddress
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..models.errors import BadSetting
+from .web_guard import is_loopback, read_names
 
 
 class Settings(BaseSettings):
@@ -23,6 +23,7 @@ class Settings(BaseSettings):
     compute_nice: int = Field(5, ge=0, le=19)
     fallback: Literal["fp32", "none"] = "fp32"
     expose_without_auth: bool = False
+    allowed_hosts: str = ""  # further names of this server, separated by commas
     triton_strict: bool = False
     server_name: str | None = Field(None, min_length=1, max_length=128)
     max_body_mib: int = Field(64, ge=1, le=65536)
@@ -32,7 +33,8 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     log_format: Literal["text", "json"] = "text"
     access_log: bool = False
-    shutdown_seconds: float = Field(30.0, gt=0)
+    drain_seconds: float = Field(5.0, ge=0, le=3600)  # after SIGTERM, before the port is closed
+    shutdown_seconds: float = Field(30.0, gt=0)  # then, for what was asked
     rescue: bool = True
     parity_sample: float = Field(0.001, ge=0, le=1)
     keep_previous_seconds: float = Field(600.0, ge=0)
@@ -41,6 +43,11 @@ class Settings(BaseSettings):
     watch_slower: float = Field(3.0, gt=1)
     drift_over: int = Field(5, ge=1)
     drift_of: int = Field(50, ge=1)
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_names(cls, value: str) -> str:
+        return ",".join(read_names(value))
 
     @property
     def name_on_the_wire(self) -> str:
@@ -56,18 +63,9 @@ def read_settings(**given: object) -> Settings:
         first = error.errors()[0]
         name = "--" + "-".join(str(part) for part in first["loc"]).replace("_", "-")
         raise BadSetting(f"{name} = {first['input']!r}: {first['msg']}") from None
-    if not _is_loopback(settings.host) and not settings.expose_without_auth:
+    if not is_loopback(settings.host) and not settings.expose_without_auth:
         raise BadSetting(
             f"--host {settings.host} listens beyond this machine, and there are no keys yet: anybody who reaches "
             "the port could use the models. Say --expose-without-auth if a proxy or a network keeps others out"
         )
     return settings
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

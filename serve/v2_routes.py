@@ -63,7 +63,10 @@ def _add_models(app: FastAPI, roster: Roster) -> None:
     async def model_ready(m: str, v: str | None = None) -> Response:
         """Whether this model answers."""
         try:
-            return _json({"name": roster.find(m, v).name, "ready": True})
+            name = roster.find(m, v).name
+            if roster.leaving:
+                raise NotReady("the server is shutting down; ask another one")
+            return _json({"name": name, "ready": True})
         except NotReady as error:
             raise Unready(str(error)) from error
 

@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from ...models.errors import BadInput
 from ...models.store import Store
 from ..border import NotOffered
-from ..caller import read_body
+from ..json_body import read_order
 from ..protocol.json_numbers import parse
 from .admission import Admission
 from .files import Files, Upload
@@ -27,7 +27,6 @@ from .ledger import Ledger
 from .openai_shapes import event_body, file_body, job_body, page_of
 
 JOBS = "/v1/fine_tuning/jobs"
-_SMALL_BODY = 2**20
 _MOST_EVENTS = 1000
 _CHUNK = 2**20
 _NOT_OFFERED = {
@@ -127,7 +126,7 @@ def _add_jobs(routes: APIRouter, ledger: Ledger, admission: Admission, wake: Cal
     async def create(request: Request) -> Response:
         """Create a job; it is on the disk when this answers. `Idempotency-Key`: once however often it is sent."""
         key = _key(request.headers.get("idempotency-key"))
-        body = await read_body(request.scope["headers"], request.receive, _SMALL_BODY)
+        body = await read_order(request)
         return await run_in_threadpool(admit, body, key)
 
     @routes.post(JOBS + "/{id}/cancel")

@@ -1,7 +1,6 @@
 """The routes of versions and traffic: promote, canary, shadow, and what was seen and decided.
 
-What blocks runs in a thread, for loading a version takes as long as it takes. Bodies are read raw, as on every
-route: a client's content type decides nothing.
+What blocks runs in a thread, for loading a version takes as long as it takes. Orders are JSON and say so.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from ...models.errors import BadInput
-from ..caller import read_body
+from ..json_body import read_order
 from ..protocol.json_numbers import parse
 from .director import Director
 
@@ -70,7 +69,7 @@ def _add_reading(routes: APIRouter, director: Director) -> None:
 
 
 async def _asked(request: Request, known: tuple[str, ...]) -> Mapping[str, Any]:
-    body = await read_body(request.scope["headers"], request.receive, _SMALL_BODY)
+    body = await read_order(request, _SMALL_BODY)
     asked = parse(body) if body.strip() else {}
     if not isinstance(asked, dict) or not asked.keys() <= set(known):
         raise BadInput(f"expected a JSON object with the keys {', '.join(known)}, got {str(asked)[:200]}")

@@ -68,7 +68,7 @@ def request() -> bytes:
     given = InferInput("x", [1, 64], "FP32")
     given.set_data_from_numpy(np.random.default_rng(7).standard_normal((1, 64), np.float32))
     body, head = InferenceServerClient.generate_request_body([given])
-    fields = f"Host: x\r\nContent-Length: {len(body)}\r\nInference-Header-Content-Length: {head}"
+    fields = f"Host: localhost\r\nContent-Length: {len(body)}\r\nInference-Header-Content-Length: {head}"
     return f"POST /v2/models/tiny/infer HTTP/1.1\r\n{fields}\r\n\r\n".encode() + body
 
 

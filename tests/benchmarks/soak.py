@@ -133,9 +133,7 @@ def vanish(port: int, over: threading.Event, count: list[int]) -> None:
     body = json.dumps(
         {"inputs": [{"name": "image", "shape": [1, 1, 8, 8], "datatype": "FP32", "data": [0.5] * 64}]}
     ).encode()
-    head = (
-        f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-    )
+    head = f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     while not over.wait(VANISH_EVERY_S):
         with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
             message = head + body

@@ -76,7 +76,12 @@ class Server:
     """``halfeven serve`` in a process of its own."""
 
     def __init__(self, store: Store, keep: float) -> None:
-        environment = {**os.environ, "HALFEVEN_KEEP_PREVIOUS_SECONDS": str(keep), "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "HALFEVEN_KEEP_PREVIOUS_SECONDS": str(keep),
+            "HALFEVEN_DRAIN_SECONDS": "0",
+            "OMP_NUM_THREADS": "1",
+        }
         command = [
             sys.executable,
             "-m",
@@ -100,7 +105,8 @@ class Server:
         body = None if asked is None else json.dumps(asked).encode()
         try:
             url = f"http://127.0.0.1:{self.port}{path}"
-            with urllib.request.urlopen(urllib.request.Request(url, body), timeout=120) as answer:
+            order = urllib.request.Request(url, body, {"content-type": "application/json"})
+            with urllib.request.urlopen(order, timeout=120) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()

@@ -46,7 +46,14 @@ class Serving:
 @contextmanager
 def served(store: Path, names: Sequence[str], **settings: Any) -> Iterator[Serving]:
     """``halfeven serve`` on a free port, entered when every model named is on duty. Settings as HALFEVEN_…"""
-    chosen = {"port": 0, "device": "cpu", "store": store, "server_name": "triton", **settings}
+    chosen = {
+        "port": 0,
+        "device": "cpu",
+        "store": store,
+        "server_name": "triton",
+        "drain_seconds": 0,
+        **settings,
+    }
     environment = {f"HALFEVEN_{key.upper()}": str(value) for key, value in chosen.items()}
     process = subprocess.Popen(
         [sys.executable, "-m", "halfeven.serve.cli", "serve", "--store", str(store), "--port", "0"],

@@ -81,7 +81,7 @@ def test_a_declared_length_above_the_limit_is_refused_before_a_byte_is_sent(
     serving: Serving, path: str
 ) -> None:
     with connected(serving) as wire:
-        wire.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {2**40}\r\n\r\n".encode())
+        wire.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {2**40}\r\n\r\n".encode())
         assert status_of(wire) == 413
 
 
@@ -110,7 +110,7 @@ def test_a_flood_of_chunks_leaves_memory_where_it_was(serving: Serving) -> None:
 
 def chunked_head() -> bytes:
     header = "Inference-Header-Content-Length: 0\r\nTransfer-Encoding: chunked\r\nConnection: close"
-    return f"POST {SIMPLE} HTTP/1.1\r\nHost: x\r\n{header}\r\n\r\n".encode()
+    return f"POST {SIMPLE} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n".encode()
 
 
 def send_as_far_as_it_goes(wire: socket.socket, data: bytes) -> None:
@@ -136,7 +136,7 @@ def status_of(wire: socket.socket) -> int:
 
 
 GOOD = json.dumps({"inputs": [COUNTING, ONES]}).encode()
-HEAD = f"POST {SIMPLE} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(GOOD)}\r\n\r\n".encode()
+HEAD = f"POST {SIMPLE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(GOOD)}\r\n\r\n".encode()
 # What is sent before nothing more comes.
 UNFINISHED = {
     "no byte at all": b"",

@@ -16,6 +16,7 @@ from halfeven.serve.app import History, build_app
 from halfeven.serve.duty import NO_TERMS, Answer, IndexEntry, LoadConfig, OnDuty, Statistics, Terms
 from halfeven.serve.hot_protocol import HotProtocol
 from halfeven.serve.infer_asgi import InferFront
+from halfeven.serve.polite_server import PoliteServer
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -85,6 +86,7 @@ class FakeRoster:
     unloaded: dict[str, FakeServed] = field(default_factory=dict)
     asked_to_load: list[tuple[str, LoadConfig | None]] = field(default_factory=list)
     load_fault: HalfevenError | None = None
+    leaving: bool = False
 
     def load(self, name: str, config: LoadConfig | None = None) -> None:
         self.asked_to_load.append((name, config))
@@ -201,27 +203,35 @@ def server(serving: tuple[FakeRoster, str], roster: FakeRoster) -> str:
 
 
 @contextmanager
-def running(app: Any) -> Iterator[str]:
-    """A uvicorn server in a thread, as uvicorn's own tests run it; ready when entered, gone when left."""
+def running(app: Any, seconds: int = 1) -> Iterator[str]:
+    """A server in a thread, as uvicorn's own tests run it; ready when entered, gone when left: in so many seconds,
+    whatever is still computed."""
+    with started(app, seconds=seconds) as server:
+        host, port = server.servers[0].sockets[0].getsockname()[:2]
+        yield f"{host}:{port}"
+
+
+@contextmanager
+def started(app: Any, port: int = 0, seconds: int = 1, **more: Any) -> Iterator[PoliteServer]:
+    """The server itself; ``more`` is for `PoliteServer`, which otherwise closes idle connections at once."""
     config = uvicorn.Config(
-        app, port=0, http=HotProtocol, log_level="error", access_log=False, timeout_graceful_shutdown=1,
+        app, port=port, http=HotProtocol, log_level="error", access_log=False, timeout_graceful_shutdown=seconds,
         proxy_headers=False,
     )  # fmt: skip
-    server = uvicorn.Server(config)
-    started = threading.Event()
+    server = PoliteServer(config, **{"quiet_s": 0.0, **more})
+    is_up = threading.Event()
     startup = server.startup
 
     async def announced(*arguments: Any, **more: Any) -> None:
         await startup(*arguments, **more)
-        started.set()
+        is_up.set()
 
     server.startup = announced
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        assert started.wait(20)
-        host, port = server.servers[0].sockets[0].getsockname()[:2]
-        yield f"{host}:{port}"
+        assert is_up.wait(20)
+        yield server
     finally:
         server.should_exit = True
         thread.join(20)

@@ -26,7 +26,7 @@ MOST = 4096  # bytes of a body
 
 
 def message(body: bytes, path: str = INFER, method: str = "POST", **headers: str) -> bytes:
-    fields = {"host": "x", "content-length": str(len(body)), **headers}
+    fields = {"host": "localhost", "content-length": str(len(body)), **headers}
     head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in fields.items())
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body
 

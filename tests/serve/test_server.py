@@ -62,7 +62,7 @@ def samples(converted: Path) -> Samples:
 @contextmanager
 def serving(store: Store, **settings: Any) -> Iterator[tuple[str, Roster]]:
     app, roster = build(Settings(store=store.root, device="cpu", **settings), store)
-    with running(app) as address:
+    with running(app, seconds=30) as address:
         roster.wait(60)
         yield address, roster
 
@@ -70,7 +70,10 @@ def serving(store: Store, **settings: Any) -> Iterator[tuple[str, Roster]]:
 def get(address: str, path: str, body: bytes | None = None) -> tuple[int, Any, Any]:
     """(status, headers, JSON or text) of a plain request."""
     try:
-        answer = urllib.request.urlopen(urllib.request.Request(f"http://{address}{path}", body), timeout=30)
+        request = urllib.request.Request(
+            f"http://{address}{path}", body, {"content-type": "application/json"}
+        )
+        answer = urllib.request.urlopen(request, timeout=30)
     except urllib.error.HTTPError as error:
         answer = error
     content = answer.read()

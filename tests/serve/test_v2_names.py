@@ -53,10 +53,8 @@ GOOD = [
 def status_of(server: str, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
     host, port = server.split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
-        head = (
-            f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        connection.sendall(head.encode() + body)
+        fields = f"Host: localhost\r\nConnection: close\r\nContent-Length: {len(body)}"
+        connection.sendall(f"{method} {path} HTTP/1.1\r\n{fields}\r\n\r\n".encode() + body)
         answer = b""
         while piece := connection.recv(65536):
             answer += piece

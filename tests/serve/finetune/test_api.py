@@ -87,6 +87,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     ledger.close()
 
 
+def posted(place: Place, body: bytes) -> httpx.Response:
+    kind = {"content-type": "application/json"}
+    return httpx.post(f"http://{place.address}/v1/fine_tuning/jobs", content=body, headers=kind)
+
+
 def arrays() -> dict[str, np.ndarray]:
     random = np.random.default_rng()
     return {
@@ -308,7 +313,7 @@ def test_an_impossible_hyperparameter_is_refused_with_field_range_and_what_came(
         "training_file": "file-x",
         where: numbers if where == "hyperparameters" else method,
     }
-    answer = httpx.post(f"http://{place.address}/v1/fine_tuning/jobs", content=json.dumps(body))
+    answer = posted(place, json.dumps(body).encode())  # infinities too
     problem = answer.json()
     assert (answer.status_code, problem["code"]) == (400, "bad_hyperparameter")
     assert words in problem["detail"] and f"hyperparameters: {param}: " in problem["detail"]
@@ -335,14 +340,14 @@ def test_an_impossible_hyperparameter_is_refused_with_field_range_and_what_came(
     ],
 )
 def test_a_request_that_is_none_names_its_part(place: Place, body: Any, param: str | None) -> None:
-    answer = httpx.post(f"http://{place.address}/v1/fine_tuning/jobs", content=json.dumps(body))
+    answer = posted(place, json.dumps(body).encode())  # infinities too
     assert answer.status_code == 400 and answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
 def test_a_body_that_is_no_json_is_refused(place: Place, body: bytes) -> None:
-    assert httpx.post(f"http://{place.address}/v1/fine_tuning/jobs", content=body).status_code == 400
+    assert posted(place, body).status_code == 400
 
 
 def _non_finite() -> bytes:

@@ -54,6 +54,7 @@ def serving(store: Store) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A server process of its own: it can be killed like any other."""
     log = store.root / "server.log"
     command = [sys.executable, "-m", "halfeven.serve.cli", "serve", "--store", str(store.root), "--port", "0"]
+    command += ["--drain-seconds", "0"]
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file)
     try:

@@ -124,7 +124,7 @@ def publish(store: Store, status: str = LIVE, of: ModelSpec | None = None) -> Ve
 @contextmanager
 def serving(store: Store, **settings: Any) -> Iterator[tuple[str, Roster]]:
     app, roster = build(Settings(store=store.root, device="cpu", **settings), store)
-    with running(app) as address:
+    with running(app, seconds=30) as address:
         roster.wait(60)
         yield address, roster
 
@@ -133,7 +133,10 @@ def call(address: str, path: str, asked: Any = None) -> tuple[int, Any]:
     """(status, JSON or text) of a GET, or of a POST where something is asked."""
     body = None if asked is None else json.dumps(asked).encode()
     try:
-        answer = urllib.request.urlopen(urllib.request.Request(f"http://{address}{path}", body), timeout=30)
+        request = urllib.request.Request(
+            f"http://{address}{path}", body, {"content-type": "application/json"}
+        )
+        answer = urllib.request.urlopen(request, timeout=30)
     except urllib.error.HTTPError as error:
         answer = error
     content = answer.read()

@@ -1,0 +1,107 @@
+"""A connection's end: nothing that was asked on it goes without an answer.
+
+While the server leaves (`polite_server.py`), the last answer on a connection says ``Connection: close``, and the
+connection is closed behind it. A connection on which nothing is asked is closed only where nothing lies unread in its
+socket: what came while nobody looked is read and answered first.
+
+Source: RFC 9112 §9.3 and §9.6. Built on uvicorn.protocols.http.httptools_impl.HttpToolsProtocol.
+"""
+
+import fcntl
+import termios
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+_LOOK_AGAIN_S = 0.05
+
+
+class PoliteState(ServerState):
+    """What all connections of a server share. ``leaving``: the server answers what comes, and ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaving = False
+
+
+class PoliteProtocol(HttpToolsProtocol):
+    """Under any uvicorn server; it leaves under a `PoliteServer` alone."""
+
+    _last: RequestResponseCycle | None = (
+        None  # the one whose answer was made the last by the server, not the caller
+    )
+
+    @property
+    def leaving(self) -> bool:
+        return getattr(self.server_state, "leaving", False)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the answer that begins now is the last on its connection because the server leaves."""
+        return self.leaving and not self.pipeline
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is on its way in, computed or answered."""
+        return bool(self.pipeline) or (self.cycle is not None and not self.cycle.response_complete)
+
+    @property
+    def quiet_since_s(self) -> float:
+        """When the last answer was complete, on the loop's clock; 0 where that is not known."""
+        return 0.0
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether the caller has sent something that nobody has read yet."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is None:
+            return False
+        try:
+            told = fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4))
+        except (OSError, ValueError):  # closed
+            return False
+        return any(told)
+
+    def give_up(self) -> None:
+        """The time for shutting down is over: answer what is not an ASGI task (those are cancelled)."""
+
+    def shutdown(self) -> None:
+        """The server leaves. An answer that has begun cannot say so any more: the next one will."""
+        cycle = self.cycle
+        if not self.leaving:  # uvicorn's own server ends
+            super().shutdown()
+        elif isinstance(cycle, RequestResponseCycle) and not cycle.response_started and self.is_last:
+            self._make_last(cycle)
+
+    def on_headers_complete(self) -> None:
+        before = self.cycle
+        super().on_headers_complete()
+        if self.pipeline and before is not None and before is self._last and not before.response_started:
+            before.keep_alive = True  # another request came with it
+            self._last = None
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if self.is_last:
+            self._make_last(cycle)
+        super()._start_asgi_task(cycle, app)
+
+    def _make_last(self, cycle: RequestResponseCycle) -> None:
+        if cycle.keep_alive:
+            cycle.keep_alive = False
+            self._last = cycle
+
+    def close_if_idle(self) -> None:
+        """Close a connection on which nothing is asked, nor lies unread."""
+        if not self.busy and not self.has_unread:
+            self.transport.close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """uvicorn's timer: nothing was read for so long."""
+        self.timeout_keep_alive_task = None
+        if not self.has_unread:
+            super().timeout_keep_alive_handler()
+        else:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                _LOOK_AGAIN_S, self.timeout_keep_alive_handler
+            )

@@ -1,0 +1,147 @@
+"""uvicorn's server with another end: nobody who was let in leaves without an answer.
+
+1. **Leaving.** The first signal: readiness falls, every further answer says ``Connection: close``. The port stays open
+   for the grace (SIGTERM; a Ctrl-C has none), so that load balancers see it before callers are refused.
+2. **Closing.** The grace is over, or a second signal came: the port is closed behind the last accepted connection; what
+   was asked is answered; a connection that is not asked anything is closed when it was quiet for a moment and nothing
+   lies unread in it.
+3. **Gone.** Nothing is open any more, or the time for it is over: what still computes then is answered 503. A third
+   signal ends at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator
+from types import FrameType
+
+import uvicorn
+from uvicorn.server import HANDLED_SIGNALS
+
+from .accept_queue import hold_off, waiting_in
+from .polite_protocol import PoliteProtocol, PoliteState
+
+logger = logging.getLogger("halfeven")
+QUIET_S = 0.25  # of a kept-alive connection: longer than a busy caller thinks between two requests
+_HANDSHAKE_S = 0.1  # what has begun of handshakes ends meanwhile
+_ACCEPT_S = 2.0  # for a queue that is not emptied, because there is no descriptor left
+_LOOK_EVERY_S = 0.02
+_TICK_S = 1.0  # the answers' Date
+
+
+class PoliteServer(uvicorn.Server):
+    """``grace_s``: how long the port stays open after SIGTERM; ``on_leaving`` makes readiness fall.
+
+    uvicorn's ``timeout_graceful_shutdown`` bounds how long what was asked is waited for.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        grace_s: float = 0.0,
+        on_leaving: Callable[[], None] = lambda: None,
+        quiet_s: float = QUIET_S,
+    ) -> None:
+        super().__init__(config)
+        self._state = self.server_state = PoliteState()
+        self.grace_s, self._quiet_s, self._on_leaving = grace_s, quiet_s, on_leaving
+        self._hurried = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal; each one goes a step further. It may come between any two instructions."""
+        self._captured_signals.append(sig)
+        if not self.should_exit:
+            if sig == signal.SIGINT:
+                self.grace_s = 0.0
+            self.should_exit = True
+            self._on_leaving()
+        elif not self._hurried:
+            self._hurried = True
+        else:
+            self.force_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """uvicorn raises the signal again at the end; here a server that ended as asked simply ends, with 0."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in HANDLED_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self.force_exit:
+            signal.raise_signal(self._captured_signals[-1])
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn calls it once, when the server is to end."""
+        self._on_leaving()
+        self._state.leaving = True
+        for connection in self._connections():
+            connection.shutdown()
+        await self._wait_out_the_grace()
+        await self._close_port(sockets)
+        await self._answer_the_rest()
+        if not self.force_exit:
+            await self.lifespan.shutdown()
+
+    async def _wait_out_the_grace(self) -> None:
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + self.grace_s
+        tick_s = 0.0
+        while loop.time() < end_s and not self._hurried:
+            if loop.time() >= tick_s:
+                await self.on_tick(0)
+                tick_s = loop.time() + _TICK_S
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _close_port(self, sockets: list[socket.socket] | None) -> None:
+        listeners = [listener for server in self.servers for listener in server.sockets]
+        if sockets is None:  # given ones are perhaps another process's as well, who goes on
+            held_off = [hold_off(listener) for listener in listeners]
+            if any(held_off):
+                await asyncio.sleep(_HANDSHAKE_S)
+            end_s = asyncio.get_running_loop().time() + _ACCEPT_S
+            while (
+                all(held_off)
+                and any(map(waiting_in, listeners))
+                and asyncio.get_running_loop().time() < end_s
+            ):
+                await asyncio.sleep(0)
+        for server in self.servers:
+            server.close()
+        for given in sockets or ():
+            given.close()
+
+    async def _answer_the_rest(self) -> None:
+        loop = asyncio.get_running_loop()
+        closed_s = loop.time()
+        end_s = closed_s + (self.config.timeout_graceful_shutdown or float("inf"))
+        await asyncio.sleep(_LOOK_EVERY_S)  # what was accepted last becomes a connection
+        while (self._state.connections or self._state.tasks) and not self.force_exit:
+            if loop.time() >= end_s:
+                await self._give_up()
+                return
+            for connection in self._connections():
+                if loop.time() >= max(closed_s, connection.quiet_since_s) + self._quiet_s * (
+                    not self._hurried
+                ):
+                    connection.close_if_idle()
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _give_up(self) -> None:
+        """What computes still is told so: better than a connection that ends without a word."""
+        logger.error("%d requests were not answered in the time for shutting down", len(self._state.tasks))
+        for connection in self._connections():
+            connection.give_up()
+        for task in self._state.tasks:
+            task.cancel()
+        await asyncio.sleep(_HANDSHAKE_S)  # the answers go out
+
+    def _connections(self) -> list[PoliteProtocol]:
+        return [one for one in self._state.connections if isinstance(one, PoliteProtocol)]
