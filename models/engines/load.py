@@ -53,8 +53,8 @@ def load_whole(version: Version, form: str, device: torch.device, threads: int =
         return load_live(version, "fp32", device, threads)
     if form == "onnx":
         return _onnx_engine(version.file("whole.onnx"), "fp32", device, threads)
-    program = _runnable(version.file("whole.pt2"), device, _weights(version))
-    return TorchEngine(program, "fp32", device, threads, rows_apart=version.spec().batched)
+    program, spec = _runnable(version.file("whole.pt2"), device, _weights(version)), version.spec()
+    return TorchEngine(program, "fp32", device, threads, rows_apart=spec.batched, spec=spec)
 
 
 def load_half(version: Version, form: str, device: torch.device, threads: int = 0) -> Engine:
@@ -64,8 +64,8 @@ def load_half(version: Version, form: str, device: torch.device, threads: int = 
         return load_live(version, precision, device, threads)
     if form == "onnx":
         return _onnx_engine(version.file("half.onnx"), precision, device, threads)
-    program = _runnable(version.file("half.pt2"), device)
-    return TorchEngine(program, precision, device, threads, rows_apart=version.spec().batched)
+    program, spec = _runnable(version.file("half.pt2"), device), version.spec()
+    return TorchEngine(program, precision, device, threads, rows_apart=spec.batched, spec=spec)
 
 
 def _onnx_engine(path: Path, precision: str, device: torch.device, threads: int) -> Engine:

@@ -12,9 +12,11 @@ from torch.export.passes import move_to_device_pass
 from torch.fx import GraphModule
 
 from ..program import runnable
+from ..spec import ModelSpec
 from .arrays import joined, to_numpy, to_torch
 from .engine import BRIEF_SECONDS, SHORT_SECONDS, Launched
 from .in_place import write_in_place
+from .index_guard import Guard, GuardedLaunch, guard_indices
 from .one_product import make_one_product
 from .packed import pack_weights
 from .row_shares import FEWEST_SHARED, LONG_ROW_SECONDS, RowShares, wait_for_all_shares
@@ -27,11 +29,13 @@ class TorchEngine:
 
     ``threads`` on a CPU; 0: found out at the warm-up. ``packed``: on a CPU, weights in oneDNN's layout.
     ``rows_apart``: the first axis of inputs and outputs is the batch, so that rows may run on different cores.
+    ``spec``: what its inputs are held against before they come here; what that proves is not checked again on a CPU.
     """
 
     form = "torch"
     assemble_ns = 0  # of the last batch: how long its requests took to be joined
     brief = False
+    _guard: Guard | None = None
 
     def __init__(
         self,
@@ -41,6 +45,7 @@ class TorchEngine:
         threads: int = 0,
         packed: bool = True,
         rows_apart: bool = False,
+        spec: ModelSpec | None = None,
     ) -> None:
         self._place(precision, device, threads)
         if device.type == "cuda" and isinstance(program, ExportedProgram):
@@ -50,9 +55,13 @@ class TorchEngine:
             pack_weights(module)
         write_in_place(module)
         make_one_product(module)
+        # Requests may have been read against the ranges of another version: on a CPU the kernels refuse those.
+        self._guard = guard_indices(module, spec if device.type == "cpu" else None)
         # On a GPU operations are only launched; whether this launches them sooner has not been measured.
         self._module = without_the_lock(module) if device.type == "cpu" else module
         self._rows_apart = rows_apart and self._module is not module
+        if self._guard is not None and device.type == "cpu":
+            self._module = self._guard.around(self._module)
         self._stage()
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
@@ -84,7 +93,7 @@ class TorchEngine:
             return self._launched_on_cpu(parts)
         staged = self._staging.launch(parts)
         self.assemble_ns = self._staging.assemble_ns
-        return staged
+        return staged if self._guard is None else GuardedLaunch(staged, self._guard)
 
     def change_inputs(self, change: Callable[..., Sequence[torch.Tensor]]) -> None:
         """From now on ``change`` gets every batch's tensors, on the device, before the program does."""
