@@ -181,14 +181,16 @@ def _samples(folder: ModelFolder, options: Options) -> Samples:
 
 
 def _captured(folder: ModelFolder, samples: Samples, options: Options) -> CapturedProgram:
-    """Generated ids may be too large for a small table, whose range the capture is to find: then with the smallest."""
+    """Generated ids may be none of a small table's, whose range the capture is to find: then all are 1, or 0."""
     try:
         return capture(folder, samples.arrays, options.capture_limits)
     except CaptureFailed:
         if samples.source != "generated" or all(tensor.type.is_float for tensor in folder.spec.inputs):
             raise
-        with suppress(CaptureFailed):
-            return capture(folder, generate(folder.spec, GENERATED, ids=1).arrays, options.capture_limits)
+        for number in (1, 0):
+            same = generate(folder.spec, GENERATED, ids=(number, number))
+            with suppress(CaptureFailed):
+                return capture(folder, same.arrays, options.capture_limits)
         raise
 
 

@@ -1,10 +1,13 @@
 """Small nets that index tables with what they are sent: one for each way from an input to a table."""
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from tests.programs import Whole, whole
 
 
 class Table(nn.Module):
@@ -147,3 +150,10 @@ GUARDED: dict[str, Callable[[], nn.Module]] = {
     "a hole": lambda: Table(lambda ids: ids.masked_fill(ids == -100, 0)),
     "written over": lambda: Table(lambda ids: ids.clone().mul_(2).add_(1)),
 }
+
+
+@cache
+def captured(name: str) -> Whole:
+    """One of the nets above, with ids [rows, 5]."""
+    build = {**RANGED, **COLUMNS, **PROVEN, **GUARDED}[name]
+    return whole(build(), {"ids": torch.ones(4, 5, dtype=torch.int64)})

@@ -85,13 +85,21 @@ class _Needs:
     def limits(self, name: str) -> tuple[int, int] | None:
         """The ends of a value's type, where that is of integers."""
         element = self.program.types.get(name, 0)
-        dtype = helper.tensor_dtype_to_np_dtype(element) if element else np.dtype(object)
-        return (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) if dtype.kind in "iu" else None
+        dtype = helper.tensor_dtype_to_np_dtype(element) if element else np.dtype(np.object_)
+        if dtype.kind not in "iu":
+            return None
+        info = np.iinfo(dtype.type)
+        return int(info.min), int(info.max)
 
     def constant(self, name: str) -> int | None:
         """What a constant holds everywhere, where that is a whole number."""
         array = self.program.weights.get(name)
-        if array is None or array.size == 0 or array.dtype.kind not in "iuf" or (array != array.flat[0]).any():
+        if (
+            array is None
+            or array.size == 0
+            or array.dtype.kind not in "iuf"
+            or (array != array.flat[0]).any()
+        ):
             return None
         number = float(array.flat[0])
         return int(array.flat[0]) if number.is_integer() else None
@@ -146,9 +154,7 @@ class _Needs:
             places = range(size)[slice(int(start[0]), int(end[0]), step)]
             yield from self.cut(node.input[0], axis, places, bounds)
 
-    def cut(
-        self, name: str, axis: int, places: Sequence[int] | range, bounds: Bounds
-    ) -> Iterator[_Found]:
+    def cut(self, name: str, axis: int, places: Sequence[int] | range, bounds: Bounds) -> Iterator[_Found]:
         size, limits, rank = self.size(name, axis), self.limits(name), self.rank(name)
         if size is None or limits is None:
             return

@@ -15,17 +15,17 @@ from .samples import Samples
 
 USUAL_LENGTH = 16  # of a free dimension, where its bounds admit it
 LONGEST = 4096  # tried for a free dimension, whatever its bound
-SAFE_IDS = 100  # below most vocabularies, for inputs of which no range is known
+SAFE_IDS = (0, 99)  # in most vocabularies, for inputs of which no range is known
 UNBOUNDED = 1 << 31  # no table has as many rows: an end that says nothing
 ADVERSARIAL_ROWS = 4
 
 Arrays = dict[str, np.ndarray]
 
 
-def generate(spec: ModelSpec, count: int = 32, seed: int = 0, ids: int = SAFE_IDS) -> Samples:
+def generate(spec: ModelSpec, count: int = 32, seed: int = 0, ids: tuple[int, int] = SAFE_IDS) -> Samples:
     """``count`` samples from names, datatypes, shapes, ranges and pictures alone; the same for the same seed.
 
-    Integers that have no range are less than ``ids``.
+    ``ids``: the least and the largest of integers that have no range.
     """
     random = np.random.default_rng(seed)
     size_of = _sizes(random)
@@ -69,7 +69,7 @@ def _draw(
     count: int,
     size_of: Callable[[Dim], int],
     random: np.random.Generator,
-    ids: int,
+    ids: tuple[int, int],
 ) -> np.ndarray:
     inner = tensor.shape[1:] if batched else tensor.shape
     shape = (count, *(size_of(dim) for dim in inner))
@@ -81,7 +81,7 @@ def _draw(
 
 
 def _integers(
-    tensor: TensorSpec, shape: tuple[int, ...], random: np.random.Generator, ids: int
+    tensor: TensorSpec, shape: tuple[int, ...], random: np.random.Generator, ids: tuple[int, int]
 ) -> np.ndarray:
     """Of a mask, a type or positions by the input's name, else any in its range."""
     low, high = _ends(tensor, ids)
@@ -98,16 +98,17 @@ def _integers(
     return drawn if tensor.range is None else np.clip(drawn, low, high)
 
 
-def _ends(tensor: TensorSpec, ids: int) -> tuple[np.ndarray, np.ndarray]:
+def _ends(tensor: TensorSpec, ids: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """The least and the largest of generated integers, for all or for each place of the last axis.
 
     Of a range the part that is not negative, where it has one: below zero may lie what stands for "none".
     """
     if tensor.range is None:
-        return np.array([0]), np.array([255 if tensor.datatype == "UINT8" else ids - 1])
+        is_byte = tensor.datatype == "UINT8" and ids == SAFE_IDS
+        return np.array([ids[0]]), np.array([255 if is_byte else ids[1]])
     pairs = zip(tensor.range.low, tensor.range.high, strict=True)
-    ends = [(max(low, 0) if high >= 0 else max(low, high - ids + 1), high) for low, high in pairs]
-    high = [high if high < UNBOUNDED else low + ids - 1 for low, high in ends]
+    ends = [(max(low, 0) if high >= 0 else max(low, high - SAFE_IDS[1]), high) for low, high in pairs]
+    high = [high if high < UNBOUNDED else low + SAFE_IDS[1] for low, high in ends]
     return np.array([low for low, _ in ends]), np.array(high)
 
 

@@ -120,10 +120,22 @@ class Execution:
         if fault.lost:
             self.condition.device_lost(fault.text)
         if fault.refused and len(run.items) == 1:
-            return [self._failed(run.items[0], BadRequest(f"{self._who()}: {fault.text}"))]
+            return [self._refused(run.items[0], fault)]
         return [
             self._failed(request, EngineFailed(self._describe(request, fault, run))) for request in run.items
         ]
+
+    def _refused(self, request: Request, fault: Fault) -> Outcome:
+        """An index that a half computed may be out of range by its rounding alone: the whole has the last word."""
+        found = self.condition.of_the_whole(request)
+        if found is None or isinstance(found.result, Fault):
+            return self._failed(request, BadRequest(f"{self._who()}: {fault.text}"))
+        wait_ns = found.began_ns - request.since_ns
+        self.tally.executed([wait_ns] if request.part is None else [], found.rows, found.took_ns)
+        share = Answer(found.result, self.duty, wait_ns, found.took_ns, found.rows)
+        self.tally.rescued(request.rows)
+        share.rescued = request.rows
+        return request, share
 
     def _all_failed(self, batch: Iterable[Request], why: str) -> list[Outcome]:
         return [self._failed(request, EngineFailed(why)) for request in batch]

@@ -1,6 +1,5 @@
 """The range of an input is what its tables have rows for: the kernels answer just inside and refuse just outside."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -16,7 +15,7 @@ from halfeven.models.value_range import ValueRange
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from tests.index_nets import COLUMNS, GUARDED, PROVEN, RANGED, Binned, Roberta
+from tests.index_nets import COLUMNS, GUARDED, PROVEN, RANGED, Binned, Roberta, captured
 from tests.programs import Whole, whole
 
 LEAST, MOST = -150, 250  # tried; no table here has as many rows
@@ -39,13 +38,7 @@ class Net:
 
 @cache
 def named(name: str) -> Net:
-    return captured({**RANGED, **COLUMNS, **PROVEN, **GUARDED}[name])
-
-
-def captured(build: Callable[[], nn.Module], size: int = 5, free: Dim | None = None) -> Net:
-    return graph_of(
-        whole(build(), {"ids": torch.ones(4, size, dtype=torch.int64)}, {1: free} if free else None)
-    )
+    return graph_of(captured(name))
 
 
 def graph_of(net: Whole) -> Net:
@@ -124,7 +117,8 @@ def test_a_request_that_the_kernels_answer_is_in_range(name: str, random: np.ran
 
 
 def test_positions_counted_in_a_mask_are_proven_where_the_length_is_bounded() -> None:
-    bounded, free = (captured(Roberta, 6, dim) for dim in (Dim(2, 12), Dim(2)))
+    ids = torch.ones(4, 6, dtype=torch.int64)
+    bounded, free = (graph_of(whole(Roberta(), {"ids": ids}, {1: dim})) for dim in (Dim(2, 12), Dim(2)))
     for net in (bounded, free):
         assert derived(net).inputs[0].range == ValueRange((0,), (49,))
     assert not unproven_sites(bounded.module, derived(bounded))
