@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .index_sites import Site, argument, aten_name, size_along
-from .index_spans import MANTISSA, argument_of_item, limits_of, sizes_of, spans_of, written_over
+from .index_spans import MANTISSA, argument_of_item, equal_sizes, limits_of, sizes_of, spans_of, written_over
 from .program import dimensions_of, look_of
 from .span import LARGEST, Span
 from .spec import ModelSpec
@@ -37,7 +37,7 @@ class Needs:
     def __init__(self, module: GraphModule, spec: ModelSpec | None) -> None:
         self.spans = spans_of(module, spec)
         self.written = written_over(module)
-        self.sizes = sizes_of(module, spec)
+        self.sizes, self.equal = sizes_of(module, spec), equal_sizes(module, spec)
         inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.tensors = dict(zip(inputs, spec.inputs, strict=True)) if spec is not None else {}
 
@@ -58,9 +58,10 @@ class Needs:
         if isinstance(site.size, int):
             low = -site.size if site.negatives else 0
             return self.of(site.index, Bounds.uniform(low, site.size - 1, dimensions_of(site.index)))
-        size = self.sizes.get(str(site.size), Span(0, LARGEST))
+        named = self.equal.get(str(site.size), str(site.size))
+        size = self.sizes.get(named, Span(0, LARGEST))
         if span is not None and span.low >= (-size.low if site.negatives else 0):
-            if isinstance(site.size, str) and span.below.get(site.size, 1) <= 0:
+            if isinstance(site.size, str) and span.below.get(named, 1) <= 0:
                 return _NOTHING
             if span.high < size.low:
                 return _NOTHING

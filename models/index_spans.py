@@ -50,14 +50,30 @@ def written_over(module: GraphModule) -> set[Node]:
     return {node for node, first in owner.items() if first in written}
 
 
+def equal_sizes(module: GraphModule, spec: ModelSpec | None) -> dict[str, str]:
+    """Free size of an input → the one that is named for all equal ones: the batch, and dimensions of one name."""
+    found: dict[str, str] = {}
+    first: dict[str, str] = {}
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for node, tensor in zip(inputs, spec.inputs, strict=True) if spec is not None else ():
+        for axis, dim in enumerate(tensor.shape):
+            size = size_along(node, axis)
+            name = "(batch)" if spec is not None and spec.batched and axis == 0 else dim.name
+            if isinstance(size, str) and name is not None:
+                found[size] = first.setdefault(name, size)
+    return found
+
+
 def sizes_of(module: GraphModule, spec: ModelSpec | None) -> dict[str, Span]:
     """Free size → what the spec says of it; the batch is not among them."""
     found: dict[str, Span] = {}
+    equal = equal_sizes(module, spec)
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     for node, tensor in zip(inputs, spec.inputs, strict=True) if spec is not None else ():
         for axis, dim in enumerate(tensor.shape):
             size = size_along(node, axis)
             if isinstance(size, str) and not (spec is not None and spec.batched and axis == 0):
+                size = equal.get(size, size)
                 found[size] = Span(dim.minimum, LARGEST if dim.maximum is None else dim.maximum, {size: 1})
     return found
 
@@ -72,7 +88,7 @@ class _Spans:
         self.module = module
         self.found: dict[Node, Span] = {}
         self.written = written_over(module)
-        self.sizes = sizes_of(module, spec)
+        self.sizes, self.equal = sizes_of(module, spec), equal_sizes(module, spec)
         inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.inputs = dict(zip(inputs, spec.inputs, strict=True)) if spec is not None else {}
         for node in module.graph.nodes:
@@ -121,6 +137,7 @@ class _Spans:
             return constant(size)
         if size is None:
             return Span(0, LARGEST)
+        size = self.equal.get(size, size)
         return self.sizes.get(size, Span(0, LARGEST, {size: 1}))
 
     def passed(self, node: Node) -> Span | None:

@@ -8,7 +8,7 @@ as after any failure: the others get the answers that they would have got alone.
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..errors import BadRequest
 from ..index_ranges import unproven_sites
 from ..index_sites import Site
 from ..program import source_line
-from ..spec import ModelSpec
+from ..spec import Dim, ModelSpec
 from .engine import Launched
 
 _aten = torch.ops.aten
@@ -77,6 +77,14 @@ def guard_indices(module: GraphModule, spec: ModelSpec | None) -> Guard | None:
     module.graph.lint()
     module.recompile()
     return Guard(tuple(_named(site) for site in sites))
+
+
+def rows_alone(spec: ModelSpec | None) -> ModelSpec | None:
+    """The spec as far as it holds for what was read against another version's: all inputs have the same rows."""
+    if spec is None:
+        return None
+    inputs = (replace(t, range=None, shape=tuple(Dim(0) for _ in t.shape)) for t in spec.inputs)
+    return replace(spec, inputs=tuple(inputs))
 
 
 class _Writing:

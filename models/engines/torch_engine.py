@@ -16,7 +16,7 @@ from ..spec import ModelSpec
 from .arrays import joined, to_numpy, to_torch
 from .engine import BRIEF_SECONDS, SHORT_SECONDS, Launched
 from .in_place import write_in_place
-from .index_guard import Guard, GuardedLaunch, guard_indices
+from .index_guard import Guard, GuardedLaunch, guard_indices, rows_alone
 from .one_product import make_one_product
 from .packed import pack_weights
 from .row_shares import FEWEST_SHARED, LONG_ROW_SECONDS, RowShares, wait_for_all_shares
@@ -56,7 +56,7 @@ class TorchEngine:
         write_in_place(module)
         make_one_product(module)
         # Requests may have been read against the ranges of another version: on a CPU the kernels refuse those.
-        self._guard = guard_indices(module, spec if device.type == "cpu" else None)
+        self._guard = guard_indices(module, spec if device.type == "cpu" else rows_alone(spec))
         # On a GPU operations are only launched; whether this launches them sooner has not been measured.
         self._module = without_the_lock(module) if device.type == "cpu" else module
         self._rows_apart = rows_apart and self._module is not module

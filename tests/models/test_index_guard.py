@@ -7,7 +7,7 @@ import pytest
 import torch
 from halfeven.models.archive import save_program
 from halfeven.models.capture import normalise
-from halfeven.models.engines.index_guard import Guard, GuardedLaunch, guard_indices
+from halfeven.models.engines.index_guard import Guard, GuardedLaunch, guard_indices, rows_alone
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadRequest
 from halfeven.models.index_ranges import with_ranges
@@ -143,3 +143,16 @@ def test_a_program_read_without_torch_export_is_guarded_alike(tmp_path: Path) ->
     with pytest.raises(BadRequest):
         guard.checked(module(torch.full((2, 13), 7)))
     guard.checked(module(torch.full((2, 12), 7)))
+
+
+def test_inputs_have_the_same_rows_on_every_device_and_nothing_else_is_taken_for_granted() -> None:
+    class Chosen(nn.Module):
+        def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+            return x[torch.arange(ids.shape[0]), ids]
+
+    inputs = {"x": torch.randn(4, 6), "ids": torch.zeros(4, dtype=torch.int64)}
+    net = whole(Chosen(), inputs)
+    exact = with_ranges(net.spec, runnable(net.program))
+    assert guard_indices(runnable(net.program), exact) is None
+    guard = guard_indices(runnable(net.program), rows_alone(exact))
+    assert guard is not None and len(guard.tables) == 1 and "6 rows" in guard.tables[0]
