@@ -2,22 +2,24 @@
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..models.capture import Captured as CapturedProgram
 from ..models.capture import Limits, capture
 from ..models.engines.live_engine import LIVE_FILE, is_current
-from ..models.errors import BadInput
+from ..models.errors import BadInput, BadSamples, CaptureFailed
 from ..models.package import ModelFolder, Precision, read_folder
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
 from .captured.forms import Captured
 from .environment import environment
 from .evidence import SOURCE_SUFFIXES, facts_of
-from .foreign.conversion import convert_onnx
+from .foreign.conversion import convert_onnx, read_foreign
 from .foreign.forms import Foreign
 from .inputs.samples import Samples, load_samples
 from .inputs.synthetic import generate
@@ -96,7 +98,8 @@ def convert(
         version = _foreign(asked, options, samples, origin, newest, store, say)
         return Conversion(version, facts_of(version))
     say(f"capturing {asked.spec.name}")
-    captured = capture(asked, samples.arrays, options.capture_limits)
+    captured = _captured(asked, samples, options)
+    samples = _in_range(samples, asked.spec, captured.spec)
     _check_signature(captured.spec, newest, options)
     subject = Subject(
         program=captured.program,
@@ -126,10 +129,11 @@ def _foreign(
     if options.forms == ("torch",):
         raise BadInput(f"{asked.source} is an ONNX file: it has no torch form; use --form onnx")
     say(f"reading {asked.source}")
+    path = asked.folder / asked.source
+    if samples.source == "generated" and any(not tensor.type.is_float for tensor in asked.spec.inputs):
+        samples = _in_range(samples, asked.spec, read_foreign(path, asked)[1])
     planning, judging = samples.split()
-    half = convert_onnx(
-        asked.folder / asked.source, asked, planning if planning.count else judging, asked.precision, say
-    )
+    half = convert_onnx(path, asked, planning if planning.count else judging, asked.precision, say)
     _check_signature(half.spec, newest, options)
     subject = Subject(
         program=None,
@@ -173,6 +177,30 @@ def _samples(folder: ModelFolder, options: Options) -> Samples:
     samples = load_samples(path, folder.spec) if path else generate(folder.spec, GENERATED)
     if samples.count == 0:
         raise BadInput(f"{path} holds no samples: give at least one, better a hundred")
+    return samples
+
+
+def _captured(folder: ModelFolder, samples: Samples, options: Options) -> CapturedProgram:
+    """Generated ids may be none of a small table's, whose range the capture is to find: then all are 1, or 0."""
+    try:
+        return capture(folder, samples.arrays, options.capture_limits)
+    except CaptureFailed:
+        if samples.source != "generated" or all(tensor.type.is_float for tensor in folder.spec.inputs):
+            raise
+        for number in (1, 0):
+            same = generate(folder.spec, GENERATED, ids=(number, number))
+            with suppress(CaptureFailed):
+                return capture(folder, same.arrays, options.capture_limits)
+        raise
+
+
+def _in_range(samples: Samples, asked: ModelSpec, exact: ModelSpec) -> Samples:
+    """The samples, held against ranges that were found; generated ones are made again in them."""
+    if [tensor.range for tensor in asked.inputs] == [tensor.range for tensor in exact.inputs]:
+        return samples
+    if samples.source == "generated":
+        return generate(exact, GENERATED)
+    exact.check_values([samples.arrays[tensor.name] for tensor in exact.inputs], BadSamples)
     return samples
 
 

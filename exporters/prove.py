@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 
 from ..models.engines.arrays import to_numpy, to_torch
 from ..models.engines.engine import Engine
-from ..models.errors import CannotConvert, EngineFailed, ExportFailed
+from ..models.errors import BadRequest, CannotConvert, EngineFailed, ExportFailed
 from ..models.spec import ModelSpec
 from .gate.parity import UNIT_ROUNDOFF, judge
 from .gate.ties import Ties
@@ -104,7 +104,7 @@ def set_exam(spec: ModelSpec, judging: Samples, whole: Answers, excuse: Excuse |
     def ask_odd(samples: tuple[int, ...], inputs: Arrays, name: str) -> Question | None:
         try:
             return ask(samples, inputs, name)
-        except (CannotConvert, EngineFailed):  # a live module's own code refuses such an input
+        except (CannotConvert, EngineFailed, BadRequest):  # its own code or a table refuses it
             return None
 
     largest = min(spec.max_batch_size, max(judging.count, 3)) if spec.batched else 0

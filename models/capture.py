@@ -26,8 +26,9 @@ from torch.fx import GraphModule
 from .archive import load_program
 from .capture_regions import foreign_op, inline_regions
 from .errors import BadFolder, CaptureFailed, DamagedFile
+from .index_ranges import with_ranges
 from .package import ModelFolder
-from .program import source_line, walk
+from .program import runnable, source_line, walk
 from .spec import Dim, ModelSpec, TensorSpec
 
 CHILD = Path(__file__).with_name("capture_child.py")
@@ -76,6 +77,7 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray], limits: Limi
         program = normalise(_loaded(out / "program.pt2", state, folder))
     spec = _exact(folder.spec, result["dims"]).with_max_batch_size(result["max_batch_size"])
     _check_outputs(program, spec)
+    spec = with_ranges(spec, runnable(program))
     return Captured(program, spec, tuple(result["notes"]))
 
 

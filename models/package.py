@@ -14,6 +14,7 @@ from .errors import BadFolder
 from .pixels import Picture
 from .spec import FORMS, KINDS, Batching, Dim, ModelSpec, ParityLimits, TensorSpec
 from .store import NAME
+from .value_range import ValueRange
 from .wire import Wire
 
 MAX_TENSORS = 256
@@ -204,6 +205,7 @@ class _Reader:
             labels=self.labels(entry, where),
             picture=self.picture(entry, where),
             wire=self.wire(entry, where),
+            range=self.range(entry, where),
         )
         try:
             if tensor.wire is not None:
@@ -244,6 +246,23 @@ class _Reader:
         if "picture" not in entry:
             return None
         return self.table(entry, "picture", _PICTURE, where)
+
+    def range(self, entry: Mapping[str, Any], where: str) -> ValueRange | None:
+        if "range" not in entry:
+            return None
+        datatype, shape = entry["datatype"], entry["shape"]
+        if where.startswith("outputs") or DATATYPES[datatype].is_float or datatype == "BOOL":
+            raise self.error(f"{where}.range: only an input of integers has a range, expected none here")
+        try:
+            found = ValueRange.parse(entry["range"])
+        except ValueError as error:
+            raise self.error(f"{where}.range: {error}") from None
+        if len(found.low) > 1 and (not shape or shape[-1] != len(found.low)):
+            raise self.error(
+                f"{where}.range has {len(found.low)} pairs: expected one for each place of the last axis of "
+                f"shape = {shape}, or a single pair"
+            )
+        return found
 
     def wire(self, entry: Mapping[str, Any], where: str) -> Wire | None:
         said = [key for key in _WIRE if key in entry]
@@ -373,5 +392,5 @@ _TOP = (
     "inputs", "outputs", "precision", "parity", "batching",
 )  # fmt: skip
 _WIRE = ("wire_datatype", "wire_scale", "wire_offset")
-_TENSOR = ("name", "datatype", "shape", "kind", "labels", "labels_file", "picture", *_WIRE)
+_TENSOR = ("name", "datatype", "shape", "kind", "labels", "labels_file", "picture", "range", *_WIRE)
 _SPOKEN = {str: "a string", int: "a whole number", float: "a number", list: "a list", dict: "a table"}

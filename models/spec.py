@@ -14,6 +14,7 @@ import numpy as np
 
 from .datatypes import DATATYPES, Datatype, name_of
 from .errors import BadFolder, BadInput, BadRequest
+from .value_range import ValueRange
 from .wire import Wire
 
 KINDS = ("tensor", "logits", "probabilities", "indices", "embedding", "image")
@@ -85,6 +86,7 @@ class TensorSpec:
     labels: tuple[str, ...] = ()
     picture: Mapping[str, Any] | None = None
     wire: Wire | None = None  # an input's smaller datatype in requests
+    range: ValueRange | None = None  # of an integer input, in the model's datatype; None: any value
 
     @property
     def type(self) -> Datatype:
@@ -120,6 +122,8 @@ class TensorSpec:
             out["picture"] = dict(self.picture)
         if self.wire is not None:
             out["wire"] = self.wire.to_json()
+        if self.range is not None:
+            out["range"] = self.range.to_json()
         return out
 
     @classmethod
@@ -132,6 +136,7 @@ class TensorSpec:
             labels=tuple(data.get("labels", ())),
             picture=data.get("picture"),
             wire=Wire.from_json(data.get("wire")),
+            range=ValueRange.parse(data["range"]) if "range" in data else None,
         )
 
 
@@ -231,7 +236,7 @@ class ModelSpec:
     def check_inputs(self, arrays: Mapping[str, np.ndarray], error: type[BadInput] = BadRequest) -> int:
         """Hold named arrays against the inputs; give the number of rows (1 where not batched).
 
-        Raises ``error`` naming the tensor, what was expected and what came.
+        Raises ``error`` naming the tensor, what was expected and what came, values out of their range included.
         """
         self._check_names(list(arrays), error)
         sizes: dict[str, tuple[int, str]] = {}
@@ -249,7 +254,14 @@ class ModelSpec:
                         f"input '{spec.name}' of model '{self.name}': axis {axis} ({key.strip('()')}) is {size}, "
                         f"but input '{where}' has {known} there; they must be equal"
                     )
+        self.check_values([arrays[spec.name] for spec in self.inputs], error)
         return sizes["(batch)"][0] if self.batched else 1
+
+    def check_values(self, arrays: Sequence[np.ndarray], error: type[BadInput] = BadRequest) -> None:
+        """Hold integers, in the spec's order and shapes, against their ranges. Raises ``error`` naming the input."""
+        for spec, array in zip(self.inputs, arrays, strict=True):
+            if spec.range is not None and (fault := spec.range.fault(array)):
+                raise error(f"input '{spec.name}' of model '{self.name}': {fault}")
 
     def _check_names(self, came: Sequence[str], error: type[BadInput]) -> None:
         wanted = [spec.name for spec in self.inputs]

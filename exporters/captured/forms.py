@@ -55,7 +55,9 @@ class Captured:
 
     def whole(self) -> Answers:
         if self._whole is None:
-            self._whole = answers_of(self.subject.spec, TorchEngine(self.subject.exported, "fp32", CPU))
+            spec = self.subject.spec
+            engine = TorchEngine(self.subject.exported, "fp32", CPU, spec=spec)
+            self._whole = answers_of(spec, engine)
         return self._whole
 
     def exam(self, judging: Samples) -> Exam:
@@ -95,8 +97,8 @@ class Captured:
     def storage(self) -> Answers:
         """The half program in true half kernels."""
         if self._storage is None:
-            engine = TorchEngine(self.half.program, self.subject.precision.dtype, CPU)
-            self._storage = answers_of(self.subject.spec, engine)
+            spec, dtype = self.subject.spec, self.subject.precision.dtype
+            self._storage = answers_of(spec, TorchEngine(self.half.program, dtype, CPU, spec=spec))
         return self._storage
 
     def facts(self) -> dict[str, Any]:

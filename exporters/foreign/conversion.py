@@ -22,6 +22,7 @@ from ..inputs.samples import Samples
 from ..inputs.synthetic import generate
 from ..search.delta_debugging import Budget, Found
 from .graph import BODIES, FLOATING, ForeignProgram, assembled, size_in_bytes, walk
+from .index_ranges import with_ranges
 from .normalise import normalise
 from .oracle import Oracle, to_half_and_back, to_mantissa
 from .planning import Planned, plan_half
@@ -121,7 +122,7 @@ def read_foreign(model_path: Path, folder: ModelFolder) -> tuple[ForeignProgram,
     except ValueError as error:
         raise BadFolder(f"{model_path}: {error}") from error
     spec, notes = hold(program.model, folder.spec, model_path)
-    return program, spec, [*program.notes, *notes]
+    return program, with_ranges(spec, program), [*program.notes, *notes]
 
 
 def _told(

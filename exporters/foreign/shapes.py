@@ -23,7 +23,7 @@ def settle_sizes(model: ModelProto, weights: dict[str, np.ndarray]) -> bool:
     graph = model.graph
     if not any(node.op_type == "Shape" for node in graph.node):
         return False
-    known = _known_shapes(model, weights)
+    known = known_shapes(model, weights)
     sizes = {
         node.output[0]: _cut(known[node.input[0]], node)
         for node in graph.node
@@ -72,7 +72,7 @@ def _cut(shape: Sizes, node: NodeProto) -> Sizes:
     return shape[slice(start, end)]
 
 
-def _known_shapes(model: ModelProto, weights: Mapping[str, np.ndarray]) -> dict[str, Sizes]:
+def known_shapes(model: ModelProto, weights: Mapping[str, np.ndarray]) -> dict[str, Sizes]:
     """Value → its sizes, None for a free one. Without those of values whose rank is not known."""
     bare = ModelProto()
     bare.CopyFrom(model)

@@ -151,6 +151,8 @@ def _checked(tensors: Mapping[str, np.ndarray], spec: ModelSpec) -> Samples:
         stacked = replace(tensor, shape=(Dim(), *_inner(spec, tensor)))
         if fault := stacked.fault(arrays[tensor.name].shape, name_of(arrays[tensor.name].dtype)):
             raise BadSamples(f"tensor '{tensor.name}': {fault} (first axis = samples)")
+        if tensor.range is not None and (fault := tensor.range.fault(arrays[tensor.name])):
+            raise BadSamples(f"tensor '{tensor.name}': {fault}")
     outputs = {TARGET + tensor.name: tensor for tensor in spec.outputs}
     _check_rows({**arrays, **{name: tensors[name] for name in outputs if name in tensors}})
     _check_named_dimensions(arrays, spec)

@@ -1,7 +1,7 @@
 """Inputs that nobody gave: plausible ones made from the spec, and adversarial ones made from samples.
 
-Plausible means that a model can be asked them: pictures are pixels through its own scale, mean and
-deviation, ids stay small, masks are masks, and free dimensions that may be one dimension are equal.
+Plausible means that a model can be asked them: pictures are pixels through its own scale, mean and deviation, ids
+are in their range (small where none is known), masks are masks, and free dimensions that may be one are equal.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,21 @@ from .samples import Samples
 
 USUAL_LENGTH = 16  # of a free dimension, where its bounds admit it
 LONGEST = 4096  # tried for a free dimension, whatever its bound
-SAFE_IDS = 100  # below the vocabulary of any model with an embedding
+SAFE_IDS = (0, 99)  # in most vocabularies, for inputs of which no range is known
+UNBOUNDED = 1 << 31  # no table has as many rows: an end that says nothing
 ADVERSARIAL_ROWS = 4
 
 Arrays = dict[str, np.ndarray]
 
 
-def generate(spec: ModelSpec, count: int = 32, seed: int = 0) -> Samples:
-    """``count`` samples made from names, datatypes, shapes and pictures alone; the same for the same seed."""
+def generate(spec: ModelSpec, count: int = 32, seed: int = 0, ids: tuple[int, int] = SAFE_IDS) -> Samples:
+    """``count`` samples from names, datatypes, shapes, ranges and pictures alone; the same for the same seed.
+
+    ``ids``: the least and the largest of integers that have no range.
+    """
     random = np.random.default_rng(seed)
     size_of = _sizes(random)
-    arrays = {tensor.name: _draw(tensor, spec.batched, count, size_of, random) for tensor in spec.inputs}
+    arrays = {tensor.name: _draw(tensor, spec.batched, count, size_of, random, ids) for tensor in spec.inputs}
     return Samples(arrays, source="generated")
 
 
@@ -65,24 +69,47 @@ def _draw(
     count: int,
     size_of: Callable[[Dim], int],
     random: np.random.Generator,
+    ids: tuple[int, int],
 ) -> np.ndarray:
     inner = tensor.shape[1:] if batched else tensor.shape
     shape = (count, *(size_of(dim) for dim in inner))
     if tensor.picture is not None:
         return _pixels(Picture.of(tensor, batched), inner, shape, random)
-    dtype = tensor.type.numpy
+    if tensor.type.is_float and "mask" not in tensor.name.lower() and "type" not in tensor.name.lower():
+        return random.standard_normal(shape).astype(tensor.type.numpy)
+    return _integers(tensor, shape, random, ids).astype(tensor.type.numpy)
+
+
+def _integers(
+    tensor: TensorSpec, shape: tuple[int, ...], random: np.random.Generator, ids: tuple[int, int]
+) -> np.ndarray:
+    """Of a mask, a type or positions by the input's name, else any in its range."""
+    low, high = _ends(tensor, ids)
     name = tensor.name.lower()
     if "mask" in name:
-        return _prefixes(shape, random.integers(1, shape[-1] + 1, count) if len(shape) > 1 else None).astype(
-            dtype
-        )
-    if tensor.datatype == "BOOL" or "type" in name:
-        return random.integers(0, 2, shape).astype(dtype)
-    if tensor.type.is_float:
-        return random.standard_normal(shape).astype(dtype)
-    if "position" in name and len(shape) > 1:
-        return np.broadcast_to(np.arange(shape[-1]), shape).astype(dtype)
-    return random.integers(0, 256 if tensor.datatype == "UINT8" else SAFE_IDS, shape).astype(dtype)
+        lengths = random.integers(1, shape[-1] + 1, shape[0]) if len(shape) > 1 else None
+        drawn = _prefixes(shape, lengths)
+    elif tensor.datatype == "BOOL" or "type" in name:
+        drawn = random.integers(0, 2, shape)
+    elif "position" in name and len(shape) > 1:
+        drawn = np.broadcast_to(np.arange(shape[-1]), shape)
+    else:
+        return random.integers(low, high, shape, endpoint=True)
+    return drawn if tensor.range is None else np.clip(drawn, low, high)
+
+
+def _ends(tensor: TensorSpec, ids: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the largest of generated integers, for all or for each place of the last axis.
+
+    Of a range the part that is not negative, where it has one: below zero may lie what stands for "none".
+    """
+    if tensor.range is None:
+        is_byte = tensor.datatype == "UINT8" and ids == SAFE_IDS
+        return np.array([ids[0]]), np.array([255 if is_byte else ids[1]])
+    pairs = zip(tensor.range.low, tensor.range.high, strict=True)
+    ends = [(max(low, 0) if high >= 0 else max(low, high - SAFE_IDS[1]), high) for low, high in pairs]
+    high = [high if high < UNBOUNDED else low + SAFE_IDS[1] for low, high in ends]
+    return np.array([low for low, _ in ends]), np.array(high)
 
 
 def _pixels(

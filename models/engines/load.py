@@ -51,8 +51,8 @@ def load_whole(version: Version, form: str, device: torch.device, setup: CpuSetu
         return load_live(version, "fp32", device, setup)
     if form == "onnx":
         return _onnx_engine(version, "whole.onnx", "fp32", device, setup)
-    program = _runnable(version, "whole.pt2", device, _weights(version))
-    return TorchEngine(program, "fp32", device, setup, rows_apart=version.spec().batched)
+    program, spec = _runnable(version, "whole.pt2", device, _weights(version)), version.spec()
+    return TorchEngine(program, "fp32", device, setup, rows_apart=spec.batched, spec=spec)
 
 
 def load_half(version: Version, form: str, device: torch.device, setup: CpuSetup = PLAIN) -> Engine:
@@ -62,8 +62,8 @@ def load_half(version: Version, form: str, device: torch.device, setup: CpuSetup
         return load_live(version, precision, device, setup)
     if form == "onnx":
         return _onnx_engine(version, "half.onnx", precision, device, setup)
-    program = _runnable(version, "half.pt2", device)
-    return TorchEngine(program, precision, device, setup, rows_apart=version.spec().batched)
+    program, spec = _runnable(version, "half.pt2", device), version.spec()
+    return TorchEngine(program, precision, device, setup, rows_apart=spec.batched, spec=spec)
 
 
 def _onnx_engine(

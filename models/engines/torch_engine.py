@@ -12,10 +12,12 @@ from torch.export.passes import move_to_device_pass
 from torch.fx import GraphModule
 
 from ..program import runnable
+from ..spec import ModelSpec
 from .arrays import joined, to_numpy, to_torch
 from .cpu_setup import PACKED, PLAIN, SHARED_ROWS, WITHOUT_LOCK, CpuSetup
 from .engine import BRIEF_SECONDS, Launched
 from .in_place import write_in_place
+from .index_guard import Guard, GuardedLaunch, guard_indices, rows_alone
 from .one_product import make_one_product
 from .packed import pack_weights, packable
 from .row_shares import FEWEST_SHARED, RowShares, wait_for_all_shares
@@ -29,11 +31,13 @@ class TorchEngine:
     ``setup`` says how a CPU is used; of its passes those are taken that this program allows (``possible``), and
     ``self.setup`` is what was taken. ``rows_apart``: the first axis of inputs and outputs is the batch, so that rows
     may run on different cores.
+    ``spec``: what its inputs are held against before they come here; what that proves is not checked again on a CPU.
     """
 
     form = "torch"
     assemble_ns = 0  # of the last batch: how long its requests took to be joined
     brief = False
+    _guard: Guard | None = None
 
     def __init__(
         self,
@@ -42,21 +46,28 @@ class TorchEngine:
         device: torch.device,
         setup: CpuSetup = PLAIN,
         rows_apart: bool = False,
+        spec: ModelSpec | None = None,
     ) -> None:
         self._place(precision, device, setup)
         if device.type == "cuda" and isinstance(program, ExportedProgram):
             program = move_to_device_pass(program, device)
         module = runnable(program) if isinstance(program, ExportedProgram) else program
-        on_cpu = device.type == "cpu"
-        self._module = self._prepared_for_cpu(module, rows_apart) if on_cpu else _written(module)
+        if device.type == "cpu":
+            self._module = self._prepared_for_cpu(module, spec, rows_apart)
+        else:  # another version's ranges may have let a request in, and there an index out of range is fatal
+            self._module = _written(module)
+            self._guard = guard_indices(self._module, rows_alone(spec))
         self._stage()
 
-    def _prepared_for_cpu(self, module: GraphModule, rows_apart: bool) -> Callable[..., Any]:
+    def _prepared_for_cpu(
+        self, module: GraphModule, spec: ModelSpec | None, rows_apart: bool
+    ) -> Callable[..., Any]:
         """The program with the passes of the setup that it allows; what it allows is known after that."""
         self.possible = {*packable(module), WITHOUT_LOCK}
         if packs := self.setup.passes & PACKED:
             pack_weights(module, packs)
         _written(module)
+        self._guard = guard_indices(module, spec)
         scripted = WITHOUT_LOCK in self.setup.passes
         program = without_the_lock(module) if scripted else module
         if scripted and program is module:  # control flow stays in Python
@@ -66,7 +77,7 @@ class TorchEngine:
         self.setup = self.setup.only(self.possible)
         if SHARED_ROWS in self.setup.passes:
             self._shares = RowShares(lambda *rows: self._module(*rows), self.setup.threads)
-        return program
+        return program if self._guard is None else self._guard.around(program)
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
         """Run a few times; on a CPU with one thread also find out whether that takes longer than to wake a thread."""
@@ -97,7 +108,7 @@ class TorchEngine:
             return self._launched_on_cpu(parts)
         staged = self._staging.launch(parts)
         self.assemble_ns = self._staging.assemble_ns
-        return staged
+        return staged if self._guard is None else GuardedLaunch(staged, self._guard)
 
     def change_inputs(self, change: Callable[..., Sequence[torch.Tensor]]) -> None:
         """From now on ``change`` gets every batch's tensors, on the device, before the program does."""

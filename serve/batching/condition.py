@@ -13,7 +13,7 @@ import numpy as np
 from ...models.spec import ModelSpec
 from ..duty import OnDuty
 from .ceiling import Ceiling
-from .engine_runner import EngineRunner, Fault, Item
+from .engine_runner import EngineRunner, Fault, Item, Run
 from .rescue import Mended, Rescue, Timed
 
 _NOTHING: Mapping[int, Mended] = {}
@@ -69,6 +69,10 @@ class Condition:
         if self._rescue is None or self._rescue.all_well(outputs):
             return _NOTHING
         return self._rescue.mend(items, outputs, self.runner.clock() + self.patience_ns(took_ns))
+
+    def of_the_whole(self, item: Timed) -> Run[Timed] | None:
+        """The whole's run of an item that a half refused; None where no whole stands by."""
+        return None if self._rescue is None else self._rescue.instead(item)
 
     def patience_ns(self, took_ns: int) -> int:
         """How long the guilty of a batch that took so long may be looked for."""

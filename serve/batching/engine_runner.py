@@ -14,6 +14,7 @@ import numpy as np
 
 from ...models.engines.engine import Engine, Launched, Launching
 from ...models.engines.faults import device_lost, give_back_cached_memory, out_of_memory
+from ...models.errors import BadRequest
 from ...models.spec import ModelSpec
 from .ceiling import Ceiling
 from .padding import Parts, buckets_of, filled, filled_rows, largest_within, rows_between
@@ -42,6 +43,7 @@ class Fault:
     text: str
     memory: bool = False
     lost: bool = False
+    refused: bool = False  # the values of a request lead the model to an index that its table does not have
 
 
 @dataclass(slots=True, eq=False)
@@ -173,12 +175,14 @@ class EngineRunner:
             return self._fault(run, error)
 
     def _fault(self, run: Run[ItemT], error: BaseException) -> Fault:
-        logger.warning(
+        refused = isinstance(error, BadRequest)
+        logger.log(
+            logging.DEBUG if refused else logging.WARNING,
             "a batch of %d requests to '%s' failed: %s", len(run.items), self.spec.name, type(error).__name__,
             exc_info=error if len(run.items) == 1 else None,  # the halves of a larger batch will tell
         )  # fmt: skip
-        text = f"{type(error).__name__}: {error}"
-        return Fault(text, memory=out_of_memory(error), lost=device_lost(error))
+        text = str(error) if refused else f"{type(error).__name__}: {error}"
+        return Fault(text, memory=out_of_memory(error), lost=device_lost(error), refused=refused)
 
     def _shrink(self, run: Run[ItemT], tried: int) -> bool:
         """Lower the ceiling to half of what was tried. False where nothing smaller can be tried."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from ...models.errors import EngineFailed, HalfevenError, TimedOut
+from ...models.errors import BadRequest, EngineFailed, HalfevenError, TimedOut
 from ...models.spec import ModelSpec
 from ..duty import Answer, OnDuty
 from .condition import Condition
@@ -17,7 +17,7 @@ from .request_queue import Request
 from .rescue import Mended
 from .tally import Tally
 
-Outcome = tuple[Request, Answer | EngineFailed | TimedOut]
+Outcome = tuple[Request, Answer | EngineFailed | TimedOut | BadRequest]
 
 
 class Execution:
@@ -74,7 +74,7 @@ class Execution:
             outcomes += self._guilty(part, found) if isinstance(found, Fault) else self._answers(part, found)
             if condition.lost is not None:  # on the way: whoever is left is not run any more
                 return outcomes + self._all_failed(self._batch[len(outcomes) :], condition.lost)
-        if not any(isinstance(outcome, Answer) for _, outcome in outcomes):
+        if not any(isinstance(outcome, Answer | BadRequest) for _, outcome in outcomes):
             condition.nobody_answered()
         return outcomes
 
@@ -119,14 +119,28 @@ class Execution:
             self.tally.ran_out(run.shrunk, self.condition.ceiling.smallest)
         if fault.lost:
             self.condition.device_lost(fault.text)
+        if fault.refused and len(run.items) == 1:
+            return [self._refused(run.items[0], fault)]
         return [
             self._failed(request, EngineFailed(self._describe(request, fault, run))) for request in run.items
         ]
 
+    def _refused(self, request: Request, fault: Fault) -> Outcome:
+        """An index that a half computed may be out of range by its rounding alone: the whole has the last word."""
+        found = self.condition.of_the_whole(request)
+        if found is None or isinstance(found.result, Fault):
+            return self._failed(request, BadRequest(f"{self._who()}: {fault.text}"))
+        wait_ns = found.began_ns - request.since_ns
+        self.tally.executed([wait_ns] if request.part is None else [], found.rows, found.took_ns)
+        share = Answer(found.result, self.duty, wait_ns, found.took_ns, found.rows)
+        self.tally.rescued(request.rows)
+        share.rescued = request.rows
+        return request, share
+
     def _all_failed(self, batch: Iterable[Request], why: str) -> list[Outcome]:
         return [self._failed(request, EngineFailed(why)) for request in batch]
 
-    def _failed(self, request: Request, error: EngineFailed | TimedOut) -> Outcome:
+    def _failed(self, request: Request, error: EngineFailed | TimedOut | BadRequest) -> Outcome:
         if request.part is None:
             self.tally.failed(self.clock() - request.since_ns)
         return request, error

@@ -62,6 +62,7 @@ class Intake:
         """Whether checked arrays were checked against this spec, or might have been."""
         return len(arrays) == len(self.spec.inputs) and all(
             tensor.fault(array.shape, name_of(array.dtype)) is None
+            and (tensor.range is None or tensor.range.fault(array) is None)
             for tensor, array in zip(self.spec.inputs, arrays, strict=True)
         )
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import ml_dtypes
 import numpy as np
 
-from .engine_runner import EngineRunner, Fault, Item
+from .engine_runner import EngineRunner, Fault, Item, Run
 
 logger = logging.getLogger("halfeven.batcher")
 # Below this BLAS works on the calling thread alone: its pool would fight torch's for the cores.
@@ -60,6 +60,10 @@ class Rescue:
     def all_well(self, outputs: list[np.ndarray]) -> bool:
         """Whether every element of every output is finite."""
         return all(map(all_finite, [outputs[index] for index in self._floats]))
+
+    def instead(self, item: Timed) -> Run[Timed]:
+        """One item asked of the whole because the half has no answer to it at all."""
+        return self._whole.run([item])
 
     def mend(self, items: Sequence[Timed], outputs: list[np.ndarray], until_ns: int) -> Mapping[int, Mended]:
         """Replace what is not finite in ``outputs``, in place; give what was done by the item's index.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...models.errors import EngineFailed, TimedOut
+from ...models.errors import BadRequest, EngineFailed, TimedOut
 from ..duty import Answer
 
-Outcome = Answer | EngineFailed | TimedOut
+Outcome = Answer | EngineFailed | TimedOut | BadRequest
 
 
 class Whole:

@@ -144,7 +144,7 @@ def _check_target(
         what = "one class for each decision" if classes else "the output's shape"
         raise BadSamples(f"tensor '{TARGET}{tensor.name}': {fault} ({what}; first axis = rows)")
     if classes:
-        _check_classes(f"{TARGET}{tensor.name}", target, inner[-1])
+        _check_classes(f"{TARGET}{tensor.name}", target, _known(inner[-1], sizes))
     else:
         _check_finite(f"{TARGET}{tensor.name}", target)
 

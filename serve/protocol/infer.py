@@ -82,12 +82,19 @@ class InferCodec:
         self._all_json = tuple(RequestedOutput(i, False) for i in range(len(spec.outputs)))
         self._heads: dict[tuple[Any, ...], bytes] = {}
         self._plans: dict[bytes, _Plan] = {}
+        self._has_ranges = any(tensor.range is not None for tensor in spec.inputs)
 
     def read(self, body: bytes, header_length: str | None = None) -> InferRequest:
         """Read a request body; ``header_length`` is the Inference-Header-Content-Length, as it came.
 
         Raises BadRequest naming the tensor, what was expected and what came.
         """
+        request = self._read(body, header_length)
+        if self._has_ranges:
+            self.spec.check_values(request.arrays)
+        return request
+
+    def _read(self, body: bytes, header_length: str | None) -> InferRequest:
         if header_length is None:
             return self._read_fresh(body, len(body), False)
         head = _head_size(header_length, len(body))

@@ -40,7 +40,11 @@ def model_metadata(
 
 
 def _tensor(tensor: TensorSpec) -> dict[str, Any]:
-    return {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.wire_shape}
+    """With the range of integers that index a table, where it has one, as a parameter."""
+    found: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.wire_shape}
+    if tensor.range is not None:
+        found["parameters"] = {"range": str(tensor.range)}
+    return found
 
 
 def model_config(spec: ModelSpec, form: str, device: str, versions: Sequence[str] = ()) -> dict[str, Any]:

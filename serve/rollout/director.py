@@ -8,6 +8,7 @@ from typing import Any
 
 from ...exporters.evidence import facts_of
 from ...models.errors import BadInput, NotReady, StoreError, UnknownName
+from ...models.spec import ModelSpec
 from ...models.store import LIVE, Version
 from ..roster import Roster
 from .lane import Lane
@@ -120,7 +121,7 @@ class Director:
             raise BadInput(f"{wanted} is on duty: a {role} is another version")
         spec = wanted.spec()
         mine, theirs = stable.version.spec(), spec
-        if (mine.inputs, mine.outputs, mine.batched) != (theirs.inputs, theirs.outputs, theirs.batched):
+        if not _takes_requests_of(mine, theirs):
             raise BadInput(
                 f"{wanted} has other inputs or outputs than {stable}: the same request cannot be put to both; "
                 "promote it instead"
@@ -158,3 +159,12 @@ class Director:
         changed: Mapping[str, Any] = kept
         if replace(ordered, **changed) != ordered:
             write_orders(self._store, name, replace(ordered, **changed))
+
+
+def _takes_requests_of(mine: ModelSpec, theirs: ModelSpec) -> bool:
+    """Whether what was held against ``mine`` fits ``theirs``; where a range is not known its engine refuses alone."""
+    plain = [tuple(replace(tensor, range=None) for tensor in spec.inputs) for spec in (mine, theirs)]
+    ranges = [(one.range, other.range) for one, other in zip(mine.inputs, theirs.inputs, strict=False)]
+    return (plain[0], mine.outputs, mine.batched) == (plain[1], theirs.outputs, theirs.batched) and all(
+        one is None or other is None or one.within(other) for one, other in ranges
+    )

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import json
 import subprocess
 import sys
 import time
@@ -11,12 +12,16 @@ import pytest
 import torch
 from halfeven.exporters.inputs.synthetic import generate
 from halfeven.models.capture import capture
+from halfeven.models.index_ranges import unproven_sites, with_ranges
 from halfeven.models.package import read_folder
+from halfeven.models.program import runnable
 from halfeven.models.zoo import zoo_folder
 from halfeven.models.zoo.digits import train as training
 from halfeven.models.zoo.digits.model import build
 from safetensors.torch import load, load_file
 from torch import nn
+
+from tests.programs import whole
 
 DIGITS = zoo_folder("digits")
 
@@ -232,9 +237,42 @@ def test_a_transformers_folder_is_captured_with_its_free_length(name: str) -> No
     captured = capture(folder, generate(folder.spec, 4).arrays)
     assert captured.spec.max_batch_size == folder.spec.max_batch_size
     assert [t.describe_shape() for t in captured.spec.inputs] == ["[-1,length=2..64]"] * 2
+    vocabulary = json.loads((zoo_folder(name) / "config.json").read_text())["vocab_size"]
+    assert (
+        str(captured.spec.inputs[0].range) == f"0..{vocabulary - 1}" and captured.spec.inputs[1].range is None
+    )
+    assert not unproven_sites(runnable(captured.program), captured.spec)
     shipped = load_file(folder.folder / "model.safetensors").values()
     weights = list(captured.program.state_dict.values())
     assert all(any(w.shape == s.shape and torch.equal(w, s) for w in weights) for s in shipped)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranges"),
+    [
+        ("bert", ["0..999", "None", "0..1"]),
+        ("gpt", ["0..255"]),
+        ("llama", ["0..255"]),
+        ("recommender", ["0..499", "0..1999"]),
+        ("switch", ["None"]),
+    ],
+)
+def test_the_range_of_ids_is_that_of_their_tables(name: str, ranges: list[str]) -> None:
+    spec, inputs = read_folder(zoo_folder(name)).spec, asked(name, 4)
+    free = {1: spec.inputs[0].shape[1]} if not all(dim.fixed for dim in spec.inputs[0].shape[1:]) else None
+    net = whole(built(name), inputs, free)
+    module = runnable(net.program)
+    exact = with_ranges(net.spec, module)
+    assert [str(tensor.range) for tensor in exact.inputs] == ranges
+    assert not unproven_sites(module, exact)
+    for index, tensor in enumerate(exact.inputs):
+        for end, step in ((tensor.range.low[0], -1), (tensor.range.high[0], 1)) if tensor.range else ():
+            odd = [value.clone() for value in inputs.values()]
+            odd[index].view(-1)[-1] = end
+            net.run(*odd)
+            odd[index].view(-1)[-1] += step
+            with pytest.raises(IndexError):
+                net.run(*odd)
 
 
 @needs_transformers
