@@ -267,4 +267,4 @@ def _witness(found: Found, name: str) -> str:
         return "the search's budget ended before the model was tried without it"
     if not math.isfinite(score.error_u):
         return "without it: the answer is not finite"
-    return f"without it: error {score.error_u:.3g}u ({score.reason})"
+    return f"without it: error {score.error_u:.3g}u ({score.reason.partition(': expected')[0]})"

@@ -92,6 +92,6 @@ def _order(found: Mapping[str, Any] | None, broken: Mapping[str, Any]) -> Iterat
 def few_pairs(found: Mapping[str, Any]) -> str:
     """What so many pairs cannot show: of n without one that ties fewer than 3/n tie, at 95 %."""
     share = found["max_ties"]
-    if not share or found["pairs"] >= 3 / share:
+    if not share or found["tied"] > 1 or found["pairs"] >= 3 / share:
         return ""
     return f" (too few to show {100 * share:g} %)"

@@ -31,7 +31,8 @@ def ranking(spec: ModelSpec, dtype: str) -> Callable[[Sequence[Trial]], ParityRe
 
     def broken(trials: Sequence[Trial]) -> ParityReport | None:
         report = judge(replace(spec, parity=limits), dtype, trials)
-        report = replace(report, outputs=tuple(map(_with_room, report.outputs)))
+        if "max_swaps" not in spec.parity.overridden:
+            report = replace(report, outputs=tuple(map(_with_room, report.outputs)))
         return report if any(failure.rule in RULES for failure in report.all_failures) else None
 
     return broken if ranks(spec) else None
@@ -39,7 +40,7 @@ def ranking(spec: ModelSpec, dtype: str) -> Callable[[Sequence[Trial]], ParityRe
 
 def _with_room(output: OutputVerdict) -> OutputVerdict:
     order = output.order
-    if order is None or order.swap_u <= ALLOWED_U * SWAPS or not order.max_swaps < 1:
+    if order is None or order.swap_u <= ALLOWED_U * SWAPS:
         return output
     swap = Failure(
         "swaps",

@@ -396,7 +396,7 @@ def test_a_ranking_is_told_in_the_terminal_and_in_the_page(random: np.random.Gen
     parity = judge(spec, "fp16", [Trial(tuple(range(40)), {"match": whole}, {"match": half})]).to_json()
     order = parity["outputs"][0]["order"]
     told = terminal(facts(parity))
-    assert f"'match' ranks 40 samples: {order['tied']} of {order['pairs']} pairs tie (too few" in told
+    assert f"'match' ranks 40 samples: {order['tied']} of {order['pairs']} pairs tie, 0 swap beyond" in told
     assert "gives the same number to" in told
     page = render_html(facts(parity))
     assert "pairs distinct in FP32 that tie" in page and "ten best kept" in page
