@@ -138,6 +138,8 @@ class _Reader:
         limits = self.table(data, "parity", dict.fromkeys(_PARITY, float))
         if bad := [key for key, value in limits.items() if not 0 <= value < math.inf]:
             raise self.error(f"[parity] {bad[0]} = {limits[bad[0]]}: expected a finite number of at least 0")
+        if bad := [key for key in _SHARES if limits.get(key, 0) > 1]:
+            raise self.error(f"[parity] {bad[0]} = {limits[bad[0]]}: expected a share from 0 to 1")
         return ModelSpec(
             name=name,
             inputs=self.tensors(data, "inputs", batched=rows > 0),
@@ -212,6 +214,8 @@ class _Reader:
                 tensor.wire.check(datatype)
             if tensor.picture is not None or kind == "image":
                 Picture.of(tensor, batched)
+            if kind == "score":
+                _check_score(tensor, batched)
         except BadFolder as error:
             raise self.error(f"{where}.{error}") from None
         return tensor
@@ -381,8 +385,18 @@ def _one_of(value: str, known: Iterable[str], where: str) -> None:
         raise BadFolder(f"{where} = {value!r}: expected one of {', '.join(known)}; did you mean {near[0]!r}?")
 
 
+def _check_score(tensor: TensorSpec, batched: bool) -> None:
+    inner = tensor.shape[1:] if batched else tensor.shape
+    if not tensor.type.is_float or any((dim.minimum, dim.maximum) != (1, 1) for dim in inner):
+        raise BadFolder(
+            f"kind = 'score' is one floating number a row: expected a shape such as [-1] or [-1, 1], got "
+            f"{tensor.datatype} {tensor.describe_shape()}; several classes are 'probabilities', a vector 'embedding'"
+        )
+
+
 _PICTURE = {"size": list, "color": str, "scale": float, "mean": list, "std": list}
-_PARITY = ("max_error_u", "min_sqnr_db", "min_slice_sqnr_db", "max_flips", "max_kl_nats")
+_SHARES = ("max_flips", "max_ties", "max_swaps", "min_top10_overlap")
+_PARITY = ("max_error_u", "min_sqnr_db", "min_slice_sqnr_db", "max_kl_nats", *_SHARES)
 _BATCHING = {  # with the least value of each
     "max_queue_delay_us": 0, "max_queue_size": 1, "max_queue_bytes": 1, "max_queue_ms": 0,
     "max_batch_bytes": 0, "timeout_ms": 0, "max_request_rows": 0,

@@ -7,7 +7,7 @@ everybody who holds a tensor in his hand.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from .errors import BadFolder, BadInput, BadRequest
 from .value_range import ValueRange
 from .wire import Wire
 
-KINDS = ("tensor", "logits", "probabilities", "indices", "embedding", "image")
+KINDS = ("tensor", "logits", "probabilities", "score", "indices", "embedding", "image")
 FORMS = ("auto", "torch", "onnx", "live")
 _FREE = re.compile(
     r"(?P<name>[A-Za-z_]\w*)(?:=(?P<low1>\d+)\.\.(?P<high1>\d*))?|(?P<low2>\d+)\.\.(?P<high2>\d*)"
@@ -144,6 +144,8 @@ class TensorSpec:
 class ParityLimits:
     """The gate's limits. ``min_sqnr_db`` None means 20·log10(1/u) − 10 for the half's own u.
 
+    ``max_ties``: share of the pairs that are distinct in FP32; ``max_swaps``: of those further apart than the allowed
+    error; ``min_top10_overlap``: share of the ten best (`exporters/gate/order.py`).
     ``overridden`` names the limits that ``model.toml`` set: the report shows them as overrides.
     """
 
@@ -152,6 +154,9 @@ class ParityLimits:
     min_slice_sqnr_db: float = 30.0
     max_flips: float = 0.005
     max_kl_nats: float = 1e-4
+    max_ties: float = 0.001
+    max_swaps: float = 1e-5
+    min_top10_overlap: float = 0.9
     overridden: tuple[str, ...] = ()
 
 
@@ -281,13 +286,7 @@ class ModelSpec:
             "outputs": [tensor.to_json() for tensor in self.outputs],
             "max_batch_size": self.max_batch_size,
             "form": self.form,
-            "parity": {
-                "max_error_u": self.parity.max_error_u,
-                "min_sqnr_db": self.parity.min_sqnr_db,
-                "min_slice_sqnr_db": self.parity.min_slice_sqnr_db,
-                "max_flips": self.parity.max_flips,
-                "overridden": list(self.parity.overridden),
-            },
+            "parity": asdict(self.parity) | {"overridden": list(self.parity.overridden)},
             "batching": self.batching.to_json(),
         }
 

@@ -265,5 +265,6 @@ def _witness(found: Found, name: str) -> str:
     score = found.certificate.get(name)
     if score is None:
         return "the search's budget ended before the model was tried without it"
-    error = f"error {score.error_u:.3g}u" if math.isfinite(score.error_u) else "the answer is not finite"
-    return f"without it: {error}"
+    if not math.isfinite(score.error_u):
+        return "without it: the answer is not finite"
+    return f"without it: error {score.error_u:.3g}u ({score.reason.partition(': expected')[0]})"

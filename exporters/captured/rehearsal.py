@@ -5,6 +5,7 @@ One trial costs one run of the model and no export. The samples that choose a pl
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -27,9 +28,11 @@ from ..question import Answers, Arrays, Question
 from ..search.company import Company
 from ..search.delta_debugging import Score
 from ..search.lessons import MANY, SHARE, TOGETHER, Lessons
+from ..search.ranking import RANKED, ranking, ranks
 
 MAX_SAMPLES = 16  # that a trial is judged on
 ROWS = 8  # of one batch
+UNUSED = 1 << 20  # a number above those of all samples that are asked together
 
 
 class Rehearsal:
@@ -42,17 +45,19 @@ class Rehearsal:
         self._typing = Typing(module, example)
         self._excuse = ties_of(module, spec, dtype, planning)
         self._few = planning.take(slice(0, MAX_SAMPLES))
+        self._more = planning.take(slice(MAX_SAMPLES, RANKED if ranks(spec) else MAX_SAMPLES))
         self._nothing_half = self._typing.under(make_plan(module, Precision("O0")))
         self._whole = self._half(self._nothing_half, half_rounding(torch.float16))
         self._company = Company(self._whole)
-        own = list(self._asked([self._few]))
-        self.questions = [*own, *self._neighbours(), *self._odd()]
+        own = list(self._answered_alone(self._unanswered([self._few])))
+        self.questions = [*own, *self._neighbours([], self._few.count), *self._odd()]
         copies = -(-(TOGETHER if spec.batched else MANY) // max(self._few.count, 1))
         limits = replace(spec, parity=stricter(spec.parity, dtype, SHARE))
         self.lessons = Lessons(
             own,
-            lambda: self._neighbours(copies=copies, seed=1),
+            lambda: self._neighbours([self._more], UNUSED, copies=copies, seed=1),
             lambda trials: judge(limits, dtype, trials),
+            rank=ranking(spec, dtype),
         )
 
     def dtypes(self, plan: PrecisionPlan) -> Dtypes:
@@ -67,7 +72,9 @@ class Rehearsal:
         return judge(replace(self._spec, parity=limits), plan.precision.dtype, real, odd)
 
     def score(self, plan: PrecisionPlan, limits: ParityLimits) -> Score:
-        failed = self.lessons.failed(self._answered(plan)) if self.lessons.learned else None
+        failed = (
+            self.lessons.failed(self._answered(plan)) if self.lessons.learned or self.lessons.ranked else None
+        )
         if failed is not None:
             return Score(False, failed.max_error_u, failed.summary())
         report = self.report(plan, limits)
@@ -85,19 +92,21 @@ class Rehearsal:
     def _answered(self, plan: PrecisionPlan) -> Callable[[Question], Trial]:
         return self._trials(self._typing.under(plan), half_rounding(plan.dtype))
 
-    def _asked(self, parts: Iterable[Samples]) -> Iterator[Question]:
-        return (replace(one, reference=self._whole(one.inputs)) for one in self._unanswered(parts))
+    def _answered_alone(self, several: Iterable[Question]) -> Iterator[Question]:
+        return (replace(one, reference=self._whole(one.inputs)) for one in several)
 
-    def _neighbours(self, **how: int) -> Iterator[Question]:
-        parts = shaken(self._spec, self._few, **how)
-        return self._company.ask(self._unanswered(parts)) if self._spec.batched else self._asked(parts)
+    def _neighbours(self, more: Iterable[Samples], first: int, **how: int) -> Iterator[Question]:
+        unanswered = self._unanswered(chain(more, shaken(self._spec, self._few, **how)), first)
+        return self._company.ask(unanswered) if self._spec.batched else self._answered_alone(unanswered)
 
-    def _unanswered(self, parts: Iterable[Samples]) -> Iterator[Question]:
+    def _unanswered(self, parts: Iterable[Samples], first: int = 0) -> Iterator[Question]:
+        """``first``: the number of the first sample; no two different ones have the same."""
         spec = self._spec
         rows = min(ROWS, spec.max_batch_size, max(self._few.count, 1)) if spec.batched else 0
         for part in parts:
             for samples, inputs in part.batches(rows):
-                yield Question(samples, inputs, {})
+                yield Question(tuple(first + sample for sample in samples), inputs, {})
+            first += part.count
 
     def _odd(self) -> Iterator[Question]:
         for name, inputs in adversarial(self._spec, self._few):

@@ -21,6 +21,7 @@ from ..autocast.plan import Kept
 from ..inputs.samples import Samples
 from ..inputs.synthetic import generate
 from ..search.delta_debugging import Budget, Found
+from ..search.ranking import RANKED, ranks
 from .graph import BODIES, FLOATING, ForeignProgram, assembled, size_in_bytes, walk
 from .index_ranges import with_ranges
 from .normalise import normalise
@@ -29,7 +30,7 @@ from .planning import Planned, plan_half
 from .reading import read_model
 from .rewrite import HalfGraph
 from .signature import hold
-from .trials import answers_alone_differ
+from .trials import PLANNING_SAMPLES, answers_alone_differ
 from .typing import value_types
 from .weights import Entry
 
@@ -38,7 +39,6 @@ Answers = Callable[[Arrays], dict[str, np.ndarray]]
 Say = Callable[[str], None]
 
 SEARCH = Budget(seconds=120.0, evaluations=400)
-PLANNING_SAMPLES = 32
 _SMALL_MODEL, _SMALL_CONSTANT = 1 << 20, 1 << 12  # bytes
 
 
@@ -102,7 +102,7 @@ def convert_onnx(
     del whole
     say(f"{model_path.name}: {len(program.nodes)} nodes at opset {program.opset}")
     planning = planning if planning.count else generate(spec)
-    planning = planning.take(slice(0, PLANNING_SAMPLES))
+    planning = planning.take(slice(0, RANKED if ranks(spec) else PLANNING_SAMPLES))
     if spec.max_batch_size > 1 and (reason := answers_alone_differ(spec, planning, answers)):
         spec, notes = spec.with_max_batch_size(1), [*notes, f"max_batch_size is 1: {reason}"]
     planned = plan_half(program, spec, precision, planning, answers, budget, say)

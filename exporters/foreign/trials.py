@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from onnx import ModelProto
@@ -20,6 +21,7 @@ from ..question import Answers, Arrays, Question
 from ..search.company import SAME_IN_FP32, Company
 from ..search.delta_debugging import Score
 from ..search.lessons import MANY, SHARE, TOGETHER, Lessons, answered_until
+from ..search.ranking import ranking
 from .graph import HALVES
 from .oracle import Oracle
 from .profile import LARGEST
@@ -29,6 +31,7 @@ from .ties import ForeignTies
 Batch = tuple[tuple[int, ...], Arrays]
 
 ROWS = 8
+PLANNING_SAMPLES = 32  # that every half is asked; where outputs rank, more of them are neighbours like others
 # For the whole's answers to what every candidate is asked; counted as `lessons.PATIENCE_SECONDS`.
 SAMPLES_SECONDS = 2.0
 FEW = 16  # of them are asked again, shaken; but what picks boxes picks others then, and nobody is at fault
@@ -39,6 +42,7 @@ ENOUGH, AIM = (SHARE, 0.5), (0.8, 0.5)
 THOROUGH, THOUSANDS = (0.95, 0.5), 2000  # where so many neighbours are asked there is less left to chance
 HEADROOM = 2.0  # below half's largest number, for every value on real samples
 LARGER = 1.5  # times real samples must not overflow either: exponentials grow faster than their inputs
+UNUSED = 1 << 20  # a number above those of all samples that are asked together
 HOPELESS = 8.0  # times the limit
 
 
@@ -57,25 +61,30 @@ class Trials:
         """``model`` gives the whole, to find integers that may differ because their scores tie. ``apart``: as
         `Lessons` has it."""
         rows = min(spec.max_batch_size, ROWS, max(planning.count, 1)) if spec.batched else 0
-        few = planning.take(slice(0, FEW))
+        few, more = planning.take(slice(0, FEW)), planning.take(slice(PLANNING_SAMPLES, None))
+        planning = planning.take(slice(0, PLANNING_SAMPLES))
 
-        def neighbours(**how: int) -> Iterator[Batch]:
-            parts = shaken(spec, few, **how) if all(tensor.type.is_float for tensor in spec.outputs) else ()
-            return (batch for part in parts for batch in part.batches(rows))
+        def neighbours(more: Iterable[Samples], first: int, **how: int) -> Iterator[Batch]:
+            can_move = all(tensor.type.is_float for tensor in spec.outputs)
+            for part in chain(more, shaken(spec, few, **how) if can_move else ()):
+                for samples, inputs in part.batches(rows):
+                    yield tuple(first + sample for sample in samples), inputs
+                first += part.count  # no two different samples have the same number
 
         def asked(batches: Iterable[Batch]) -> Iterator[Question]:
             return (Question(samples, inputs, whole(inputs)) for samples, inputs in batches)
 
         end = time.thread_time() + SAMPLES_SECONDS
         self.own = answered_until(end, asked(planning.batches(rows)))
-        self.real = [*self.own, *answered_until(end, asked(neighbours()))]
+        self.real = [*self.own, *answered_until(end, asked(neighbours([], planning.count)))]
         self._in_company = rows > 1
         copies = -(-(TOGETHER if self._in_company else MANY) // max(few.count, 1))
         self.lessons = Lessons(
             self.own,
-            lambda: asked(neighbours(copies=copies, seed=1)),
+            lambda: asked(neighbours([more], UNUSED, copies=copies, seed=1)),
             lambda trials: self._gate(self._lesson_aim, trials, []),
             apart,
+            rank=ranking(spec, dtype),
         )
         self.odd = [
             Question(tuple(range(_rows(spec, inputs))), inputs, whole(inputs), name)

@@ -36,6 +36,7 @@ def _rows(output: Mapping[str, Any]) -> Iterator[Row]:
         if not broken.keys() & {"masks", "sentinels"}:
             yield from _numbers(output, broken)
             yield from _decisions(output.get("decisions"), broken)
+            yield from _order(output.get("order"), broken)
     else:
         excused = output.get("excused") or 0
         found = f"{output['different']} differ" + (f", {excused} tie" if excused else "")
@@ -71,3 +72,26 @@ def _decisions(found: Mapping[str, Any] | None, broken: Mapping[str, Any]) -> It
         asked = f"as FP32: {100 * found['accuracy_whole']:.2f} %"
         held = "accuracy" not in broken
         yield Row(f"accuracy of {found['graded']} graded", found["accuracy_half"], asked, "share", held)
+
+
+def _order(found: Mapping[str, Any] | None, broken: Mapping[str, Any]) -> Iterator[Row]:
+    if not found:
+        return
+    asked = f"at most {100 * found['max_ties']:g} %"
+    ties = f"{found['tied']} of {found['pairs']}"
+    yield Row("pairs distinct in FP32 that tie", ties + few_pairs(found), asked, "", "ties" not in broken)
+    swaps = f"{found['swapped']} of {found['apart']}"
+    asked = f"at most {100 * found['max_swaps']:g} %"
+    yield Row("pairs beyond the allowed error that swap", swaps, asked, "", "swaps" not in broken)
+    yield Row("widest swap, of the ranking's spread", found["swap_u"], "told, not asked", "u", True)
+    if (overlap := found["top10_overlap"]) is not None:
+        asked = f"at least {100 * found['min_top10_overlap']:g} %"
+        yield Row("ten best kept", overlap, asked, "share", "top10" not in broken)
+
+
+def few_pairs(found: Mapping[str, Any]) -> str:
+    """What so many pairs cannot show: of n without one that ties fewer than 3/n tie, at 95 %."""
+    share = found["max_ties"]
+    if not share or found["tied"] > 1 or found["pairs"] >= 3 / share:
+        return ""
+    return f" (too few to show {100 * share:g} %)"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .verdict import AxisSlices, DecisionVerdict, Failure
+from .verdict import AxisSlices, DecisionVerdict, Failure, OrderVerdict
 
 MAX_SAMPLES = 2048  # kept one by one; beyond that the worst of each stretch
 
@@ -20,8 +20,9 @@ MAX_SAMPLES = 2048  # kept one by one; beyond that the worst of each stretch
 class Measured:
     """One output over all real judged samples; errors are absolute, ``scale`` is S.
 
-    ``faults`` are of rules 0, 1 and 2: no limit excuses them, and rules 3 and 4 are not asked any more.
-    ``samples`` counts different samples, ``excused`` the integers that tie. ``decisions`` hold no limits yet.
+    ``faults`` are of rules 0, 1 and 2: no limit excuses them, and rules 3 to 5 are not asked any more.
+    ``samples`` counts different samples, ``excused`` the integers that tie. ``decisions`` and ``order`` hold no
+    limits yet.
     """
 
     samples: int
@@ -33,6 +34,7 @@ class Measured:
     errors: tuple[float, ...] = ()
     axes: tuple[AxisSlices, ...] = ()
     decisions: DecisionVerdict | None = None
+    order: OrderVerdict | None = None
     different: int = 0
     excused: int = 0
 
@@ -40,7 +42,7 @@ class Measured:
         return in_units(self.worst, u, self.scale)
 
     def to_json(self) -> dict[str, Any]:
-        """Exact: what is not finite is written as a word, and the axes and decisions stand beside this."""
+        """Exact: what is not finite is written as a word, and the axes, decisions and order stand beside this."""
         return {
             "samples": self.samples,
             "worst": _written(self.worst),
@@ -71,6 +73,7 @@ class Measured:
             ),
             decisions=output["decisions"]
             and DecisionVerdict.from_json(output["decisions"], _read(saved["kl_nats"])),
+            order=OrderVerdict.from_json(output.get("order")),
             different=output["different"],
             excused=saved["excused"],
         )

@@ -8,7 +8,8 @@ the largest |R| of that output:
 2. integers and booleans are equal (but for ties that the caller marks);
 3. no sample errs by more than ``max_error_u``·u·S, the pooled signal-to-noise ratio and that of every slice
    along every non-batch axis reach their minimum: a channel of scores cannot die behind one of boxes;
-4. logits and probabilities: divergence, first choices, and accuracy where there are targets.
+4. logits and probabilities: divergence, first choices, and accuracy where there are targets;
+5. score, probabilities and embedding: order (`order.py`): pairs that tie, pairs that swap, the ten best.
 
 Adversarial inputs are held to rules 0 and 1 and reported for the others. Every comparison asks whether the
 good case holds, so that NaN fails.
@@ -25,8 +26,9 @@ from . import refusals
 from .decisions import Decisions
 from .divergence import SENTINEL, Divergence
 from .measured import Measured, in_units, thinned
+from .order import measure_order
 from .trial import Pair, Trial, pairs_of
-from .verdict import AdversarialVerdict, DecisionVerdict, Failure, OutputVerdict, ParityReport
+from .verdict import AdversarialVerdict, DecisionVerdict, Failure, OrderVerdict, OutputVerdict, ParityReport
 
 UNIT_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 SENTINEL_LANDS = 1e4
@@ -96,10 +98,11 @@ def judge_output(
     targets: np.ndarray | None = None,
 ) -> OutputVerdict:
     """Judge one output over all its pairs, at all batch sizes together."""
-    return verdict_of(spec, measure(spec, pairs, targets), limits, UNIT_ROUNDOFF[dtype])
+    u = UNIT_ROUNDOFF[dtype]
+    return verdict_of(spec, measure(spec, pairs, u, targets), limits, u)
 
 
-def measure(spec: TensorSpec, pairs: Sequence[Pair], targets: np.ndarray | None = None) -> Measured:
+def measure(spec: TensorSpec, pairs: Sequence[Pair], u: float, targets: np.ndarray | None = None) -> Measured:
     """Everything about one output that no limit changes; `verdict_of` holds limits against it."""
     measured = Measured(samples=len({sample for pair in pairs for sample in pair.samples}))
     if fault := _misshapen(spec, pairs):
@@ -117,6 +120,7 @@ def measure(spec: TensorSpec, pairs: Sequence[Pair], targets: np.ndarray | None 
         errors=divergence.errors_in_order(),
         axes=divergence.slices(),
         decisions=None if fault else _decide(spec, pairs, targets),
+        order=None if fault else measure_order(spec.kind, pairs, u),
     )
 
 
@@ -125,10 +129,12 @@ def verdict_of(spec: TensorSpec, measured: Measured, limits: ParityLimits, u: fl
     decisions = measured.decisions
     if decisions is not None:
         decisions = replace(decisions, kl_limit=limits.max_kl_nats, max_flips=limits.max_flips)
+    order = measured.order and _under_limits(measured.order, limits)
     failures = list(measured.faults)
     if not failures:
         failures += _rule_3(spec, measured, limits, u)
         failures += _rule_4(spec, decisions, measured.samples) if decisions else ()
+        failures += _rule_5(spec, order) if order else ()
     in_u = np.array([in_units(error, u, measured.scale) for error in measured.errors])
     return OutputVerdict(
         name=spec.name,
@@ -146,6 +152,7 @@ def verdict_of(spec: TensorSpec, measured: Measured, limits: ParityLimits, u: fl
         per_sample_error_u=thinned(in_u, MAX_PLOTTED_SAMPLES),
         axes=measured.axes,
         decisions=decisions,
+        order=order,
         failures=tuple(failures),
         statistics=measured.to_json(),
     )
@@ -257,6 +264,28 @@ def _rule_4(spec: TensorSpec, decisions: DecisionVerdict, samples: int) -> Itera
     allowed = max(MAX_ACCURACY_LOSS, 1 / samples)
     if not (abs(decisions.accuracy_half - decisions.accuracy_whole) <= allowed + 1e-12):
         yield refusals.accuracy(spec, decisions, allowed)
+
+
+# Rule 5: what the numbers rank.
+
+
+def _under_limits(order: OrderVerdict, limits: ParityLimits) -> OrderVerdict:
+    return replace(
+        order,
+        max_ties=limits.max_ties,
+        max_swaps=limits.max_swaps,
+        min_top10_overlap=limits.min_top10_overlap,
+    )
+
+
+def _rule_5(spec: TensorSpec, order: OrderVerdict) -> Iterator[Failure]:
+    one = 1 if order.max_ties else 0  # among few pairs a single tie says nothing of a share
+    if not (order.tied <= max(order.max_ties * order.pairs, one)):
+        yield refusals.ties(spec, order)
+    if not (order.swapped <= order.max_swaps * order.apart):
+        yield refusals.swaps(spec, order)
+    if not (order.top10_overlap is None or order.top10_overlap >= order.min_top10_overlap):
+        yield refusals.top10(spec, order)
 
 
 # Adversarial inputs.

@@ -11,7 +11,7 @@ import numpy as np
 from ...models.spec import ParityLimits, TensorSpec
 from .divergence import SENTINEL
 from .measured import Measured
-from .verdict import AxisSlices, DecisionVerdict, Failure, OutputVerdict
+from .verdict import AxisSlices, DecisionVerdict, Failure, OrderVerdict, OutputVerdict
 
 MAX_TOLERABLE_SHARE = 0.1  # an error of a tenth of S, a tenth of the choices: no override is offered
 MIN_TOLERABLE_DB = 10.0
@@ -22,6 +22,9 @@ _STEPS = {
     "min_slice_sqnr_db": (0.1, False, MIN_TOLERABLE_DB),
     "max_kl_nats": (1e-5, True, MAX_TOLERABLE_SHARE),
     "max_flips": (1e-4, True, MAX_TOLERABLE_SHARE),
+    "max_ties": (1e-4, True, MAX_TOLERABLE_SHARE),
+    "max_swaps": (1e-5, True, MAX_TOLERABLE_SHARE),
+    "min_top10_overlap": (0.1, False, 0.5),
 }
 _HOW = "(--keep PATTERN, or keep = [...] under [precision])"
 _KEEP = f"keep the node behind it in FP32 {_HOW}"
@@ -154,6 +157,34 @@ def flips(spec: TensorSpec, decisions: DecisionVerdict) -> Failure:
         f"output '{spec.name}' changes its first choice in {decisions.flipped} of {decisions.decisions} "
         f"decisions: expected at most {decisions.max_flips:.3g} of them, got {share:.3g} (first at sample "
         f"{first.sample}: {first.whole} became {first.half}, margin {first.margin:.3g}); {_KEEP}{accept}",
+    )
+
+
+def ties(spec: TensorSpec, order: OrderVerdict) -> Failure:
+    return Failure(
+        "ties",
+        f"output '{spec.name}' ({spec.kind}) gives the same number to {order.tied} of {order.pairs} pairs that are "
+        f"distinct in FP32, in {order.lists} ranking(s) of {order.rows} samples: expected at most "
+        f"{100 * order.max_ties:g} % of them, got {100 * order.tied_share:.3g} %; keep the head behind it in FP32 "
+        f"{_HOW}{_accept('max_ties', order.tied_share)}",
+    )
+
+
+def swaps(spec: TensorSpec, order: OrderVerdict) -> Failure:
+    return Failure(
+        "swaps",
+        f"output '{spec.name}' ({spec.kind}) swaps {order.swapped} of {order.apart} pairs that are further apart than "
+        f"the allowed error, the widest by {order.swap_u:.3g}u of the spread of its ranking: expected at most "
+        f"{order.max_swaps:g} of them; {_KEEP}{_accept('max_swaps', order.swapped_share)}",
+    )
+
+
+def top10(spec: TensorSpec, order: OrderVerdict) -> Failure:
+    kept = order.top10_overlap or 0.0
+    return Failure(
+        "top10",
+        f"output '{spec.name}' ({spec.kind}) keeps {10 * kept:.0f} of the ten best samples of a ranking: expected at "
+        f"least {order.min_top10_overlap:g} of them, got {kept:g}; {_KEEP}{_accept('min_top10_overlap', kept)}",
     )
 
 

@@ -1,7 +1,7 @@
 """A version judged again under other limits, from the numbers it kept: no model is run.
 
-``max_error_u``, ``min_sqnr_db``, ``min_slice_sqnr_db``, ``max_flips`` and ``max_kl_nats`` may change; what no
-limit excuses (names, shapes, masks, sentinels, unequal integers) stays as it was found.
+The limits under ``[parity]`` may change; what no limit excuses (names, shapes, masks, sentinels, unequal
+integers) stays as it was found.
 """
 
 import math
@@ -22,6 +22,9 @@ _LIMIT_OF = {
     "slice_sqnr": "min_slice_sqnr_db",
     "kl": "max_kl_nats",
     "flips": "max_flips",
+    "ties": "max_ties",
+    "swaps": "max_swaps",
+    "top10": "min_top10_overlap",
 }
 LIMITS = tuple(_LIMIT_OF.values())
 
@@ -67,11 +70,14 @@ def accepting_override(output: OutputVerdict, u: float) -> dict[str, float] | No
 
 
 def _came(measured: Measured, u: float) -> dict[str, float]:
-    decisions = measured.decisions
+    decisions, order = measured.decisions, measured.order
     return {
         "max_error": measured.error_u(u),
         "sqnr": measured.sqnr_db,
         "slice_sqnr": min((axis.worst_db for axis in measured.axes), default=math.inf),
         "kl": decisions.kl_nats if decisions else 0.0,
         "flips": decisions.flipped / max(decisions.decisions, 1) if decisions else 0.0,
+        "ties": order.tied_share if order else 0.0,
+        "swaps": order.swapped_share if order else 0.0,
+        "top10": 1.0 if order is None or order.top10_overlap is None else order.top10_overlap,
     }

@@ -90,6 +90,46 @@ class DecisionVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderVerdict:
+    """Rule 5, over ``lists`` rankings of ``rows`` samples together.
+
+    ``pairs``: distinct in FP32, beyond its own noise; ``tied`` of them are equal in the half. ``apart``: pairs further
+    apart than the allowed error; ``swapped`` of them have changed places. ``swap_u``: the largest distance of any two
+    that changed places, in u of the spread. ``top10_overlap``: of the ranking that kept the fewest of its ten best,
+    None where there are no more than ten rows.
+    """
+
+    rows: int = 0
+    lists: int = 0
+    pairs: int = 0
+    tied: int = 0
+    apart: int = 0
+    swapped: int = 0
+    swap_u: float = 0.0
+    top10_overlap: float | None = None
+    max_ties: float = math.inf
+    max_swaps: float = math.inf
+    min_top10_overlap: float = 0.0
+
+    @property
+    def tied_share(self) -> float:
+        return self.tied / max(self.pairs, 1)
+
+    @property
+    def swapped_share(self) -> float:
+        return self.swapped / max(self.apart, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        limits = {key: finite(getattr(self, key)) for key in ("max_ties", "max_swaps")}
+        return asdict(self) | limits | {"swap_u": finite(self.swap_u)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any] | None) -> "OrderVerdict | None":
+        """None for a report of an older version, or of a kind without order."""
+        return None if data is None else cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
 class OutputVerdict:
     """One output over all real judged samples.
 
@@ -113,6 +153,7 @@ class OutputVerdict:
     per_sample_error_u: tuple[float, ...] = ()
     axes: tuple[AxisSlices, ...] = ()
     decisions: DecisionVerdict | None = None
+    order: OrderVerdict | None = None
     failures: tuple[Failure, ...] = ()
     excused: int = 0
     statistics: Mapping[str, Any] = field(default_factory=dict)
@@ -152,6 +193,7 @@ class OutputVerdict:
             "per_sample_error_u": [finite(value) for value in self.per_sample_error_u],
             "axes": [axis.to_json() for axis in self.axes],
             "decisions": self.decisions and self.decisions.to_json(),
+            "order": self.order and self.order.to_json(),
             "failures": [asdict(failure) for failure in self.failures],
             "statistics": dict(self.statistics),
         }

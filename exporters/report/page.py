@@ -31,7 +31,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ..gate.gate_rows import gate_rows
+from ..gate.gate_rows import few_pairs, gate_rows
 from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, curve_plot, error_bar, error_plot, slice_plot
 
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
@@ -55,7 +55,7 @@ def render_terminal(facts: Mapping[str, Any]) -> Group:
         for row in _rows(form, found):
             table.add_row(*row)
         sentences += [Text(f"✗ {form}: {sentence}", style="red") for sentence in _sentences(found)]
-        sentences += [Text(f"  {form}: {sentence}") for sentence in _diagnoses(found)]
+        sentences += [Text(f"  {form}: {sentence}") for sentence in (*_diagnoses(found), *_orders(found))]
     sentences += [Text(f"! {sentence}", style="yellow") for sentence in _findings(facts)]
     return Group(table, *sentences)
 
@@ -99,6 +99,17 @@ def _diagnoses(found: Mapping[str, Any]) -> Iterable[str]:
             away = "" if told["distance"] is None else f", {number_text(told['distance'])} times"
             error, floor = number_text(told["error_u"]), number_text(told["floor_u"])
             yield f"'{told['output']}' errs by {error}u where no half errs less than {floor}u{away}"
+
+
+def _orders(found: Mapping[str, Any]) -> Iterable[str]:
+    for output in (found.get("parity") or {}).get("outputs") or []:
+        if order := output.get("order"):
+            best = order["top10_overlap"]
+            kept = "" if best is None else f", {10 * best:.0f} of the ten best kept"
+            yield (
+                f"'{output['name']}' ranks {order['rows']} samples: {order['tied']} of {order['pairs']} pairs tie"
+                f"{few_pairs(order)}, {order['swapped']} swap beyond the allowed error{kept}"
+            )
 
 
 def _findings(facts: Mapping[str, Any]) -> Iterable[str]:

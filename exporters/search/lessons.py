@@ -17,6 +17,7 @@ import numpy as np
 from ..gate.trial import Trial
 from ..gate.verdict import ParityReport
 from .delta_debugging import Budget, Found, Judge, smallest_set
+from .ranking import RANKED, RULES
 
 MANY = 2048  # neighbours that a plan is asked about
 TOGETHER = 4096  # where they may be asked together (`company.Company`)
@@ -29,7 +30,7 @@ WORST = 8  # batches that join the samples after one search
 LESSONS = 8  # searches after the first
 SHARE = 0.9  # of the error that the gate allows: there are others that nobody asked about
 # Rules about all samples together, which one cannot break.
-OVER_ALL = {"sqnr", "slice_sqnr", "kl", "flips", "accuracy"}
+OVER_ALL = {"sqnr", "slice_sqnr", "kl", "flips", "accuracy", *RULES}
 NOT_ALL = "there are neighbours of the planning samples that are not equal under this plan"
 
 
@@ -52,15 +53,17 @@ class Lessons(Generic[A]):
 
     ``own``: the samples. ``draw`` gives the neighbours, as the whole answers them, one copy of the samples after the
     other. ``judge``: the gate's report at `SHARE` of its limit. ``apart``: whether every `DRAWN` of them are held to
-    their own scale, as a proof on as many samples would hold them, or to that of all. What is passed to ``learn``
-    and ``failed`` lets a half answer one.
+    their own scale, as a proof on as many samples would hold them, or to that of all. ``rank``: `ranking.ranking`,
+    asked about `RANKED` of them. What is passed to ``learn`` and ``failed`` lets a half answer one.
     """
 
     own: Sequence[A]
     draw: Callable[[], Iterator[A]]
     judge: Callable[[Sequence[Trial]], ParityReport]
     apart: bool = True
+    rank: Callable[[Sequence[Trial]], ParityReport | None] | None = None
     learned: list[A] = field(default_factory=list)
+    ranked: Sequence[A] = ()  # among which a half broke the order
     asked: int = 0  # rows
 
     @cached_property
@@ -74,16 +77,29 @@ class Lessons(Generic[A]):
         failed = [index for index, share in enumerate(excesses) if not share <= 1]
         new = sorted(failed, key=lambda index: -excesses[index])[:WORST]
         self.learned += [self.many[index] for index in new]
+        if not self.ranked and self._misordered(self._rankable, answered):
+            self.ranked = self._rankable
+            return True
         return bool(new)
 
     def failed(self, answered: Callable[[A], Trial]) -> ParityReport | None:
         """The report on the first neighbour that was learned and that the half fails."""
         reports = (self._report(one, answered) for one in self.learned)
-        return next((report for report in reports if not excess(report) <= 1), None)
+        failed = next((report for report in reports if not excess(report) <= 1), None)
+        return failed or self._misordered(self.ranked, answered)
 
     def _report(self, one: A, answered: Callable[[A], Trial]) -> ParityReport:
         scale = self._scales[id(one)] if self.apart else self.scale
         return self.judge([*scale, answered(one)])
+
+    @cached_property
+    def _rankable(self) -> list[A]:
+        rows = np.cumsum([len(one.samples) for one in self.many])
+        return self.many[: int(np.searchsorted(rows, RANKED)) + 1]
+
+    def _misordered(self, some: Sequence[A], answered: Callable[[A], Trial]) -> ParityReport | None:
+        """The report where the half breaks the order among these."""
+        return self.rank([answered(one) for one in some]) if self.rank and some else None
 
     @cached_property
     def scale(self) -> list[Trial]:

@@ -17,7 +17,7 @@ from ...models.errors import BadInput, BadSamples
 from ...models.spec import Dim, ModelSpec, TensorSpec
 
 CROSS_ENTROPY, NLL, MSE = "cross_entropy", "nll_of_probabilities", "mse"
-_LOSS_OF_KIND = {"logits": CROSS_ENTROPY, "probabilities": NLL, "tensor": MSE, "embedding": MSE}
+_LOSS_OF_KIND = {"logits": CROSS_ENTROPY, "probabilities": NLL, "tensor": MSE, "score": MSE, "embedding": MSE}
 _NAMED = 10  # rows in a message
 _CHUNK_ELEMENTS = 1 << 22  # looked at at a time
 

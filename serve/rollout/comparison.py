@@ -8,7 +8,7 @@ import math
 import threading
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,9 @@ class Gap:
     over: int = 0
     flipped: int = 0
     decisions: int = 0
+    pairs: int = 0  # of rows of one request, distinct in the reference
+    tied: int = 0
+    swapped: int = 0  # though further apart than the allowed error (`exporters/gate/order.py`)
 
     def to_json(self) -> dict[str, Any]:
         bounds = [*map(str, BOUNDS_U), "+Inf"]
@@ -77,7 +80,9 @@ class Gap:
             "over_limit": self.over,
             "largest_u": self.largest_u if math.isfinite(self.largest_u) else None,
             "histogram_u": dict(zip(bounds, self.buckets, strict=True)),
-        } | ({"decisions": self.decisions, "flipped": self.flipped} if self.decisions else {})
+            **({"decisions": self.decisions, "flipped": self.flipped} if self.decisions else {}),
+            **({"pairs": self.pairs, "tied": self.tied, "swapped": self.swapped} if self.pairs else {}),
+        }
 
 
 class Comparison:
@@ -99,7 +104,7 @@ class Comparison:
     def _take_one(self, tensor: TensorSpec, expected: np.ndarray, came: np.ndarray) -> float:
         if not self._spec.batched:
             expected, came = expected[None], came[None]
-        found = measure(tensor, [Pair(tuple(range(len(expected))), expected, came)])
+        found = measure(tensor, [Pair(tuple(range(len(expected))), expected, came)], self._scale.u)
         scale = max(self._scale.largest.get(tensor.name, 0.0), found.scale)
         error_u = in_units(found.worst, self._scale.u, scale) if not found.faults else math.inf
         if error_u and tensor.name in self._scale.tying:
@@ -114,15 +119,16 @@ class Comparison:
             if found.decisions is not None:
                 gap.decisions += found.decisions.decisions
                 gap.flipped += found.decisions.flipped
+            if found.order is not None:
+                gap.pairs += found.order.pairs
+                gap.tied += found.order.tied
+                gap.swapped += found.order.swapped
         return error_u / limit_u if limit_u else math.inf if error_u else 0.0
 
     def gaps(self) -> dict[str, Gap]:
         """A copy as of one moment."""
         with self._lock:
-            return {
-                name: Gap(list(g.buckets), g.total_u, g.largest_u, g.over, g.flipped, g.decisions)
-                for name, g in self._gaps.items()
-            }
+            return {name: replace(gap, buckets=list(gap.buckets)) for name, gap in self._gaps.items()}
 
     def to_json(self) -> dict[str, Any]:
         return {name: gap.to_json() for name, gap in self.gaps().items()}

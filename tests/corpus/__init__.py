@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from tests.programs import Whole, whole
 
-from . import integers, layers, masks, overflow, precision, structure, underflow, zoo
+from . import integers, layers, masks, overflow, precision, ranking, structure, underflow, zoo
 from .case import Case
 
 __all__ = ["CORPUS", "FAMILIES", "Case", "built", "captured", "fresh"]
 
-FAMILIES = (overflow, underflow, precision, masks, structure, integers, layers, zoo)
+FAMILIES = (overflow, underflow, precision, masks, structure, integers, layers, ranking, zoo)
 CORPUS: dict[str, Case] = {name: case for family in FAMILIES for name, case in family.CASES.items()}
 
 

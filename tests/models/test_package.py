@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from halfeven.models.errors import BadFolder
 from halfeven.models.package import Precision, read_folder
-from halfeven.models.spec import Batching, Dim, ParityLimits
+from halfeven.models.spec import Batching, Dim, ModelSpec, ParityLimits
 from halfeven.models.wire import Wire
 
 from tests.model_folders import samples_of, tensor, write_folder
@@ -70,6 +70,18 @@ def test_every_documented_key_is_read(tmp_path: Path) -> None:
     overridden = ("max_error_u", "max_flips", "min_slice_sqnr_db", "min_sqnr_db")
     assert spec.parity == ParityLimits(8.0, 40.5, 0.0, 0.25, overridden=overridden)
     assert spec.batching == Batching(500, 1, (1, 4, 8), 2, 3, 4, 5, 9)
+
+
+@pytest.mark.parametrize("shape", [[-1], [-1, 1], [-1, 1, 1]])
+def test_a_score_is_one_number_a_row_and_its_order_has_limits(shape: list[int], tmp_path: Path) -> None:
+    parity = {"max_ties": 0.01, "max_swaps": 0, "min_top10_overlap": 1, "max_kl_nats": 0.5}
+    outputs = [tensor("y", "FP32", shape, kind="score")]
+    spec = read_folder(write_folder(tmp_path / "net", outputs=outputs, parity=parity)).spec
+    limits = spec.parity
+    assert spec.outputs[0].kind == "score"
+    assert (limits.max_ties, limits.max_swaps, limits.min_top10_overlap) == (0.01, 0.0, 1.0)
+    assert limits.overridden == ("max_kl_nats", "max_swaps", "max_ties", "min_top10_overlap")
+    assert ModelSpec.from_json(spec.to_json()) == spec, "as the store keeps it, every limit"
 
 
 def test_weights_and_samples_are_found_by_their_documented_names(tmp_path: Path) -> None:
@@ -136,6 +148,7 @@ def test_without_a_batch_shapes_are_exact_and_an_output_may_be_free(tmp_path: Pa
         ({"precission": {"level": "O1"}}, ["'precission'", "'precision'"]),
         ({"precision": {"levle": "O1"}}, ["[precision]", "'levle'", "'level'"]),
         ({"parity": {"max_eror_u": 3.0}}, ["[parity]", "'max_error_u'"]),
+        ({"parity": {"max_tie": 0.1}}, ["[parity]", "'max_ties'"]),
         ({"batching": {"queue_size": 3}}, ["[batching]", "'max_queue_size'"]),
         ({"inputs": [{**X, "dtype": "FP32"}]}, ["inputs[0]", "'dtype'", "'datatype'"]),
         ({"outputs": [Y, {**Y, "name": "z", "label": []}]}, ["outputs[1]", "'labels'"]),
@@ -185,6 +198,12 @@ def test_an_unknown_key_or_word_is_told_with_the_file_and_the_nearest_known_one(
         ({"parity": {"max_error_u": float("inf")}}, ["[parity] max_error_u = inf", "finite"]),
         ({"parity": {"max_flips": float("nan")}}, ["[parity] max_flips = nan", "finite"]),
         ({"parity": {"min_sqnr_db": -1.0}}, ["[parity] min_sqnr_db = -1.0", "at least 0"]),
+        ({"parity": {"max_ties": 1.5}}, ["[parity] max_ties = 1.5", "a share from 0 to 1"]),
+        ({"parity": {"max_swaps": 2.0}}, ["[parity] max_swaps = 2.0", "a share from 0 to 1"]),
+        ({"parity": {"min_top10_overlap": 9.0}}, ["min_top10_overlap = 9.0", "a share from 0 to 1"]),
+        ({"outputs": [{**Y, "kind": "score"}]}, ["kind = 'score'", "one floating number a row", "[-1,3]"]),
+        ({"outputs": [tensor("y", "FP32", [-1, -1], kind="score")]}, ["kind = 'score'", "[-1,-1]"]),
+        ({"outputs": [tensor("y", "INT64", [-1], kind="score")]}, ["kind = 'score'", "INT64"]),
         ({"parity": {"max_error_u": "4"}}, ["parity.max_error_u = '4'", "a number"]),
         ({"parity": {"max_error_u": True}}, ["parity.max_error_u = True", "a number"]),
         ({"batching": {"max_queue_delay_us": -1}}, ["[batching] max_queue_delay_us", "at least 0"]),

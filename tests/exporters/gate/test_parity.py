@@ -492,7 +492,7 @@ def test_a_half_that_is_right_where_the_whole_is_wrong_is_not_the_same_model_eit
 def test_a_number_that_is_none_fails_its_rule(random, number):
     reference = close_logits(random, 10, [])
     spec, pair = tensor(6, kind="logits", datatype="FP64"), Pair(tuple(range(10)), reference, reference)
-    measured = measure(spec, [pair])
+    measured = measure(spec, [pair], FP16)
     assert verdict_of(spec, measured, ParityLimits(), FP16).passed and measured.decisions
     if number == "kl_nats":
         measured = replace(measured, decisions=replace(measured.decisions, kl_nats=math.nan))

@@ -23,6 +23,9 @@ LIMITS = st.builds(
     min_sqnr_db=st.sampled_from([None, 0.0, 20.0, 45.0, 60.0, 200.0]),
     min_slice_sqnr_db=st.sampled_from([0.0, 10.0, 30.0, 55.0, 120.0]),
     max_flips=st.sampled_from([0.0, 0.005, 0.1, 1.0]),
+    max_ties=st.sampled_from([0.0, 0.001, 0.1, 1.0]),
+    max_swaps=st.sampled_from([0.0, 1e-5, 0.1, 1.0]),
+    min_top10_overlap=st.sampled_from([0.0, 0.9, 1.0]),
     overridden=st.sampled_from([(), ("max_error_u",), ("max_flips", "min_slice_sqnr_db")]),
 )
 FAULTS = ("none", "none", "nan", "inf", "sentinel", "shape", "integer", "names", "adversarial")
@@ -34,6 +37,7 @@ def spec(limits: ParityLimits) -> ModelSpec:
         TensorSpec("logits", "FP32", (rows, Dim(6, 6)), "logits"),
         TensorSpec("boxes", "FP32", (rows, Dim(3, 3), Dim(4, 4))),
         TensorSpec("ids", "INT64", (rows, Dim(2, 2)), "indices"),
+        TensorSpec("score", "FP32", (rows,), "score"),
     )
     return ModelSpec("m", (TensorSpec("x", "FP32", (rows, Dim(3, 3))),), outputs, 8, parity=limits)
 
@@ -42,7 +46,8 @@ def answers(random: np.random.Generator, rows: int, error: float) -> tuple[dict,
     logits = random.standard_normal((rows, 6)).astype(np.float32)
     boxes = (random.standard_normal((rows, 3, 4)) * 100).astype(np.float32)
     boxes[:, 2] *= random.choice([0.0, 1e-9, 1e-3, 1.0])
-    reference = {"logits": logits, "boxes": boxes, "ids": random.integers(0, 9, (rows, 2))}
+    score = random.uniform(0.9, 1.0, rows).astype(np.float32)
+    reference = {"logits": logits, "boxes": boxes, "ids": random.integers(0, 9, (rows, 2)), "score": score}
     candidate = {
         name: array if array.dtype.kind == "i" else _near(random, array, error)
         for name, array in reference.items()

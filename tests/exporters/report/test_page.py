@@ -1,6 +1,7 @@
 """Claims about what a reader of a conversion is told."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -386,3 +387,16 @@ def test_a_limit_of_zero_and_no_samples_can_be_drawn():
 )
 def test_sizes_are_told_in_powers_of_1024(count, text):
     assert size_text(count) == text
+
+
+def test_a_ranking_is_told_in_the_terminal_and_in_the_page(random: np.random.Generator) -> None:
+    spec = replace(SPEC, outputs=(TensorSpec("match", "FP32", (Dim(), Dim(1, 1)), "score"),))
+    whole = (1.0 / (1.0 + np.exp(-random.uniform(6, 13, (40, 1))))).astype(np.float32)
+    half = whole.astype(np.float16).astype(np.float32)
+    parity = judge(spec, "fp16", [Trial(tuple(range(40)), {"match": whole}, {"match": half})]).to_json()
+    order = parity["outputs"][0]["order"]
+    told = terminal(facts(parity))
+    assert f"'match' ranks 40 samples: {order['tied']} of {order['pairs']} pairs tie, 0 swap beyond" in told
+    assert "gives the same number to" in told
+    page = render_html(facts(parity))
+    assert "pairs distinct in FP32 that tie" in page and "ten best kept" in page

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -181,6 +181,27 @@ def test_large_answers_end_the_asking(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_all_is_to_be_half_a_neighbour_is_held_to_the_largest_answer_of_all() -> None:
     assert not lessons_of(QUIET, QUIET, LOUD, LOUD, apart=False).learn(One.answered)
     assert lessons_of(QUIET, QUIET, apart=False).learn(One.answered)
+
+
+def scored(answers: Sequence[Trial]) -> ParityReport | None:
+    """The report where two of them tie."""
+    values = [float(trial.candidate["y"][0, 0]) for trial in answers]
+    return gate(answers) if len(set(values)) < len(values) else None
+
+
+def test_neighbours_that_each_pass_and_lose_their_order_together_are_asked_of_every_half() -> None:
+    scores = [One(0.0, size=1.0 + index / 100) for index in range(40)]
+
+    def collapsed(one: One) -> Trial:
+        answer = one.answered()
+        return replace(answer, candidate={"y": np.round(answer.candidate["y"], 1)})
+
+    lessons = lessons_of(*scores)
+    lessons.rank = scored
+    assert lessons.failed(collapsed) is None, "before anybody has seen it"
+    assert not lessons.learn(One.answered) and not lessons.ranked
+    assert lessons.learn(collapsed) and list(lessons.ranked) == scores
+    assert lessons.failed(collapsed) is not None and lessons.failed(One.answered) is None
 
 
 def test_a_plan_holds_on_many_more_inputs_than_it_was_made_from() -> None:

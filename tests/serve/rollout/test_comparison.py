@@ -1,6 +1,7 @@
 """Live answers are held to the gate's own rule."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -78,3 +79,16 @@ def test_the_scale_is_what_the_proof_of_that_form_says(store: Store) -> None:
     scale = scale_of(store.version("net", 1), "torch")
     assert (scale.u, scale.largest, scale.tying) == (U, {"y": 1.0}, frozenset())
     assert scale_of(store.version("net", 1), "onnx") == scale, "without its own report another form's"
+
+
+def test_the_order_of_the_rows_of_each_request_is_counted() -> None:
+    spec = replace(SPEC, outputs=(TensorSpec("y", "FP32", (Dim(), Dim(1, 1)), "score"),))
+    comparison = Comparison(spec, Scale(U, {"y": 1.0}))
+    scores, none = np.array([[0.9], [0.5], [0.4], [0.1]], np.float32), np.zeros((0, 1), np.float32)
+    tied = np.array([[0.9], [0.5], [0.5], [0.1]], np.float32)
+    for came in (scores, tied, tied[::-1].copy()):
+        comparison.take([scores], [came])
+    comparison.take([none], [none])
+    found = comparison.to_json()["y"]
+    assert (found["pairs"], found["tied"], found["swapped"]) == (18, 2, 5)
+    assert "pairs" not in Comparison(SPEC, Scale(U, {})).to_json()["y"]

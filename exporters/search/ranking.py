@@ -1,0 +1,50 @@
+"""The order that a plan keeps among many neighbours of the samples, with room for samples that nobody has seen.
+
+Among few samples a tie is rare and a swap rarer: of 120 pairs none says what a thousand will do.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ...models.spec import ModelSpec
+from ..gate.order import ALLOWED_U, KINDS
+from ..gate.parity import judge
+from ..gate.trial import Trial
+from ..gate.verdict import Failure, OutputVerdict, ParityReport
+
+RULES = {"ties", "swaps", "top10"}
+RANKED = 512  # rows
+TIES = 0.5  # of those that the gate allows
+SWAPS = (
+    0.75  # of the distance up to which the gate lets two samples change places; beyond it not a single pair
+)
+
+
+def ranks(spec: ModelSpec) -> bool:
+    """Whether any output is of a kind that ranks."""
+    return any(tensor.kind in KINDS for tensor in spec.outputs)
+
+
+def ranking(spec: ModelSpec, dtype: str) -> Callable[[Sequence[Trial]], ParityReport | None] | None:
+    """What gives the report where a half breaks the order, else None; for a model that ranks."""
+    limits = replace(spec.parity, max_ties=spec.parity.max_ties * TIES)
+
+    def broken(trials: Sequence[Trial]) -> ParityReport | None:
+        report = judge(replace(spec, parity=limits), dtype, trials)
+        if "max_swaps" not in spec.parity.overridden:
+            report = replace(report, outputs=tuple(map(_with_room, report.outputs)))
+        return report if any(failure.rule in RULES for failure in report.all_failures) else None
+
+    return broken if ranks(spec) else None
+
+
+def _with_room(output: OutputVerdict) -> OutputVerdict:
+    order = output.order
+    if order is None or order.swap_u <= ALLOWED_U * SWAPS:
+        return output
+    swap = Failure(
+        "swaps",
+        f"output '{output.name}' swaps samples that are {order.swap_u:.3g}u of the spread apart: a plan is to stay "
+        f"below {ALLOWED_U * SWAPS:g}u",
+    )
+    return replace(output, failures=(*output.failures, swap))

@@ -1,0 +1,166 @@
+"""Scoring heads keep their ranking: judged on 200 candidates that nobody planned with, counted here pair by pair.
+
+As modules, and as the files that torch.onnx writes of them.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from halfeven.exporters.foreign.conversion import (
+    ForeignHalf,
+    convert_onnx,
+    half_answers,
+    oracle_answers,
+    whole_answers,
+)
+from halfeven.models.package import Precision
+from onnx import ModelProto
+
+from tests.conversions import converted, samples_of
+from tests.corpus import CORPUS, built, captured, fresh, ranking
+from tests.exporters.foreign.onnx_files import saved, spec_of
+
+U = 2.0**-11
+CANDIDATES = 200
+MAX_TIED, ALLOWED_U = 0.001, 4.0
+# The head of each: what gives the score, from the last product on.
+HEADS = {
+    "sigmoid head": {"linear_1", "sigmoid"},
+    "two-class head": {"linear_1", "softmax"},
+    "cosine head": {"div", "div_1", "matmul"},
+    "dot product head": set(),
+    "max-similarity head": {"matmul", "amax", "sum_1"},
+    "temperature head": {"matmul", "add", "div_2", "softmax"},
+}
+HEAD_OPS = {  # of files: fewer, because each takes seconds
+    "sigmoid head": {"Gemm", "Sigmoid"},
+    "two-class head": {"Gemm", "Softmax"},
+    "cosine head": {"Div", "MatMul"},
+}
+SATURATING = ("sigmoid head", "two-class head", "cosine head", "max-similarity head", "temperature head")
+ORDER = {"ties", "swaps", "top10"}
+
+Columns = Iterator[tuple[np.ndarray, np.ndarray]]
+Answers = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
+
+every_head = pytest.mark.parametrize("name", ranking.CASES)
+every_file = pytest.mark.parametrize("name", HEAD_OPS)
+
+
+def ranked(name: str, whole: Answers, half: Answers) -> Columns:
+    """What both say of each candidate, one class after the other."""
+    samples = samples_of(name, CANDIDATES, seed=4)
+    batches = [inputs for _, inputs in samples.batches(CORPUS[name].max_batch_size)]
+    sides = [
+        np.concatenate([next(iter(ask(inputs).values())) for inputs in batches]) for ask in (whole, half)
+    ]
+    reference, candidate = (side.reshape(CANDIDATES, -1).astype(np.float64) for side in sides)
+    yield from zip(reference.T, candidate.T, strict=True)
+
+
+def share_tied(columns: Columns) -> float:
+    """Of all pairs whose FP32 numbers are not the same, by one bit or more."""
+    tied, distinct = 0, 0
+    for reference, candidate in columns:
+        apart, came = (np.subtract.outer(side, side) for side in (reference, candidate))
+        distinct += int((apart != 0).sum())
+        tied += int(((apart != 0) & (came == 0)).sum())
+    return tied / distinct
+
+
+def count_swapped(columns: Columns) -> int:
+    """Pairs that change places although they are further apart than 4u of the spread."""
+    swapped = 0
+    for reference, candidate in columns:
+        low, high = np.percentile(reference, (5, 95))
+        apart, came = (np.subtract.outer(side, side) for side in (reference, candidate))
+        swapped += int(((apart > ALLOWED_U * U * (high - low)) & (came < 0)).sum())
+    return swapped
+
+
+@cache
+def exported(name: str) -> ModelProto:
+    inputs = fresh(name, 3, seed=0)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            built(name),
+            tuple(inputs.values()),
+            dynamo=True,
+            opset_version=18,
+            dynamic_shapes=tuple({0: batch} for _ in inputs),
+            input_names=list(inputs),
+            output_names=["y"],
+            verbose=False,
+        )
+    assert program is not None
+    return program.model_proto
+
+
+@pytest.fixture(scope="module")
+def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ForeignHalf]:
+    """A head's file, converted at O1."""
+
+    @cache
+    def convert(name: str) -> ForeignHalf:
+        model, path = exported(name), tmp_path_factory.mktemp("head")
+        spec = spec_of(model)
+        spec = replace(spec, outputs=(replace(spec.outputs[0], kind=captured(name).spec.outputs[0].kind),))
+        folder = saved(path, model, spec)
+        samples = samples_of(name, 16, seed=1)
+        return convert_onnx(Path(path) / "model.onnx", folder, samples, Precision("O1"))
+
+    return convert
+
+
+@every_head
+def test_as_converted_a_head_ranks_new_candidates_as_fp32_does(name: str) -> None:
+    maker = converted(name).maker
+    assert converted(name).passed and maker.half.half_nodes > 0
+    columns = list(ranked(name, maker.whole(), maker.storage()))
+    assert share_tied(iter(columns)) <= MAX_TIED
+    assert count_swapped(iter(columns)) == 0
+
+
+@every_head
+def test_no_more_than_the_head_is_in_fp32(name: str) -> None:
+    assert set(converted(name).kept) <= HEADS[name]
+
+
+@pytest.mark.parametrize("name", SATURATING)
+def test_all_half_a_saturating_head_is_refused_for_its_order_and_for_nothing_else(name: str) -> None:
+    done = converted(name, "O3")
+    report = done.judged(samples_of(name, CANDIDATES, seed=4))
+    assert report is not None and done.kept == []
+    rules = {failure.rule for failure in report.all_failures}
+    assert "ties" in rules and rules <= ORDER, report.summary()
+
+
+def test_all_half_a_head_that_does_not_saturate_passes() -> None:
+    report = converted("dot product head", "O3").judged(samples_of("dot product head", CANDIDATES, seed=4))
+    assert report is not None
+    assert report.passed, report.summary()
+
+
+@every_file
+def test_a_file_ranks_new_candidates_as_fp32_does(name: str, file_of: Callable[[str], ForeignHalf]) -> None:
+    foreign = file_of(name)
+    assert foreign.half is not None and foreign.half_nodes > 0
+    for half in (oracle_answers(foreign), half_answers(foreign)):
+        columns = list(ranked(name, whole_answers(foreign), half))
+        assert share_tied(iter(columns)) <= MAX_TIED
+        assert count_swapped(iter(columns)) == 0
+
+
+@every_file
+def test_no_more_than_the_head_of_a_file_is_in_fp32(name: str, file_of: Callable[[str], ForeignHalf]) -> None:
+    assert {kept.op for kept in file_of(name).kept} <= HEAD_OPS[name]
