@@ -17,6 +17,7 @@ from .gate.verdict import ParityReport
 from .maker import SHARES, Made, Maker, Say
 from .prove import Exam, judged
 from .subject import FurtherVerdict, Subject
+from .threads import fixed_threads
 
 SLOW_SAMPLES = 8  # choose the plan of a model that takes long
 
@@ -27,7 +28,7 @@ def travel(subject: Subject, maker: Maker, store: Store, say: Say) -> Version:
     Raises CannotConvert where no form can be made at all; then nothing is left behind.
     """
     use_true_fp32()
-    with store.draft(subject.spec.name) as draft:
+    with fixed_threads(maker.row_operations), store.draft(subject.spec.name) as draft:
         version = _Journey(subject, maker, draft, say).go()
     if version.status == LIVE:
         store.promote(version)
