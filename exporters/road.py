@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..models.engines.torch_engine import use_true_fp32
-from ..models.errors import CannotConvert
+from ..models.errors import CannotConvert, OutOfTime
 from ..models.store import LIVE, REFUSED, Draft, Store, Version, sha256_of
 from .evidence import Evidence, Form, copy_source
 from .gate.verdict import ParityReport
@@ -83,6 +83,8 @@ class _Journey:
         self.say(f"proving the {name} form")
         try:
             made = self.maker.make(name, self.draft, exam)
+        except OutOfTime:
+            raise  # how busy the machine is may not decide which forms a version has
         except CannotConvert as error:
             return Form(self.maker.facts() | {"passed": False, "error": str(error)}, error=error)
         self.made[name] = made

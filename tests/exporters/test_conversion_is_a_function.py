@@ -25,6 +25,7 @@ from halfeven.exporters.road import travel
 from halfeven.exporters.search.delta_debugging import Budget
 from halfeven.exporters.subject import Subject
 from halfeven.exporters.threads import FEW, LARGE_ROW, MANY, fixed_threads
+from halfeven.models.errors import OutOfTime
 from halfeven.models.package import Precision
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import Store, Version
@@ -81,6 +82,20 @@ def test_a_large_model_has_more_threads_by_its_size_alone() -> None:
         assert torch.get_num_threads() == FEW
     with fixed_threads(LARGE_ROW):
         assert torch.get_num_threads() == MANY
+
+
+def test_a_time_limit_ends_a_conversion_and_decides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a version with the other form: on a calm machine it would have had both."""
+
+    def write_onnx(*_: object) -> None:
+        raise OutOfTime("the check did not end within 600 s")
+
+    monkeypatch.setattr("halfeven.exporters.captured.forms.write_onnx", write_onnx)
+    with pytest.raises(OutOfTime, match="600 s"):
+        converted("program", "zoo mlp", tmp_path)
+    assert Store(tmp_path / "store").names() == []
 
 
 # What was not tried, and what is not half.
