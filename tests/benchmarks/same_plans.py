@@ -157,10 +157,8 @@ def main() -> int:
                 second = _passed(road, names, beside)
             pairs = zip(first, second, strict=True)
             rows += [{**one, "calm": one["seconds"], "beside": two["seconds"]} for one, two in pairs]
-            print(
-                f"{road}: {len(first)} models, {len(differing(calm / road, beside / road))} files differ",
-                flush=True,
-            )
+            differ = sum(map(len, differing(calm / road, beside / road).values()))
+            print(f"{road}: {len(first)} models, {differ} files differ", flush=True)
         found = differing(calm, beside)
     print(_table(rows, found))
     if asked.out:
