@@ -16,10 +16,12 @@ from .gate.verdict import ParityReport
 from .gate.worst import worst_sample
 from .maker import Maker
 from .prove import Exam
+from .search.delta_debugging import EXHAUSTED
 from .subject import FurtherVerdict, Subject
 
 SOURCE_SUFFIXES = (".py", ".toml", ".md", ".txt", ".json")
 SOURCE_MAX_BYTES = 2**20
+_EXHAUSTED = "the search for nodes that must stay in FP32 was exhausted before all was tried"
 
 
 @dataclass(slots=True)
@@ -49,6 +51,7 @@ def facts_of(version: Version) -> dict[str, Any]:
         "version": version.number,
         "digest": next((form["digest"] for form in forms.values() if form.get("digest")), version.digest),
         "status": version.status,
+        "half": version.manifest["half"],
         "reason": version.manifest["reason"],
         "notes": version.manifest["notes"],
         "forms": forms,
@@ -79,9 +82,27 @@ class Evidence:
         ]
         if self.further is not None and not self.further.passed:
             refusals.append(self.further.reason)
-        if not refusals and not self.half_nodes:
-            return "no node of the program is half under this policy: it is served in FP32"
-        return "; ".join(refusals) or "proven equal in every form asked for"
+        if refusals:
+            return "; ".join([*refusals, *([_EXHAUSTED] if self.exhausted else [])])
+        if not self.half_nodes:
+            return f"nothing is half, it is served in FP32: {self._why_nothing_is_half}"
+        proven = "proven equal in every form asked for"
+        return f"{proven}; {_EXHAUSTED}, so more may be in FP32 than must be" if self.exhausted else proven
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the search for FP32 nodes ended with its budget."""
+        return self.maker.facts()["search"] == EXHAUSTED
+
+    @property
+    def _why_nothing_is_half(self) -> str:
+        if self.subject.precision.level == "O0":
+            return "that was asked for (level O0)"
+        if self.exhausted:
+            return f"{_EXHAUSTED}, and says neither that a half is equal nor that none is"
+        if self.maker.facts()["kept"]:
+            return "every node that the policy would run in half is kept in FP32, each for its reason"
+        return "no node of the program is half under this policy"
 
     def write(self, draft: Draft, exam: Exam, planning: int) -> None:
         """Plan, parity report and page, into the draft. ``planning`` counts the samples that chose."""
@@ -97,6 +118,7 @@ class Evidence:
             "version": "",
             "digest": next((f.facts["digest"] for f in self.forms.values() if "digest" in f.facts), ""),
             "status": self.status,
+            "half": self.subject.precision.dtype if self.half_nodes else None,
             "reason": self.reason,
             "precision": {
                 "level": subject.precision.level,
@@ -135,6 +157,7 @@ class Evidence:
         return {
             "model": self.subject.spec.name,
             "half": self.subject.precision.dtype if self.half_nodes else None,
+            "row_operations": self.maker.row_operations,
             "reason": self.reason,
             "notes": list(self.subject.notes),
             "forms": {name: form.facts for name, form in self.forms.items()},

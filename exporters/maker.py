@@ -30,6 +30,11 @@ class Made:
 class Maker(Protocol):
     """How one kind of model becomes its forms."""
 
+    @property
+    def row_operations(self) -> int:
+        """An estimate for one row of the whole (`operations.py`)."""
+        ...
+
     def exam(self, judging: Samples) -> Exam:
         """The FP32 original's answers to the judging samples."""
         ...
@@ -51,7 +56,10 @@ class Maker(Protocol):
         ...
 
     def facts(self) -> dict[str, Any]:
-        """The counts of the half, as each form shows them: nodes, half_nodes, kept, casts, bytes, …"""
+        """What each form shows of the half: nodes, half_nodes, kept, casts, bytes, …, and ``search``.
+
+        ``search``: `delta_debugging.outcome`.
+        """
         ...
 
     def plan_json(self) -> dict[str, Any]:

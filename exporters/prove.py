@@ -5,7 +5,6 @@ too long; those still answer at the small batch sizes. ONNX Runtime's CPU provid
 FP32, so there an ONNX half is judged by the same program's half storage as well.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -33,10 +32,12 @@ if TYPE_CHECKING:  # it takes 35 MB that a server of ONNX forms does not need
 Excuse = Callable[[Arrays, Arrays, Arrays], dict[str, np.ndarray]]
 
 SEEN_AT_ONCE = 64  # rows of a batch in which ties are looked for
-SMALL_BATCHES = 4  # of each size below the largest; one each for a model that would need longer than
-SMALL_SECONDS = 2.0  # this for them all
+SMALL_BATCHES = 4  # of each size below the largest; one each for a model that would need more operations
+SMALL_OPERATIONS = 1 << 35  # than this for them all
 MAX_JUDGED = 2048
-TRUE_KERNELS_SECONDS = 5.0  # above this the bulk is judged by emulation
+# Above this the bulk is judged by emulation. Where a CPU has no half convolutions an operation of theirs takes ten
+# times as long as in FP32 (0.7 ns against 0.07 on one core): 12 seconds.
+TRUE_KERNELS_OPERATIONS = 1 << 34
 SAME_IN_FP32 = (
     2.5e-4  # of the output's largest value, half of u: kernels sum in another order and round sines otherwise
 )
@@ -46,8 +47,9 @@ SAME_IN_FP32 = (
 class Exam:
     """The questions of one proof: asked of the whole once, then of every form.
 
-    ``excuse``: which integers may differ because their scores tie. ``is_slow``: the whole takes so long that
-    every sample is asked as seldom as the gate allows.
+    ``excuse``: which integers may differ because their scores tie. ``row_operations``: an estimate for one row
+    (`operations.py`; 0: unknown). ``is_slow``: that is so many that every sample is asked as seldom as the gate
+    allows.
     """
 
     spec: ModelSpec
@@ -57,6 +59,7 @@ class Exam:
     targets: Mapping[str, np.ndarray]
     is_slow: bool = False
     excuse: Excuse | None = None
+    row_operations: int = 0
 
 
 Taken = tuple[list[Trial], list[Trial]]  # real ones, adversarial ones
@@ -94,7 +97,13 @@ def ties_of(module: GraphModule, spec: ModelSpec, dtype: str, judging: Samples) 
     return ties.excused if ties.tied else None
 
 
-def set_exam(spec: ModelSpec, judging: Samples, whole: Answers, excuse: Excuse | None = None) -> Exam:
+def set_exam(
+    spec: ModelSpec,
+    judging: Samples,
+    whole: Answers,
+    excuse: Excuse | None = None,
+    row_operations: int = 0,
+) -> Exam:
     """Let the whole answer the judging samples at batch sizes 1, 2, 3 and max, and the adversarial inputs."""
     judging = judging.take(slice(0, MAX_JUDGED))
 
@@ -109,10 +118,8 @@ def set_exam(spec: ModelSpec, judging: Samples, whole: Answers, excuse: Excuse |
 
     largest = min(spec.max_batch_size, max(judging.count, 3)) if spec.batched else 0
     sizes = [rows for rows in (1, 2, 3) if rows < largest]
-    start = time.perf_counter()
     bulk = [ask(*batch) for batch in judging.batches(largest)]
-    each = (time.perf_counter() - start) / max(1, len(bulk) * largest)
-    is_slow = each * sum(sizes) * SMALL_BATCHES > SMALL_SECONDS
+    is_slow = row_operations * sum(sizes) * SMALL_BATCHES > SMALL_OPERATIONS
     batches = 1 if is_slow else SMALL_BATCHES
     odd = [
         ask_odd(tuple(range(_rows(spec, inputs))), inputs, name)
@@ -126,20 +133,19 @@ def set_exam(spec: ModelSpec, judging: Samples, whole: Answers, excuse: Excuse |
         targets=judging.targets,
         is_slow=is_slow,
         excuse=excuse,
+        row_operations=row_operations,
     )
 
 
 def take(exam: Exam, half: Answers, stand_in: Answers | None = None) -> Taken:
     """Put every question to ``half``, the form on its device.
 
-    ``stand_in``, the emulated half program, takes all but the small batches where ``half`` would take too long.
+    ``stand_in``, the emulated half program, takes all but the small batches where these are too many operations.
     """
-    start = time.perf_counter()
     real = _answered(exam, exam.small, half)
-    rows = sum(len(question.samples) for question in exam.small)
     left = sum(len(question.samples) for question in (*exam.bulk, *exam.adversarial))
-    seconds = (time.perf_counter() - start) / max(rows, 1) * left
-    rest = stand_in if stand_in and rows and seconds > TRUE_KERNELS_SECONDS else half
+    too_many = exam.row_operations * left > TRUE_KERNELS_OPERATIONS
+    rest = stand_in if stand_in and exam.small and too_many else half
     return real + _answered(exam, exam.bulk, rest), _answered(exam, exam.adversarial, rest)
 
 

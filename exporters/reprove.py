@@ -42,7 +42,11 @@ def reprove(
     try:
         _, judging = samples.split()
         exam = set_exam(
-            spec, judging, _on(on_device, answers_of(spec, whole)), _excuse(version, half, judging)
+            spec,
+            judging,
+            _on(on_device, answers_of(spec, whole)),
+            _excuse(version, half, judging),
+            version.manifest.get("row_operations", 0),
         )
         trials = list(_trials(version, spec, half, device, exam, on_device))
         return judged(exam, half.precision, trials)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..models.engines.torch_engine import use_true_fp32
-from ..models.errors import CannotConvert
+from ..models.errors import CannotConvert, OutOfTime
 from ..models.store import LIVE, REFUSED, Draft, Store, Version, sha256_of
 from .evidence import Evidence, Form, copy_source
 from .gate.verdict import ParityReport
 from .maker import SHARES, Made, Maker, Say
 from .prove import Exam, judged
 from .subject import FurtherVerdict, Subject
+from .threads import fixed_threads
 
 SLOW_SAMPLES = 8  # choose the plan of a model that takes long
 
@@ -27,7 +28,7 @@ def travel(subject: Subject, maker: Maker, store: Store, say: Say) -> Version:
     Raises CannotConvert where no form can be made at all; then nothing is left behind.
     """
     use_true_fp32()
-    with store.draft(subject.spec.name) as draft:
+    with fixed_threads(maker.row_operations), store.draft(subject.spec.name) as draft:
         version = _Journey(subject, maker, draft, say).go()
     if version.status == LIVE:
         store.promote(version)
@@ -82,6 +83,8 @@ class _Journey:
         self.say(f"proving the {name} form")
         try:
             made = self.maker.make(name, self.draft, exam)
+        except OutOfTime:
+            raise  # how busy the machine is may not decide which forms a version has
         except CannotConvert as error:
             return Form(self.maker.facts() | {"passed": False, "error": str(error)}, error=error)
         self.made[name] = made

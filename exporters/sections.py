@@ -10,7 +10,7 @@ from typing import Any
 
 from .autocast.traffic import Cast, Worth
 from .gate.verdict import finite
-from .search.delta_debugging import Found
+from .search.delta_debugging import Found, outcome
 
 MAX_ROWS = 24
 MAX_READERS = 4
@@ -28,6 +28,7 @@ def search_section(found: Found, ops: Mapping[str, str] | None = None) -> dict[s
         for node, score in found.certificate.items()
     ]
     return {
+        "outcome": outcome(found),
         "evaluations": found.evaluations,
         "neighbours": found.neighbours,
         "minimal": found.minimal,

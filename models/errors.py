@@ -11,7 +11,8 @@
     │   └── BadSetting                  an option or environment variable
     ├── CannotConvert                   the model as it is has no half form
     │   ├── CaptureFailed               user code raised, hung, ate memory, or cannot be traced
-    │   └── ExportFailed                the program cannot be written in that form
+    │   ├── ExportFailed                the program cannot be written in that form
+    │   └── OutOfTime                   a time limit ended the conversion: no verdict, nothing published
     ├── ParityRefused                   the half is not equal; the report says where
     ├── StoreError                      the store on disk
     │   ├── StoreUnusable               its folder is a file, or this user may not read or write it
@@ -70,6 +71,12 @@ class CaptureFailed(CannotConvert):
 
 class ExportFailed(CannotConvert):
     code = "export_failed"
+
+
+class OutOfTime(CannotConvert):
+    """A stop: how busy a machine is never chooses a plan, a form or a verdict. The message names the limit."""
+
+    code = "out_of_time"
 
 
 class ParityRefused(HalfevenError):

@@ -35,8 +35,10 @@ from ..prove import (
     take,
     ties_of,
 )
+from ..search.delta_debugging import NOT_ASKED
 from ..subject import Subject
 from .planning import Planner
+from .program_operations import program_operations
 
 CPU = torch.device("cpu")
 
@@ -52,6 +54,16 @@ class Captured:
     _storage: Answers | None = None
     _taken: Taken | None = None
     _saved: HalfProgram | None = None
+    _row_operations: int | None = None
+
+    @property
+    def row_operations(self) -> int:
+        if self._row_operations is None:
+            subject = self.subject
+            _, row = next(subject.samples.batches(1 if subject.spec.batched else 0))
+            tensors = [to_torch(row[tensor.name]) for tensor in subject.spec.inputs]
+            self._row_operations = program_operations(runnable(subject.exported), tensors).of(row)
+        return self._row_operations
 
     def whole(self) -> Answers:
         if self._whole is None:
@@ -63,7 +75,7 @@ class Captured:
     def exam(self, judging: Samples) -> Exam:
         subject = self.subject
         excuse = ties_of(runnable(subject.exported), subject.spec, subject.precision.dtype, judging)
-        return set_exam(subject.spec, judging, self.whole(), excuse)
+        return set_exam(subject.spec, judging, self.whole(), excuse, self.row_operations)
 
     def plan(self, planning: Samples, share: float, say: Say) -> bool:
         example = _example(self.subject)
@@ -111,6 +123,7 @@ class Captured:
             "casts": half.casts,
             "bytes": half.bytes,
             "bytes_fp32": half.bytes_fp32,
+            "search": self.planner.search if self.planner else NOT_ASKED,
         }
 
     def plan_json(self) -> dict[str, Any]:
@@ -154,7 +167,8 @@ class Captured:
         path, spec = draft.folder / "whole.onnx", self.subject.spec
         if not path.exists():
             write_onnx(self.subject.exported, spec, path, {"model": spec.name, "precision": "fp32"})
-            check_whole_form(exam, answers_of(spec, OnnxEngine(path, "fp32", CPU, packed=False)))
+            engine = OnnxEngine(path, "fp32", CPU, packed=False, threads=torch.get_num_threads())
+            check_whole_form(exam, answers_of(spec, engine))
 
     def _half_onnx(self, draft: Draft, exam: Exam) -> Made:
         spec, asked, path = self.subject.spec, self.subject.precision, draft.folder / "half.onnx"
@@ -167,7 +181,8 @@ class Captured:
         return Made("half.onnx", serves, [self._taken_in_storage(exam), take(exam, serves)])
 
     def _onnx(self, path: Path, precision: str) -> Answers:
-        return answers_of(self.subject.spec, OnnxEngine(path, precision, CPU))
+        engine = OnnxEngine(path, precision, CPU, threads=torch.get_num_threads())
+        return answers_of(self.subject.spec, engine)
 
 
 def _example(subject: Subject) -> list[Tensor]:

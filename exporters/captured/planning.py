@@ -32,7 +32,7 @@ from ..ranges.repairs import Repair, apply
 from ..ranges.repairs import candidates as repairable
 from ..ranges.sentinels import rewrite_sentinels
 from ..ranges.suspicion import Suspicion, suspicion
-from ..search.delta_debugging import Budget, Found, Score
+from ..search.delta_debugging import NOT_ASKED, Budget, Found, Score, outcome
 from ..search.lessons import NOT_ALL, taught
 from ..sections import (
     casts_section,
@@ -44,7 +44,7 @@ from ..sections import (
 from ..subject import Subject
 from .rehearsal import MAX_SAMPLES, ROWS, Rehearsal, stricter
 
-BUDGET = Budget(seconds=90.0, evaluations=400)
+BUDGET = Budget(evaluations=400, operations=1 << 41)  # about two minutes of one core
 CPU = torch.device("cpu")
 
 
@@ -75,6 +75,7 @@ class Planner:
         self.module = runnable(subject.exported)
         self.plan = make_plan(self.module, subject.precision)
         self._settled = False
+        self.search = NOT_ASKED
         if subject.precision.level == "O0":
             return
         say("profiling")
@@ -95,6 +96,7 @@ class Planner:
         if subject.search or subject.precision.level in ("O1", "O2"):
             say("rehearsing")
             self.course = self._searched(share, say)
+            self.search = outcome(self.course.found)
         elif not first:
             return False
         outputs = [tensor.type.torch for tensor in subject.spec.outputs]
@@ -162,7 +164,9 @@ class Planner:
             stricter(spec.parity, dtype, share),
         )
         plain = _with_search(start, limits, suspects, say)
-        if plain.kept > start.kept and not _any_half(plain) and self._is_too_fine(start):
+        exhausted = plain.found is not None and plain.found.exhausted
+        nothing_half = plain.kept > start.kept and not _any_half(plain)
+        if nothing_half and not exhausted and self._is_too_fine(start):
             return start  # nothing would be left in half: the gate refuses it, and names the override
         proposals = repairable(start.module, self.profile) if plain.kept > start.kept else []
         if not proposals:
@@ -188,7 +192,7 @@ def _any_half(course: Course) -> bool:
 def _with_search(
     course: Course, limits: tuple[ParityLimits, ParityLimits], suspects: Sequence[Suspicion], say: Say
 ) -> Course:
-    plan, found = search(course.module, course.plan, course.rehearsal, limits, suspects, say)
+    plan, found = search(course.module, course.plan, course.rehearsal, limits, suspects, say, BUDGET)
     return Course(course.module, plan, course.ledger, course.rehearsal, course.repairs, found)
 
 
@@ -199,7 +203,7 @@ def search(
     limits: tuple[ParityLimits, ParityLimits],
     suspects: Sequence[Suspicion],
     say: Say,
-    budget: Budget = BUDGET,
+    budget: Budget,
 ) -> tuple[PrecisionPlan, Found | None]:
     """The plan with the fewest more nodes in FP32 that passes the rehearsal, each with reason and certificate.
 
@@ -219,7 +223,12 @@ def search(
         return rehearsal.score(keeping(names), limits[1] if names else limits[0])
 
     lesson = taught(
-        order, judge, lambda names: rehearsal.learn(keeping(frozenset(names))), budget=budget, say=say
+        order,
+        judge,
+        lambda names: rehearsal.learn(keeping(frozenset(names))),
+        budget=budget,
+        say=say,
+        spent=rehearsal.meter.spent,
     )
     if not lesson.equal:
         say(NOT_ALL)
@@ -264,7 +273,7 @@ def _is_product(node: Node) -> bool:
 def _witness(found: Found, name: str) -> str:
     score = found.certificate.get(name)
     if score is None:
-        return "the search's budget ended before the model was tried without it"
+        return "the search was exhausted before the model was tried without it"
     if not math.isfinite(score.error_u):
         return "without it: the answer is not finite"
     return f"without it: error {score.error_u:.3g}u ({score.reason.partition(': expected')[0]})"

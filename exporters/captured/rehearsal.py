@@ -23,12 +23,14 @@ from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
 from ..inputs.shaken import shaken
 from ..inputs.synthetic import adversarial
+from ..operations import Meter
 from ..prove import emulated, ties_of, tried
 from ..question import Answers, Arrays, Question
 from ..search.company import Company
 from ..search.delta_debugging import Score
 from ..search.lessons import MANY, SHARE, TOGETHER, Lessons
 from ..search.ranking import RANKED, ranking, ranks
+from .program_operations import program_operations
 
 MAX_SAMPLES = 16  # that a trial is judged on
 ROWS = 8  # of one batch
@@ -42,6 +44,7 @@ class Rehearsal:
         self, module: GraphModule, spec: ModelSpec, dtype: str, planning: Samples, example: Sequence[Tensor]
     ) -> None:
         self._module, self._spec = module, spec
+        self.meter = Meter(program_operations(module, example))
         self._typing = Typing(module, example)
         self._excuse = ties_of(module, spec, dtype, planning)
         self._few = planning.take(slice(0, MAX_SAMPLES))
@@ -58,6 +61,7 @@ class Rehearsal:
             lambda: self._neighbours([self._more], UNUSED, copies=copies, seed=1),
             lambda trials: judge(limits, dtype, trials),
             rank=ranking(spec, dtype),
+            spent=self.meter.spent,
         )
 
     def dtypes(self, plan: PrecisionPlan) -> Dtypes:
@@ -120,7 +124,7 @@ class Rehearsal:
         )
 
     def _half(self, dtypes: Dtypes, rounding: Rounding) -> Answers:
-        return emulated(self._spec, Emulation(self._module, dtypes, rounding))
+        return self.meter.on(emulated(self._spec, Emulation(self._module, dtypes, rounding)))
 
 
 def stricter(limits: ParityLimits, dtype: str, share: float) -> ParityLimits:

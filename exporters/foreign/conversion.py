@@ -5,12 +5,13 @@ exam and the gate (`prove.py`, `gate/parity.py`) ask. ONNX Runtime's CPU never j
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
+import torch
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
 from ...models.engines.onnx_engine import DEADLY_IN_HALF
@@ -20,8 +21,10 @@ from ...models.spec import ModelSpec
 from ..autocast.plan import Kept
 from ..inputs.samples import Samples
 from ..inputs.synthetic import generate
-from ..search.delta_debugging import Budget, Found
+from ..search.delta_debugging import NOT_ASKED, Budget, Found
 from ..search.ranking import RANKED, ranks
+from ..threads import fixed_threads
+from .file_operations import file_operations
 from .graph import BODIES, FLOATING, ForeignProgram, assembled, size_in_bytes, walk
 from .index_ranges import with_ranges
 from .normalise import normalise
@@ -38,7 +41,7 @@ Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]
 Say = Callable[[str], None]
 
-SEARCH = Budget(seconds=120.0, evaluations=400)
+SEARCH = Budget(evaluations=400, operations=1 << 41)
 _SMALL_MODEL, _SMALL_CONSTANT = 1 << 20, 1 << 12  # bytes
 
 
@@ -49,7 +52,8 @@ class ForeignHalf:
     ``nodes`` counts the whole's that give floating results (casts between floating types do not count),
     ``half_nodes`` those that compute in half, ``fp32_by_policy`` those in FP32 by list, by the file's own word or
     because half never reaches them; ``casts`` those of the half between floating types, the file's own too;
-    ``bytes`` are those of the constants.
+    ``bytes`` are those of the constants. ``search``: `delta_debugging.outcome`. ``row_operations``: an estimate for
+    one row (`operations.py`).
     """
 
     spec: ModelSpec
@@ -68,6 +72,8 @@ class ForeignHalf:
     notes: tuple[str, ...]
     whole_info: tuple[ValueInfoProto, ...]
     half_info: tuple[ValueInfoProto, ...]
+    row_operations: int = 0
+    search: str = NOT_ASKED
 
     @property
     def whole(self) -> ModelProto:
@@ -98,20 +104,24 @@ def convert_onnx(
     program, spec, notes = read_foreign(model_path, folder)
     whole = assembled(program.model, program.weights)
     whole_info = finished(whole, f"{model_path}")
-    answers = runtime_answers(whole)
-    del whole
     say(f"{model_path.name}: {len(program.nodes)} nodes at opset {program.opset}")
     planning = planning if planning.count else generate(spec)
     planning = planning.take(slice(0, RANKED if ranks(spec) else PLANNING_SAMPLES))
-    if spec.max_batch_size > 1 and (reason := answers_alone_differ(spec, planning, answers)):
-        spec, notes = spec.with_max_batch_size(1), [*notes, f"max_batch_size is 1: {reason}"]
-    planned = plan_half(program, spec, precision, planning, answers, budget, say)
-    del answers  # and with it a copy of the weights
+    _, row = next(planning.batches(1 if spec.batched else 0))
+    operations = file_operations(program, row)
+    with fixed_threads(operations.of(row)):
+        answers = runtime_answers(whole)
+        del whole
+        if spec.max_batch_size > 1 and (reason := answers_alone_differ(spec, planning, answers)):
+            spec, notes = spec.with_max_batch_size(1), [*notes, f"max_batch_size is 1: {reason}"]
+        planned = plan_half(program, spec, precision, planning, answers, budget, say, operations)
+        del answers  # and with it a copy of the weights
     half_info: tuple[ValueInfoProto, ...] = ()
     if planned.graph is not None:
         half = assembled(planned.graph.model, planned.graph.weights)
         half_info = finished(half, f"the half of {model_path.name}", ExportFailed)
-    return _told(program, spec, precision, planned, notes, whole_info, half_info)
+    found = _told(program, spec, precision, planned, notes, whole_info, half_info)
+    return replace(found, row_operations=operations.of(row))
 
 
 def read_foreign(model_path: Path, folder: ModelFolder) -> tuple[ForeignProgram, ModelSpec, list[str]]:
@@ -152,6 +162,7 @@ def _told(
         bytes_fp32=size_in_bytes(program.weights.values()),
         ledger=planned.ledger,
         found=planned.found,
+        search=planned.search,
         notes=(*notes, *planned.notes),
         whole_info=whole_info,
         half_info=half_info,
@@ -251,6 +262,7 @@ def oracle_answers(foreign: ForeignHalf, mantissa_only: bool = False) -> Answers
 def _session(model: ModelProto) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = torch.get_num_threads()  # `threads.fixed_threads`
     return onnxruntime.InferenceSession(
         model.SerializeToString(),
         options,

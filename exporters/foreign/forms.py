@@ -32,10 +32,14 @@ class Foreign:
     def whole(self) -> Answers:
         return whole_answers(self.half)
 
+    @property
+    def row_operations(self) -> int:
+        return self.half.row_operations
+
     def exam(self, judging: Samples) -> Exam:
         half = self.half
         excuse = ties_of(half.whole, half.spec, half.precision.dtype, judging)
-        return set_exam(half.spec, judging, self.whole(), excuse)
+        return set_exam(half.spec, judging, self.whole(), excuse, self.row_operations)
 
     def plan(self, planning: Samples, share: float, say: Say) -> bool:
         first, self._planned = not self._planned, True
@@ -66,6 +70,7 @@ class Foreign:
             "casts": half.casts,
             "bytes": half.bytes,
             "bytes_fp32": half.bytes_fp32,
+            "search": half.search,
         }
 
     def plan_json(self) -> dict[str, Any]:
@@ -91,7 +96,8 @@ class Foreign:
         return diagnosed(report, floor_report(exam, report.dtype, floor))
 
     def _runtime(self, path: Path, precision: str) -> Answers:
-        return answers_of(self.half.spec, OnnxEngine(path, precision, CPU))
+        engine = OnnxEngine(path, precision, CPU, threads=torch.get_num_threads())
+        return answers_of(self.half.spec, engine)
 
 
 def _save(model: ModelProto, path: Path, half: ForeignHalf, precision: str) -> None:

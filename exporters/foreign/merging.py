@@ -6,7 +6,6 @@ move values do not count), if no more bytes are cast and moved than before, and 
 (convolutions, matrix products, recurrences) never do: half is worth most there, and their weights would double.
 """
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,7 +18,8 @@ from .op_lists import LOWER
 from .placement import MOVEMENTS
 from .rewrite import HalfGraph
 
-SECONDS = 15.0
+WRITTEN = 1 << 17  # nodes of all graphs that are written to try a step: 363 graphs of 361 nodes
+OPERATIONS = 1 << 38  # for the judge
 BYTES_MORE = 4  # an element that is read and written in FP32 instead of half
 Write = Callable[[Collection[str]], HalfGraph]
 
@@ -38,13 +38,16 @@ class Merging:
     judge: Callable[[frozenset[str]], Score]
     numel: Mapping[str, int]
     may_be_kept: Collection[str]
-    clock: Callable[[], float] = time.monotonic
+    spent: Callable[[], int] = lambda: 0
 
     def grown(self, kept: Collection[str]) -> tuple[str, ...]:
-        """The nodes to keep besides, in the order in which they were found. Deterministic but for the time."""
+        """The nodes to keep besides, in the order in which they were found, until `WRITTEN` or `OPERATIONS` end it.
+
+        ``spent``: the operations of all runs of the judge so far.
+        """
         found: list[str] = []
-        end, failed = self.clock() + SECONDS, set[frozenset[str]]()
-        while self.clock() < end:
+        failed, end = set[frozenset[str]](), self.spent() + OPERATIONS
+        while True:
             graph = self.write([*kept, *found])
             step = self._step({*kept, *found}, graph, failed, end)
             if step is None:
@@ -53,15 +56,17 @@ class Merging:
         return tuple(found)
 
     def _step(
-        self, kept: set[str], graph: HalfGraph, failed: set[frozenset[str]], end: float
+        self, kept: set[str], graph: HalfGraph, failed: set[frozenset[str]], end: int
     ) -> tuple[str, ...] | None:
-        now = self.cost(graph)
+        now, most = self.cost(graph), WRITTEN // len(graph.model.graph.node)
         for move in self._moves(graph, kept):
             computing = [node for node in move if node.op_type not in MOVEMENTS]
             more = BYTES_MORE * sum(self._elements(name, graph) for node in move for name in node.output)
             whole = frozenset({*kept, *(node.name for node in move)})
-            if whole in failed or self.clock() > end:
+            if whole in failed:
                 continue
+            if len(failed) >= most or self.spent() > end:
+                return None
             after = self.cost(self.write(whole))
             saved = now.casts - after.casts
             pays = saved >= max(1, len(computing)) and after.bytes + more <= now.bytes

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Sequence
 
 import onnxruntime
+import torch
 from onnx import (
     ModelProto,
     NodeProto,
@@ -67,15 +68,19 @@ def _model(key: Key) -> ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=key[3])
 
 
-@functools.lru_cache(maxsize=4096)
 def session(key: Key) -> onnxruntime.InferenceSession:
-    """Raises ONNX Runtime's own error where it has no kernel."""
+    """With as many threads as torch has now. Raises ONNX Runtime's own error where it has no kernel."""
+    return _session(key, torch.get_num_threads())
+
+
+@functools.lru_cache(maxsize=4096)
+def _session(key: Key, threads: int) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if NodeProto.FromString(key[0]).op_type not in HEAVY:
-        options.intra_op_num_threads = 1  # a pool of threads for each of a thousand nodes is too many
+    # A pool of threads for each of a thousand nodes is too many.
+    options.intra_op_num_threads = threads if NodeProto.FromString(key[0]).op_type in HEAVY else 1
     return onnxruntime.InferenceSession(_model(key).SerializeToString(), options, providers=list(PROVIDERS))
 
 

@@ -13,7 +13,8 @@ from ...models.package import Precision
 from ...models.spec import ModelSpec
 from ..autocast.plan import Kept
 from ..inputs.samples import Samples
-from ..search.delta_debugging import Budget, Found, Score
+from ..operations import UNKNOWN, Operations
+from ..search.delta_debugging import NOT_ASKED, Budget, Found, Score, outcome
 from ..search.lessons import NOT_ALL, taught
 from .dtypes import Dtypes, Kind, assign
 from .graph import ForeignProgram, assembled, graphs
@@ -44,6 +45,7 @@ class Planned:
     found: Found | None
     ledger: tuple[Entry, ...]
     notes: tuple[str, ...]
+    search: str = NOT_ASKED
 
 
 def plan_half(
@@ -54,13 +56,15 @@ def plan_half(
     whole: Answers,
     budget: Budget,
     say: Callable[[str], None],
+    operations: Operations = UNKNOWN,
 ) -> Planned:
-    """Raises BadSetting for a keep pattern that matches no node."""
+    """``operations``: of one execution. Raises BadSetting for a keep pattern that matches no node."""
     draft = Draft(program, precision)
     if precision.level == "O0" or not draft.assign().half:
         return Planned(None, frozenset(), draft.kept, None, (), ())
     model = partial(assembled, program.model, program.weights) if find_tied(program.model) else None
-    trials = Trials(spec, planning, whole, precision.dtype, model, apart=precision.level != "O3")
+    apart = precision.level != "O3"
+    trials = Trials(spec, planning, whole, precision.dtype, model, apart, operations)
     real, odd = ([asked.inputs for asked in some] for some in (trials.real, trials.odd))
     ranges = profile(program, real, precision.dtype)
     alike = [asked.inputs for asked in trials.odd if not asked.name.startswith(RESCALED)]
@@ -76,6 +80,7 @@ def plan_half(
         lambda kept: trials.learn(draft.rewritten(draft.assign(kept))),
         budget=budget,
         say=say,
+        spent=trials.meter.spent,
     )
     found = lesson.found and replace(lesson.found, neighbours=trials.lessons.asked)
     notes = list(masks.done)
@@ -86,17 +91,17 @@ def plan_half(
             "even with every candidate in FP32 the planning samples do not pass: the gate will say why"
         )
     elif not found.minimal:
-        notes.append("the search's budget ended before the FP32 set was shown to be minimal")
+        notes.append("the search was exhausted before the FP32 set was shown to be minimal")
     elif precision.level == "O3" and found.kept:
-        _merge(draft, found.kept, partial(judge, aim=trials.aim))
+        _merge(draft, found.kept, partial(judge, aim=trials.aim), trials.meter.spent)
     kept = found.kept if found else ()
     dtypes = draft.assign(kept)
-    if not dtypes.half:
-        return Planned(None, frozenset(), draft.all_kept(found), found, (), tuple(notes))
-    dtypes = draft.placed(dtypes, kept)
-    graph = draft.rewritten(dtypes)
-    ledger = tuple(draft.ledger.entry(name) for name in draft.halved(dtypes))
-    return Planned(graph, dtypes.half, draft.all_kept(found), found, ledger, tuple(notes))
+    graph, ledger = None, ()
+    if dtypes.half:
+        dtypes = draft.placed(dtypes, kept)
+        graph = draft.rewritten(dtypes)
+        ledger = tuple(draft.ledger.entry(name) for name in draft.halved(dtypes))
+    return Planned(graph, dtypes.half, draft.all_kept(found), found, ledger, tuple(notes), outcome(found))
 
 
 def _judge(draft: "Draft", trials: Trials, bounded: Collection[str]) -> Callable[..., Score]:
@@ -110,14 +115,19 @@ def _judge(draft: "Draft", trials: Trials, bounded: Collection[str]) -> Callable
     return judge
 
 
-def _merge(draft: "Draft", kept: Collection[str], judge: Callable[[frozenset[str]], Score]) -> None:
+def _merge(
+    draft: "Draft",
+    kept: Collection[str],
+    judge: Callable[[frozenset[str]], Score],
+    spent: Callable[[], int],
+) -> None:
     """Hold the nodes between those kept where that saves casts."""
 
     def write(kept: Collection[str]) -> HalfGraph:
         return draft.rewritten(draft.placed(draft.assign(kept), kept))
 
     numel = {name: found.numel for name, found in draft.ranges.items()}
-    merging = Merging(write, judge, numel, draft.assign(kept).half)
+    merging = Merging(write, judge, numel, draft.assign(kept).half, spent)
     for name in merging.grown(kept):
         draft.hold(name, "in FP32 it saves casts: no more nodes than casts, no more bytes cast")
 
@@ -335,6 +345,6 @@ def matches(node: NodeProto, pattern: str) -> bool:
 def _evidence(found: Found | None, name: str) -> str:
     score = found.certificate.get(name) if found else None
     if score is None:
-        return "not shown to be needed: the search's budget ended"
+        return "not shown to be needed: the search was exhausted"
     size = f"error {score.error_u:.3g}u" if np.isfinite(score.error_u) else "answers that are not finite"
     return f"without it: {size} ({score.reason})"

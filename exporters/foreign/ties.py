@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnxruntime
+import torch
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
 from ..gate.choosers import Choice
@@ -173,6 +174,7 @@ def _watching(model: ModelProto, tied: Sequence[Tied]) -> onnxruntime.InferenceS
     watched.graph.output.extend(ValueInfoProto(name=name) for name in asked if name not in known)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = torch.get_num_threads()  # `threads.fixed_threads`
     return onnxruntime.InferenceSession(
         watched.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )

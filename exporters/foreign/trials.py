@@ -1,7 +1,6 @@
 """The planning samples, asked of the whole once and of every candidate half: what the search's judge sees."""
 
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -17,10 +16,11 @@ from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
 from ..inputs.shaken import shaken
 from ..inputs.synthetic import adversarial
+from ..operations import UNKNOWN, Meter, Operations
 from ..question import Answers, Arrays, Question
 from ..search.company import SAME_IN_FP32, Company
 from ..search.delta_debugging import Score
-from ..search.lessons import MANY, SHARE, TOGETHER, Lessons, answered_until
+from ..search.lessons import MANY, SHARE, TOGETHER, Lessons, answered_within
 from ..search.ranking import ranking
 from .graph import HALVES
 from .oracle import Oracle
@@ -32,8 +32,7 @@ Batch = tuple[tuple[int, ...], Arrays]
 
 ROWS = 8
 PLANNING_SAMPLES = 32  # that every half is asked; where outputs rank, more of them are neighbours like others
-# For the whole's answers to what every candidate is asked; counted as `lessons.PATIENCE_SECONDS`.
-SAMPLES_SECONDS = 2.0
+SAMPLES_OPERATIONS = 1 << 35  # for the whole's answers to what every candidate is asked
 FEW = 16  # of them are asked again, shaken; but what picks boxes picks others then, and nobody is at fault
 # What passed on planning samples is judged on others: the limits are tighter here (shares of the error that the gate
 # allows, and dB above what it asks for). Once nodes must be kept the worst error is held tighter still, because it
@@ -57,9 +56,12 @@ class Trials:
         dtype: str,
         model: Callable[[], ModelProto] | None = None,
         apart: bool = True,
+        operations: Operations = UNKNOWN,
     ) -> None:
         """``model`` gives the whole, to find integers that may differ because their scores tie. ``apart``: as
-        `Lessons` has it."""
+        `Lessons` has it. ``operations``: of one execution of the whole, or of a half."""
+        self.meter = Meter(operations)
+        whole = self.meter.on(whole)
         rows = min(spec.max_batch_size, ROWS, max(planning.count, 1)) if spec.batched else 0
         few, more = planning.take(slice(0, FEW)), planning.take(slice(PLANNING_SAMPLES, None))
         planning = planning.take(slice(0, PLANNING_SAMPLES))
@@ -74,9 +76,10 @@ class Trials:
         def asked(batches: Iterable[Batch]) -> Iterator[Question]:
             return (Question(samples, inputs, whole(inputs)) for samples, inputs in batches)
 
-        end = time.thread_time() + SAMPLES_SECONDS
-        self.own = answered_until(end, asked(planning.batches(rows)))
-        self.real = [*self.own, *answered_until(end, asked(neighbours([], planning.count)))]
+        spent = self.meter.spent
+        self.own = answered_within(SAMPLES_OPERATIONS, asked(planning.batches(rows)), spent)
+        left = SAMPLES_OPERATIONS - spent()
+        self.real = [*self.own, *answered_within(left, asked(neighbours([], planning.count)), spent)]
         self._in_company = rows > 1
         copies = -(-(TOGETHER if self._in_company else MANY) // max(few.count, 1))
         self.lessons = Lessons(
@@ -85,6 +88,7 @@ class Trials:
             lambda trials: self._gate(self._lesson_aim, trials, []),
             apart,
             rank=ranking(spec, dtype),
+            spent=spent,
         )
         self.odd = [
             Question(tuple(range(_rows(spec, inputs))), inputs, whole(inputs), name)
@@ -111,7 +115,7 @@ class Trials:
 
     @cached_property
     def _lesson_aim(self) -> tuple[float, float]:
-        """A large model is asked about fewer, in the time that there is."""
+        """A large model is asked about fewer (`lessons.OPERATIONS`)."""
         return THOROUGH if sum(len(one.samples) for one in self.many) >= THOUSANDS else ENOUGH
 
     @cached_property
@@ -157,7 +161,7 @@ class Trials:
         real += map(answers, self.real[len(self.own) :])
         near = {name: size for name, size in largest.items() if size > LARGEST[self.dtype] / HEADROOM}
         for inputs in self.larger:
-            oracle.run(inputs)
+            self.meter.on(oracle.run)(inputs)
         near |= {name: size for name, size in largest.items() if size > LARGEST[self.dtype]}
         odd = [answers(one) for one in self.odd]
         report = self._judged(aim, real, odd)
@@ -180,7 +184,7 @@ class Trials:
 
     def _answers(self, oracle: Oracle) -> Callable[[Question], Trial]:
         """Lets one half answer."""
-        answered = self.company.answered_by(oracle.run)
+        answered = self.company.answered_by(self.meter.on(oracle.run))
         return lambda one: self._trial(one, answered(one))
 
     def _trial(self, asked: Question, answers: Arrays) -> Trial:

@@ -1,4 +1,4 @@
-"""What autocast really does to a live model: one run, op by op, below the autocast layer."""
+"""What a live model really does: one run, op by op, below the autocast layer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ...models.engines.islands import HALVES
+from ..operations import Counted, Operations
+from ..question import Arrays
 
 _CASTS = (torch.ops.aten.to, torch.ops.aten._to_copy)
 
@@ -29,6 +31,30 @@ def count(run: Callable[[], object]) -> Counts:
     with _Counting(counts):
         run()
     return counts
+
+
+def module_operations(run: Callable[[], object], inputs: Arrays) -> Operations:
+    """Of any execution of a module, estimated from ``run``, which is one on ``inputs``."""
+    counted = Counted()
+    with _Estimating(counted):
+        run()
+    return counted.estimate(sum(array.size for array in inputs.values()))
+
+
+class _Estimating(TorchDispatchMode):
+    def __init__(self, counted: Counted) -> None:
+        super().__init__()
+        self._counted = counted
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        read = [value.shape for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        given = [value.shape for value in tree_leaves(result) if isinstance(value, Tensor)]
+        name = func._schema.name.removeprefix("aten::")
+        self._counted.add(name, read, [] if func.is_view else given)
+        return result
 
 
 class _Counting(TorchDispatchMode):

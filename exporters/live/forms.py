@@ -23,11 +23,12 @@ from ..autocast.plan import Kept
 from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
 from ..maker import Made, Say
+from ..operations import UNKNOWN, Operations
 from ..prove import Answers, Arrays, Exam, answers_of, set_exam, take
-from ..search.delta_debugging import Found
+from ..search.delta_debugging import NOT_ASKED, NOT_NEEDED, Found, outcome
 from ..subject import Subject
 from .building import Built, build, check_asked, example, largest_gap
-from .counts import Counts, count
+from .counts import Counts, count, module_operations
 from .islands import LiveRehearsal, asked_islands, find_islands, observed
 
 CPU = torch.device("cpu")
@@ -68,6 +69,27 @@ class Live:
     counts: Counts = field(default_factory=Counts)
     _planned: bool = False
     _half: LiveEngine | None = None
+    _search: str = NOT_ASKED
+    _operations: Operations | None = None
+
+    @property
+    def row_operations(self) -> int:
+        return self.operations.of(self._row)
+
+    @property
+    def operations(self) -> Operations:
+        """Of one execution of the FP32 module; unknown where it cannot be watched."""
+        if self._operations is None:
+            whole, row = self.whole(), self._row
+            try:
+                self._operations = module_operations(lambda: whole(row), row)
+            except CaptureFailed:
+                self._operations = UNKNOWN
+        return self._operations
+
+    @property
+    def _row(self) -> Arrays:
+        return next(self.subject.samples.batches(1 if self.subject.spec.batched else 0))[1]
 
     def whole(self) -> Answers:
         answers = answers_of(self.subject.spec, LiveEngine(self.built.live, "fp32", CPU))
@@ -81,7 +103,8 @@ class Live:
         return told
 
     def exam(self, judging: Samples) -> Exam:
-        return set_exam(self.subject.spec, judging, self.whole())
+        whole = self.whole()
+        return set_exam(self.subject.spec, judging, whole, row_operations=self.row_operations)
 
     def plan(self, planning: Samples, share: float, say: Say) -> bool:
         """Whether it is another plan than before; at O0 nothing is half and nothing is to be searched."""
@@ -134,6 +157,7 @@ class Live:
             "casts": counts.casts,
             "bytes": size,  # the FP32 weights stay in memory
             "bytes_fp32": size,
+            "search": self._search,
         }
 
     def plan_json(self) -> dict[str, Any]:
@@ -172,10 +196,12 @@ class Live:
         called = observed(live.module, lambda: self.whole()(inputs))
         asked = asked_islands(live.module, called, self.subject.precision.keep)
         kept = [self._kept(path, f"asked for by keep = {pattern!r}") for path, pattern in asked.items()]
-        rehearsal = LiveRehearsal(live, dtype, CPU, planning, share)
+        rehearsal = LiveRehearsal(live, dtype, CPU, planning, share, self.operations)
+        self._search = NOT_NEEDED
         if not rehearsal.score(asked).passed:
             say("searching for the modules that must stay in FP32")
             found = find_islands(rehearsal, asked, say)
+            self._search = outcome(found)
             kept += [self._found(path, found) for path in found.kept] if found else []
         return tuple(kept)
 
@@ -186,7 +212,7 @@ class Live:
     def _found(self, path: str, found: Found) -> Kept:
         score = found.certificate.get(path)
         if score is None:
-            evidence = "the search's budget ended before the model was tried without it"
+            evidence = "the search was exhausted before the model was tried without it"
         elif np.isfinite(score.error_u):
             evidence = f"without it: error {score.error_u:.3g}u"
         else:

@@ -22,10 +22,11 @@ from ..gate.parity import judge
 from ..gate.trial import Trial
 from ..inputs.samples import Samples
 from ..inputs.synthetic import adversarial
+from ..operations import UNKNOWN, Meter, Operations
 from ..prove import Answers, Arrays, answers_of
 from ..search.delta_debugging import Budget, Found, Score, smallest_set
 
-BUDGET = Budget(seconds=90.0, evaluations=200)
+BUDGET = Budget(evaluations=200, operations=1 << 41)
 MAX_SAMPLES = 16  # that a trial is judged on
 ROWS = 8  # of one batch
 
@@ -91,16 +92,24 @@ def asked_islands(module: nn.Module, called: Iterable[str], patterns: Sequence[s
 class LiveRehearsal:
     """The gate on planning samples, with true half kernels: how would the half with these islands do?
 
-    ``share``: how much of the gate's limits may be used; the samples that judge are others.
+    ``share``: how much of the gate's limits may be used; the samples that judge are others. ``operations``: of one
+    execution.
     """
 
     def __init__(
-        self, live: LiveModule, dtype: str, device: torch.device, planning: Samples, share: float
+        self,
+        live: LiveModule,
+        dtype: str,
+        device: torch.device,
+        planning: Samples,
+        share: float,
+        operations: Operations = UNKNOWN,
     ) -> None:
         self._live, self._dtype, self._device = live, dtype, device
         limits = stricter(live.spec.parity, dtype, share)
         self._spec = replace(live.spec, parity=limits)
         whole = answers_of(live.spec, LiveEngine(live, "fp32", device))
+        self.meter = Meter(operations)
         self._trials = list(_asked(live.spec, planning.take(slice(0, MAX_SAMPLES)), whole))
         self._scores: dict[frozenset[str], Score] = {}
 
@@ -110,7 +119,7 @@ class LiveRehearsal:
         if key not in self._scores:
             half = LiveEngine(self._live, self._dtype, self._device, sorted(key))
             try:
-                self._scores[key] = self._judged(answers_of(self._spec, half))
+                self._scores[key] = self._judged(self.meter.on(answers_of(self._spec, half)))
             except EngineFailed as error:
                 self._scores[key] = Score(False, math.inf, str(error))
             finally:
@@ -154,7 +163,11 @@ def find_islands(
     for most in range(max(heights.values(), default=-1) + 1):
         candidates = [path for path in suspects if heights[path] <= most]
         found = smallest_set(
-            candidates, lambda more: rehearsal.score([*asked, *more]), budget=budget, say=say
+            candidates,
+            lambda more: rehearsal.score([*asked, *more]),
+            budget=budget,
+            say=say,
+            spent=rehearsal.meter.spent,
         )
         if found is not None:
             return found

@@ -13,10 +13,10 @@ import onnx
 import onnxruntime
 
 from ...models.engines.onnx_engine import DEADLY_IN_HALF
-from ...models.errors import ExportFailed
+from ...models.errors import ExportFailed, OutOfTime
 
 LARGE = 2**26  # bytes
-_SECONDS = 600
+LIMIT_SECONDS = 600  # a stop, after which there is no verdict
 _CHILD = """
 import sys, onnx, onnxruntime
 onnx.checker.check_model(sys.argv[1], full_check=True)
@@ -35,7 +35,7 @@ def check_file(path: Path, bodies: bool) -> None:
     """``onnx.checker``'s full check (shapes are inferred strictly) and a load by ONNX Runtime.
 
     ``bodies``: whether some op runs a graph of its own (If, Loop, Scan): then the load optimises, as the
-    engine's will. Raises ExportFailed where ONNX Runtime dies of it, or whatever refuses the file.
+    engine's will. Raises ExportFailed where ONNX Runtime dies of it, or whatever refuses the file, and OutOfTime.
     """
     if bodies or path.stat().st_size >= LARGE:
         _check_elsewhere(path, bodies)
@@ -48,10 +48,24 @@ def check_file(path: Path, bodies: bool) -> None:
 
 
 def _check_elsewhere(path: Path, bodies: bool) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", _CHILD, str(path), "bodies" if bodies else "plain", *DEADLY_IN_HALF],
-        capture_output=True, text=True, timeout=_SECONDS, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        _CHILD,
+        str(path),
+        "bodies" if bodies else "plain",
+        *DEADLY_IN_HALF,
+    ]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise OutOfTime(
+            f"the check of {path.name} and its load by ONNX Runtime did not end within {LIMIT_SECONDS} s: expected "
+            "seconds; convert it again on a machine that has less to do, or without this form (--form torch)"
+        ) from None
     if done.returncode < 0:
         raise ExportFailed(
             f"ONNX Runtime {onnxruntime.__version__} crashes (signal {-done.returncode}) when it loads {path.name}"

@@ -15,7 +15,7 @@ import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, InlinePass, RemoveUnusedOpsetsPass
 from torch.export import ExportedProgram
 
-from ...models.errors import ExportFailed
+from ...models.errors import ExportFailed, OutOfTime
 from ...models.spec import ModelSpec
 from .check import check_file
 from .folding import fold_known
@@ -48,6 +48,8 @@ def write_onnx(program: ExportedProgram, spec: ModelSpec, path: Path, metadata: 
         bodies = any(attr.type in BODIES for node in model.graph for attr in node.attributes.values())
         del model
         check_file(path, bodies)
+    except OutOfTime:
+        raise
     except Exception as error:
         path.unlink(missing_ok=True)
         data.unlink(missing_ok=True)

@@ -4,12 +4,13 @@ Both read ``facts``, the JSON-able dict of one conversion. Whatever is absent is
 render too. ``model``, ``version``, ``digest``, ``status``, ``reason``, ``precision``, ``samples`` (source,
 planning, judging, batch_sizes), ``capture`` (notes), ``environment`` and ``replay`` say what was done;
 ``forms`` maps a form to what the command line prints of it and ``parity``, its `verdict.ParityReport` as
-JSON (with ``diagnoses``: floor, distance, range or precision). Beyond the gate (each made in `sections.py`
+JSON (with ``diagnoses``: floor, distance, range or precision). ``half`` is the half's dtype, None where nothing is
+half. Beyond the gate (each made in `sections.py`
 unless another file is named):
 
 - ``recommendation`` {convert, message}
 - ``curve`` {nodes, astray_u, points: [{at, node, op, error_u, lost}], first}: `curve.Curve.to_json`
-- ``search`` {evaluations, neighbours, minimal, before, after, certificate: [{node, op, error_u, reason}]}
+- ``search`` {outcome, evaluations, neighbours, minimal, before, after, certificate: [{node, op, error_u, reason}]}
 - ``repairs`` [{node, what, evidence}]: `repairs.Repair.to_json`
 - ``profile`` {nodes, batches, rows, guards}
 - ``weights`` {tensors, worst: [rows of the ledger, columns as they come]}
@@ -32,6 +33,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..gate.gate_rows import few_pairs, gate_rows
+from ..search.delta_debugging import EXHAUSTED
 from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, curve_plot, error_bar, error_plot, slice_plot
 
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
@@ -42,9 +44,17 @@ def render_html(facts: Mapping[str, Any]) -> str:
     return _environment().get_template("report.html").render(facts=facts)
 
 
+def headline(facts: Mapping[str, Any]) -> str:
+    """The verdict in few words. Where nothing is half nothing was proven of a half (``half`` is None)."""
+    if facts["status"] != "live":
+        return str(facts["status"]).capitalize()
+    return "FP32" if facts.get("half", "") is None else "Proven even"
+
+
 def render_terminal(facts: Mapping[str, Any]) -> Group:
     """One row for each form and output, and under the table every sentence of a refusal."""
-    title = escape(f"{facts['model']}@{facts.get('version') or '–'}: {facts['status']}")
+    fp32 = ", in FP32" if headline(facts) == "FP32" else ""
+    title = escape(f"{facts['model']}@{facts.get('version') or '–'}: {facts['status']}{fp32}")
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("form", "output", "verdict"):  # with these eight more it fits 80 columns
         table.add_column(heading)
@@ -81,7 +91,8 @@ def _rows(form: str, found: Mapping[str, Any]) -> Iterable[list[str]]:
             *graph,
         ]
     if not outputs:
-        verdict = "[green]passed[/]" if found.get("passed") else "[red]refused[/]"
+        passed = "FP32" if found.get("half_nodes") == 0 else "[green]passed[/]"
+        verdict = passed if found.get("passed") else "[red]refused[/]"
         yield [escape(form), "–", verdict, "–", "–", "–", "–", *graph]
 
 
@@ -118,6 +129,9 @@ def _findings(facts: Mapping[str, Any]) -> Iterable[str]:
         yield f"first astray: {first['node']} ({first['op']}) {how}"
     if message := (facts.get("recommendation") or {}).get("message"):
         yield message
+    exhausted = any(form.get("search") == EXHAUSTED for form in facts["forms"].values())
+    if headline(facts) == "FP32" or (exhausted and facts["status"] == "live"):
+        yield facts["reason"]
 
 
 def pages_of(folder: Path) -> Environment:
@@ -134,7 +148,7 @@ def pages_of(folder: Path) -> Environment:
 def _environment() -> Environment:
     environment = pages_of(Path(__file__).parent)
     environment.globals.update(error_bar=error_bar, error_plot=error_plot, slice_plot=slice_plot)
-    environment.globals.update(curve_plot=curve_plot, gate_rows=gate_rows)
+    environment.globals.update(curve_plot=curve_plot, gate_rows=gate_rows, headline=headline)
     environment.globals.update(WIDTH=WIDTH, HEIGHT=HEIGHT, SLICE_HEIGHT=SLICE_HEIGHT)
     environment.filters.update(size=size_text, number=number_text, db=db_text, share=share_text)
     return environment

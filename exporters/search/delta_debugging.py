@@ -6,7 +6,6 @@ it fails. Keeping more nodes usually helps, but nothing rests on that: only sets
 ever held, and the last pass takes single nodes away until none can go.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,10 +21,10 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Wall-clock seconds and runs of the judge after which a search ends with what it has."""
+    """Runs of the judge, and operations (`operations.Meter`), after which a search ends with what it has."""
 
-    seconds: float
     evaluations: int
+    operations: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +32,7 @@ class Found:
     """A passing set. ``certificate``: kept node → what happens when it alone is given back to half.
 
     ``minimal``: the certificate is complete and each of its scores fails; False where the budget ended first.
+    ``exhausted``: the budget ended before all was tried that would have been.
     ``before``, ``after``: the scores with nothing kept and with ``kept``; ``evaluations``: runs of the judge.
     ``neighbours``: of the samples, that it was asked about besides (`lessons.Lessons`).
     """
@@ -44,9 +44,25 @@ class Found:
     evaluations: int
     minimal: bool
     neighbours: int = 0
+    exhausted: bool = False
 
 
 Judge = Callable[[frozenset[str]], Score]
+
+# What a form shows as ``search``.
+NOT_ASKED, NOT_NEEDED, COMPLETE = "not asked", "not needed", "complete"
+EXHAUSTED, FAILED = "exhausted", "failed"
+
+
+def outcome(found: Found | None) -> str:
+    """What became of a search: ``not needed`` where the plan passes as it is, ``complete``, ``exhausted`` where its
+    budget ended before all was tried, ``failed`` where nothing passes, whatever is kept.
+    """
+    if found is None:
+        return FAILED
+    if found.exhausted:
+        return EXHAUSTED
+    return COMPLETE if found.kept else NOT_NEEDED
 
 
 def smallest_set(
@@ -55,18 +71,18 @@ def smallest_set(
     *,
     budget: Budget,
     say: Callable[[str], None] = lambda line: None,
-    clock: Callable[[], float] = time.monotonic,
+    spent: Callable[[], int] = lambda: 0,
     elsewhere: bool = True,
 ) -> Found | None:
     """The smallest passing set that the budget lets us find; no single node can be taken away from it.
 
     ``candidates``: most suspicious first; they stay longest. ``judge``: scores a set of kept nodes, and is
-    asked once per set. ``elsewhere``: look a second time, for a smaller set of other nodes. Keeping nothing and
-    keeping everything are tried whatever the budget. None where even all candidates kept do not pass.
-    Deterministic, but for where a budget in seconds ends.
+    asked once per set. ``spent``: the operations of all runs so far. ``elsewhere``: look a second time, for a
+    smaller set of other nodes. Keeping nothing, everything, and the first 1, 2, 4, … are tried whatever the
+    budget. None where even all candidates kept do not pass. Deterministic.
     """
-    search = _Search(list(dict.fromkeys(candidates)), judge, budget, say, clock)
-    before = search.score(())
+    search = _Search(list(dict.fromkeys(candidates)), judge, budget, say, spent)
+    before, exhausted = search.score(()), False
     if not before.passed and not search.score(search.suspects).passed:
         return None
     if not before.passed:
@@ -75,6 +91,7 @@ def smallest_set(
             if elsewhere and len(search.best) > 1:
                 search.second_start()
         except _BudgetSpent:
+            exhausted = True
             say(f"search: the budget is spent, {search.state}")
     kept = tuple(search.best)
     certificate = {node: score for node in kept if (score := search.known(_without(kept, node)))}
@@ -85,6 +102,7 @@ def smallest_set(
         after=search.score(kept),
         evaluations=len(search.scores),
         minimal=len(certificate) == len(kept),  # none of them passes, or it would be the best
+        exhausted=exhausted,
     )
 
 
@@ -101,12 +119,12 @@ class _Search:
         judge: Judge,
         budget: Budget,
         say: Callable[[str], None],
-        clock: Callable[[], float],
+        spent: Callable[[], int],
     ) -> None:
         self.suspects, self.scores = suspects, dict[frozenset[str], Score]()
         self.best = suspects
-        self._judge, self._budget, self._say, self._clock = judge, budget, say, clock
-        self._end = clock() + budget.seconds
+        self._judge, self._budget, self._say, self._spent = judge, budget, say, spent
+        self._end = spent() + budget.operations
 
     @property
     def state(self) -> str:
@@ -126,14 +144,14 @@ class _Search:
         return self.scores[key]
 
     def passes(self, kept: Sequence[str]) -> bool:
-        spent = len(self.scores) >= self._budget.evaluations or self._clock() >= self._end
+        spent = len(self.scores) >= self._budget.evaluations or self._spent() >= self._end
         if spent and self.known(kept) is None:
             raise _BudgetSpent
         return self.score(kept).passed
 
     def run(self) -> None:
         size = 1
-        while not self.passes(self.suspects[:size]):
+        while not self.score(self.suspects[:size]).passed:  # few runs, and without them all would be kept
             size *= 2
         self.one_minimal(self.reduced([], self.suspects[:size]))
 

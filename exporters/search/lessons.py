@@ -6,7 +6,6 @@ and the search goes on from what it kept (counterexample-guided synthesis: Solar
 """
 
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,9 +20,7 @@ from .ranking import RANKED, RULES
 
 MANY = 2048  # neighbours that a plan is asked about
 TOGETHER = 4096  # where they may be asked together (`company.Company`)
-# Of the asking thread's processor time, for the whole's answers: a large model is asked about fewer, and
-# what else the machine does changes little.
-PATIENCE_SECONDS = 8.0
+OPERATIONS = 1 << 37  # for the whole's answers: a large model is asked about fewer
 DRAWN = 16  # of them, as many as judge a folder without samples, have a scale of their own
 ANSWERS_BYTES = 1 << 28  # that the whole's answers may take
 WORST = 8  # batches that join the samples after one search
@@ -54,7 +51,8 @@ class Lessons(Generic[A]):
     ``own``: the samples. ``draw`` gives the neighbours, as the whole answers them, one copy of the samples after the
     other. ``judge``: the gate's report at `SHARE` of its limit. ``apart``: whether every `DRAWN` of them are held to
     their own scale, as a proof on as many samples would hold them, or to that of all. ``rank``: `ranking.ranking`,
-    asked about `RANKED` of them. What is passed to ``learn`` and ``failed`` lets a half answer one.
+    asked about `RANKED` of them. ``spent``: the operations so far (`operations.Meter`). What is passed to ``learn`` and
+    ``failed`` lets a half answer one.
     """
 
     own: Sequence[A]
@@ -62,13 +60,14 @@ class Lessons(Generic[A]):
     judge: Callable[[Sequence[Trial]], ParityReport]
     apart: bool = True
     rank: Callable[[Sequence[Trial]], ParityReport | None] | None = None
+    spent: Callable[[], int] = lambda: 0
     learned: list[A] = field(default_factory=list)
     ranked: Sequence[A] = ()  # among which a half broke the order
     asked: int = 0  # rows
 
     @cached_property
     def many(self) -> list[A]:
-        return answered_until(time.thread_time() + PATIENCE_SECONDS, self.draw())
+        return answered_within(OPERATIONS, self.draw(), self.spent)
 
     def learn(self, answered: Callable[[A], Trial]) -> bool:
         """Whether the half fails any neighbour: the worst are asked first of every half from now on."""
@@ -136,13 +135,13 @@ def _loudest(several: Sequence[A]) -> list[Trial]:
     return [Trial(one.samples, one.reference, one.reference) for one in found]
 
 
-def answered_until(end: float, asked: Iterable[A]) -> list[A]:
-    """As many as there is time (``end`` as `time.thread_time` has it) and memory for, and one."""
-    found, held = [], 0
+def answered_within(operations: int, asked: Iterable[A], spent: Callable[[], int]) -> list[A]:
+    """As many as ``operations`` and memory allow, and one."""
+    found, held, end = [], 0, spent() + operations
     for one in asked:
         found.append(one)
         held += sum(array.nbytes for array in one.reference.values())
-        if time.thread_time() > end or held > ANSWERS_BYTES:
+        if spent() > end or held > ANSWERS_BYTES:
             break
     return found
 
@@ -163,7 +162,7 @@ def _size(array: np.ndarray) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """``equal``: whether all neighbours are equal under what was found, as far as there was time to ask."""
+    """``equal``: whether all neighbours are equal under what was found, as far as they were asked."""
 
     found: Found | None
     equal: bool
@@ -176,17 +175,17 @@ def taught(
     *,
     budget: Budget,
     say: Callable[[str], None] = lambda line: None,
-    clock: Callable[[], float] = time.monotonic,
+    spent: Callable[[], int] = lambda: 0,
 ) -> Taught:
     """`search.smallest_set` for the samples and for the neighbours that smaller sets fail.
 
     ``learn``: asks the half that keeps these nodes about many neighbours, adds the worst that it fails to what the
     judge asks, and says whether there were any. Where no set gets those right, what was found before them stands.
     """
-    end, before = clock() + budget.seconds, None
+    end, before = spent() + budget.operations, None
     for lesson in range(LESSONS + 1):
-        left = replace(budget, seconds=max(end - clock(), 0.0))
-        found = smallest_set(candidates, judge, budget=left, say=say, clock=clock, elsewhere=not lesson)
+        left = replace(budget, operations=max(end - spent(), 0))
+        found = smallest_set(candidates, judge, budget=left, say=say, spent=spent, elsewhere=not lesson)
         if found is None:
             return Taught(before, before is None)
         if not found.minimal:
@@ -198,4 +197,4 @@ def taught(
         )
         candidates = [*found.kept, *(name for name in candidates if name not in found.kept)]
         before = found
-    return Taught(before, False)
+    return Taught(before and replace(before, exhausted=True), False)

@@ -24,6 +24,7 @@ EXPECTED = {
     errors.CannotConvert: (422, 4),
     errors.CaptureFailed: (422, 4),
     errors.ExportFailed: (422, 4),
+    errors.OutOfTime: (422, 4),
     errors.ParityRefused: (422, 3),
     errors.StoreError: (500, 1),
     errors.DamagedFile: (500, 1),

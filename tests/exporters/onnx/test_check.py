@@ -6,7 +6,7 @@ import onnx
 import pytest
 from halfeven.exporters.onnx import check as onnx_check
 from halfeven.exporters.onnx.check import check_file
-from halfeven.models.errors import ExportFailed
+from halfeven.models.errors import ExportFailed, OutOfTime
 from onnx import TensorProto, helper
 
 
@@ -34,4 +34,11 @@ def test_a_file_that_kills_its_reader_is_refused_by_name(
 ) -> None:
     monkeypatch.setattr(onnx_check, "_CHILD", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     with pytest.raises(ExportFailed, match=r"crashes \(signal 11\) when it loads good.onnx"):
+        check_file(written(tmp_path / "good.onnx", "Relu"), bodies=True)
+
+
+def test_a_check_that_does_not_end_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_check, "_CHILD", "import time; time.sleep(600)")
+    monkeypatch.setattr(onnx_check, "LIMIT_SECONDS", 0.2)
+    with pytest.raises(OutOfTime, match=r"did not end within 0\.2 s"):
         check_file(written(tmp_path / "good.onnx", "Relu"), bodies=True)

@@ -6,11 +6,12 @@ import random
 from collections.abc import Callable, Iterable
 
 import pytest
-from halfeven.exporters.search.delta_debugging import Budget, Found, Judge, Score, smallest_set
+from halfeven.exporters.search.delta_debugging import Budget, Found, Judge, Score, outcome, smallest_set
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-AMPLE = Budget(3600.0, 100_000)
+AMPLE = Budget(evaluations=100_000, operations=1 << 60)
+WHATEVER_THE_BUDGET = 2 + 6  # of 40 nodes: none, all, and the first 1, 2, 4, 8, 16, 32
 PASS, FAIL = Score(True, 0.5, ""), Score(False, math.inf, "overflow")
 
 
@@ -157,33 +158,49 @@ def test_where_more_kept_never_hurts_an_independent_set_of_needs_is_met_minimall
 @given(st.integers(0, 60), st.sets(st.sampled_from(names(40)), min_size=1, max_size=8))
 def test_a_budget_of_runs_is_held_and_what_comes_back_still_passes(runs: int, needed: set[str]) -> None:
     judge = judged_by(lambda kept: needed <= kept)
-    found = smallest_set(names(40), judge, budget=Budget(3600.0, runs))
-    assert found is not None and found.evaluations <= max(2, runs)
+    found = smallest_set(names(40), judge, budget=Budget(runs, 1 << 60))
+    assert found is not None and found.evaluations <= max(WHATEVER_THE_BUDGET, runs)
     holds(found, judge, names(40))
-    if not found.minimal:
-        assert found.evaluations == max(2, runs), "it stopped although it had runs left"
+    assert found.minimal or found.exhausted
+    if found.exhausted:
+        assert found.evaluations >= runs, "it stopped although it had runs left"
 
 
-def test_a_budget_of_seconds_is_held_and_said() -> None:
-    now, said = [0.0], list[str]()
+def test_without_any_budget_a_few_suspects_are_kept_and_not_all() -> None:
+    judge = judged_by(needs(["n2"], ["n5"]))
+    found = smallest_set(names(400), judge, budget=Budget(0, 0))
+    assert found is not None and found.exhausted and list(found.kept) == names(8)
+    assert outcome(found) == "exhausted"
+
+
+def test_a_search_says_in_a_word_what_became_of_it() -> None:
+    def search(passes: Callable[[frozenset[str]], bool]) -> str:
+        return outcome(smallest_set(names(9), judged_by(passes), budget=AMPLE))
+
+    assert search(lambda kept: True) == "not needed"
+    assert search(needs(["n3"])) == "complete"
+    assert search(lambda kept: False) == "failed"
+
+
+def test_a_budget_of_operations_is_held_and_said() -> None:
+    spent, said = [0], list[str]()
 
     def judge(kept: frozenset[str]) -> Score:
-        now[0] += 1.0
+        spent[0] += 1000
         return PASS if {"n3", "n11", "n200"} <= kept else FAIL
 
-    def search(seconds: float) -> Found | None:
-        return smallest_set(
-            names(400), judge, budget=Budget(seconds, 10_000), say=said.append, clock=lambda: now[0]
-        )
+    def search(operations: int) -> Found | None:
+        budget = Budget(10_000, operations)
+        return smallest_set(names(400), judge, budget=budget, say=said.append, spent=lambda: spent[0])
 
-    short = search(15.0)
-    assert short is not None and not short.minimal and short.evaluations == 15
+    short = search(15_000)
+    assert short is not None and not short.minimal and short.exhausted and short.evaluations == 15
     assert judge(frozenset(short.kept)).passed
     assert (
         said[-1].startswith("search: the budget is spent, ") and "of 400 suspects kept, 15 runs" in said[-1]
     )
-    long = search(1000.0)
-    assert long is not None and long.minimal and long.kept == ("n3", "n11", "n200")
+    long = search(1_000_000)
+    assert long is not None and long.minimal and not long.exhausted and long.kept == ("n3", "n11", "n200")
 
 
 def test_progress_is_said_each_time_the_set_gets_smaller() -> None:

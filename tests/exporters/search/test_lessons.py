@@ -1,7 +1,8 @@
 """What is found for a few samples is asked about many, and those it fails join the samples."""
 
+import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,13 +10,14 @@ import pytest
 from halfeven.exporters.gate.parity import judge
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.gate.verdict import ParityReport
+from halfeven.exporters.operations import Meter, Operations
 from halfeven.exporters.search.delta_debugging import Budget, Score
-from halfeven.exporters.search.lessons import LESSONS, WORST, Lessons, excess, taught
+from halfeven.exporters.search.lessons import LESSONS, OPERATIONS, WORST, Lessons, excess, taught
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 
 from tests.conversions import converted, samples_of
 
-AMPLE = Budget(3600.0, 100_000)
+AMPLE = Budget(evaluations=100_000, operations=1 << 60)
 NODES = [f"n{index}" for index in range(20)]
 
 
@@ -71,19 +73,14 @@ def test_lessons_end() -> None:
     school = School({f"i{n}": f"n{n}" for n in range(20)}, asked=["i0"])
     lesson = taught(NODES, school.judge, school.learn, budget=AMPLE)
     assert not lesson.equal and school.lessons == LESSONS + 1
-    assert lesson.found is not None and len(lesson.found.kept) == LESSONS + 1
+    assert lesson.found is not None and len(lesson.found.kept) == LESSONS + 1 and lesson.found.exhausted
 
 
 def test_a_spent_budget_ends_the_lessons_with_a_set_that_passed() -> None:
-    now = [0.0]
-
-    def clock() -> float:
-        now[0] += 1.0
-        return now[0]
-
+    spent = itertools.count()
     school = School({"a": "n3", "b": "n7"}, asked="a")
-    lesson = taught(NODES, school.judge, school.learn, budget=Budget(5.0, 1000), clock=clock)
-    assert lesson.found is not None and not lesson.found.minimal
+    lesson = taught(NODES, school.judge, school.learn, budget=Budget(1000, 5), spent=spent.__next__)
+    assert lesson.found is not None and not lesson.found.minimal and lesson.found.exhausted
     assert school.judge(frozenset(lesson.found.kept)).passed
 
 
@@ -160,13 +157,16 @@ def test_what_is_left_over_is_held_to_the_draw_before() -> None:
     assert lessons_of(QUIET).learn(One.answered), "there is nothing before"
 
 
-def test_a_whole_that_has_used_up_its_time_is_asked_about_one_more_and_no_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("halfeven.exporters.search.lessons.PATIENCE_SECONDS", -1.0)
-    lessons = lessons_of(*[One(0.0)] * 20)
-    assert not lessons.learn(One.answered) and lessons.asked == 1
-    monkeypatch.undo()
+def test_a_whole_that_has_used_up_its_operations_is_asked_about_one_more_and_no_more() -> None:
+    meter, lessons = Meter(Operations(fixed=OPERATIONS // 3)), lessons_of()
+
+    def draw() -> Iterator[One]:
+        for one in [One(0.0)] * 20:
+            meter.on(lambda _: {})({})
+            yield one
+
+    lessons.draw, lessons.spent = draw, meter.spent
+    assert not lessons.learn(One.answered) and lessons.asked == 4
     lessons = lessons_of(*[One(0.0)] * 20)
     assert not lessons.learn(One.answered) and lessons.asked == 20
 
