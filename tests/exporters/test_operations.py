@@ -29,7 +29,12 @@ from tests.exporters.foreign.onnx_files import parsed
         ("Conv", [(2, 4, 9, 9), (16, 4, 3, 3), (16,)], (2, 16, 7, 7), 2 * 16 * 49 * 4 * 9),
         ("ConvTranspose", [(2, 4, 7, 7), (4, 16, 3, 3)], (2, 16, 9, 9), 2 * 4 * 49 * 16 * 9),
         ("scaled_dot_product_attention", [(2, 4, 5, 8)] * 3, (2, 4, 5, 8), 2 * (2 * 4 * 5 * 5 * 8)),
-        ("LSTM", [(6, 2, 8), (1, 64, 8), (1, 64, 16), (1, 128)], (6, 1, 2, 16), 12 * (64 * 8 + 64 * 16 + 128)),
+        (
+            "LSTM",
+            [(6, 2, 8), (1, 64, 8), (1, 64, 16), (1, 128)],
+            (6, 1, 2, 16),
+            12 * (64 * 8 + 64 * 16 + 128),
+        ),
         ("relu", [(8, 64)], (8, 64), 0),
     ],
 )
@@ -78,7 +83,9 @@ def test_a_loop_counts_every_turn() -> None:
     program = normalise(parsed(text, {}), Path("m.onnx"))
     x = np.ones(4, np.float32)
     few, many = (
-        file_operations(program, {"x": x, "n": np.int64(turns)}).of({"x": x, "n": np.int64(turns)})
+        file_operations(program, {"x": x, "n": np.array(turns, np.int64)}).of(
+            {"x": x, "n": np.array(turns, np.int64)}
+        )
         for turns in (2, 10)
     )
     assert many - few >= 8 * PER_NODE
