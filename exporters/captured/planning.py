@@ -203,7 +203,7 @@ def search(
     limits: tuple[ParityLimits, ParityLimits],
     suspects: Sequence[Suspicion],
     say: Say,
-    budget: Budget,
+    budget: Budget = BUDGET,
 ) -> tuple[PrecisionPlan, Found | None]:
     """The plan with the fewest more nodes in FP32 that passes the rehearsal, each with reason and certificate.
 
