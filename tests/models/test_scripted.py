@@ -14,6 +14,7 @@ from halfeven.models.engines.one_product import make_one_product
 from halfeven.models.engines.packed import pack_weights
 from halfeven.models.engines.scripted import without_the_lock
 from halfeven.models.engines.torch_engine import TorchEngine
+from halfeven.models.index_ranges import with_ranges
 from halfeven.models.program import runnable, walk
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
