@@ -14,11 +14,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..models.errors import BadInput, NotReady
 from .batching.tally import Phase
 from .border import SlowBody, body_for, body_of, headers_of, message_of, status_of
-from .caller import CallerLeft, answer_or_leave, read_body
+from .bounds import Bounds
+from .caller import CallerLeft, answer_or_leave, lease_of, lend, read_body
 from .content_coding import chosen_coding, decoded, encoded
 from .duty import Answer, Roster, Served
+from .head_requests import answer_head
 from .infer_headers import NOTHING, Told, scan
 from .logs import requests
+from .memory_budget import Lease, json_bytes
 from .protocol.dialect import OURS, Dialect
 from .protocol.infer import InferCodec, InferRequest
 
@@ -58,6 +61,7 @@ class InferFront:
         body_timeout_s: float = 30.0,
         written: dict[str, Phase] | None = None,
         dialect: Dialect = OURS,
+        bounds: Bounds | None = None,
     ) -> None:
         self._app = app
         self._roster = roster
@@ -65,13 +69,26 @@ class InferFront:
         self.compress_lists = dialect.compress_lists
         self.max_body_bytes = max_body_bytes
         self.body_timeout_s = body_timeout_s
-        self.urls: dict[bytes, tuple[str, str | None] | None] = {}  # `hot_protocol.py` remembers paths here
+        self.bounds = bounds or Bounds(seconds=body_timeout_s)
+        self.urls: dict[bytes, tuple[str, str | None]] = {}  # `hot_protocol.py` remembers paths here
         self.written = {} if written is None else written  # by model, for as long as the server lives
         self._codecs: dict[str, InferCodec] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        lease = lend(scope, self.bounds.budget)
+        try:
+            await self._route(scope, receive, send)
+        finally:
+            lease.close()
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked = _asked(scope)
-        if asked is None:
+        if asked is None and scope["method"] == "HEAD":
+            await answer_head(self._app, scope, receive, send)
+        elif asked is None:
             await self._app(scope, receive, send)
         elif scope["method"] != "POST":
             body, kind = body_for("/v2", 405, "method_not_allowed", "Method Not Allowed: POST here")
@@ -85,7 +102,7 @@ class InferFront:
         told = NOTHING
         try:
             header_length, told = scan(scope["headers"])
-            headers, body = await self._infer(asked, header_length, told, scope["headers"], receive)
+            headers, body = await self._infer(asked, header_length, told, scope, receive)
             status = 200
         except CallerLeft:
             return
@@ -100,17 +117,18 @@ class InferFront:
         asked: tuple[str, str | None],
         header_length: str | None,
         told: Told,
-        headers: Headers,
+        scope: Scope,
         receive: Receive,
     ) -> tuple[Headers, bytes]:
         served = self.find(asked)
-        body = await read_body(headers, receive, self.max_body_bytes, self.body_timeout_s)
+        lease = lease_of(scope)
+        body = await read_body(scope, receive, self.max_body_bytes, self.body_timeout_s)
         if told.coding is not None:
-            body = await decoded(body, told.coding, self.max_body_bytes)
+            body = await decoded(body, told.coding, self.max_body_bytes, lease)
         if len(body) <= SMALL_JSON or is_small_json(header_length):
             begun = self.begin(served, header_length, body)
         else:
-            begun = await self._begin_elsewhere(served, header_length, body)
+            begun = await self._begin_elsewhere(served, header_length, body, lease)
         answer = await answer_or_leave(begun.future, receive)
         began_ns = perf_counter_ns()
         headers, body = self.finish(begun, answer, told)
@@ -132,11 +150,18 @@ class InferFront:
         future = served.submit(request.arrays, request.rows, request.terms)
         return Begun(codec, request, future, since_ns, self.written[served.name])
 
-    async def _begin_elsewhere(self, served: Served, header_length: str | None, body: bytes) -> Begun:
+    async def _begin_elsewhere(
+        self, served: Served, header_length: str | None, body: bytes, lease: Lease
+    ) -> Begun:
         """The same where reading takes so long that others would notice: in a thread."""
         since_ns = perf_counter_ns()
         codec = self._codec(served)
-        request = await asyncio.to_thread(codec.read, body, header_length)
+
+        def read() -> InferRequest:
+            with lease.meanwhile(json_bytes(body)):
+                return codec.read(body, header_length)
+
+        request = await asyncio.to_thread(read)
         if self._codec(served) is not codec and served.spec.signature() != codec.spec.signature():
             raise NotReady(
                 f"model '{served.name}' changed its inputs while the request was read; send it again"
@@ -188,7 +213,7 @@ class InferFront:
 
 def _asked(scope: Scope) -> tuple[str, str | None] | None:
     """The model's name and perhaps version where the path is the infer route's (percent-decoded already)."""
-    if scope["type"] != "http" or not scope["path"].endswith("/infer"):
+    if not scope["path"].endswith("/infer"):
         return None
     return asked_of(scope["path"].removeprefix(scope.get("root_path", "")))
 

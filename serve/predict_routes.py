@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request, Response
 
 from ..models.errors import NotReady, Overloaded
-from .caller import answer_or_leave, read_body
+from .caller import answer_or_leave, lease_of, read_body
 from .duty import Answer, Roster, Served
 from .infer_asgi import answer_headers
+from .memory_budget import Lease
 from .protocol.numpy_files import NPY_TYPE, NPZ_TYPE
 from .protocol.predict import PredictRequest
 from .protocol.predict_answers import JSON_TYPE, PNG_TYPE, answer_type, is_quick_to_write, write_answer
@@ -70,10 +71,10 @@ def add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_
         """`{"instances": [...]}` → `{"predictions": [...]}`; also PNG and JPEG files, npy and npz."""
         served = roster.find(m, v)
         headers = request.headers
-        body = await read_body(request.scope["headers"], request.receive, max_body_bytes, body_timeout_s)
-        asked, kind = await _read(
-            workshop, served, headers.get("content-type", ""), headers.get("accept", ""), body, max_body_bytes
-        )
+        body = await read_body(request.scope, request.receive, max_body_bytes, body_timeout_s)
+        content_type, lease = headers.get("content-type", ""), lease_of(request.scope)
+        asked = await _read(workshop, served, content_type, body, max_body_bytes, lease)
+        kind = answer_type(served.spec, asked.rows, headers.get("accept", ""))
         answer = await answer_or_leave(served.submit(asked.arrays, asked.rows), request.receive)
         response = Response(await _written(workshop, served, answer, kind), media_type=kind)
         response.raw_headers.extend(answer_headers(answer))
@@ -81,19 +82,18 @@ def add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_
 
 
 async def _read(
-    workshop: Workshop, served: Served, content_type: str, accept: str, body: bytes, max_bytes: int
-) -> tuple[PredictRequest, str]:
-    """The request and the type of its answer."""
+    workshop: Workshop, served: Served, content_type: str, body: bytes, max_bytes: int, lease: Lease
+) -> PredictRequest:
     spec = served.spec
     if is_quick(content_type, body):
-        asked = read_body_of(spec, content_type, body, max_bytes)
+        asked = read_body_of(spec, content_type, body, max_bytes, lease)
     else:
-        asked = await workshop.run(read_body_of, spec, content_type, body, max_bytes)
+        asked = await workshop.run(read_body_of, spec, content_type, body, max_bytes, lease)
         if served.spec is not spec and served.spec.signature() != spec.signature():
             raise NotReady(
                 f"model '{served.name}' has changed its inputs while the request was read; send it again"
             )
-    return asked, answer_type(spec, asked.rows, accept)
+    return asked
 
 
 async def _written(workshop: Workshop, served: Served, answer: Answer, kind: str) -> bytes:

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from ..models.errors import BadInput, BadRequest, HalfevenError
 from ..models.store import NAME
 from .border import LoadFailed, NotOffered
-from .caller import read_body
+from .caller import read_json_body
 from .duty import ControlledRoster
 from .protocol.metadata import index_entry
 from .protocol.repository import read_index, read_load, read_unload
@@ -36,7 +36,7 @@ def add_repository(
     @app.post("/v2/repository/index", tags=["models"])
     async def index(request: Request) -> Response:
         """Every model in the store: its versions and their state; `{"ready": true}` leaves out what does not serve."""
-        body = await read_body(request.scope["headers"], request.receive, _SMALL_BODY, body_timeout_s)
+        body = await read_json_body(request.scope, request.receive, _SMALL_BODY, body_timeout_s)
         only_ready = read_index(body)
         found = [index_entry(*entry) for entry in await run_in_threadpool(roster.index)]
         shown = [entry for entry in found if entry["state"] == "READY" or not only_ready]
@@ -45,14 +45,14 @@ def add_repository(
     @app.post("/v2/repository/models/{m}/load", tags=["models"])
     async def load(m: str, request: Request) -> Response:
         """Put a model's live version on duty; answers when it is ready. The one before serves until then."""
-        body = await read_body(request.scope["headers"], request.receive, max_body_bytes, body_timeout_s)
+        body = await read_json_body(request.scope, request.receive, max_body_bytes, body_timeout_s)
         await run_in_threadpool(_load, roster, m, body)
         return Response()
 
     @app.post("/v2/repository/models/{m}/unload", tags=["models"])
     async def unload(m: str, request: Request) -> Response:
         """Take a model off duty and give its memory back; what was accepted is still answered."""
-        body = await read_body(request.scope["headers"], request.receive, _SMALL_BODY, body_timeout_s)
+        body = await read_json_body(request.scope, request.receive, _SMALL_BODY, body_timeout_s)
         read_unload(body)
         await run_in_threadpool(_unload, roster, m)
         return Response()

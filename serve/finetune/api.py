@@ -18,10 +18,10 @@ from starlette.concurrency import run_in_threadpool
 from ...models.errors import BadInput
 from ...models.store import Store
 from ..border import NotOffered
-from ..caller import read_body
+from ..caller import lease_of, read_json_body
 from ..protocol.json_numbers import parse
 from .admission import Admission
-from .files import Files, Upload
+from .files import IN_MEMORY, Files, Upload
 from .jobs import FileRecord
 from .ledger import Ledger
 from .openai_shapes import event_body, file_body, job_body, page_of
@@ -67,7 +67,8 @@ def _add_files(routes: APIRouter, ledger: Ledger, files: Files) -> None:
     @routes.post("/v1/files")
     async def upload(request: Request) -> Response:
         """Upload one safetensors or npz file as `multipart/form-data` with `purpose=fine-tune`."""
-        received = await files.receive(request.scope["headers"], request.receive)
+        with lease_of(request.scope).meanwhile(IN_MEMORY):
+            received = await files.receive(request.scope["headers"], request.receive)
         return _json(file_body(await run_in_threadpool(keep, received)))
 
     @routes.get("/v1/files")
@@ -127,7 +128,7 @@ def _add_jobs(routes: APIRouter, ledger: Ledger, admission: Admission, wake: Cal
     async def create(request: Request) -> Response:
         """Create a job; it is on the disk when this answers. `Idempotency-Key`: once however often it is sent."""
         key = _key(request.headers.get("idempotency-key"))
-        body = await read_body(request.scope["headers"], request.receive, _SMALL_BODY)
+        body = await read_json_body(request.scope, request.receive, _SMALL_BODY)
         return await run_in_threadpool(admit, body, key)
 
     @routes.post(JOBS + "/{id}/cancel")

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from ...models.errors import BadInput
-from ..caller import read_body
+from ..caller import read_json_body
 from ..protocol.json_numbers import parse
 from .director import Director
 
@@ -70,7 +70,7 @@ def _add_reading(routes: APIRouter, director: Director) -> None:
 
 
 async def _asked(request: Request, known: tuple[str, ...]) -> Mapping[str, Any]:
-    body = await read_body(request.scope["headers"], request.receive, _SMALL_BODY)
+    body = await read_json_body(request.scope, request.receive, _SMALL_BODY)
     asked = parse(body) if body.strip() else {}
     if not isinstance(asked, dict) or not asked.keys() <= set(known):
         raise BadInput(f"expected a JSON object with the keys {', '.join(known)}, got {str(asked)[:200]}")

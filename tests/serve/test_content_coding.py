@@ -10,6 +10,7 @@ import pytest
 from halfeven.models.errors import BadRequest, TooLarge
 from halfeven.serve.border import UnknownCoding, headers_of
 from halfeven.serve.content_coding import chosen_coding, decoded, encoded
+from halfeven.serve.memory_budget import unlimited
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ LIMIT = 2**20
 
 
 def read(body: bytes, coding: str, limit: int = LIMIT) -> bytes:
-    return asyncio.run(decoded(body, coding, limit))
+    return asyncio.run(decoded(body, coding, limit, unlimited()))
 
 
 @pytest.mark.parametrize("coding", CODERS)

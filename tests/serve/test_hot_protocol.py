@@ -1,19 +1,15 @@
 """The short way from the HTTP parser to the batcher answers as the long way through ASGI does, byte for byte."""
 
-import asyncio
 import json
 import re
 import socket
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.http as triton
 from halfeven.models.errors import Overloaded
 from halfeven.serve import hot_protocol
-from uvicorn.config import Config
-from uvicorn.server import ServerState
 
 URL = "/v2/models/double/infer"
 GOOD = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
@@ -194,82 +190,3 @@ def test_a_large_answer_comes_whole(server: str, roster: Any) -> None:
         head, answer = one_response(connection)
     length = int(re.search(rb"inference-header-content-length: (\d+)", head)[1])  # pyright: ignore
     assert len(answer) - length == 2 * 4096 * 16 * 4
-
-
-async def _nobody(scope: Any, receive: Any, send: Any) -> None:
-    raise AssertionError("nothing is asked to the end here")
-
-
-class Idle:
-    """A connection of a hot protocol, on a clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.now, self.timers, self.closed = 0.0, list[Any](), False
-        config = Config(_nobody, timeout_keep_alive=5, lifespan="off")
-        config.load()
-        self.protocol = hot_protocol.HotProtocol(config, ServerState(), {}, cast(Any, self))
-        self.protocol.connection_made(cast(Any, self))
-
-    # As the loop.
-
-    def time(self) -> float:
-        return self.now
-
-    def call_later(self, seconds: float, then: Callable[[], None]) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(self.now + seconds, then, (), cast(Any, self))
-        self.timers.append(timer)
-        return timer
-
-    def get_debug(self) -> bool:
-        return False
-
-    def _timer_handle_cancelled(self, timer: asyncio.TimerHandle) -> None:
-        self.timers.remove(timer)
-
-    def after(self, seconds: float) -> None:
-        self.now += seconds
-        for timer in [timer for timer in self.timers if timer.when() <= self.now]:
-            self.timers.remove(timer)
-            timer._run()
-
-    # As the transport.
-
-    def get_extra_info(self, name: str, default: object = None) -> object:
-        return default
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_a_connection_on_which_nothing_is_asked_is_hung_up_on_after_the_keep_alive_time() -> None:
-    idle = Idle()
-    idle.protocol.on_response_complete()
-    idle.after(4.9)
-    assert not idle.closed
-    idle.after(0.2)
-    assert idle.closed
-
-
-def test_a_connection_on_which_something_is_asked_is_kept_from_the_last_answer_on() -> None:
-    idle = Idle()
-    for line in (b"POST / HTTP/1.1", b"a: b", b"c: d"):
-        idle.protocol.on_response_complete()
-        idle.after(3)
-        idle.protocol.data_received(line + b"\r\n")
-    idle.after(60)  # it is being computed
-    assert not idle.closed
-    idle.protocol.on_response_complete()
-    idle.after(4.9)
-    assert not idle.closed and len(idle.timers) == 1
-    idle.after(0.2)
-    assert idle.closed
-
-
-def test_a_connection_that_is_gone_leaves_no_timer() -> None:
-    idle = Idle()
-    idle.protocol.on_response_complete()
-    idle.protocol.connection_lost(ConnectionResetError())
-    assert idle.timers == []
