@@ -376,3 +376,19 @@ def test_a_connection_without_a_request_makes_room_for_a_newcomer() -> None:
     working, silent, other, late = asyncio.run(run())
     assert [wire.closed for wire in (working, silent, other)] == [False, True, False]
     assert statuses(late.written) == [200]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v2/repository/index", "/v2/repository/models/double/load", "/v1/models/double:predict"]
+)
+def test_a_slow_body_of_any_route_ends_its_connection(path: str) -> None:
+    async def run() -> Wire:
+        roster = make_roster()
+        wire = Wire(InferFront(build_app(roster, lambda: b"", HISTORY, body_timeout_s=0.01), roster))
+        await wire.send(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n1".encode())
+        while wire.protocol.tasks:
+            await asyncio.sleep(0.001)
+        return wire
+
+    wire = asyncio.run(run())
+    assert statuses(wire.written) == [408] and wire.closed and b"connection: close" in wire.written

@@ -1,5 +1,6 @@
 """The short way from the HTTP parser to the batcher answers as the long way through ASGI does, byte for byte."""
 
+import asyncio
 import json
 import re
 import socket
@@ -10,6 +11,11 @@ import pytest
 import tritonclient.http as triton
 from halfeven.models.errors import Overloaded
 from halfeven.serve import hot_protocol
+from halfeven.serve.app import build_app
+from halfeven.serve.infer_asgi import InferFront
+
+from .conftest import HISTORY
+from .wire import Wire
 
 URL = "/v2/models/double/infer"
 GOOD = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
@@ -169,6 +175,49 @@ def test_what_asks_for_more_goes_the_long_way(
         data = _some(connection)
         assert data.startswith((b"HTTP/1.1 200", b"HTTP/1.1 100"))
     assert hot_requests == []
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("gzip, deflate", "deflate;q=0"),
+        ("deflate;q=0", "gzip, deflate"),
+        ("gzip", "identity"),
+        ("a" * 900, "gzip", "b" * 200),
+    ],
+    ids=str,
+)
+def test_lines_of_one_header_are_joined_whichever_way_a_request_takes(
+    server: str, lines: tuple[str, ...]
+) -> None:
+    """RFC 9110, 5.3."""
+    body = json.dumps(GOOD).encode()
+    found = []
+    for headers in ({}, LONG_WAY):
+        head, rest = request(body, headers).split(b"\r\n", 1)
+        given = "".join(f"accept-encoding: {line}\r\n" for line in lines).encode()
+        with connected(server) as connection:
+            connection.sendall(head + b"\r\n" + given + rest)
+            found.append(re.findall(rb"content-encoding: \w+", one_response(connection)[0]))
+    one_line = request(body, {"accept-encoding": ", ".join(lines)})
+    with connected(server) as connection:
+        connection.sendall(one_line)
+        found.append(re.findall(rb"content-encoding: \w+", one_response(connection)[0]))
+    assert found[0] == found[1] == found[2]
+
+
+def test_only_short_urls_of_models_that_are_there_are_remembered(roster: Any) -> None:
+    async def run() -> dict[bytes, Any]:
+        front = InferFront(build_app(roster, lambda: b"", HISTORY), roster)
+        wire = Wire(front)
+        for number in range(300):
+            for path in ("models/double/infer", f"models/no{number}/infer", f"{number}"):
+                url = f"/v2/{path}"
+                wire.protocol.data_received(request(json.dumps(GOOD).encode(), url=url))
+            await wire.settled()
+        return front.urls
+
+    assert list(asyncio.run(run())) == [b"/v2/models/double/infer"]
 
 
 def test_a_caller_who_leaves_cancels_his_request(server: str, roster: Any, hot_requests: list[Any]) -> None:
