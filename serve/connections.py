@@ -63,8 +63,8 @@ def connection_limit(setting: int | None) -> int:
     most = max(descriptors * 3 // 4, 1)
     if setting is not None and setting > most:
         raise BadSetting(
-            f"--max-connections = {setting}: this process may open {descriptors} files, so at most {most} connections; "
-            "raise the limit first (ulimit -n)"
+            f"HALFEVEN_MAX_CONNECTIONS = {setting}: this process may open {descriptors} files, so at most {most} "
+            "connections; raise the limit first (ulimit -n)"
         )
     return setting or min(_MOST, most)
 

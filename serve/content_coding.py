@@ -8,12 +8,14 @@ Source: RFC 9110 §8.4 and §12.5.3 (Content-Encoding, Accept-Encoding); Triton 
 import asyncio
 import re
 import zlib
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 
 from ..models.errors import BadRequest, TooLarge
 from .border import UnknownCoding
 from .memory_budget import Lease
 
+InThread = Callable[..., Awaitable[bytes]]  # calls a function with arguments elsewhere
 _WINDOW = {"gzip": 31, "deflate": 15}  # zlib's words for the two wrappers
 _AT_ONCE = 64 * 1024  # bytes that are (de)compressed on the event loop: under a millisecond
 _STEP = 2**20  # bytes that a body grows by before they are counted
@@ -24,7 +26,9 @@ _LEVEL = (
 )
 
 
-async def decoded(body: bytes, coding: str, limit: int, lease: Lease) -> bytes:
+async def decoded(
+    body: bytes, coding: str, limit: int, lease: Lease, in_thread: InThread = asyncio.to_thread
+) -> bytes:
     """The body as it was before ``coding`` (the Content-Encoding as it came), at most ``limit`` bytes.
 
     It counts in the lease while it grows. Raises UnknownCoding, TooLarge, Overloaded, BadRequest where the body is no
@@ -39,11 +43,11 @@ async def decoded(body: bytes, coding: str, limit: int, lease: Lease) -> bytes:
         )
     stream = zlib.decompressobj(_WINDOW[name])
     if len(body) > _AT_ONCE:
-        return await asyncio.to_thread(_inflate, stream, body, b"", limit, name, lease)
+        return await in_thread(_inflate, stream, body, b"", limit, name, lease)
     start = _step(stream, body, min(_AT_ONCE, limit + 1), name, lease)
     if stream.eof:
         return _whole(stream, start, limit, name)
-    return await asyncio.to_thread(_inflate, stream, stream.unconsumed_tail, start, limit, name, lease)
+    return await in_thread(_inflate, stream, stream.unconsumed_tail, start, limit, name, lease)
 
 
 def _inflate(
@@ -88,11 +92,11 @@ def _whole(stream: "zlib._Decompress", body: bytes, limit: int, name: str, size:
     return body
 
 
-async def encoded(body: bytes, coding: str) -> bytes:
+async def encoded(body: bytes, coding: str, in_thread: InThread = asyncio.to_thread) -> bytes:
     """The body in ``gzip`` or ``deflate``."""
     if len(body) <= _AT_ONCE:
         return zlib.compress(body, _LEVEL, _WINDOW[coding])
-    return await asyncio.to_thread(zlib.compress, body, _LEVEL, _WINDOW[coding])
+    return await in_thread(zlib.compress, body, _LEVEL, _WINDOW[coding])
 
 
 def chosen_coding(accepted: str, lists_too: bool = False) -> str | None:

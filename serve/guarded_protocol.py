@@ -204,6 +204,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if cycle is not None and not cycle.response_complete:
             if self._in_head or not self._in_message:  # another request than the one that is refused
                 cycle.keep_alive = False
+                self._close_at = None
                 return
             cycle.disconnected = True  # what waits for its body learns that none will come
             cycle.message_event.set()

@@ -24,6 +24,7 @@ from .logs import requests
 from .memory_budget import Lease, json_bytes
 from .protocol.dialect import OURS, Dialect
 from .protocol.infer import InferCodec, InferRequest
+from .workshop import Workshop
 
 MAX_BODY_BYTES = 64 * 2**20  # Triton's default
 # Bytes; more JSON than this is read off the event loop. What is read in a millisecond is read on it: in a thread it
@@ -73,6 +74,7 @@ class InferFront:
         self.urls: dict[bytes, tuple[str, str | None]] = {}  # `hot_protocol.py` remembers paths here
         self.written = {} if written is None else written  # by model, for as long as the server lives
         self._codecs: dict[str, InferCodec] = {}
+        self._workshop = Workshop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -124,7 +126,7 @@ class InferFront:
         lease = lease_of(scope)
         body = await read_body(scope, receive, self.max_body_bytes, self.body_timeout_s)
         if told.coding is not None:
-            body = await decoded(body, told.coding, self.max_body_bytes, lease)
+            body = await decoded(body, told.coding, self.max_body_bytes, lease, self._workshop.run)
         if len(body) <= SMALL_JSON or is_small_json(header_length):
             begun = self.begin(served, header_length, body)
         else:
@@ -134,7 +136,7 @@ class InferFront:
         headers, body = self.finish(begun, answer, told)
         begun.written.add(perf_counter_ns() - began_ns)
         if told.accepted is not None and (coding := chosen_coding(told.accepted, self.compress_lists)):
-            body = await encoded(body, coding)
+            body = await encoded(body, coding, self._workshop.run)
             headers.append((b"content-encoding", coding.encode()))
         return headers, body
 
@@ -161,7 +163,7 @@ class InferFront:
             with lease.meanwhile(json_bytes(body)):
                 return codec.read(body, header_length)
 
-        request = await asyncio.to_thread(read)
+        request = await self._workshop.run(read)
         if self._codec(served) is not codec and served.spec.signature() != codec.spec.signature():
             raise NotReady(
                 f"model '{served.name}' changed its inputs while the request was read; send it again"

@@ -4,15 +4,9 @@ What takes long (pictures, large JSON, npz) is read in a few threads of its own,
 everybody else's requests go on.
 """
 
-import asyncio
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
-
 from fastapi import FastAPI, Request, Response
 
-from ..models.errors import NotReady, Overloaded
+from ..models.errors import NotReady
 from .caller import answer_or_leave, lease_of, read_body
 from .duty import Answer, Roster, Served
 from .infer_asgi import answer_headers
@@ -21,9 +15,8 @@ from .protocol.numpy_files import NPY_TYPE, NPZ_TYPE
 from .protocol.predict import PredictRequest
 from .protocol.predict_answers import JSON_TYPE, PNG_TYPE, answer_type, is_quick_to_write, write_answer
 from .protocol.predict_bodies import is_quick, read_body_of
+from .workshop import Workshop
 
-T = TypeVar("T")
-MOST_WAITING = 256  # bodies in memory that wait for a thread
 _TYPES = (JSON_TYPE, "multipart/form-data", PNG_TYPE, "image/jpeg", NPY_TYPE, NPZ_TYPE)
 _INSTANCES = {"type": "array", "minItems": 1, "description": "a nested list each, or an object by input name"}
 _JSON = {"type": "object", "required": ["instances"], "properties": {"instances": _INSTANCES}}
@@ -31,35 +24,6 @@ _BODY = {
     "content": {kind: {"schema": _JSON if kind == JSON_TYPE else {}} for kind in _TYPES},
     "required": True,
 }
-
-
-class Workshop:
-    """A few threads for work that would hold up the event loop. ``threads``: by default half the cores, 2 at least."""
-
-    def __init__(self, threads: int | None = None, most_waiting: int = MOST_WAITING) -> None:
-        self._threads = threads or max(2, (os.cpu_count() or 2) // 2)
-        self._pool = ThreadPoolExecutor(self._threads, "halfeven-predict")
-        self._most, self._waiting = self._threads + most_waiting, 0
-
-    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """The work's result, from a thread. Raises Overloaded where too much waits already."""
-        if self._waiting >= self._most:
-            raise Overloaded(
-                f"{self._waiting} requests with pictures or large bodies wait to be read; try again"
-            )
-        self._waiting += 1
-        try:
-            done = asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
-            done.add_done_callback(self._one_less)  # also where the caller has gone: the thread has not
-        except BaseException:
-            self._waiting -= 1
-            raise
-        return await asyncio.shield(done)
-
-    def _one_less(self, done: asyncio.Future[Any]) -> None:
-        self._waiting -= 1
-        if not done.cancelled():
-            done.exception()  # looked at, though nobody may be left to hear it
 
 
 def add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_s: float) -> None:

@@ -18,7 +18,7 @@ from halfeven.models.errors import Overloaded
 from halfeven.models.spec import ModelSpec
 from halfeven.serve import predict_routes
 from halfeven.serve.app import build_app
-from halfeven.serve.predict_routes import Workshop
+from halfeven.serve.workshop import Workshop
 from PIL import Image
 
 from tests.serve.conftest import HISTORY, FakeRoster, FakeServed, running, tensor
