@@ -10,12 +10,13 @@ import re
 import zlib
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
+from typing import Any
 
 from ..models.errors import BadRequest, TooLarge
 from .border import UnknownCoding
 from .memory_budget import Lease
 
-InThread = Callable[..., Awaitable[bytes]]  # calls a function with arguments elsewhere
+InThread = Callable[..., Awaitable[Any]]  # calls a function with arguments elsewhere
 _WINDOW = {"gzip": 31, "deflate": 15}  # zlib's words for the two wrappers
 _AT_ONCE = 64 * 1024  # bytes that are (de)compressed on the event loop: under a millisecond
 _STEP = 2**20  # bytes that a body grows by before they are counted
@@ -56,7 +57,11 @@ def _inflate(
     """The rest, `_STEP` by `_STEP`; at most one byte more than the limit, however much the data would make."""
     pieces, size = [start], len(start)
     while size <= limit and not stream.eof:
-        piece = _step(stream, data, min(_STEP, limit + 1 - size), name, lease)
+        try:
+            piece = _step(stream, data, min(_STEP, limit + 1 - size), name, lease)
+        except Exception:
+            pieces.clear()  # the traceback may live longer than the lease
+            raise
         data = stream.unconsumed_tail
         if not piece and not data:
             break

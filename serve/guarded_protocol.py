@@ -50,8 +50,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._first_bytes = 0  # of the first of them, of which some may belong to what was before
         self._piece_bytes = 0  # that the parser has now
         self._chunked = False
-        self._chunks = self._trailers = 0
-        self._framing_bytes = 0  # of a chunked body: what is neither its head nor its data
+        self._trailers = 0
+        self._framing_bytes = 0  # of a chunked body: what is not data, less what each chunk needs
         self._idle_since = 0.0  # on the loop's clock; means something while no request is under way
         self._close_at: float | None = None  # on the loop's clock; None while the server is at work
         self._timer: asyncio.TimerHandle | None = None
@@ -113,7 +113,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def begin_message(self) -> None:
         """To be called first thing in `on_message_begin`."""
         self._in_head = self._in_message = True
-        self._head_bytes = self._first_bytes = self._framing_bytes = self._chunks = self._trailers = 0
+        self._head_bytes = self._first_bytes = self._framing_bytes = self._trailers = 0
         self._chunked = False
         self._close_in(self._bounds.seconds)
 
@@ -154,11 +154,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._close_at = None
 
-    def on_chunk_header(self) -> None:
-        self._chunks += 1
-
     def on_body(self, body: bytes) -> None:
-        self._framing_bytes -= len(body)
+        self._framing_bytes -= len(body) + _PER_CHUNK
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -180,7 +177,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._refuse(self._too_large())
         elif self._in_message and self._chunked:
             self._framing_bytes = 0 if was_in_head else self._framing_bytes + nbytes
-            if self._framing_bytes > MAX_HEAD_BYTES + _PER_CHUNK * self._chunks:
+            if self._framing_bytes > MAX_HEAD_BYTES:
                 self._refuse(
                     HeadTooLarge(
                         f"the body has more than {MAX_HEAD_BYTES} bytes of chunk extensions and trailers"
