@@ -5,6 +5,8 @@ and trained on. Bytes come from strangers: sizes are read from the header before
 """
 
 import io
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -16,9 +18,11 @@ from .errors import BadInput, BadRequest, TooLarge
 from .pixels import Picture
 
 MAX_PIXELS = 2**25  # 33 million: 100 MB while it is decoded
+MAX_SIDE = 2**14  # pixels: a picture of few columns and millions of rows takes seconds, whatever its area
 MAX_SCANS = 100  # of a JPEG; usual ones have 1 to 12, and each more costs a walk over all pixels
 PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 SUFFIXES = (".png", ".jpg", ".jpeg")
+_DECODED = 12  # bytes of a pixel: 4 as it is decoded, 4 turned upright, 4 in the colours that are asked for
 _WIDE = "it has 16 bits a channel, pictures here have 8; save it with 8"
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 
@@ -28,23 +32,30 @@ def is_picture(data: bytes) -> bool:
     return data.startswith((PNG, JPEG))
 
 
-def picture_row(data: bytes, picture: Picture, error: type[BadInput] = BadRequest) -> np.ndarray:
+def picture_row(
+    data: bytes,
+    picture: Picture,
+    error: type[BadInput] = BadRequest,
+    hold: Callable[[int], AbstractContextManager[object]] = nullcontext,
+) -> np.ndarray:
     """One row (without the batch's axis) in the tensor's datatype and layout.
 
     Turned as EXIF says, transparency laid over white, colours to grey by ITU-R 601-2 luma, then stretched to the
     size that the entry asks for: bilinear, antialiased where it shrinks (Pillow's BILINEAR). Colour profiles
-    and gamma are not applied. Raises ``error``, or TooLarge above `MAX_PIXELS`.
+    and gamma are not applied. ``hold`` is entered with the bytes that decoding takes, before they are taken.
+    Raises ``error``, TooLarge above `MAX_PIXELS` or `MAX_SIDE`, and what ``hold`` does.
     """
     image = _opened(data, error)
-    try:
-        image.load()
-        flat = _sized(_upright(image), picture)
-    except Exception as fault:  # whatever a decoder makes of a stranger's bytes
-        raise error(
-            f"the picture cannot be decoded ({fault}); send the whole file, as it was saved"
-        ) from None
-    pixels = np.asarray(flat)
-    return picture.row(pixels[..., None] if pixels.ndim == 2 else pixels)
+    with hold(_DECODED * image.width * image.height):
+        try:
+            image.load()
+            flat = _sized(_upright(image), picture)
+        except Exception as fault:  # whatever a decoder makes of a stranger's bytes
+            raise error(
+                f"the picture cannot be decoded ({fault}); send the whole file, as it was saved"
+            ) from None
+        pixels = np.asarray(flat)
+        return picture.row(pixels[..., None] if pixels.ndim == 2 else pixels)
 
 
 def png_of(row: np.ndarray, picture: Picture) -> bytes:
@@ -64,9 +75,10 @@ def _opened(data: bytes, error: type[BadInput]) -> ImageFile:
         image = PngImageFile(io.BytesIO(data)) if data.startswith(PNG) else JpegImageFile(io.BytesIO(data))
     except Exception as fault:
         raise error(f"the picture's header cannot be read ({fault}); send the whole file") from None
-    if image.width * image.height > MAX_PIXELS:
+    if image.width * image.height > MAX_PIXELS or max(image.size) > MAX_SIDE:
         raise TooLarge(
-            f"the picture has {image.width} × {image.height} pixels, at most {MAX_PIXELS} are taken; shrink it first"
+            f"the picture has {image.width} × {image.height} pixels, at most {MAX_PIXELS} are taken and at most "
+            f"{MAX_SIDE} on each side; shrink it first"
         )
     if fault := _oddity(image, data):
         raise error(f"the picture is not taken: {fault}")

@@ -63,10 +63,30 @@ class NotJson(errors.BadInput):
     code = "not_json"
 
 
+class HeadTooLarge(errors.TooLarge):
+    """The request's head, its trailers or its chunk extensions are beyond their bounds."""
+
+    code = "head_too_large"
+
+
+class UrlTooLong(errors.TooLarge):
+    """The request line is beyond its bound."""
+
+    code = "url_too_long"
+
+
+class TooManyConnections(errors.Overloaded):
+    """Every connection that may be open is."""
+
+    code = "too_many_connections"
+
+
 # The nearest class along the error's own ancestry wins.
 _STATUS: dict[type[BaseException], HTTPStatus] = {
     errors.BadInput: HTTPStatus.BAD_REQUEST,
     errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HeadTooLarge: HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    UrlTooLong: HTTPStatus.REQUEST_URI_TOO_LONG,
     errors.UnknownName: HTTPStatus.NOT_FOUND,
     NotOffered: HTTPStatus.NOT_IMPLEMENTED,
     SlowBody: HTTPStatus.REQUEST_TIMEOUT,
@@ -122,8 +142,10 @@ def retry_after_of(error: BaseException) -> int | None:
 
 
 def headers_of(error: BaseException) -> dict[str, str]:
-    """What the asker is told beside the body: when to come back, which codings are read."""
+    """What the asker is told beside the body: when to come back, which codings are read, that nothing more is."""
     headers = {}
+    if isinstance(error, SlowBody):  # what still comes of the body belongs to no request
+        headers["connection"] = "close"
     if (seconds := retry_after_of(error)) is not None:
         headers["retry-after"] = str(seconds)
     if isinstance(error, UnknownCoding):

@@ -11,40 +11,65 @@ from typing import Any
 from ..models.errors import BadRequest, TooLarge
 from .border import SlowBody
 from .duty import Answer
+from .memory_budget import Lease, MemoryBudget, json_bytes, unlimited
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
 MAX_CHUNKS = 65_536
+_LEASE = "halfeven.lease"  # in the scope of a request
 
 
 class CallerLeft(Exception):
     """The connection is gone: there is nobody to answer."""
 
 
+def lend(scope: MutableMapping[str, Any], budget: MemoryBudget) -> Lease:
+    """Give the request a lease of the budget; to be closed when it is answered."""
+    lease = scope[_LEASE] = budget.lease()
+    return lease
+
+
+def lease_of(scope: MutableMapping[str, Any]) -> Lease:
+    """What `lend` gave the request; where it gave none, one without a limit."""
+    return scope.get(_LEASE) or unlimited()
+
+
 async def read_body(
-    headers: Iterable[tuple[bytes, bytes]], receive: Receive, limit: int, timeout_s: float = 30.0
+    scope: MutableMapping[str, Any], receive: Receive, limit: int, timeout_s: float = 30.0
 ) -> bytes:
     """The whole request body, at most ``limit`` bytes; one that came in one piece is not copied.
 
-    Raises TooLarge, SlowBody after ``timeout_s``, CallerLeft.
+    It counts in the request's lease. Raises TooLarge, Overloaded, SlowBody after ``timeout_s``, CallerLeft.
     """
-    _check_declared_length(headers, limit)
+    _check_declared_length(scope["headers"], limit)
+    lease = lease_of(scope)
     steps = receive().__await__()
     try:
         waiting = next(steps)
     except StopIteration as arrived:
         message = arrived.value
         if message["type"] == "http.request" and not message.get("more_body", False):
-            return _bounded(message.get("body", b""), limit)
+            body = _bounded(message.get("body", b""), limit)
+            lease.add(len(body))
+            return body
         first = _Ready(message)
     else:
         first = _Begun(steps, waiting)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _gather(first, receive, limit)
+            return await _gather(first, receive, limit, lease)
     except TimeoutError:
         raise SlowBody(f"the request's body did not arrive within {timeout_s:g} s; send it faster") from None
+
+
+async def read_json_body(
+    scope: MutableMapping[str, Any], receive: Receive, limit: int, timeout_s: float = 30.0
+) -> bytes:
+    """The same for a body that will be parsed: what that makes of it counts too."""
+    body = await read_body(scope, receive, limit, timeout_s)
+    lease_of(scope).add(json_bytes(body))
+    return body
 
 
 def _check_declared_length(headers: Iterable[tuple[bytes, bytes]], limit: int) -> None:
@@ -69,7 +94,7 @@ def _bounded(body: bytes, limit: int) -> bytes:
     return body
 
 
-async def _gather(first: Awaitable[Message], receive: Receive, limit: int) -> bytes:
+async def _gather(first: Awaitable[Message], receive: Receive, limit: int, lease: Lease) -> bytes:
     chunks: list[bytes] = []
     size = 0
     message = await first
@@ -78,6 +103,7 @@ async def _gather(first: Awaitable[Message], receive: Receive, limit: int) -> by
         size += len(chunk)
         if size > limit:
             raise TooLarge(_too_large(f"more than {limit}", limit))
+        lease.add(len(chunk))
         chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)

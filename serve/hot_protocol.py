@@ -14,15 +14,16 @@ from time import perf_counter_ns
 from typing import Any, cast
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from ..models.errors import HalfevenError, NotReady
 from .content_coding import chosen_coding
 from .duty import Answer, Served
+from .guarded_protocol import GuardedProtocol
 from .infer_asgi import SMALL_JSON, Begun, InferFront, asked_of, is_small_json
 from .known_head import Asked, KnownHead
-from .polite_protocol import PoliteProtocol
+from .memory_budget import Lease
 from .web_guard import WebGuard
 
 # Headers that ask for more than the short way offers.
@@ -31,7 +32,7 @@ _ELSEWHERE = frozenset(
      b"origin", b"sec-fetch-site")
 )  # fmt: skip
 _ONE_PIECE = 1 << 16  # a body up to this is joined to its head: cheaper than a second buffer
-_URLS = 1024  # how many paths are remembered
+_URLS, _LONGEST_URL = 1024, 512  # how many paths of models are remembered, and how long they may be
 
 
 class _Silent:
@@ -44,25 +45,25 @@ class _Silent:
 class HotCycle:
     """One infer request and its answer, with the fields that uvicorn's protocol looks at."""
 
-    __slots__ = ("body", "disconnected", "future", "header_length", "keep_alive", "message_event",
-                 "response_complete", "served", "timer")  # fmt: skip
+    __slots__ = ("body", "disconnected", "future", "header_length", "keep_alive", "lease", "message_event",
+                 "response_complete", "served")  # fmt: skip
 
-    def __init__(self, served: Served, header_length: str | None, keep_alive: bool) -> None:
+    def __init__(self, served: Served, header_length: str | None, keep_alive: bool, lease: Lease) -> None:
         self.served = served
         self.header_length = header_length
         self.keep_alive = keep_alive
+        self.lease = lease
         self.body: bytes | bytearray = b""
         self.response_complete = False
         self.disconnected = False
         self.message_event = _SILENT
         self.future: asyncio.Future[Answer] | None = None
-        self.timer: asyncio.TimerHandle | None = None
 
 
 _SILENT = _Silent()
 
 
-class HotProtocol(PoliteProtocol):
+class HotProtocol(GuardedProtocol):
     """Give it to uvicorn as ``http``; the application must be an `InferFront` (any other is served as ever)."""
 
     def __init__(
@@ -72,16 +73,13 @@ class HotProtocol(PoliteProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._front = config.app if isinstance(config.app, InferFront) else None
+        front = config.app if isinstance(config.app, InferFront) else None
+        super().__init__(config, server_state, app_state, _loop, None if front is None else front.bounds)
+        self._front = front
         self._hot: HotCycle | None = None  # the one under way
-        self._in_head = False
-        self._in_message = False
         self._piece: bytes | None = None  # what came last, where a message began with it
         self._known: KnownHead | None = None  # of the last request, where that was one of ours
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._idle_since: float | None = None  # on the loop's clock; None while a request is on its way
-        self._asked: dict[bytes, Asked | None] = {} if self._front is None else self._front.urls
+        self._asked: dict[bytes, Asked] = {} if front is None else front.urls
 
     # What the parser calls.
 
@@ -89,13 +87,10 @@ class HotProtocol(PoliteProtocol):
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
-        self._in_head = self._in_message = True
+        self.begin_message()
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        self.check_head()
         hot = self._hot_cycle()
         if hot is None:
             self._known = None
@@ -109,7 +104,13 @@ class HotProtocol(PoliteProtocol):
         hot = self._hot
         if hot is None or self.cycle is not hot:
             super().on_body(body)
-        elif not hot.body:
+            return
+        try:
+            hot.lease.add(len(body))
+        except Exception as error:
+            self._respond(hot, *self._refusal(hot, error))
+            return
+        if not hot.body:
             hot.body = body
         elif isinstance(hot.body, bytearray):
             hot.body += body
@@ -117,73 +118,45 @@ class HotProtocol(PoliteProtocol):
             hot.body = bytearray(hot.body + body)
 
     def on_message_complete(self) -> None:
-        self._in_message = False
         hot = self._hot
         if hot is None or self.cycle is not hot:
             super().on_message_complete()
             return
-        if hot.timer is not None:
-            hot.timer.cancel()
+        self._in_message = False
+        self._close_at = None
         self._learn(hot)
-        if not hot.response_complete:  # else it was too slow
-            self._find_again(hot)
-            self._submit(hot)
+        self._find_again(hot)
+        self._submit(hot)
 
     # What the transport calls.
 
     def data_received(self, data: bytes) -> None:
-        if self._known is not None and self._is_asked_again(self._known, data):
+        if self._known is not None and not self._refused and self._is_asked_again(self._known, data):
             return
         self._piece = None if self._in_message else data
         super().data_received(data)
         self._piece = None
         hot = self._hot
-        if hot is not None and hot.future is None and hot.timer is None and not hot.response_complete:
-            assert self._front is not None
-            hot.timer = self.loop.call_later(self._front.body_timeout_s, self._too_slow, hot)
-        elif self._in_head and self._head_timer is None and self._front is not None:
-            self._head_timer = self.loop.call_later(self._front.body_timeout_s, self.transport.close)
+        if hot is not None and hot.future is None and self._close_at is None:
+            self._close_in(self._bounds.seconds)  # the rest of the body has so long
 
     def connection_lost(self, exc: Exception | None) -> None:
-        super()._unset_keepalive_if_required()
-        if self._head_timer is not None:
-            self._head_timer.cancel()
         hot = self._hot
         if hot is not None:
             hot.disconnected = True
-            if hot.timer is not None:
-                hot.timer.cancel()
             if hot.future is not None:
                 hot.future.cancel()  # so that no batch computes it
+            hot.lease.close()
         super().connection_lost(exc)
 
-    # Connections that are kept. To set a timer with every answer and cancel it with every request costs 1.7 µs hot and
-    # 5 cold: here it stays set, and finds out when it fires for how long nothing was asked.
-
-    def _unset_keepalive_if_required(self) -> None:
-        self._idle_since = None
-
-    def on_response_complete(self) -> None:
-        self.server_state.total_requests += 1
-        if self.transport.is_closing():
-            return
-        self.flow.resume_reading()
-        if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
-            return
-        self._idle_since = self.loop.time()
-        if self.timeout_keep_alive_task is None:
-            self._look_again_in(self.timeout_keep_alive)
-
-    def timeout_keep_alive_handler(self) -> None:
-        self.timeout_keep_alive_task = None
-        if self._idle_since is None:
-            return
-        left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
-        if left_s > 0:
-            self._look_again_in(left_s)
+    def _time_is_up(self) -> None:
+        hot = self._hot
+        if hot is not None and hot.future is None:
+            assert self._front is not None
+            hot.keep_alive = False  # what still comes of the body belongs to nobody
+            self._respond(hot, *self._refusal(hot, self._front.slow_body()))
         else:
-            super().timeout_keep_alive_handler()
+            super()._time_is_up()
 
     # While the server leaves.
 
@@ -193,20 +166,16 @@ class HotProtocol(PoliteProtocol):
 
     @property
     def quiet_since_s(self) -> float:
-        return self._idle_since or 0.0
+        return self._idle_since
 
     def give_up(self) -> None:
         if (hot := self._hot) is not None and not hot.response_complete:
-            assert self._front is not None
             late = NotReady("the server is shutting down and has no time left to answer; ask another one")
             hot.keep_alive = False
-            self._respond(hot, *self._front.refusal(late, model=hot.served.name))
+            self._respond(hot, *self._refusal(hot, late))
             hot.disconnected = True  # its answer, should it come, is nobody's
             if hot.future is not None:
                 hot.future.cancel()
-
-    def _look_again_in(self, seconds: float) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     # One request.
 
@@ -228,7 +197,11 @@ class HotProtocol(PoliteProtocol):
             served = front.find(asked)
         except Exception:  # the long way says why
             return None
-        return HotCycle(served, plain[1], parser.should_keep_alive())
+        if len(self._asked) >= _URLS:
+            self._asked.clear()
+        if len(self.url) <= _LONGEST_URL:
+            self._asked[self.url] = asked
+        return HotCycle(served, plain[1], parser.should_keep_alive(), front.bounds.budget.lease())
 
     def _learn(self, hot: HotCycle) -> None:
         """Remember the head of a request that came in one piece."""
@@ -243,12 +216,14 @@ class HotProtocol(PoliteProtocol):
         if (body := known.body_of(data)) is None:
             return False
         assert self._front is not None
+        lease = self._front.bounds.budget.lease()
         try:
             served = self._front.find(known.asked)
+            lease.add(len(body))
         except Exception:  # the long way says why
             return False
-        self._idle_since = None
-        hot = HotCycle(served, known.header_length, known.keep_alive)
+        self._close_at = None
+        hot = HotCycle(served, known.header_length, known.keep_alive, lease)
         hot.body = body
         self.cycle = cast(Any, hot)
         self._hot = hot
@@ -256,21 +231,15 @@ class HotProtocol(PoliteProtocol):
         return True
 
     def _asked_of(self, url: bytes) -> Asked | None:
-        try:
-            return self._asked[url]
-        except KeyError:
-            pass
+        if (asked := self._asked.get(url)) is not None:
+            return asked
         plain = b"?" not in url and b"%" not in url and not self.root_path
-        asked = asked_of(url.decode("latin-1")) if plain else None
-        if len(self._asked) >= _URLS:
-            self._asked.clear()
-        self._asked[url] = asked
-        return asked
+        return asked_of(url.decode("latin-1")) if plain else None
 
     def _begin_for_asgi(self) -> None:
         """What uvicorn does when a message begins, now that it is known to be for the ASGI application."""
         url, headers, expects = self.url, self.headers, self.expect_100_continue
-        super().on_message_begin()
+        HttpToolsProtocol.on_message_begin(self)
         self.url, self.headers, self.expect_100_continue = url, headers, expects
         self.scope["headers"] = headers
 
@@ -287,7 +256,7 @@ class HotProtocol(PoliteProtocol):
         try:
             begun = self._front.begin(hot.served, hot.header_length, body)
         except Exception as error:
-            refusal = self._front.refusal(error, model=hot.served.name)
+            refusal = self._refusal(hot, error)
             if self.leaving:  # what came with this request is read first: is this the last answer?
                 self.loop.call_soon(self._respond, hot, *refusal)
             else:
@@ -311,18 +280,23 @@ class HotProtocol(PoliteProtocol):
         if hot.disconnected or future.cancelled():
             if hot.disconnected:
                 self._hot = None
+                hot.lease.close()
             else:
                 gone = NotReady("the model was taken away while the request waited; send it again")
-                self._respond(hot, *self._front.refusal(gone, model=hot.served.name))
+                self._respond(hot, *self._refusal(hot, gone))
             return
         began_ns = perf_counter_ns()
         try:
             headers, body = self._front.finish(begun, future.result())
             status = 200
         except Exception as error:
-            status, headers, body = self._front.refusal(error, model=hot.served.name)
+            status, headers, body = self._refusal(hot, error)
         self._respond(hot, status, headers, body)
         begun.written.add(perf_counter_ns() - began_ns)
+
+    def _refusal(self, hot: HotCycle, error: Exception) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        assert self._front is not None
+        return self._front.refusal(error, model=hot.served.name)
 
     def _respond(self, hot: HotCycle, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """Head and body in one write; nothing to a caller that has gone.
@@ -336,7 +310,8 @@ class HotProtocol(PoliteProtocol):
         for name, value in self.server_state.default_headers:
             parts += (name, b": ", value, b"\r\n")
         for name, value in headers:
-            parts += (name, b": ", value, b"\r\n")
+            if name != b"connection":  # said below
+                parts += (name, b": ", value, b"\r\n")
         parts.append(b"content-length: %d\r\n\r\n" % len(body))
         if self.is_last:
             hot.keep_alive = False
@@ -348,16 +323,11 @@ class HotProtocol(PoliteProtocol):
         else:
             self.transport.writelines((b"".join(parts), body))
         hot.response_complete = True
+        hot.lease.close()
         self._hot = None
         if not hot.keep_alive:
             self.transport.close()
         self.on_response_complete()
-
-    def _too_slow(self, hot: HotCycle) -> None:
-        if self._hot is hot and hot.future is None and not hot.response_complete:
-            assert self._front is not None
-            hot.keep_alive = False  # what still comes of the body belongs to nobody
-            self._respond(hot, *self._front.refusal(self._front.slow_body(), model=hot.served.name))
 
 
 def _plain(
@@ -366,6 +336,7 @@ def _plain(
     """Content length and Inference-Header-Content-Length; None where a header asks for the long way."""
     length = -1
     header_length = None
+    accepts = False
     for name, value in headers:
         if name == b"content-length":
             if not value.isdigit() or len(value) > 12:
@@ -379,8 +350,9 @@ def _plain(
             if not guard.knows(value):
                 return None
         elif name == b"accept-encoding":
-            if chosen_coding(value.decode("latin-1"), compress_lists):
-                return None
+            if accepts or chosen_coding(value.decode("latin-1"), compress_lists):
+                return None  # lines of one header are joined elsewhere
+            accepts = True
         elif name in _ELSEWHERE:
             return None
     if length <= 0 or (length > SMALL_JSON and not is_small_json(header_length)):

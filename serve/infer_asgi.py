@@ -14,15 +14,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..models.errors import BadInput, HalfevenError, NotReady
 from .batching.tally import Phase
 from .border import SlowBody, body_for, body_of, headers_of, message_of, status_of
-from .caller import CallerLeft, answer_or_leave, read_body
+from .bounds import Bounds
+from .caller import CallerLeft, answer_or_leave, lease_of, lend, read_body
 from .content_coding import chosen_coding, decoded, encoded
 from .duty import Answer, Roster, Served
+from .head_requests import answer_head
 from .infer_headers import NOTHING, Told, scan
 from .logs import requests
+from .memory_budget import Lease, json_bytes
 from .page_headers import PageHeaders
 from .protocol.dialect import OURS, Dialect
 from .protocol.infer import InferCodec, InferRequest
 from .web_guard import WebGuard
+from .workshop import Workshop
 
 MAX_BODY_BYTES = 64 * 2**20  # Triton's default
 # Bytes; more JSON than this is read off the event loop. What is read in a millisecond is read on it: in a thread it
@@ -61,6 +65,7 @@ class InferFront:
         written: dict[str, Phase] | None = None,
         dialect: Dialect = OURS,
         guard: WebGuard | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
         self._app = app
         self.guard = guard or WebGuard()
@@ -69,14 +74,29 @@ class InferFront:
         self.compress_lists = dialect.compress_lists
         self.max_body_bytes = max_body_bytes
         self.body_timeout_s = body_timeout_s
-        self.urls: dict[bytes, tuple[str, str | None] | None] = {}  # `hot_protocol.py` remembers paths here
+        self.bounds = bounds or Bounds(seconds=body_timeout_s)
+        self.urls: dict[bytes, tuple[str, str | None]] = {}  # `hot_protocol.py` remembers paths here
         self.written = {} if written is None else written  # by model, for as long as the server lives
         self._codecs: dict[str, InferCodec] = {}
+        self._workshop = Workshop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = _asked(scope)
         if scope["type"] != "lifespan" and (error := self._foreign(scope)) is not None:
             await self._turn_away(error, scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        lease = lend(scope, self.bounds.budget)
+        try:
+            await self._route(scope, receive, send)
+        finally:
+            lease.close()
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = _asked(scope)
+        if asked is None and scope["method"] == "HEAD":
+            await answer_head(self._app, scope, receive, send)
         elif asked is None:
             await self._app(scope, receive, send)
         elif scope["method"] != "POST":
@@ -109,7 +129,7 @@ class InferFront:
         told = NOTHING
         try:
             header_length, told = scan(scope["headers"])
-            headers, body = await self._infer(asked, header_length, told, scope["headers"], receive)
+            headers, body = await self._infer(asked, header_length, told, scope, receive)
             status = 200
         except CallerLeft:
             return
@@ -124,24 +144,25 @@ class InferFront:
         asked: tuple[str, str | None],
         header_length: str | None,
         told: Told,
-        headers: Headers,
+        scope: Scope,
         receive: Receive,
     ) -> tuple[Headers, bytes]:
         served = self.find(asked)
-        body = await read_body(headers, receive, self.max_body_bytes, self.body_timeout_s)
+        lease = lease_of(scope)
+        body = await read_body(scope, receive, self.max_body_bytes, self.body_timeout_s)
         if told.coding is not None:
-            body = await decoded(body, told.coding, self.max_body_bytes)
+            body = await decoded(body, told.coding, self.max_body_bytes, lease, self._workshop.run)
         served = self.find(asked)  # again: another version may have taken its place while the body came
         if len(body) <= SMALL_JSON or is_small_json(header_length):
             begun = self.begin(served, header_length, body)
         else:
-            begun = await self._begin_elsewhere(asked, served, header_length, body)
+            begun = await self._begin_elsewhere(asked, served, header_length, body, lease)
         answer = await answer_or_leave(begun.future, receive)
         began_ns = perf_counter_ns()
         headers, body = self.finish(begun, answer, told)
         begun.written.add(perf_counter_ns() - began_ns)
         if told.accepted is not None and (coding := chosen_coding(told.accepted, self.compress_lists)):
-            body = await encoded(body, coding)
+            body = await encoded(body, coding, self._workshop.run)
             headers.append((b"content-encoding", coding.encode()))
         return headers, body
 
@@ -158,12 +179,22 @@ class InferFront:
         return Begun(codec, request, future, since_ns, self.written[served.name])
 
     async def _begin_elsewhere(
-        self, asked: tuple[str, str | None], served: Served, header_length: str | None, body: bytes
+        self,
+        asked: tuple[str, str | None],
+        served: Served,
+        header_length: str | None,
+        body: bytes,
+        lease: Lease,
     ) -> Begun:
         """The same where reading takes so long that others would notice: in a thread."""
         since_ns = perf_counter_ns()
         codec = self._codec(served)
-        request = await asyncio.to_thread(codec.read, body, header_length)
+
+        def read() -> InferRequest:
+            with lease.meanwhile(json_bytes(body)):
+                return codec.read(body, header_length)
+
+        request = await self._workshop.run(read)
         served = self.find(asked)
         if self._codec(served) is not codec and served.spec.signature() != codec.spec.signature():
             raise NotReady(
@@ -216,7 +247,7 @@ class InferFront:
 
 def _asked(scope: Scope) -> tuple[str, str | None] | None:
     """The model's name and perhaps version where the path is the infer route's (percent-decoded already)."""
-    if scope["type"] != "http" or not scope["path"].endswith("/infer"):
+    if not scope["path"].endswith("/infer"):
         return None
     return asked_of(scope["path"].removeprefix(scope.get("root_path", "")))
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from ..models.errors import BadRequest
 
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")  # what may be said back and written into a log as it is
-_LONGEST = 1000  # characters of an Accept-Encoding that are read
 _KNOWN = frozenset(
     (
         b"inference-header-content-length",
@@ -58,7 +57,7 @@ def _scan_all(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str | None, Told]
     ids = tuple(item for item in found if item[0].endswith(b"request-id") and _REQUEST_ID.fullmatch(item[1]))
     told = Told(
         ", ".join(_values(found, b"content-encoding")) or None,
-        ", ".join(_values(found, b"accept-encoding"))[:_LONGEST] or None,
+        ", ".join(_values(found, b"accept-encoding")) or None,
         ids[:2],
     )
     return _length(_values(found, b"inference-header-content-length")), told

@@ -3,7 +3,7 @@
 from fastapi import Request
 
 from .border import NotJson
-from .caller import read_body
+from .caller import read_json_body
 
 _SMALL_BODY = 2**20
 
@@ -14,9 +14,9 @@ async def read_order(
     """The whole body, at most ``limit`` bytes; an empty one needs no content type.
 
     ``needs_type``: a body without a content type is refused too (V2 clients send none). Raises NotJson, and what
-    `read_body` does.
+    `read_json_body` does.
     """
-    body = await read_body(request.scope["headers"], request.receive, limit, timeout_s)
+    body = await read_json_body(request.scope, request.receive, limit, timeout_s)
     kinds = request.headers.getlist("content-type")
     if body.strip() and ((needs_type and not kinds) or not all(map(_is_json, kinds))):
         came = repr(", ".join(kinds)[:80]) if kinds else "none"

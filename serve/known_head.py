@@ -9,6 +9,7 @@ from dataclasses import dataclass
 Asked = tuple[str, str | None]  # model, version
 
 _END = b"\r\n\r\n"
+_LONGEST = 4096  # bytes: one head is kept for each connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,10 @@ class KnownHead:
     def of(
         cls, piece: bytes, body_size: int, asked: Asked, header_length: str | None, keep_alive: bool
     ) -> "KnownHead | None":
-        """``piece`` is what came together and began with the request; None where it is not that one alone."""
+        """``piece`` is what came together and began with the request; None where it is not that one
+        alone, or its head is long."""
         end = piece.find(_END) + len(_END)
-        if end + body_size != len(piece):
+        if end + body_size != len(piece) or end > _LONGEST:
             return None
         return cls(piece[:end], len(piece), asked, header_length, keep_alive)
 

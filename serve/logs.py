@@ -51,12 +51,25 @@ class JsonLines(logging.Formatter):
 
 
 class Sentences(logging.Formatter):
-    """``WARNING halfeven.batcher: a sentence (model=digits request_id=7)``."""
+    """``WARNING halfeven.batcher: a sentence (model=digits request_id=7)``.
+
+    One line each, whatever a caller's words have in them; the lines of a traceback stand below, indented.
+    """
 
     def __init__(self) -> None:
         super().__init__("%(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        sentence = super().formatMessage(record)
+        sentence = _in_one_line(super().formatMessage(record))
         fields = " ".join(f"{key}={value!r}" for key, value in fields_of(record).items())
         return f"{sentence} ({fields})" if fields else sentence
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(f"  {_in_one_line(line)}" for line in super().formatException(ei).split("\n"))
+
+
+def _in_one_line(text: str) -> str:
+    """Characters that are not to be seen (line ends, escape sequences, …) as Python writes them."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -14,7 +14,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-_LOOK_AGAIN_S = 0.05
+LOOK_AGAIN_S = 0.05
 
 
 class PoliteState(ServerState):
@@ -102,6 +102,4 @@ class PoliteProtocol(HttpToolsProtocol):
         if not self.has_unread:
             super().timeout_keep_alive_handler()
         else:
-            self.timeout_keep_alive_task = self.loop.call_later(
-                _LOOK_AGAIN_S, self.timeout_keep_alive_handler
-            )
+            self.timeout_keep_alive_task = self.loop.call_later(LOOK_AGAIN_S, self.timeout_keep_alive_handler)

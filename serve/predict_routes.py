@@ -4,25 +4,21 @@ What takes long (pictures, large JSON, npz) is read in a few threads of its own,
 everybody else's requests go on.
 """
 
-import asyncio
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 
-from ..models.errors import NotReady, Overloaded
-from .caller import answer_or_leave, read_body
+from ..models.errors import NotReady
+from .caller import answer_or_leave, lease_of, read_body
 from .duty import Answer, Roster, Served
 from .infer_asgi import answer_headers
+from .memory_budget import Lease
 from .protocol.numpy_files import NPY_TYPE, NPZ_TYPE
 from .protocol.predict import PredictRequest
 from .protocol.predict_answers import JSON_TYPE, PNG_TYPE, answer_type, is_quick_to_write, write_answer
 from .protocol.predict_bodies import is_quick, read_body_of
+from .workshop import Workshop
 
-T = TypeVar("T")
-MOST_WAITING = 256  # bodies in memory that wait for a thread
 _TYPES = (JSON_TYPE, "multipart/form-data", PNG_TYPE, "image/jpeg", NPY_TYPE, NPZ_TYPE)
 _INSTANCES = {"type": "array", "minItems": 1, "description": "a nested list each, or an object by input name"}
 _JSON = {"type": "object", "required": ["instances"], "properties": {"instances": _INSTANCES}}
@@ -30,35 +26,6 @@ _BODY = {
     "content": {kind: {"schema": _JSON if kind == JSON_TYPE else {}} for kind in _TYPES},
     "required": True,
 }
-
-
-class Workshop:
-    """A few threads for work that would hold up the event loop. ``threads``: by default half the cores, 2 at least."""
-
-    def __init__(self, threads: int | None = None, most_waiting: int = MOST_WAITING) -> None:
-        self._threads = threads or max(2, (os.cpu_count() or 2) // 2)
-        self._pool = ThreadPoolExecutor(self._threads, "halfeven-predict")
-        self._most, self._waiting = self._threads + most_waiting, 0
-
-    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """The work's result, from a thread. Raises Overloaded where too much waits already."""
-        if self._waiting >= self._most:
-            raise Overloaded(
-                f"{self._waiting} requests with pictures or large bodies wait to be read; try again"
-            )
-        self._waiting += 1
-        try:
-            done = asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
-            done.add_done_callback(self._one_less)  # also where the caller has gone: the thread has not
-        except BaseException:
-            self._waiting -= 1
-            raise
-        return await asyncio.shield(done)
-
-    def _one_less(self, done: asyncio.Future[Any]) -> None:
-        self._waiting -= 1
-        if not done.cancelled():
-            done.exception()  # looked at, though nobody may be left to hear it
 
 
 def add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_s: float) -> None:
@@ -70,9 +37,11 @@ def add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_
         """`{"instances": [...]}` → `{"predictions": [...]}`; also PNG and JPEG files, npy and npz."""
         roster.find(m, v)  # who asks for what is not there need not send its body
         headers = request.headers
-        body = await read_body(request.scope["headers"], request.receive, max_body_bytes, body_timeout_s)
-        kinds = headers.get("content-type", ""), headers.get("accept", "")
-        served, asked, kind = await _read(workshop, lambda: roster.find(m, v), *kinds, body, max_body_bytes)
+        body = await read_body(request.scope, request.receive, max_body_bytes, body_timeout_s)
+        kinds, lease = (headers.get("content-type", ""), headers.get("accept", "")), lease_of(request.scope)
+        served, asked, kind = await _read(
+            workshop, lambda: roster.find(m, v), *kinds, body, max_body_bytes, lease
+        )
         answer = await answer_or_leave(served.submit(asked.arrays, asked.rows), request.receive)
         response = Response(await _written(workshop, served, answer, kind), media_type=kind)
         response.raw_headers.extend(answer_headers(answer))
@@ -86,15 +55,16 @@ async def _read(
     accept: str,
     body: bytes,
     max_bytes: int,
+    lease: Lease,
 ) -> tuple[Served, PredictRequest, str]:
     """What is to answer now that the request is read (``find``: another version may have come meanwhile), the request
     and the type of its answer."""
     served = find()
     spec = served.spec
     if is_quick(content_type, body):
-        asked = read_body_of(spec, content_type, body, max_bytes)
+        asked = read_body_of(spec, content_type, body, max_bytes, lease)
     else:
-        asked = await workshop.run(read_body_of, spec, content_type, body, max_bytes)
+        asked = await workshop.run(read_body_of, spec, content_type, body, max_bytes, lease)
         served = find()
         if served.spec is not spec and served.spec.signature() != spec.signature():
             raise NotReady(

@@ -202,8 +202,9 @@ class Roster:
     # For `rollout.director`.
 
     def working(self, name: str) -> threading.RLock:
-        """Held while a name is worked on."""
-        return self._working[name]
+        """Held while a name is worked on. Only names of models are kept: others are as many as callers make up."""
+        known = name in self._served or name in self.store.names()
+        return self._working[name] if known else threading.RLock()
 
     def lane_for(self, version: Version, spec: ModelSpec | None = None, anew: bool = False) -> Lane:
         """The version, loaded: the lane that it has, or a new one. Hold `working`."""

@@ -24,6 +24,8 @@ from ..models.store import Store
 from .app import build_app
 from .batching.device import DeviceThread
 from .batching.tally import Phase
+from .bounds import bounds_of
+from .connections import backlog_of, connection_limit
 from .finetune.api import router
 from .finetune.files import Files
 from .finetune.ledger import Ledger
@@ -82,10 +84,17 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
     app.include_router(router(ledger, files, store, supervisor.wake))
     app.include_router(rollout_router(director))
     app.router.lifespan_context = _lifespan(roster, supervisor, ledger, lock, settings.shutdown_seconds)
-    guard = WebGuard(settings.host, read_names(settings.allowed_hosts))
-    return InferFront(
-        PageHeaders(app), roster, max_body_bytes, settings.body_seconds, written, dialect, guard
-    ), roster
+    front = InferFront(
+        PageHeaders(app),
+        roster,
+        max_body_bytes,
+        settings.body_seconds,
+        written,
+        dialect,
+        WebGuard(settings.host, read_names(settings.allowed_hosts)),
+        bounds_of(settings),
+    )
+    return front, roster
 
 
 def _rules(settings: Settings) -> Rules:
@@ -112,7 +121,8 @@ def serve(settings: Settings, store: Store, say: Say) -> None:
         port=settings.port,
         loop="uvloop",
         http=HotProtocol,
-        ws="none",
+        ws="none",  # else uvicorn would hand the connection over to whatever library is installed
+        backlog=backlog_of(connection_limit(settings.max_connections)),
         proxy_headers=False,  # nobody here asks for the caller's address
         lifespan="on",
         access_log=False,

@@ -30,6 +30,8 @@ class Settings(BaseSettings):
     max_upload_mib: int = Field(1024, ge=1, le=2**20)
     trainer_threads: int = Field(1, ge=1, le=1024)
     body_seconds: float = Field(30.0, gt=0)
+    max_in_flight_mib: int | None = Field(None, ge=1, le=2**20)
+    max_connections: int | None = Field(None, ge=1, le=2**20)
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     log_format: Literal["text", "json"] = "text"
     access_log: bool = False

@@ -25,6 +25,7 @@ def _json(value: object, status: int = 200) -> Response:
 
 
 def _add_server(app: FastAPI, roster: Roster, server_name: str, as_triton: bool) -> None:
+    @app.get("/v2/", include_in_schema=False)  # as the standard's own OpenAPI writes it
     @app.get("/v2", tags=["server"])
     async def server() -> Response:
         """Name, version and the protocol extensions that are really offered."""

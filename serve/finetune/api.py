@@ -18,10 +18,11 @@ from starlette.concurrency import run_in_threadpool
 from ...models.errors import BadInput
 from ...models.store import Store
 from ..border import NotOffered
+from ..caller import lease_of
 from ..json_body import read_order
 from ..protocol.json_numbers import parse
 from .admission import Admission
-from .files import Files, Upload
+from .files import IN_MEMORY, Files, Upload
 from .jobs import FileRecord
 from .ledger import Ledger
 from .openai_shapes import event_body, file_body, job_body, page_of
@@ -66,7 +67,8 @@ def _add_files(routes: APIRouter, ledger: Ledger, files: Files) -> None:
     @routes.post("/v1/files")
     async def upload(request: Request) -> Response:
         """Upload one safetensors or npz file as `multipart/form-data` with `purpose=fine-tune`."""
-        received = await files.receive(request.scope["headers"], request.receive)
+        with lease_of(request.scope).meanwhile(IN_MEMORY):
+            received = await files.receive(request.scope["headers"], request.receive)
         return _json(file_body(await run_in_threadpool(keep, received)))
 
     @routes.get("/v1/files")

@@ -14,7 +14,8 @@ import ml_dtypes
 import numpy as np
 from numpy.lib import format as npy
 
-from ...models.errors import BadRequest, TooLarge
+from ...models.errors import BadRequest, Overloaded, TooLarge
+from ..memory_budget import Lease
 from .json_numbers import writable
 
 NPY, NPZ = b"\x93NUMPY", b"PK\x03\x04"
@@ -44,18 +45,18 @@ def read_npy(data: bytes, where: str) -> np.ndarray:
     return np.asarray(array, array.dtype.newbyteorder("<"), order="C")
 
 
-def read_npz(body: bytes, max_bytes: int) -> dict[str, np.ndarray]:
-    """The arrays by name. What they unpack to is bounded by ``max_bytes`` before anything is unpacked.
+def read_npz(body: bytes, max_bytes: int, lease: Lease) -> dict[str, np.ndarray]:
+    """The arrays by name. What they unpack to is bounded by ``max_bytes`` before anything is unpacked, and counted.
 
-    Raises BadRequest, TooLarge.
+    Raises BadRequest, TooLarge, Overloaded.
     """
     _check_directory(body)
     try:
         with zipfile.ZipFile(io.BytesIO(body)) as archive:
             members = archive.infolist()
-            _check_members(members, max_bytes)
+            lease.add(_unpacked_bytes(members, max_bytes))
             data = {member.filename.removesuffix(".npy"): archive.read(member) for member in members}
-    except (BadRequest, TooLarge):
+    except (BadRequest, TooLarge, Overloaded):
         raise
     except Exception as fault:
         raise BadRequest(f"the body is not an npz file: {str(fault)[:200]}") from None
@@ -74,7 +75,8 @@ def _check_directory(body: bytes) -> None:
         )
 
 
-def _check_members(members: list[zipfile.ZipInfo], max_bytes: int) -> None:
+def _unpacked_bytes(members: list[zipfile.ZipInfo], max_bytes: int) -> int:
+    """Raises BadRequest, TooLarge."""
     names = [member.filename for member in members]
     if odd := [name for name in names if not name.endswith(".npy") or names.count(name) > 1]:
         raise BadRequest(f"the npz file has a member {odd[0][:80]!r}: expected one NAME.npy for each input")
@@ -82,6 +84,7 @@ def _check_members(members: list[zipfile.ZipInfo], max_bytes: int) -> None:
         raise TooLarge(
             f"the npz file unpacks to {size} bytes, at most {max_bytes} are taken; send fewer rows"
         )
+    return size
 
 
 def write_npy(array: np.ndarray) -> bytes:

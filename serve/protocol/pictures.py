@@ -11,6 +11,7 @@ from ...models.errors import BadInput, BadRequest
 from ...models.picture import picture_row
 from ...models.pixels import Picture
 from ...models.spec import ModelSpec, TensorSpec
+from ..memory_budget import Lease
 from .json_numbers import show
 from .multipart import Part
 
@@ -30,10 +31,10 @@ def picture_inputs(spec: ModelSpec) -> list[TensorSpec]:
     return found
 
 
-def rows_of(spec: ModelSpec, tensor: TensorSpec, files: Files) -> np.ndarray:
-    """``(what to call it, bytes)`` each to a row of the input. Raises BadInput naming the file."""
+def rows_of(spec: ModelSpec, tensor: TensorSpec, files: Files, lease: Lease) -> np.ndarray:
+    """``(what to call it, bytes)`` each to a row of the input. Raises BadInput naming the file, Overloaded."""
     picture = Picture.of(tensor, spec.batched)
-    rows = [_row(called, data, picture) for called, data in files]
+    rows = [_row(called, data, picture, lease) for called, data in files]
     if not spec.batched:
         if len(rows) != 1:
             raise BadRequest(f"model '{spec.name}' is not batched: expected one picture, got {len(rows)}")
@@ -43,23 +44,26 @@ def rows_of(spec: ModelSpec, tensor: TensorSpec, files: Files) -> np.ndarray:
             f"input '{tensor.name}' of model '{spec.name}' takes pictures of any size, but those of one request "
             f"must be equal: got {list(rows[0].shape)} and {list(odd)}"
         )
+    lease.add(sum(row.nbytes for row in rows))
     return np.stack(rows)
 
 
-def _row(called: str, data: bytes, picture: Picture) -> np.ndarray:
+def _row(called: str, data: bytes, picture: Picture, lease: Lease) -> np.ndarray:
     try:
-        return picture_row(data, picture)
+        row = picture_row(data, picture, hold=lease.meanwhile)
     except BadInput as error:
         raise type(error)(f"{called}: {error}") from None
+    lease.add(row.nbytes)
+    return row
 
 
-def arrays_of_parts(spec: ModelSpec, parts: list[Part]) -> dict[str, np.ndarray]:
+def arrays_of_parts(spec: ModelSpec, parts: list[Part], lease: Lease) -> dict[str, np.ndarray]:
     """A form's files: with one input in any field, with several in the fields of their names."""
     inputs = picture_inputs(spec)
     if not parts:
         raise BadRequest("the form has no file; expected one picture or more, such as -F file=@cat.png")
     if len(spec.inputs) == 1:
-        return {inputs[0].name: rows_of(spec, inputs[0], ((f"file {p.shown}", p.data) for p in parts))}
+        return {inputs[0].name: rows_of(spec, inputs[0], ((f"file {p.shown}", p.data) for p in parts), lease)}
     names = [tensor.name for tensor in inputs]
     if len(inputs) != len(spec.inputs) or any(part.name not in names for part in parts):
         others = [tensor.name for tensor in spec.inputs]
@@ -70,7 +74,7 @@ def arrays_of_parts(spec: ModelSpec, parts: list[Part]) -> dict[str, np.ndarray]
         )
     return {
         tensor.name: rows_of(
-            spec, tensor, ((f"file {p.shown}", p.data) for p in parts if p.name == tensor.name)
+            spec, tensor, ((f"file {p.shown}", p.data) for p in parts if p.name == tensor.name), lease
         )
         for tensor in inputs
         if any(part.name == tensor.name for part in parts)
@@ -82,12 +86,15 @@ def is_file(instance: Any) -> bool:
     return isinstance(instance, dict) and instance.keys() == {BASE64}
 
 
-def array_of_files(spec: ModelSpec, tensor: TensorSpec, instances: list[Any], where: str) -> np.ndarray:
+def array_of_files(
+    spec: ModelSpec, tensor: TensorSpec, instances: list[Any], where: str, lease: Lease
+) -> np.ndarray:
     """Instances ``{"b64": "…"}`` of one input."""
     return rows_of(
         spec,
         tensor,
         ((f"{where}[{i}]", _unpacked(item, f"{where}[{i}]")) for i, item in enumerate(instances)),
+        lease,
     )
 
 

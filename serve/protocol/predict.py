@@ -13,6 +13,7 @@ from ...models.errors import BadRequest
 from ...models.picture import png_of
 from ...models.pixels import Picture
 from ...models.spec import ModelSpec, TensorSpec
+from ..memory_budget import Lease
 from .json_numbers import array_of, parse, show, writable
 from .pictures import array_of_files, is_file, packed
 
@@ -26,10 +27,11 @@ class PredictRequest(NamedTuple):
     rows: int
 
 
-def read_predict(spec: ModelSpec, body: bytes) -> PredictRequest:
+def read_predict(spec: ModelSpec, body: bytes, lease: Lease) -> PredictRequest:
     """Read instances: a nested list each, or an object by input name (a must where there are several).
 
-    A model that is not batched takes one instance, the whole input. Raises BadRequest naming the instance.
+    A model that is not batched takes one instance, the whole input. Pictures count in the lease. Raises
+    BadRequest naming the instance, Overloaded.
     """
     instances = _instances(spec, parse(body))
     by_name = len(spec.inputs) > 1 or (isinstance(instances[0], dict) and not _is_picture(spec, instances))
@@ -39,7 +41,7 @@ def read_predict(spec: ModelSpec, body: bytes) -> PredictRequest:
     for tensor in spec.inputs:
         where = f"input '{tensor.name}' of model '{spec.name}': instances"
         data = [instance[tensor.name] for instance in instances] if by_name else instances
-        arrays[tensor.name] = _array(spec, tensor, data, where)
+        arrays[tensor.name] = _array(spec, tensor, data, where, lease)
     return taken(spec, arrays)
 
 
@@ -85,9 +87,9 @@ def _check_instances(spec: ModelSpec, instances: Sequence[Any]) -> None:
             )
 
 
-def _array(spec: ModelSpec, tensor: TensorSpec, data: list[Any], where: str) -> np.ndarray:
+def _array(spec: ModelSpec, tensor: TensorSpec, data: list[Any], where: str, lease: Lease) -> np.ndarray:
     if tensor.picture is not None and is_file(data[0]):
-        return array_of_files(spec, tensor, data, where)
+        return array_of_files(spec, tensor, data, where, lease)
     if not spec.batched and len(tensor.shape) == 0:
         return array_of(data, tensor.type, where).reshape(())
     if not spec.batched:

@@ -9,6 +9,7 @@ import numpy as np
 from ...models.errors import BadRequest
 from ...models.picture import is_picture
 from ...models.spec import ModelSpec
+from ..memory_budget import Lease, json_bytes
 from .multipart import is_multipart, read_parts
 from .numpy_files import NPY, NPY_TYPE, NPZ, NPZ_TYPE, read_npy, read_npz
 from .pictures import BASE64, arrays_of_parts, picture_inputs, rows_of
@@ -25,32 +26,38 @@ def is_quick(content_type: str, body: bytes) -> bool:
     return body.startswith(NPY) or (len(body) <= SHORT_JSON and _FILE_IN_JSON not in body)
 
 
-def read_body_of(spec: ModelSpec, content_type: str, body: bytes, max_bytes: int) -> PredictRequest:
+def read_body_of(
+    spec: ModelSpec, content_type: str, body: bytes, max_bytes: int, lease: Lease
+) -> PredictRequest:
     """Read a body of any kind and hold it against the spec. ``max_bytes`` bounds what an npz unpacks to.
 
-    Raises BadRequest, TooLarge.
+    What it is read into counts in the lease. Raises BadRequest, TooLarge, Overloaded.
     """
     if is_multipart(content_type):
         most = max(spec.max_batch_size, 1) * len(spec.inputs)
-        return taken(spec, arrays_of_parts(spec, read_parts(content_type, body, most)))
+        lease.add(len(body))  # the parts are copies
+        return taken(spec, arrays_of_parts(spec, read_parts(content_type, body, most), lease))
     if is_picture(body):
-        return taken(spec, {picture_inputs(spec)[0].name: _one_picture(spec, body)})
+        return taken(spec, {picture_inputs(spec)[0].name: _one_picture(spec, body, lease)})
     if body.startswith(NPZ):
-        return taken(spec, read_npz(body, max_bytes))
+        return taken(spec, read_npz(body, max_bytes, lease))
     if body.startswith(NPY):
         return _from_npy(spec, body)
     _check_said(content_type, body)
-    return read_predict(spec, body)
+    if len(body) <= SHORT_JSON:
+        return read_predict(spec, body, lease)
+    with lease.meanwhile(json_bytes(body)):
+        return read_predict(spec, body, lease)
 
 
-def _one_picture(spec: ModelSpec, body: bytes) -> np.ndarray:
+def _one_picture(spec: ModelSpec, body: bytes, lease: Lease) -> np.ndarray:
     tensor = picture_inputs(spec)[0]
     if len(spec.inputs) > 1:
         raise BadRequest(
             f"a picture alone does not say which of the inputs {[t.name for t in spec.inputs]} of model "
             f"'{spec.name}' it is; send a form (multipart/form-data) whose fields have the inputs' names"
         )
-    return rows_of(spec, tensor, [("the body", body)])
+    return rows_of(spec, tensor, [("the body", body)], lease)
 
 
 def _from_npy(spec: ModelSpec, body: bytes) -> PredictRequest:

@@ -149,12 +149,24 @@ def test_whatever_byte_a_file_is_damaged_at_it_is_read_or_refused(cut: int) -> N
             assert picture_row(damaged, taking(COLOUR, 24, 24)).shape == (3, 24, 24)
 
 
-@pytest.mark.parametrize("size", [(65_535, 65_535), (2**31 - 1, 2**31 - 1), (2**25 + 1, 1), (10_000, 4_000)])
+@pytest.mark.parametrize(
+    "size",
+    [
+        (65_535, 65_535),
+        (2**31 - 1, 2**31 - 1),
+        (2**25 + 1, 1),
+        (10_000, 4_000),
+        (2**14 + 1, 1),
+        (1, 33_000_000),
+    ],
+)
 def test_a_bomb_is_refused_by_its_header_before_a_pixel_is_decoded(
     size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module.PngImageFile, "load", lambda self: pytest.fail("it was decoded"))
-    with pytest.raises(TooLarge, match=rf"has {size[0]} × {size[1]} pixels, at most 33554432 are taken"):
+    with pytest.raises(
+        TooLarge, match=rf"has {size[0]} × {size[1]} pixels, at most 33554432 are taken and at most 16384 "
+    ):
         picture_row(png(*size, data=bytes(1000)), taking(COLOUR))
 
 

@@ -214,6 +214,10 @@ def test_an_error_that_is_not_ours_is_hidden_and_the_server_goes_on(http: httpx.
     assert http.post(PREDICT, json={"instances": [[1, 2, 3, 4]]}).status_code == 200
 
 
+def test_the_server_answers_with_the_slash_of_the_standard_s_own_document(http: httpx.Client) -> None:
+    assert http.get("/v2/").json() == http.get("/v2").json()
+
+
 def test_unknown_paths_and_methods_are_errors_in_the_words_of_their_path(http: httpx.Client) -> None:
     assert http.get("/v2/nothing").json() == {"error": "Not Found"}
     assert http.get("/v2/models/double/").status_code == 404

@@ -46,7 +46,8 @@ def read(
     *messages: Message, headers: Any = (), limit: int = 100, pause: Any = None, timeout_s: float = 30
 ) -> bytes:
     async def reading() -> bytes:
-        return await read_body(headers, receiving(*messages, pause=pause), limit, timeout_s)
+        scope = {"headers": headers}
+        return await read_body(scope, receiving(*messages, pause=pause), limit, timeout_s)
 
     return asyncio.run(reading())
 

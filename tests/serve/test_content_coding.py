@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 import pytest
 from halfeven.models.errors import BadRequest, TooLarge
+from halfeven.serve import content_coding
 from halfeven.serve.border import UnknownCoding, headers_of
 from halfeven.serve.content_coding import chosen_coding, decoded, encoded
+from halfeven.serve.memory_budget import unlimited
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +20,7 @@ LIMIT = 2**20
 
 
 def read(body: bytes, coding: str, limit: int = LIMIT) -> bytes:
-    return asyncio.run(decoded(body, coding, limit))
+    return asyncio.run(decoded(body, coding, limit, unlimited()))
 
 
 @pytest.mark.parametrize("coding", CODERS)
@@ -121,3 +123,10 @@ def test_the_answer_is_in_the_coding_that_is_asked_for(
     accepted: str, coding: str | None, with_lists: str | None
 ) -> None:
     assert (chosen_coding(accepted), chosen_coding(accepted, True)) == (coding, with_lists)
+
+
+def test_an_accept_encoding_beyond_all_reason_is_not_read_and_not_remembered() -> None:
+    long = "gzip, " + "x" * 1000
+    before = content_coding._chosen.cache_info().currsize
+    assert chosen_coding("gzip") == "gzip" and chosen_coding(long) is None
+    assert content_coding._chosen.cache_info().currsize <= before + 1

@@ -4,16 +4,18 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.http as triton
 from halfeven.models.errors import Overloaded
 from halfeven.serve import hot_protocol
-from uvicorn.config import Config
-from uvicorn.server import ServerState
+from halfeven.serve.app import build_app
+from halfeven.serve.infer_asgi import InferFront
+
+from .conftest import HISTORY
+from .wire import Wire
 
 URL = "/v2/models/double/infer"
 GOOD = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
@@ -175,6 +177,49 @@ def test_what_asks_for_more_goes_the_long_way(
     assert hot_requests == []
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("gzip, deflate", "deflate;q=0"),
+        ("deflate;q=0", "gzip, deflate"),
+        ("gzip", "identity"),
+        ("a" * 900, "gzip", "b" * 200),
+    ],
+    ids=str,
+)
+def test_lines_of_one_header_are_joined_whichever_way_a_request_takes(
+    server: str, lines: tuple[str, ...]
+) -> None:
+    """RFC 9110, 5.3."""
+    body = json.dumps(GOOD).encode()
+    found = []
+    for headers in ({}, LONG_WAY):
+        head, rest = request(body, headers).split(b"\r\n", 1)
+        given = "".join(f"accept-encoding: {line}\r\n" for line in lines).encode()
+        with connected(server) as connection:
+            connection.sendall(head + b"\r\n" + given + rest)
+            found.append(re.findall(rb"content-encoding: \w+", one_response(connection)[0]))
+    one_line = request(body, {"accept-encoding": ", ".join(lines)})
+    with connected(server) as connection:
+        connection.sendall(one_line)
+        found.append(re.findall(rb"content-encoding: \w+", one_response(connection)[0]))
+    assert found[0] == found[1] == found[2]
+
+
+def test_only_short_urls_of_models_that_are_there_are_remembered(roster: Any) -> None:
+    async def run() -> dict[bytes, Any]:
+        front = InferFront(build_app(roster, lambda: b"", HISTORY), roster)
+        wire = Wire(front)
+        for number in range(300):
+            for path in ("models/double/infer", f"models/no{number}/infer", f"{number}"):
+                url = f"/v2/{path}"
+                wire.protocol.data_received(request(json.dumps(GOOD).encode(), url=url))
+            await wire.settled()
+        return front.urls
+
+    assert list(asyncio.run(run())) == [b"/v2/models/double/infer"]
+
+
 def test_a_caller_who_leaves_cancels_his_request(server: str, roster: Any, hot_requests: list[Any]) -> None:
     double = roster.models["double"]
     double.holding = True
@@ -194,82 +239,3 @@ def test_a_large_answer_comes_whole(server: str, roster: Any) -> None:
         head, answer = one_response(connection)
     length = int(re.search(rb"inference-header-content-length: (\d+)", head)[1])  # pyright: ignore
     assert len(answer) - length == 2 * 4096 * 16 * 4
-
-
-async def _nobody(scope: Any, receive: Any, send: Any) -> None:
-    raise AssertionError("nothing is asked to the end here")
-
-
-class Idle:
-    """A connection of a hot protocol, on a clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.now, self.timers, self.closed = 0.0, list[Any](), False
-        config = Config(_nobody, timeout_keep_alive=5, lifespan="off")
-        config.load()
-        self.protocol = hot_protocol.HotProtocol(config, ServerState(), {}, cast(Any, self))
-        self.protocol.connection_made(cast(Any, self))
-
-    # As the loop.
-
-    def time(self) -> float:
-        return self.now
-
-    def call_later(self, seconds: float, then: Callable[[], None]) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(self.now + seconds, then, (), cast(Any, self))
-        self.timers.append(timer)
-        return timer
-
-    def get_debug(self) -> bool:
-        return False
-
-    def _timer_handle_cancelled(self, timer: asyncio.TimerHandle) -> None:
-        self.timers.remove(timer)
-
-    def after(self, seconds: float) -> None:
-        self.now += seconds
-        for timer in [timer for timer in self.timers if timer.when() <= self.now]:
-            self.timers.remove(timer)
-            timer._run()
-
-    # As the transport.
-
-    def get_extra_info(self, name: str, default: object = None) -> object:
-        return default
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_a_connection_on_which_nothing_is_asked_is_hung_up_on_after_the_keep_alive_time() -> None:
-    idle = Idle()
-    idle.protocol.on_response_complete()
-    idle.after(4.9)
-    assert not idle.closed
-    idle.after(0.2)
-    assert idle.closed
-
-
-def test_a_connection_on_which_something_is_asked_is_kept_from_the_last_answer_on() -> None:
-    idle = Idle()
-    for line in (b"POST / HTTP/1.1", b"a: b", b"c: d"):
-        idle.protocol.on_response_complete()
-        idle.after(3)
-        idle.protocol.data_received(line + b"\r\n")
-    idle.after(60)  # it is being computed
-    assert not idle.closed
-    idle.protocol.on_response_complete()
-    idle.after(4.9)
-    assert not idle.closed and len(idle.timers) == 1
-    idle.after(0.2)
-    assert idle.closed
-
-
-def test_a_connection_that_is_gone_leaves_no_timer() -> None:
-    idle = Idle()
-    idle.protocol.on_response_complete()
-    idle.protocol.connection_lost(ConnectionResetError())
-    assert idle.timers == []

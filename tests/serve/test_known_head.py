@@ -10,13 +10,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from halfeven.models.errors import Overloaded
-from halfeven.serve import hot_protocol
+from halfeven.serve import guarded_protocol, hot_protocol
 from halfeven.serve.app import build_app
+from halfeven.serve.guarded_protocol import GuardedProtocol
 from halfeven.serve.hot_protocol import HotProtocol
 from halfeven.serve.infer_asgi import InferFront
 from halfeven.serve.known_head import KnownHead
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from .conftest import HISTORY, FakeRoster, make_roster
@@ -90,6 +90,12 @@ class Line:
     def close(self) -> None:
         self.closed = True
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def can_write_eof(self) -> bool:
+        return False
+
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
@@ -104,13 +110,13 @@ def answers(written: bytes) -> list[bytes]:
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What the parser was given."""
     seen: list[bytes] = []
-    read = HttpToolsProtocol.data_received
+    read = GuardedProtocol.data_received
 
-    def counted(self: HttpToolsProtocol, data: bytes) -> None:
+    def counted(self: GuardedProtocol, data: bytes) -> None:
         seen.append(data)
         read(self, data)
 
-    monkeypatch.setattr(HttpToolsProtocol, "data_received", counted)
+    monkeypatch.setattr(GuardedProtocol, "data_received", counted)
     return seen
 
 
@@ -217,16 +223,19 @@ def test_a_caller_who_does_not_read_is_left_to_what_waits_for_him(parsed: list[b
     assert parsed == [good(1), good(3)]
 
 
-def test_a_connection_is_not_idle_while_a_request_with_a_known_head_is_computed() -> None:
+def test_a_connection_is_not_idle_while_a_request_with_a_known_head_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guarded_protocol, "_IDLE_SECONDS", 0.0)
+
     async def run() -> bool:
         roster = make_roster()
         line = Line(roster)
         await line.send(good(1), good(2))
-        line.protocol.timeout_keep_alive = 0
+        assert line.protocol.is_idle()
         roster.models["double"].holding = True
         await line.send(good(3))
-        line.protocol.timeout_keep_alive_handler()
-        return line.closed
+        return line.protocol.is_idle()
 
     assert not asyncio.run(run())
 

@@ -39,6 +39,22 @@ def test_a_sentence_carries_its_fields_and_cannot_forge_a_line(log: Callable[[],
     assert log() == "WARNING halfeven.x: slow (request_id='a\\nERROR forged')\n"
 
 
+@pytest.mark.parametrize("mark", ["\n", "\r", "\x1b[2K", "\u2028", "\x00"], ids=repr)
+def test_a_caller_s_words_cannot_forge_a_line(log: Callable[[], str], mark: str) -> None:
+    logs.set_up()
+    words = f"a{mark}ERROR halfeven.x: forged"
+    try:
+        raise ValueError(words)
+    except ValueError:
+        logging.getLogger("halfeven.x").exception("'%s' failed", words)
+    lines = log().splitlines()
+    assert (
+        lines[0].startswith("ERROR halfeven.x: 'a\\")
+        and len([x for x in lines if x.startswith("ERROR")]) == 1
+    )
+    assert all(line.isprintable() for line in lines)
+
+
 def test_below_the_level_nothing_is_said(log: Callable[[], str]) -> None:
     logs.set_up("error")
     logging.getLogger("halfeven.x").warning("quiet")

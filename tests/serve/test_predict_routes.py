@@ -18,7 +18,7 @@ from halfeven.models.errors import Overloaded
 from halfeven.models.spec import ModelSpec
 from halfeven.serve import predict_routes
 from halfeven.serve.app import build_app
-from halfeven.serve.predict_routes import Workshop
+from halfeven.serve.workshop import Workshop
 from PIL import Image
 
 from tests.serve.conftest import HISTORY, FakeRoster, FakeServed, running, tensor
@@ -147,12 +147,12 @@ def test_nobody_waits_while_a_large_body_is_read(
     begun, go_on, where = threading.Event(), threading.Event(), []
     read = predict_routes.read_body_of
 
-    def slow(spec: ModelSpec, content_type: str, body: bytes, max_bytes: int) -> Any:
+    def slow(spec: ModelSpec, *more: Any) -> Any:
         where.append(threading.current_thread().name)
         if spec.name == "wide":
             begun.set()
             assert go_on.wait(20)
-        return read(spec, content_type, body, max_bytes)
+        return read(spec, *more)
 
     monkeypatch.setattr(predict_routes, "read_body_of", slow)
     with ThreadPoolExecutor(1) as other:

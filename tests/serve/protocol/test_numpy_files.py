@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from halfeven.models.datatypes import DATATYPES
 from halfeven.models.errors import BadRequest, TooLarge
+from halfeven.serve.memory_budget import unlimited
 from halfeven.serve.protocol.numpy_files import read_npy, read_npz, write_npy, write_npz
 
 MIB = 2**20
@@ -112,7 +113,7 @@ def test_the_arrays_of_an_npz_are_read_by_name(save: Any) -> None:
     arrays = {"a": np.random.default_rng().standard_normal((2, 3)), "b/c": np.arange(4, dtype=np.uint8)}
     out = io.BytesIO()
     save(out, **arrays)
-    came = read_npz(out.getvalue(), MIB)
+    came = read_npz(out.getvalue(), MIB, unlimited())
     assert list(came) == ["a", "b/c"]
     for name, array in arrays.items():
         np.testing.assert_array_equal(came[name], array)
@@ -123,7 +124,7 @@ def test_a_zip_bomb_is_refused_by_the_sizes_it_declares(monkeypatch: pytest.Monk
     assert len(body) < 16_384
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: pytest.fail("it was unpacked"))
     with pytest.raises(TooLarge, match=r"unpacks to 8388736 bytes, at most 1048576 are taken"):
-        read_npz(body, MIB)
+        read_npz(body, MIB, unlimited())
 
 
 def test_a_member_that_declares_less_than_it_is_gives_no_more_than_that() -> None:
@@ -131,7 +132,7 @@ def test_a_member_that_declares_less_than_it_is_gives_no_more_than_that() -> Non
     at = body.rindex(b"PK\x01\x02")
     body[at + 24 : at + 28] = struct.pack("<I", 1000)
     with pytest.raises(BadRequest):
-        read_npz(bytes(body), MIB)
+        read_npz(bytes(body), MIB, unlimited())
 
 
 def test_a_directory_of_a_million_members_is_refused_before_it_is_read(
@@ -140,11 +141,11 @@ def test_a_directory_of_a_million_members_is_refused_before_it_is_read(
     body = zipped({f"{index}.npy": b"" for index in range(2000)})
     monkeypatch.setattr(zipfile, "ZipFile", lambda *_: pytest.fail("it was read"))
     with pytest.raises(TooLarge, match="lists more members than a model can have"):
-        read_npz(body, MIB)
+        read_npz(body, MIB, unlimited())
     at = body.rindex(b"PK\x05\x06")
     hidden = body[:at] + b"PK\x06\x07" + bytes(16) + body[at : at + 12] + bytes(4) + body[at + 16 :]
     with pytest.raises(TooLarge, match="lists more members"):
-        read_npz(hidden, MIB)
+        read_npz(hidden, MIB, unlimited())
 
 
 BAD_NPZ = {
@@ -164,7 +165,7 @@ BAD_NPZ = {
 def test_a_bad_npz_is_refused(case: str) -> None:
     body, fault = BAD_NPZ[case]
     with pytest.raises(BadRequest, match=fault):
-        read_npz(body, MIB)
+        read_npz(body, MIB, unlimited())
 
 
 def test_the_same_name_twice_is_refused() -> None:
@@ -175,7 +176,7 @@ def test_the_same_name_twice_is_refused() -> None:
         archive.writestr("x.npy", npy(np.zeros(1)))
         archive.writestr("x.npy", npy(np.ones(1)))
     with pytest.raises(BadRequest, match=r"a member 'x.npy'"):
-        read_npz(other.getvalue(), MIB)
+        read_npz(other.getvalue(), MIB, unlimited())
 
 
 def test_what_is_written_is_what_numpy_reads_and_bfloat16_is_fp32() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from halfeven.models.errors import BadRequest
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.serve.memory_budget import unlimited
 from halfeven.serve.protocol.predict import read_predict, write_predict
 
 
@@ -21,7 +22,7 @@ LABELS = ("ant", "bee", "cat")
 
 
 def read(spec: ModelSpec, instances: Any) -> list[np.ndarray]:
-    return read_predict(spec, json.dumps({"instances": instances}).encode()).arrays
+    return read_predict(spec, json.dumps({"instances": instances}).encode(), unlimited()).arrays
 
 
 def written(spec: ModelSpec, *outputs: np.ndarray) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def test_a_row_of_one_number_is_a_plain_number() -> None:
 
 def test_a_model_that_is_not_batched_takes_one_instance_and_gives_one_prediction() -> None:
     whole = ModelSpec("m", (tensor("x", "FP32", 2, 2),), (tensor("y", "FP32", -1),), 0)
-    request = read_predict(whole, b'{"instances": [[[1, 2], [3, 4]]]}')
+    request = read_predict(whole, b'{"instances": [[[1, 2], [3, 4]]]}', unlimited())
     np.testing.assert_array_equal(request.arrays[0], [[1, 2], [3, 4]])
     assert request.rows == 1
     assert written(whole, np.array([5, 6, 7], np.float32)) == {"predictions": [[5, 6, 7]]}
@@ -115,7 +116,7 @@ BAD = {
 def test_bad_instances_are_refused_by_place(case: str) -> None:
     spec, body, fault = BAD[case]
     with pytest.raises(BadRequest, match=fault):
-        read_predict(spec, body)
+        read_predict(spec, body, unlimited())
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP16", "BF16", "INT8", "BOOL"])

@@ -10,6 +10,7 @@ import pytest
 from halfeven.models.errors import BadRequest, TooLarge
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.wire import Wire
+from halfeven.serve.memory_budget import unlimited
 from halfeven.serve.protocol.predict_bodies import is_quick, read_body_of
 from PIL import Image
 
@@ -66,7 +67,7 @@ def form(*parts: tuple[str, bytes]) -> bytes:
 
 
 def read(spec: ModelSpec, body: bytes, content_type: str = CURL) -> list[np.ndarray]:
-    return read_body_of(spec, content_type, body, MIB).arrays
+    return read_body_of(spec, content_type, body, MIB, unlimited()).arrays
 
 
 def as_json(*pictures: bytes, key: str | None = None) -> bytes:

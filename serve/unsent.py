@@ -1,0 +1,54 @@
+"""What of the answers on one connection the caller has not taken yet: watched while it is there, and counted."""
+
+import asyncio
+
+from .memory_budget import MemoryBudget
+
+STALL_SECONDS = 10.0  # between two looks
+LEAST_BYTES_PER_SECOND = 16_384  # as for uploads
+
+
+class Unsent:
+    """Ends the connection of a caller who takes fewer than `LEAST_BYTES_PER_SECOND` over `STALL_SECONDS`."""
+
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, budget: MemoryBudget
+    ) -> None:
+        self._transport, self._loop, self._budget = transport, loop, budget
+        self._bytes = 0  # at the last look; counted in the budget
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def bytes(self) -> int:
+        """In the transport's buffer now."""
+        return self._transport.get_write_buffer_size()
+
+    def watch(self) -> None:
+        """Begin, where something is there and no watch is under way."""
+        if self._timer is None and (size := self.bytes):
+            self._count(size)
+            self._timer = self._loop.call_later(STALL_SECONDS, self._look)
+
+    def end(self) -> None:
+        """All was taken, or the connection is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._count(0)
+
+    def _look(self) -> None:
+        size, before = self.bytes, self._bytes
+        self._timer = None
+        if size and size > before - STALL_SECONDS * LEAST_BYTES_PER_SECOND:
+            self._count(0)
+            self._transport.abort()
+        elif size:
+            self._count(size)
+            self._timer = self._loop.call_later(STALL_SECONDS, self._look)
+        else:
+            self._count(0)
+
+    def _count(self, size: int) -> None:
+        if size != self._bytes:
+            self._budget.take_anyway(size - self._bytes)
+            self._bytes = size
