@@ -167,7 +167,7 @@ class Captured:
         path, spec = draft.folder / "whole.onnx", self.subject.spec
         if not path.exists():
             write_onnx(self.subject.exported, spec, path, {"model": spec.name, "precision": "fp32"})
-            engine = OnnxEngine(path, "fp32", CPU, packed=False, threads=torch.get_num_threads())
+            engine = OnnxEngine(path, "fp32", CPU, CpuSetup(torch.get_num_threads()), packed=False)
             check_whole_form(exam, answers_of(spec, engine))
 
     def _half_onnx(self, draft: Draft, exam: Exam) -> Made:
@@ -181,7 +181,7 @@ class Captured:
         return Made("half.onnx", serves, [self._taken_in_storage(exam), take(exam, serves)])
 
     def _onnx(self, path: Path, precision: str) -> Answers:
-        engine = OnnxEngine(path, precision, CPU, threads=torch.get_num_threads())
+        engine = OnnxEngine(path, precision, CPU, CpuSetup(torch.get_num_threads()))
         return answers_of(self.subject.spec, engine)
 
 

@@ -8,6 +8,7 @@ import onnx
 import torch
 from onnx import ModelProto
 
+from ...models.engines.cpu_setup import CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.store import Draft
 from ..gate.diagnosis import diagnosed
@@ -96,7 +97,7 @@ class Foreign:
         return diagnosed(report, floor_report(exam, report.dtype, floor))
 
     def _runtime(self, path: Path, precision: str) -> Answers:
-        engine = OnnxEngine(path, precision, CPU, threads=torch.get_num_threads())
+        engine = OnnxEngine(path, precision, CPU, CpuSetup(torch.get_num_threads()))
         return answers_of(self.half.spec, engine)
 
 

@@ -104,7 +104,8 @@ def test_a_whole_that_is_passed_over_because_its_file_is_damaged_is_named(
         version = draft.publish(LIVE, {"half": None})
     (version.folder / "whole.onnx").write_bytes(b"as it is now")
     damaged: list[str] = []
-    found = [candidate.file for candidate in readying._wholes(version, version.spec(), place, damaged)]
+    spec, samples = version.spec(), Samples({"input": np.zeros((4, 3), np.float32)})
+    found = [candidate.file for candidate in readying._wholes(version, spec, samples, place, damaged)]
     assert found == ["whole.pt2"]
     assert len(damaged) == 1 and f"{version.folder / 'whole.onnx'} is damaged" in damaged[0]
     assert damaged[0] in caplog.text

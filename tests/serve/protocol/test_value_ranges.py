@@ -14,6 +14,7 @@ from halfeven.models.spec import ModelSpec
 from halfeven.models.value_range import ValueRange
 from halfeven.models.wire import Wire
 from halfeven.serve.finetune.datasets import read_training
+from halfeven.serve.memory_budget import unlimited
 from halfeven.serve.protocol.infer import InferCodec
 from halfeven.serve.protocol.metadata import model_metadata
 from halfeven.serve.protocol.predict_bodies import read_body_of
@@ -54,19 +55,21 @@ def v2_raw(spec: ModelSpec, ids: np.ndarray) -> None:
 
 
 def predict_json(spec: ModelSpec, ids: np.ndarray) -> None:
-    read_body_of(spec, "application/json", json.dumps({"instances": ids.tolist()}).encode(), 1 << 20)
+    read_body_of(
+        spec, "application/json", json.dumps({"instances": ids.tolist()}).encode(), 1 << 20, unlimited()
+    )
 
 
 def predict_npy(spec: ModelSpec, ids: np.ndarray) -> None:
     file = io.BytesIO()
     np.save(file, ids)
-    read_body_of(spec, "", file.getvalue(), 1 << 20)
+    read_body_of(spec, "", file.getvalue(), 1 << 20, unlimited())
 
 
 def predict_npz(spec: ModelSpec, ids: np.ndarray) -> None:
     file = io.BytesIO()
     np.savez(file, ids=ids)
-    read_body_of(spec, "", file.getvalue(), 1 << 20)
+    read_body_of(spec, "", file.getvalue(), 1 << 20, unlimited())
 
 
 WAYS = (v2_json, v2_binary, v2_raw, predict_json, predict_npy, predict_npz)
