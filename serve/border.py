@@ -50,6 +50,7 @@ _STATUS: dict[type[BaseException], HTTPStatus] = {
     errors.BadInput: HTTPStatus.BAD_REQUEST,
     errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.UnknownName: HTTPStatus.NOT_FOUND,
+    errors.Conflict: HTTPStatus.CONFLICT,
     NotOffered: HTTPStatus.NOT_IMPLEMENTED,
     SlowBody: HTTPStatus.REQUEST_TIMEOUT,
     errors.CannotConvert: HTTPStatus.UNPROCESSABLE_ENTITY,

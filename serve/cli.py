@@ -270,6 +270,29 @@ def rollback(name: str, store: StoreAt = DEFAULT_STORE, as_json: Json = False) -
 
 
 @app.command()
+def promote(
+    target: Annotated[
+        str, typer.Argument(help="NAME@VERSION: a live version, also one that a job left held.")
+    ],
+    store: StoreAt = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Put a version on duty by hand; a running server follows within two seconds."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..models.errors import BadInput
+        from .history import promote, store_at
+
+        name, _, number = target.partition("@")
+        if not number:
+            raise BadInput(f"{target!r}: expected NAME@VERSION; `halfeven models` lists the versions")
+        facts = promote(store_at(store), name, number)
+        return facts, f"{target} is on duty", 0
+
+    finish(work, as_json)
+
+
+@app.command()
 def doctor(as_json: Json = False) -> None:
     """What this machine can do, and what to install."""
 

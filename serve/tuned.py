@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,10 +18,10 @@ from typing import Any
 import torch
 
 from ..exporters.environment import environment
-from ..models.store import Version, fsync
+from ..models.durable import replace_text
+from ..models.store import Version
 
 logger = logging.getLogger("halfeven.roster")
-_READABLE = 0o644
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +79,7 @@ def save_tuned(
         "winner": asdict(winner),
         **evidence,
     }
-    handle, draft = tempfile.mkstemp(prefix=".tuned-", dir=path.parent)
-    with os.fdopen(handle, "w") as file:
-        json.dump(facts, file, indent=2, allow_nan=False)
-        file.flush()
-        os.fchmod(handle, _READABLE)  # mkstemp's is for its owner alone; the server may be another user
-        os.fsync(handle)
-    Path(draft).replace(path)
-    fsync(path.parent)
+    replace_text(path, json.dumps(facts, indent=2, allow_nan=False))
     return path
 
 
