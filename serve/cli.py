@@ -167,7 +167,10 @@ def serve(
 def predict(
     name: str,
     file: Annotated[
-        Path, typer.Argument(help="PNG, JPEG, npy, npz, safetensors or JSON ({input: nested lists}).")
+        Path,
+        typer.Argument(
+            help='PNG, JPEG, npy, npz, safetensors, or JSON: {"INPUT": nested lists} or {"instances": [...]}.'
+        ),
     ],
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
     answer: Annotated[Path | None, typer.Option("--out", help="Write a .png, .npy or .npz instead.")] = None,
@@ -251,7 +254,9 @@ def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
                 table.add_row(
                     name, str(version["version"]), live, version["status"], forms, version["reason"]
                 )
-        return {"models": found}, table, 0
+        way = f"`halfeven convert FOLDER --store {opened.root}` puts one there"
+        none = f"the store {opened.root} has no model yet; {way}"
+        return {"models": found}, table if found else none, 0
 
     finish(work, as_json)
 
