@@ -4,14 +4,16 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
+PEERS  := .peers
 GPU_SECONDS := 530
 
-.PHONY: help venv demo test check lint types layers resolves gpu weights clean
+.PHONY: help venv demo test check lint types layers resolves peers gpu weights clean
 
 help:
 	@echo "make demo      the whole story on real digits, under two minutes after installing"
 	@echo "make test      the tests; without a GPU those that need one are skipped, and counted"
 	@echo "make check     what CI runs: form, types, layers, dependencies, tests"
+	@echo "make peers     other projects' clients, which the conformance tests drive where they are (make check has them)"
 	@echo "make gpu       the GPU tests and the GPU benchmark, with PYTHON=… as it is (nothing is installed)"
 	@echo "make weights   train the zoo's digits again"
 	@echo "make clean     remove what make made"
@@ -32,7 +34,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # The tests come last, so that pytest's closing line closes the output.
-check: lint types layers resolves test
+check: lint types layers resolves peers test
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -47,6 +49,15 @@ layers: $(READY)
 resolves: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --dry-run -c constraints.txt \
 	  . "tritonclient[http,grpc]>=2.70" openai transformers scikit-learn
+
+# Their own dependencies would fight with ours and with each other: each alone, beside the environment (seconds).
+peers: $(PEERS)/ready
+
+$(PEERS)/ready: tests/conformance/peers.txt $(READY)
+	rm -rf $(PEERS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target $(PEERS) \
+	  -r tests/conformance/peers.txt
+	touch $@
 
 # The interpreter is taken as it is: a GPU machine often has its own torch, and no way to fetch another.
 # .links makes the checkout importable as `halfeven` without an installation.
@@ -64,5 +75,5 @@ weights: $(READY)
 	$(BIN)/python -m halfeven.models.zoo.digits.train
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
