@@ -4,14 +4,16 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
+PEERS  := .peers
 GPU_SECONDS := 530
 
-.PHONY: help venv demo test test-all check lint types layers resolves older gpu weights clean
+.PHONY: help venv demo test test-all check lint types layers resolves older peers gpu weights clean
 
 help:
 	@echo "make demo      the whole story on real digits, under two minutes after installing"
 	@echo "make test      the tests; without a GPU those that need one are skipped, and counted"
 	@echo "make check     what CI runs: form, types, layers, dependencies, all tests, the slow ones too"
+	@echo "make peers     other projects' clients, which the conformance tests drive where they are (make check has them)"
 	@echo "make gpu       the GPU tests and the GPU benchmark, with PYTHON=… as it is (nothing is installed)"
 	@echo "make weights   train the zoo's digits again"
 	@echo "make clean     remove what make made"
@@ -32,7 +34,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
 # The tests come last, so that pytest's closing line closes the output.
-check: lint types layers resolves older test-all
+check: lint types layers resolves peers older test-all
 
 # The engines once more as on a processor with AVX2 and no bf16 units.
 older: export ONEDNN_MAX_CPU_ISA := AVX2
@@ -58,6 +60,15 @@ resolves: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --dry-run -c constraints.txt \
 	  . "tritonclient[http,grpc]>=2.70" openai transformers scikit-learn
 
+# Their own dependencies would fight with ours and with each other: each alone, beside the environment (seconds).
+peers: $(PEERS)/ready
+
+$(PEERS)/ready: tests/conformance/peers.txt $(READY)
+	rm -rf $(PEERS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target $(PEERS) \
+	  -r tests/conformance/peers.txt
+	touch $@
+
 # The interpreter is taken as it is: a GPU machine often has its own torch, and no way to fetch another.
 # .links makes the checkout importable as `halfeven` without an installation.
 gpu: export PYTHONPATH := $(CURDIR)/.links
@@ -74,5 +85,5 @@ weights: $(READY)
 	$(BIN)/python -m halfeven.models.zoo.digits.train
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

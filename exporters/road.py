@@ -23,15 +23,16 @@ SLOW_SAMPLES = 8  # choose the plan of a model that takes long
 
 
 def travel(subject: Subject, maker: Maker, store: Store, say: Say) -> Version:
-    """Go the whole way. The version is live and on duty, or kept as refused with its report.
+    """Go the whole way. The version is live and on duty, or kept as refused with its report. Where the subject's
+    origin has ``awaits_promotion`` it is published and no more: a judge outside puts it on duty.
 
     Raises CannotConvert where no form can be made at all; then nothing is left behind.
     """
     use_true_fp32()
     with fixed_threads(maker.row_operations), store.draft(subject.spec.name) as draft:
         version = _Journey(subject, maker, draft, say).go()
-    if version.status == LIVE:
-        store.promote(version)
+    if version.status == LIVE and not version.awaits_promotion:
+        store.promote(version, by="conversion")
     say(f"{version} is {version.status}")
     return version
 

@@ -25,6 +25,7 @@ from torch.fx import GraphModule
 
 from .archive import load_program
 from .capture_regions import foreign_op, inline_regions
+from .datatypes import DATATYPES
 from .errors import BadFolder, CaptureFailed, DamagedFile
 from .index_ranges import with_ranges
 from .package import ModelFolder
@@ -122,7 +123,11 @@ def _request(folder: ModelFolder, out: Path, limits: Limits) -> dict[str, Any]:
         "weights": str(folder.weights) if folder.weights else None,
         "samples": str(out / "samples.safetensors"),
         "inputs": [
-            {"name": t.name, "dims": [[dim.minimum, dim.maximum] for dim in t.shape]}
+            {
+                "name": t.name,
+                "dims": [[dim.minimum, dim.maximum] for dim in t.shape],
+                "declared": f"{t.datatype} {t.describe_shape()}",
+            }
             for t in folder.spec.inputs
         ],
         "outputs": [t.name for t in folder.spec.outputs],
@@ -251,8 +256,10 @@ def _check_outputs(program: ExportedProgram, spec: ModelSpec) -> None:
             for dim, size in zip(tensor.shape, value.shape, strict=True)
         )
         if value.dtype != tensor.type.torch or not fits:
-            came = f"{str(value.dtype).removeprefix('torch.')} {[str(s) for s in value.shape]}"
+            sizes = ",".join(str(size if isinstance(size, int) else -1) for size in value.shape)
+            names = {datatype.torch: datatype.name for datatype in DATATYPES.values()}
             raise BadFolder(
                 f"output '{tensor.name}' of '{spec.name}': model.toml says {tensor.datatype} "
-                f"{tensor.describe_shape()}, the model gives {came}"
+                f"{tensor.describe_shape()}, the model gives {names.get(value.dtype, value.dtype)} [{sizes}]: write "
+                "that under [[outputs]], or change what forward gives"
             )

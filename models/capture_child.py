@@ -93,9 +93,14 @@ def attempt(torch, request, samples, attention):
     notes += widen(torch, module)
     flat = Flat(module, request)
     with torch.no_grad():
-        program = export(torch, flat, samples, request)
-        refuse_lacking(module, program)
-        facts = check(torch, flat, program, samples, request)
+        try:
+            program = export(torch, flat, samples, request)
+            refuse_lacking(module, program)
+            facts = check(torch, flat, program, samples, request)
+        except Exception as error:
+            example = rows_of(samples, min(3, max(1, request["max_batch_size"])), request)
+            failures.blame_inputs(error, module, flat.original, example, request)
+            raise
     return program, notes, facts
 
 

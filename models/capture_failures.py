@@ -5,6 +5,7 @@ Runs in the child (and the trainer), by file path: imports nothing but Python's 
 
 import contextlib
 import importlib.util
+import inspect
 import linecache
 import logging
 import re
@@ -80,10 +81,14 @@ def told(error, request):
 def explained(error, request):
     """Construct, source line and what to do, before torch's own words; these alone where nobody knows more."""
     theirs = f"{type(error).__name__}: {first_lines(error)}"
+    if isinstance(error, ImportError):
+        return f"{theirs}{where_imports_are_found(error, request)}"
     for words, construct, remedy in CAUSES:
-        if all(word in str(error) for word in words):
+        if all(word in str(error) for word in words) and not _integer_input(error, words):
             construct, remedy = _closer(construct, remedy, line_of(error, request)[1])
             return f"{construct}{place_of(error, request)}: {remedy}, {LIVE}\n{theirs}"
+    if blamed := getattr(error, "halfeven_inputs", None):
+        return f"{blamed[0]}\n{type(blamed[1]).__name__}: {first_lines(blamed[1])}"
     if type(error).__module__.startswith(("torch._dynamo", "torch.fx", "torch._subclasses", "torch.export")):
         construct = "something that torch.export cannot trace"
         return f"{construct}{place_of(error, request)}: change it, {LIVE}\n{theirs}"
@@ -99,12 +104,67 @@ def _closer(construct, remedy, code):
     return construct, remedy
 
 
+def _integer_input(error, words):
+    """No half: an integer that meets weights is an input whose datatype model.toml has wrong."""
+    return "dtype" in words[0] and any(
+        f" {name} " in f"{error} " for name in ("Long", "Int", "Short", "Byte")
+    )
+
+
+def blame_inputs(error, module, forward, example, request):
+    """Where forward fails without any tracing too, note on ``error`` what it was given, and what it said then."""
+    try:
+        module(*(tensor.clone() for tensor in example))
+    except (RuntimeError, TypeError, ValueError, LookupError, AssertionError) as plain:
+        given = ", ".join(
+            f"'{spec['name']}' {spec['declared']} (tried with {list(tensor.shape)})"
+            for spec, tensor in zip(request["inputs"], example, strict=True)
+        )
+        with contextlib.suppress(TypeError, ValueError):
+            given += f"; its parameters are {inspect.signature(forward)}"
+        sentence = (
+            f"forward fails with the inputs that model.toml declares: {given}. Where a name, shape or datatype is not "
+            f"what the model takes, mend it under [[inputs]] in {request['folder']}/model.toml"
+        )
+        error.halfeven_inputs = (sentence, plain)
+    except Exception:
+        return
+
+
+def where_imports_are_found(error, request):
+    """Where an import was looked for, and which key of model.toml adds a folder."""
+    folder, roots = Path(request["folder"]), list(request["path"])
+    if "relative import" in str(error):
+        return (
+            f"\n{request['source']} is imported as a module of its own, not as a part of a package: import its "
+            f"neighbours by their names alone ({folder} is searched), or by their package's name with the package's "
+            'parent folder in model.toml, path = [".."]'
+        )
+    name = (error.name or "").partition(".")[0]
+    above = ["/".join([".."] * depth) for depth in (1, 2, 3)]
+    places = [
+        up for up in above for end in (".py", "/*.py") for _ in (folder / up).glob(f"{name}{end}") if name
+    ]
+    near = list(dict.fromkeys(places))
+    there = (
+        f"it lies in {(folder / near[0]).resolve()}: write"
+        if near
+        else "code of yours elsewhere is found with"
+    )
+    return (
+        f"\nimports are looked for in {folder}, in {roots or 'no further folder'} (the key path of model.toml) and "
+        f'among the packages installed in {sys.prefix}: {there} path = ["{near[0] if near else ".."}"] in model.toml '
+        "(taken from the model's folder); a package that is missing is to be installed there"
+    )
+
+
 def first_lines(error):
     return "\n".join(str(error).strip().splitlines()[:12])
 
 
 def tail(error, request):
     """The last frames of the user's own code and the very last one: between them lie torch's."""
+    _, error = getattr(error, "halfeven_inputs", ("", error))
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if is_own(frame.filename, request)]
     shown = own[-6:] or frames[-6:]

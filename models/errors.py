@@ -8,6 +8,7 @@
     │   ├── BadRequest                  a prediction request that does not fit the model
     │   ├── TooLarge                    a size, depth or count beyond its bound
     │   ├── UnknownName                 no model, version or file of that name
+    │   ├── Conflict                    what is in the store does not allow it
     │   └── BadSetting                  an option or environment variable
     ├── CannotConvert                   the model as it is has no half form
     │   ├── CaptureFailed               user code raised, hung, ate memory, or cannot be traced
@@ -55,6 +56,10 @@ class TooLarge(BadInput):
 
 class UnknownName(BadInput):
     code = "not_found"
+
+
+class Conflict(BadInput):
+    code = "conflict"
 
 
 class BadSetting(BadInput):

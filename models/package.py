@@ -89,7 +89,12 @@ def read_folder(folder: Path) -> ModelFolder:
     try:
         data = tomllib.loads(file.read_text())
     except FileNotFoundError as error:
-        raise BadFolder(f"{file} does not exist: a model folder needs a model.toml") from error
+        raise BadFolder(
+            f"{file} does not exist: expected a model folder with a model.toml (name, source, [[inputs]] and "
+            '[[outputs]]; the README has one to copy under "Bring your own model")'
+        ) from error
+    except NotADirectoryError as error:
+        raise BadFolder(f"{folder} is a file: expected the model folder that has the model.toml") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadFolder(f"{file} cannot be read: {error}") from error
     return _Reader(file).read(data)

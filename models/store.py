@@ -2,6 +2,7 @@
 
     <store>/models/<name>/<version>/    manifest.json spec.json samples.safetensors weights.safetensors …
     <store>/models/<name>/live          the number of the version on duty: a file, moved by atomic rename
+    <store>/models/<name>/promotions.json   which versions were on duty, and by whose order (`promotions.py`)
 
 A draft is a hidden folder beside the versions; publishing fsyncs it and renames it to the next free
 number (the rename that succeeds takes the number). A draft that is not published vanishes.
@@ -20,14 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import BadInput, DamagedFile, StoreError, StoreUnusable, UnknownName
+from .durable import READABLE, fsync, replace_text
+from .errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownName
 from .opened_file import OpenedFile
+from .promotions import Promotions, alias_lock, read_promotions, record_promotion
 from .spec import ModelSpec
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
-_READABLE = 0o644
 _NUMBER = re.compile(r"^[1-9][0-9]{0,17}$")
 LIVE, REFUSED = "live", "refused"
+OPERATOR, ROLLBACK = "operator", "rollback"  # by whose order a version goes on duty
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,11 @@ class Version:
     def digest(self) -> str:
         """What machines call this version: the SHA-256 over its files' digests."""
         return self.manifest["digest"]
+
+    @property
+    def awaits_promotion(self) -> bool:
+        """Publishing did not put it on duty; whether a promotion did since is in `Store.promotions`."""
+        return bool(self.manifest.get("awaits_promotion"))
 
     def __str__(self) -> str:
         return f"{self.name}@{self.number}"
@@ -180,39 +188,60 @@ class Store:
         numbers = self.numbers(name)
         return self.version(name, numbers[-1]) if numbers else None
 
-    def promote(self, version: Version) -> None:
-        """Put a version on duty. Durable when this returns. Raises StoreError for a refused one."""
-        if version.status != LIVE:
-            raise StoreError(f"{version} was refused by the parity gate and is never put on duty")
-        folder = self._folder(version.name)
-        handle, draft = tempfile.mkstemp(prefix=".live-", dir=folder)
-        with os.fdopen(handle, "w") as file:
-            file.write(f"{version.number}\n")
-            file.flush()
-            os.fchmod(handle, _READABLE)  # mkstemp's is for its owner alone; the server may be another user
-            os.fsync(handle)
-        Path(draft).replace(folder / "live")
-        fsync(folder)
+    def promote(self, version: Version, by: str = OPERATOR) -> None:
+        """Put a version on duty. Durable when this returns. Raises Conflict for a refused one."""
+        with alias_lock(self._folder(version.name)):
+            self._promote(version, by)
+
+    def promote_over(self, current: int | None, version: Version, by: str) -> None:
+        """Promote only where ``current`` (None: nothing) is still on duty: compared and moved in one step.
+
+        Raises Conflict where another version was put on duty since, or for a refused one.
+        """
+        with alias_lock(self._folder(version.name)):
+            found = self.live_number(version.name)
+            if found != current:
+                raise Conflict(
+                    f"{version} was to take the place of version {current}, but version {found} is on duty"
+                )
+            self._promote(version, by)
 
     def rollback(self, name: str) -> Version:
-        """Put the newest live version older than the one on duty on duty, and give it.
+        """Put the newest older version that may serve on duty, and give it; one that waits for its promotion is none.
 
-        Raises UnknownName for an unknown model, StoreError where nothing older may go on duty.
+        Raises UnknownName for an unknown model, Conflict where nothing older may go on duty.
         """
         if not self.numbers(name):
             raise UnknownName(f"no model '{name}' in the store: it has {self.names()}")
-        current = self.live_number(name)
-        for number in reversed(self.numbers(name)):
-            if current is not None and number >= current:
-                continue
-            try:
-                version = self.version(name, number)
-            except DamagedFile:
-                continue  # the ones before it may be sound
-            if version.status == LIVE:
-                self.promote(version)
-                return version
-        raise StoreError(f"'{name}' has no version before {current} that may go on duty")
+        with alias_lock(self._folder(name)):
+            current, promoted = self.live_number(name), self.promotions(name)
+            for number in reversed(self.numbers(name)):
+                if current is not None and number >= current:
+                    continue
+                try:
+                    version = self.version(name, number)
+                except DamagedFile:
+                    continue  # the ones before it may be sound
+                if version.status == LIVE and (number in promoted or not version.awaits_promotion):
+                    self._promote(version, ROLLBACK)
+                    return version
+        raise Conflict(
+            f"'{name}' has no version before {current} that may go on duty: it has {self.numbers(name)}, and refused "
+            f"or held ones do not count; `halfeven promote {name}@NUMBER` puts another one on duty"
+        )
+
+    def promotions(self, name: str) -> Promotions:
+        """Every version that was put on duty: its first and its last promotion, over which one and by whom."""
+        return read_promotions(self._folder(name))
+
+    def _promote(self, version: Version, by: str) -> None:
+        if version.status != LIVE:
+            raise Conflict(
+                f"{version} was refused by the parity gate and is never put on duty: {version.manifest.get('reason')}"
+            )
+        folder = self._folder(version.name)
+        record_promotion(folder, version.number, self.live_number(version.name), by)
+        replace_text(folder / "live", f"{version.number}\n")
 
     @contextmanager
     def draft(self, name: str) -> Iterator["Draft"]:
@@ -257,7 +286,7 @@ class Draft:
             "manifest.json", {**facts, "status": status, "digest": digest.hexdigest(), "files": files}
         )
         for path in [*self.folder.rglob("*"), self.folder]:
-            path.chmod(_READABLE | (0o111 if path.is_dir() else 0))  # safetensors writes for its owner alone
+            path.chmod(READABLE | (0o111 if path.is_dir() else 0))  # safetensors writes for its owner alone
             fsync(path)
         number = max(self._store.numbers(self._name), default=0)
         while True:
@@ -292,12 +321,3 @@ def _read_manifest(path: Path) -> Mapping[str, Any]:
             f"{path} is not a manifest: it needs status, digest and files; convert the model again"
         )
     return manifest
-
-
-def fsync(path: Path) -> None:
-    """Make a file's bytes, or what was created in or renamed into a folder, durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

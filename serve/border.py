@@ -88,6 +88,7 @@ _STATUS: dict[type[BaseException], HTTPStatus] = {
     HeadTooLarge: HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     UrlTooLong: HTTPStatus.REQUEST_URI_TOO_LONG,
     errors.UnknownName: HTTPStatus.NOT_FOUND,
+    errors.Conflict: HTTPStatus.CONFLICT,
     NotOffered: HTTPStatus.NOT_IMPLEMENTED,
     SlowBody: HTTPStatus.REQUEST_TIMEOUT,
     ForeignHost: HTTPStatus.MISDIRECTED_REQUEST,

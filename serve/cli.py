@@ -175,7 +175,10 @@ def serve(
 def predict(
     name: str,
     file: Annotated[
-        Path, typer.Argument(help="PNG, JPEG, npy, npz, safetensors or JSON ({input: nested lists}).")
+        Path,
+        typer.Argument(
+            help='PNG, JPEG, npy, npz, safetensors, or JSON: {"INPUT": nested lists} or {"instances": [...]}.'
+        ),
     ],
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
     answer: Annotated[Path | None, typer.Option("--out", help="Write a .png, .npy or .npz instead.")] = None,
@@ -268,7 +271,9 @@ def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
         for name, faults in damaged.items():
             for fault in faults:
                 say(f"damaged: {name}: {fault}")
-        return {"models": found, "damaged": damaged}, table, 0
+        way = f"`halfeven convert FOLDER --store {opened.root}` puts one there"
+        none = f"the store {opened.root} has no model yet; {way}"
+        return {"models": found, "damaged": damaged}, table if found or damaged else none, 0
 
     finish(work, as_json)
 
@@ -282,6 +287,29 @@ def rollback(name: str, store: StoreAt = DEFAULT_STORE, as_json: Json = False) -
 
         facts = history_of(store_at(store, writes=True)).rollback(name)
         return facts, f"{name}@{facts['version']} is on duty", 0
+
+    finish(work, as_json)
+
+
+@app.command()
+def promote(
+    target: Annotated[
+        str, typer.Argument(help="NAME@VERSION: a live version, also one that a job left held.")
+    ],
+    store: StoreAt = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Put a version on duty by hand; a running server follows within two seconds."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..models.errors import BadInput
+        from .history import promote, store_at
+
+        name, _, number = target.partition("@")
+        if not number:
+            raise BadInput(f"{target!r}: expected NAME@VERSION; `halfeven models` lists the versions")
+        facts = promote(store_at(store), name, number)
+        return facts, f"{target} is on duty", 0
 
     finish(work, as_json)
 

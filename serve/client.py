@@ -13,8 +13,9 @@ import orjson
 from safetensors.numpy import load_file
 
 from ..exporters.inputs.samples import TARGET
-from ..models.datatypes import name_of
+from ..models.datatypes import DATATYPES, name_of
 from ..models.errors import BadInput, NotReady
+from .protocol.json_numbers import array_of
 from .protocol.numpy_files import write_npz
 
 _AS_THEY_ARE = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".npy": "application/x-npy"}
@@ -30,11 +31,13 @@ def predict_file(
     the server's own words where it refuses, NotReady where nobody answers.
     """
     model = f"{url}/v1/models/{urllib.parse.quote(name)}:predict"
-    body, kind = _body(file)
+    named = _named(url, name, file, timeout_s) if file.suffix.lower() == ".json" else None
+    body, kind = (write_npz(named), "application/x-npz") if named is not None else _body(file)
     if out is not None:
         return _into(out, *_post(model, body, kind, _accept(out), timeout_s))
-    if file.suffix in (".npz", ".safetensors"):
-        model, body = f"{url}/v2/models/{urllib.parse.quote(name)}/infer", orjson.dumps(_v2(_read(file)))
+    if named is not None or file.suffix in (".npz", ".safetensors"):
+        arrays = _read(file) if named is None else named
+        model, body = f"{url}/v2/models/{urllib.parse.quote(name)}/infer", orjson.dumps(_v2(arrays))
         kind = "application/json"
     headers, answer = _post(model, body, kind, "application/json", timeout_s)
     return {"status": 200, "headers": headers, **json.loads(answer)}
@@ -51,6 +54,28 @@ def _body(file: Path) -> tuple[bytes, str]:
     if suffix == ".safetensors":
         return write_npz(_read(file)), "application/x-npz"
     return orjson.dumps(_read(file)), "application/json"
+
+
+def _named(url: str, name: str, file: Path, timeout_s: float) -> dict[str, np.ndarray] | None:
+    """A JSON file's ``{input: nested lists}`` as the arrays that the model takes; None for ``{"instances": …}``.
+
+    The datatypes are the server's word: JSON has none. Raises BadInput naming the input.
+    """
+    message = _read(file)
+    if not isinstance(message, dict) or not message:
+        raise BadInput(
+            f'{file}: expected {{"INPUT": nested lists, …}} or {{"instances": [...]}}, got {str(message)[:80]}'
+        )
+    if "instances" in message:
+        return None
+    inputs = json.loads(_post(f"{url}/v2/models/{urllib.parse.quote(name)}", None, "", "*/*", timeout_s)[1])[
+        "inputs"
+    ]
+    datatypes = {tensor["name"]: DATATYPES[tensor["datatype"]] for tensor in inputs}
+    if message.keys() != datatypes.keys():
+        wanted = ", ".join(f"'{one['name']}' {one['datatype']} {one['shape']}" for one in inputs)
+        raise BadInput(f"{file}: model '{name}' takes the inputs {wanted}; got {sorted(message)}")
+    return {key: array_of(data, datatypes[key], f"{file}: '{key}'") for key, data in message.items()}
 
 
 def _v2(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -93,7 +118,10 @@ def _read(file: Path) -> Any:
     raise BadInput(f"{file}: expected .png, .jpg, .npy, .npz, .safetensors or .json")
 
 
-def _post(url: str, body: bytes, kind: str, accept: str, timeout_s: float) -> tuple[dict[str, str], bytes]:
+def _post(
+    url: str, body: bytes | None, kind: str, accept: str, timeout_s: float
+) -> tuple[dict[str, str], bytes]:
+    """A POST, or a GET where there is no body."""
     if not url.startswith(("http://", "https://")):
         raise BadInput(f"--url: expected http://… or https://…, got {url[:80]!r}")
     request = urllib.request.Request(url, body, {"content-type": kind, "accept": accept})

@@ -93,7 +93,7 @@ def _second_half(port: int, store: Store, samples: Samples, folder: Path, say: S
         job = fine_tune(
             f"http://127.0.0.1:{port}", MODEL, file, seed=SEED, hyperparameters=LESSON, say=_indented(say)
         )
-        if job["fine_tuned_model"]:
+        if (job["promotion"] or {}).get("state") == "promoted":
             await_version(port, int(job["fine_tuned_model"].partition("@")[2]), say)
     after = {"new": _accuracy_over_http(port, new)[0], "old": _accuracy_over_http(port, samples)[0]}
     return {"job": job, "before": before, "after": after, "learning_traffic": _traffic_facts(traffic)}
@@ -139,7 +139,7 @@ def _passed(facts: dict[str, Any]) -> bool:
         and facts["precision"] == "fp16"
         and facts["accuracy_fp16"] == facts["accuracy_fp32"]
         and facts["swap"]["failed"] == facts["learning_traffic"]["failed"] == 0
-        and facts["job"]["status"] == "succeeded"
+        and (facts["job"]["promotion"] or {}).get("state") == "promoted"
         and facts["after"]["new"] >= 0.95
         and facts["after"]["old"] >= facts["before"]["old"] - tolerance
     )

@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
+from ..models.durable import replace_text
 from ..models.engines.cpu_setup import CpuSetup
 from ..models.engines.engine import Engine
 from ..models.spec import ModelSpec
 from ..models.store import Version
 from .cpu_choice import CpuChoice, Parts, choose_setup
 from .place import Place
-from .tuned import conditions, tuned_path, write_durably
+from .tuned import conditions, tuned_path
 
 logger = logging.getLogger("halfeven.roster")
 MOST_KEPT = 32  # the newest
@@ -81,7 +82,8 @@ def _keep(version: Version, form: str, precision: str, device: torch.device, cho
     key = _key(version.number, form, precision)
     entries = {name: kept for name, kept in _read(path).items() if name != key} | {key: entry}
     try:
-        write_durably(path, dict(list(entries.items())[-MOST_KEPT:]))
+        path.parent.mkdir(exist_ok=True)
+        replace_text(path, json.dumps(dict(list(entries.items())[-MOST_KEPT:]), indent=2, allow_nan=False))
     except OSError:
         logger.exception("the setup of %s could not be kept in %s", version, path)
 

@@ -300,7 +300,8 @@ class Roster:
     def _wanted(self, name: str, live: int | None) -> Version | None:
         """The live version; while there is none, the newest whose half was refused: its FP32 whole serves.
 
-        Weights that a gate refused never serve, in no precision.
+        Weights that a gate refused, and those of a version that waits for its promotion, never serve, in no
+        precision.
         """
         if live is not None:
             return self.store.version(name, live)
@@ -309,7 +310,7 @@ class Roster:
         for number in reversed(self.store.numbers(name)):
             version = self.store.version(name, number)
             gate = version.manifest.get("gate")
-            if gate is None or gate["passed"]:
+            if not version.awaits_promotion and (gate is None or gate["passed"]):
                 return version
         return None
 

@@ -184,6 +184,12 @@ class _Announcing(PoliteServer):
             self._say(f"{who} on {duty.engine.device} ({duty.reason})")
         for fault in self._roster.not_ready_reasons():
             self._say(f"not ready: {fault}")
+        if not (store := self._roster.store).names():
+            self._say(
+                f"the store {store.root} has no model yet: `halfeven convert FOLDER --store {store.root}` puts one "
+                "there, and this server takes it up by itself; `halfeven serve --models DIR` converts every model "
+                "folder in DIR; `halfeven demo` shows the whole way"
+            )
 
 
 def _alone_with(store: Store) -> IO[bytes]:

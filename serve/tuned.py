@@ -8,9 +8,7 @@ not fit (another digest, other libraries, another number of cores) is as if it w
 
 import json
 import logging
-import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,11 +17,11 @@ from typing import Any
 import torch
 
 from ..exporters.environment import environment
+from ..models.durable import replace_text
 from ..models.engines.cpu_setup import CpuSetup, processor, usable_cores
-from ..models.store import Version, fsync
+from ..models.store import Version
 
 logger = logging.getLogger("halfeven.roster")
-_READABLE = 0o644
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +84,9 @@ def save_tuned(
         "winner": asdict(winner),
         **evidence,
     }
-    write_durably(path, facts)
-    return path
-
-
-def write_durably(path: Path, facts: Mapping[str, Any]) -> None:
-    """Write a JSON file whole or not at all, its folder made where it is missing; durable when this returns."""
     path.parent.mkdir(exist_ok=True)
-    handle, draft = tempfile.mkstemp(prefix=".tuned-", dir=path.parent)
-    with os.fdopen(handle, "w") as file:
-        json.dump(facts, file, indent=2, allow_nan=False)
-        file.flush()
-        os.fchmod(handle, _READABLE)  # mkstemp's is for its owner alone; the server may be another user
-        os.fsync(handle)
-    Path(draft).replace(path)
-    fsync(path.parent)
+    replace_text(path, json.dumps(facts, indent=2, allow_nan=False))
+    return path
 
 
 def tuned_for(version: Version, device: torch.device) -> Tuned | None:

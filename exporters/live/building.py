@@ -83,7 +83,14 @@ def _check_same(first: LiveModule, again: LiveModule, samples: Samples) -> None:
             answers_of(first.spec, LiveEngine(live, "fp32", CPU))(inputs) for live in (first, again)
         )
     except EngineFailed as error:
-        raise CaptureFailed(f"the model cannot be served live: {error}") from error
+        given = ", ".join(
+            f"'{t.name}' {t.datatype} {t.describe_shape()} (tried with {list(inputs[t.name].shape)})"
+            for t in first.spec.inputs
+        )
+        raise CaptureFailed(
+            f"the model cannot be served live: {error}. model.toml declares the inputs {given}: mend "
+            "there what the model does not take"
+        ) from error
     if (gap := largest_gap(one, other)) > child.TOLERANCE:
         raise CaptureFailed(
             f"the module of {first.source.folder} answers differently by {gap:.3g} of its largest value when it is "

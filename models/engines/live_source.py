@@ -71,10 +71,16 @@ class LiveSource:
 
     def told(self, error: BaseException) -> str:
         """The user's error with the end of its traceback."""
-        roots = {"folder": str(self.folder), "path": [str(root) for root in self.path]}
+        roots = {
+            "folder": str(self.folder),
+            "path": [str(root) for root in self.path],
+            "source": self.source,
+        }
         hint = ""
         if isinstance(error, FileNotFoundError) and error.filename and not Path(error.filename).is_absolute():
             hint = " (the live form leaves the working directory alone: open files beside __file__)"
+        if isinstance(error, ImportError):
+            hint = child.failures.where_imports_are_found(error, roots)
         return (
             f"{type(error).__name__}: {child.first_lines(error)}{hint}\n{child.tail(error, roots).rstrip()}"
         )

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ...models.errors import HalfevenError, NotReady
-from .reasons import ENDED, had_bad_data, was_refused
+from .reasons import ENDED, had_bad_data, was_held, was_refused
 from .remote import Remote
 
 POLL_S = 0.3
@@ -184,6 +184,7 @@ def facts_of(job: Job, url: str) -> dict[str, Any]:
         "fine_tuned_model": job.get("fine_tuned_model"),
         "parent_version": ours.get("parent_version"),
         "error": job.get("error"),
+        "promotion": ours.get("promotion"),
         "gate": ours.get("gate"),
         "summary": ours.get("summary"),
         "hyperparameters": job.get("hyperparameters"),
@@ -192,18 +193,24 @@ def facts_of(job: Job, url: str) -> dict[str, Any]:
 
 
 def exit_code(facts: Mapping[str, Any], follow: bool = True) -> int:
-    """0 succeeded; 3 refused by parity or gate; 2 the data do not fit; 1 anything else.
+    """0 on duty; 3 refused by parity or gate, or held; 2 the data do not fit; 1 anything else.
 
     A job that nobody follows is done with once the server has it: 0 unless it has failed by then.
     """
+    ours = {"gate": facts["gate"], "promotion": facts.get("promotion")}
+    job = {"status": facts["status"], "error": facts["error"], "halfeven": ours}
+    if was_held(job):
+        return 3
     if facts["status"] == "succeeded" or (not follow and facts["status"] not in ENDED):
         return 0
-    job = {"status": facts["status"], "error": facts["error"], "halfeven": {"gate": facts["gate"]}}
     return 3 if was_refused(job) else 2 if had_bad_data(job) else 1
 
 
 def sentence_of(facts: Mapping[str, Any]) -> str:
     """The end of the story for a person."""
+    promotion = facts.get("promotion") or {}
+    if promotion.get("state") == "held":
+        return f"{promotion['message']}; its page: {facts['page']}"
     if facts["status"] == "succeeded":
         return f"{facts['fine_tuned_model']} is on duty; its page: {facts['page']}"
     error = facts.get("error") or {}

@@ -1,4 +1,4 @@
-"""From new weights to a version on duty, in a process of its own: beside serving, and gone when it goes.
+"""From new weights to a published version, in a process of its own: beside serving, and gone when it goes.
 
     python -m halfeven.serve.finetune.conversion REQUEST.json
 
@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
-from ...exporters.inputs.samples import load_samples, stored_samples
+from ...exporters.inputs.samples import load_samples
 from ...exporters.prove import Answers
 from ...exporters.retrain import with_new_weights
 from ...exporters.subject import FurtherVerdict
 from ...models.errors import HalfevenError
 from ...models.store import Store
 from .gate import judge, scores, scores_from_json
+from .judging import sets_of
 
 
 def main() -> None:
@@ -47,10 +48,7 @@ def _convert(request: Mapping[str, Any], say: Any) -> dict[str, Any]:
     store = Store(Path(request["store"]))
     parent = store.version(request["model"], request["parent"])
     spec = parent.spec()
-    sets = {"held_out": load_samples(Path(request["held_out"]), spec)}
-    _, judging = stored_samples(parent).split()
-    if judging.targets:
-        sets["judging"] = judging
+    sets = sets_of(parent, load_samples(Path(request["held_out"]), spec))
     on_duty = {name: scores_from_json(found) for name, found in request["on_duty"].items()}
 
     def further(forms: Mapping[str, Answers]) -> FurtherVerdict:
@@ -59,9 +57,9 @@ def _convert(request: Mapping[str, Any], say: Any) -> dict[str, Any]:
             form: {name: scores(spec, answers, samples) for name, samples in sets.items()}
             for form, answers in forms.items()
         }
-        return judge(found, on_duty, request["tolerance"])
+        return judge(found, on_duty, request["tolerance"], request["against"], request["not_judged"])
 
-    origin = {"parent": request["parent"], "lineage": request["lineage"]}
+    origin = {"parent": request["parent"], "lineage": request["lineage"], "awaits_promotion": True}
     version = with_new_weights(
         parent, Path(request["weights"]), store, origin, further, lambda sentence: say(_stage(sentence))
     )

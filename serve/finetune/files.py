@@ -21,8 +21,8 @@ from typing import Any
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from ...models.durable import fsync
 from ...models.errors import BadInput, BadRequest, DamagedFile, StoreError, TooLarge
-from ...models.store import fsync
 from ..border import SlowBody
 from ..caller import CallerLeft
 

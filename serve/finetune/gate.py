@@ -38,7 +38,7 @@ Scores = Mapping[str, Score]
 
 
 def scores(spec: ModelSpec, answers: Answers, samples: Samples) -> dict[str, Score]:
-    """Every output that has targets. The answers come in batches of at most ``max_batch_size``."""
+    """Every output that has graded targets. The answers come in batches of at most ``max_batch_size``."""
     rows = max(1, min(spec.max_batch_size, samples.count)) if spec.batched else 0
     right: dict[str, list[float]] = {name: [] for name in samples.targets}
     seen: set[int] = set()
@@ -50,18 +50,22 @@ def scores(spec: ModelSpec, answers: Answers, samples: Samples) -> dict[str, Sco
             if tensor.name in right:
                 came = outputs[tensor.name] if spec.batched else outputs[tensor.name][None]
                 wanted = samples.targets[tensor.name][list(indices)]
-                right[tensor.name] += _each_row(tensor, came, wanted)[fresh].tolist()
-    metric = {tensor.name: "accuracy" if _classifies(tensor) else "mse" for tensor in spec.outputs}
-    return {name: Score(metric[name], float(np.mean(each)), len(each)) for name, each in right.items()}
+                right[tensor.name] += _each_row(tensor, came[fresh], wanted[fresh]).tolist()
+    metric = {tensor.name: "accuracy" if classifies(tensor) else "mse" for tensor in spec.outputs}
+    return {
+        name: Score(metric[name], float(np.mean(each)), len(each)) for name, each in right.items() if each
+    }
 
 
 def judge(
-    forms: Mapping[str, Mapping[str, Scores]], on_duty: Mapping[str, Scores], tolerance: float
-) -> FurtherVerdict:
+    forms: Mapping[str, Mapping[str, Scores]], on_duty: Mapping[str, Scores], tolerance: float,
+    against: int | None = None, not_judged: str | None = None,
+) -> FurtherVerdict:  # fmt: skip
     """``forms``: form → set (``held_out``, ``judging``) → scores; ``on_duty``: the same sets, who serves now.
 
     On held-out rows nothing may be worse than what is on duty; on the parent's judging samples the loss may
-    not exceed ``tolerance``.
+    not exceed ``tolerance``. For the record, and for the promotion (`concluding.py`): ``against``, the number of
+    the version that was measured as on duty, and ``not_judged``, why these sets judge nothing.
     """
     faults = []
     for form, sets in forms.items():
@@ -74,6 +78,8 @@ def judge(
         "on_duty": {name: _json(found) for name, found in on_duty.items()},
         "forms": {form: {name: _json(found) for name, found in sets.items()} for form, sets in forms.items()},
         "tolerance": tolerance,
+        "against": against,
+        "not_judged": not_judged,
         "passed": not faults,
     }
     return FurtherVerdict(not faults, "; ".join(faults) or "as good as what is on duty, or better", numbers)
@@ -97,14 +103,17 @@ def _fault(form: str, name: str, output: str, new: Score, old: Score, allowed: f
     )
 
 
-def _classifies(tensor: TensorSpec) -> bool:
+def classifies(tensor: TensorSpec) -> bool:
+    """Whether its targets are classes; a negative one is not graded."""
     return tensor.kind in ("logits", "probabilities")
 
 
 def _each_row(tensor: TensorSpec, came: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Per row the share of right classes, or the mean squared error."""
-    if _classifies(tensor):
-        hits = (came.argmax(-1) == wanted).astype(np.float64)
-        return hits.reshape(len(hits), -1).mean(-1)
+    """Per graded row the share of right classes, or the mean squared error."""
+    if classifies(tensor):
+        wanted = wanted.reshape(len(wanted), -1)
+        hits, graded = came.argmax(-1).reshape(wanted.shape) == wanted, wanted >= 0
+        rows = graded.any(-1)
+        return (hits & graded)[rows].sum(-1) / graded[rows].sum(-1)
     gaps = (came.astype(np.float64) - wanted.astype(np.float64)) ** 2
     return gaps.reshape(len(gaps), -1).mean(-1)

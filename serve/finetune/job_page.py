@@ -11,7 +11,7 @@ from jinja2 import Environment
 from ...exporters.report.page import pages_of
 from .curves import HEIGHT, WIDTH, Curve, finite, loss_curve, norm_curve, scale_curve, x_ticks
 from .gate import Score
-from .reasons import ENDED, was_refused
+from .reasons import ENDED, was_held, was_refused
 
 REFRESH_S = 2
 MOST_EVENTS = 200
@@ -34,7 +34,7 @@ def render_job(job: Facts, steps: Sequence[Facts], events: Sequence[Facts]) -> s
             job=job,
             ours=ours,
             ended=job.get("status") in ENDED,
-            state="refused" if was_refused(job) else job["status"],
+            state="refused" if was_refused(job) else "held" if was_held(job) else job["status"],
             reason=reason_of(job),
             plots=_plots(job, steps),
             skipped=_causes(steps),
@@ -51,6 +51,8 @@ def reason_of(job: Facts) -> str:
     ours, error = job.get("halfeven") or {}, job.get("error") or {}
     if error.get("message"):
         return str(error["message"])
+    if was_held(job):
+        return str(ours["promotion"].get("message") or "It is held: nothing judged what was learnt.")
     match job.get("status"):
         case "succeeded":
             return f"{job.get('fine_tuned_model')} passed every check and is on duty."

@@ -66,9 +66,9 @@ class JobRequest:
 class Job:
     """One row of the ledger. ``revision`` rises with every change of state; ``attempts`` counts the starts.
 
-    ``code`` and ``message`` say why a job failed (or was cancelled), ``param`` which parameter was at fault.
-    ``version`` is the number of the version that the job made, refused or not; ``fine_tuned_model`` names it
-    only where it went on duty.
+    ``code`` and ``message`` say why a job failed, was cancelled or succeeded with a version that is held, ``param``
+    which parameter was at fault. ``version`` is the number of the version that the job made, refused or not;
+    ``fine_tuned_model`` names it where the job succeeded.
     """
 
     id: str

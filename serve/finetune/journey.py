@@ -1,4 +1,4 @@
-"""One job's way: its data are checked, a process trains, another converts and gates, the roster swaps.
+"""One job's way: its data are checked, a process trains, another converts and gates, the result is promoted.
 
 It writes into the ledger what happens on the way; how the job ends is said by what is raised, and written by
 `supervisor.py`.
@@ -14,45 +14,31 @@ from typing import Any
 
 import numpy as np
 
-from ...exporters.inputs.samples import Samples, stored_samples
+from ...exporters.inputs.samples import Samples
 from ...exporters.prove import Answers, answers_of
 from ...models.archive import save_program
 from ...models.engines.load import whole_program
-from ...models.store import LIVE, Store, Version
+from ...models.store import Store, Version
 from ..place import Place
 from ..roster import Roster
 from .child import Child
+from .concluding import Cancelled, Conclusion, JobFailed, ServerStops
 from .datasets import TrainingData, read_training, seen_in_training, split
 from .files import Files
 from .gate import scores
-from .jobs import FAILED, RUNNING, SUCCEEDED, Job
+from .jobs import RUNNING, Job
+from .judging import Sets, classes_not_judged, judging_sets, not_judged, sets_of
 from .ledger import Ledger
+from .reasons import NO_JUDGING_SET, STALE_PARENT
 
 TRAINER = Path(__file__).with_name("trainer.py")
 REPORT_EVERY_S = 0.25
 METRICS_EVENTS = 20  # per job: a metrics event for every twentieth of its steps
 CANCEL_SECONDS = 10.0
-SWAP_SECONDS = 600.0  # another device proves again first
 _AMP = (
     "n_epochs", "batch_size", "learning_rate", "weight_decay", "clip_norm", "init_scale", "growth_interval",
     "scale_floor", "max_floor_hits",
 )  # fmt: skip
-
-
-class JobFailed(Exception):
-    """A job's end with its reason code; everything worth saying is in the sentence."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class Cancelled(Exception):
-    """Somebody asked for it."""
-
-
-class ServerStops(Exception):
-    """The server is shutting down; the job is settled by the next one."""
 
 
 class Journey:
@@ -64,6 +50,7 @@ class Journey:
     ) -> None:  # fmt: skip
         self._ledger, self._files, self._store, self._roster = ledger, files, store, roster
         self._place, self._stopping, self._threads, self._nice = place, stopping, threads, nice
+        self.conclude = Conclusion(ledger, store, roster, stopping).conclude
 
     def go(self, job: Job) -> None:
         """From queued to on duty. Raises JobFailed, Cancelled, ServerStops, or an error of ours."""
@@ -88,10 +75,11 @@ class Journey:
         parent = self._store.version(job.name, job.parent_version)
         data, train, held_out = self._data(job, parent)
         held_out.save(folder / "held_out.safetensors")
+        self._warn(job, parent, data, held_out)
         self._ledger.note(job.id, stage="training")
         done = self._train(job, parent, data, train, folder)
         self._ledger.note(job.id, stage="converting", summary=done["summary"])
-        self.conclude(job, self._convert(job, parent, data, held_out, done, folder))
+        self.conclude(job.id, self._convert(job, parent, data, held_out, done, folder))
 
     def _data(self, job: Job, parent: Version) -> tuple[TrainingData, np.ndarray, Samples]:
         """The training file, the rows of it to learn from, and what is held out."""
@@ -105,6 +93,21 @@ class Journey:
             told = f"{len(twins)} held-out rows also stand among the training rows: they flatter the score"
             self._ledger.record(job.id, "warn", told, {"rows": twins[:10]})
         return data, train, data.samples.take(held)
+
+    def _warn(self, job: Job, parent: Version, data: TrainingData, held_out: Samples) -> None:
+        """What would keep the result from being promoted is said before the training, not after it."""
+        spec, sets = parent.spec(), sets_of(parent, held_out)
+        judges = judging_sets(sets, job.validation_file is not None)
+        if why := not_judged(spec, data.losses, judges):
+            told = f"the version that this job makes will be published and held, not put on duty: {why}"
+            self._ledger.record(job.id, "warn", told, {"code": NO_JUDGING_SET})
+        elif why := classes_not_judged(spec, judges):
+            self._ledger.record(job.id, "warn", why)
+        if (live := self._store.live_number(job.name)) not in (None, parent.number):
+            told = (
+                f"{parent} is not on duty, {job.name}@{live} is: what this job makes will not be put on duty"
+            )
+            self._ledger.record(job.id, "warn", told, {"code": STALE_PARENT})
 
     def _train(
         self, job: Job, parent: Version, data: TrainingData, train: np.ndarray, folder: Path
@@ -172,13 +175,19 @@ class Journey:
         self, job: Job, parent: Version, data: TrainingData, held_out: Samples,
         trained: Mapping[str, Any], folder: Path,
     ) -> Version:  # fmt: skip
+        sets = sets_of(parent, held_out)
+        against, on_duty = self._scores_on_duty(job, parent, sets)
         request = {
             "store": str(self._store.root),
             "model": job.name,
             "parent": parent.number,
             "weights": trained["weights"],
             "held_out": str(folder / "held_out.safetensors"),
-            "on_duty": self._scores_on_duty(job, parent, held_out),
+            "on_duty": on_duty,
+            "against": against,
+            "not_judged": not_judged(
+                parent.spec(), data.losses, judging_sets(sets, job.validation_file is not None)
+            ),
             "tolerance": job.hyperparameters["forgetting_tolerance"],
             "lineage": self._lineage(job, data, trained),
             "threads": self._threads,
@@ -194,13 +203,9 @@ class Journey:
         done = self._ended(child, last, "conversion")
         return self._store.version(job.name, done["version"])
 
-    def _scores_on_duty(self, job: Job, parent: Version, held_out: Samples) -> dict[str, Any]:
-        """What serves now, measured on the sets that the new version will be measured on."""
+    def _scores_on_duty(self, job: Job, parent: Version, sets: Sets) -> tuple[int, dict[str, Any]]:
+        """The version that serves now, and its scores on the sets that the new version will be measured on."""
         spec = parent.spec()
-        sets = {"held_out": held_out}
-        _, judging = stored_samples(parent).split()
-        if judging.targets:
-            sets["judging"] = judging
         while True:
             duty = self._roster.find(job.name).duty
             answers = partial(_on_thread, self._place, answers_of(spec, duty.engine))
@@ -210,7 +215,7 @@ class Journey:
                 if self._roster.find(job.name).duty is duty:
                     raise
                 continue  # it was relieved, and closed, meanwhile: ask who is on duty now
-            return {
+            return int(duty.version), {
                 name: {output: score.to_json() for output, score in each.items()}
                 for name, each in found.items()
             }
@@ -226,43 +231,6 @@ class Journey:
             "scaler": dict(trained["summary"]),
             "weights": trained["digest"],
         }
-
-    def conclude(self, job: Job, version: Version) -> None:
-        """The version is published: live ones come on duty, refused ones are the job's reason."""
-        gate = version.manifest["gate"]
-        if version.status != LIVE:
-            refused_by_gate = gate is not None and not gate["passed"]
-            code = "METRIC_REGRESSED" if refused_by_gate else "PARITY_FAILED"
-            message = version.manifest["reason"]
-            self._ledger.move(job.id, FAILED, code=code, message=message, gate=gate, version=version.number)
-            return
-        if job.stage != "swapping":
-            self._ledger.note(job.id, stage="swapping", gate=gate)
-        self._await_duty(version)
-        message = f"{version} is on duty"
-        self._ledger.move(
-            job.id, SUCCEEDED, stage="done", message=message, gate=gate,
-            fine_tuned_model=str(version), version=version.number,
-        )  # fmt: skip
-
-    def _await_duty(self, version: Version) -> None:
-        deadline = time.monotonic() + SWAP_SECONDS
-        while time.monotonic() < deadline and not self._stopping.is_set():
-            if self._roster.on_duty(version.name) == str(version.number):
-                return
-            if (live := self._store.live_number(version.name)) != version.number:
-                told = f"{version} was put on duty, but version {live} was put there since: it did not serve"
-                raise JobFailed("NOT_SERVED", told)
-            if fault := self._roster.fault(version.name, version.number):
-                raise JobFailed(
-                    "NOT_SERVED", f"{version} was published, but the server did not take it: {fault}"
-                )
-            time.sleep(0.05)
-        if self._stopping.is_set():
-            raise ServerStops
-        raise JobFailed(
-            "NOT_SERVED", f"{version} was published but did not come on duty in {SWAP_SECONDS:g} s"
-        )
 
     def _lines(self, job: Job, child: Child) -> Iterator[Mapping[str, Any]]:
         """What a child reports, while cancelling and shutting down are looked after."""

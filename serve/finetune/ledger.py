@@ -24,6 +24,7 @@ from .jobs import (
     LEVELS,
     QUEUED,
     RUNNING,
+    SUCCEEDED,
     Event,
     FileRecord,
     IllegalMove,
@@ -198,7 +199,8 @@ class Ledger:
             changes = {key: value for key, value in given.items() if value is not None}
             self._set(id, changes | entering(job, to, int(self._now())))
             event = {"status": to} | ({"code": code} if code else {})
-            self.record(id, "error" if to == FAILED else "info", message or f"the job is {to}", event)
+            level = "error" if to == FAILED else "warn" if to == SUCCEEDED and code else "info"
+            self.record(id, level, message or f"the job is {to}", event)
             return self.job(id)
 
     def note(

@@ -7,7 +7,7 @@ What they have no place for stands in a job's ``halfeven`` object.
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from .jobs import FAILED, Event, FileRecord, Job
+from .jobs import CANCELLED, FAILED, SUCCEEDED, Event, FileRecord, Job
 
 T = TypeVar("T")
 _OURS = ("version", "attempts", "revision", "cancel_requested", "started_at", "progress", "gate", "summary")
@@ -52,9 +52,20 @@ def job_body(job: Job) -> dict[str, Any]:
         "halfeven": {
             "stage": job.stage,
             "parent_version": job.parent_version,
+            "promotion": _promotion(job),
             **{name: getattr(job, name) for name in _OURS},
         },
     }
+
+
+def _promotion(job: Job) -> dict[str, Any] | None:
+    """Whether the version that the job made went on duty: ``promoted``, ``held`` or ``refused``; None before that."""
+    if job.version is None or job.status == CANCELLED:
+        return None
+    if job.status == SUCCEEDED:
+        state = "held" if job.code else "promoted"
+        return {"state": state, "code": job.code, "message": job.message if job.code else None}
+    return {"state": "refused", "code": job.code, "message": job.message}
 
 
 def _error(job: Job) -> dict[str, Any] | None:

@@ -4,14 +4,21 @@ from collections.abc import Mapping
 from typing import Any
 
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
-REFUSED = frozenset({"PARITY_REFUSED", "PARITY_FAILED", "GATE_REFUSED", "METRIC_REGRESSED"})
+NO_JUDGING_SET, STALE_PARENT = "NO_JUDGING_SET", "STALE_PARENT"
+REFUSED = frozenset({"PARITY_REFUSED", "PARITY_FAILED", "GATE_REFUSED", "METRIC_REGRESSED", STALE_PARENT})
 BAD_DATA = frozenset({"BAD_DATA", "BAD_INPUT", "BAD_SAMPLES", "DATASET_INVALID", "SPEC_MISMATCH"})
 
 
 def was_refused(job: Mapping[str, Any]) -> bool:
-    """Trained, and then refused by parity or by the gate: the version is kept as evidence."""
+    """Trained, and then refused by parity, by the gate or because its parent is stale: the version is kept."""
     gate = (job.get("halfeven") or {}).get("gate") or {}
     return job["status"] == "failed" and (gate.get("passed") is False or _code(job) in REFUSED)
+
+
+def was_held(job: Mapping[str, Any]) -> bool:
+    """Trained and published, and not put on duty: nothing judged what was learnt."""
+    promotion = (job.get("halfeven") or {}).get("promotion") or {}
+    return job["status"] == "succeeded" and promotion.get("state") == "held"
 
 
 def had_bad_data(job: Mapping[str, Any]) -> bool:

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from functools import partial
 
 from ...models.errors import HalfevenError
-from ...models.store import LIVE, Store
+from ...models.store import Store
 from ..place import Place
 from ..roster import Roster
+from .concluding import Cancelled, JobFailed, ServerStops
 from .files import Files
 from .jobs import CANCELLED, FAILED, QUEUED, RUNNING, Job
-from .journey import Cancelled, JobFailed, Journey, ServerStops
+from .journey import Journey
 from .ledger import Ledger
 
 logger = logging.getLogger("halfeven.finetune")
@@ -75,7 +76,7 @@ class Supervisor:
         except Cancelled:
             self._guarded(job, partial(self._cancelled, job))
         except JobFailed as error:
-            self._fail(job, error.code, str(error))
+            self._fail(job, error.code, str(error), error.version)
         except HalfevenError as error:
             self._fail(job, error.code.upper(), str(error))
         except Exception as error:
@@ -83,27 +84,30 @@ class Supervisor:
             message = f"internal error: {type(error).__name__}: {error}; the server's log has the traceback"
             self._fail(job, "INTERNAL", message)
 
-    def _fail(self, job: Job, code: str, message: str) -> None:
+    def _fail(self, job: Job, code: str, message: str, version: int | None = None) -> None:
         try:
             if not self._ledger.job(job.id).finished:
-                self._ledger.move(job.id, FAILED, code=code, message=message)
+                self._ledger.move(job.id, FAILED, code=code, message=message, version=version)
         except Exception:
             logger.exception("the end of job %s could not be written: %s %s", job.id, code, message)
 
     def _cancelled(self, job: Job) -> None:
-        if version := self._journey.published(job):  # the word came after the deed
-            self._journey.conclude(self._ledger.job(job.id), version)
-        else:
-            message = "cancelled while it was running"
-            self._ledger.move(job.id, CANCELLED, code="CANCELLED", message=message)
+        version = self._journey.published(job)
+        message = "cancelled while it was running"
+        number = None
+        if (
+            version is not None and self._store.live_number(job.name) == version.number
+        ):  # the word came too late
+            self._journey.conclude(job.id, version)
+            return
+        if version is not None:
+            number, message = version.number, f"cancelled: {version} was published, and not put on duty"
+        self._ledger.move(job.id, CANCELLED, code="CANCELLED", message=message, version=number)
 
     def _settle_interrupted(self, job: Job) -> None:
         """A server died over this job: it either published its version, or starts again."""
         if version := self._journey.published(job):
-            live = self._store.live_number(job.name) or 0
-            if version.status == LIVE and live < version.number and job.stage != "swapping":
-                self._store.promote(version)  # the server died between the two
-            self._journey.conclude(job, version)
+            self._journey.conclude(job.id, version)
         elif job.attempts >= MAX_ATTEMPTS:
             raise JobFailed(
                 "WORKER_LOST", f"the server died {job.attempts} times over this job; it is not tried again"

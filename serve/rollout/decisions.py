@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...models.errors import HalfevenError
+from ...models.errors import Conflict, HalfevenError
 from ...models.store import Store
 from . import orders
 from .lane import Lane
 
 logger = logging.getLogger("halfeven.rollout")
+TRIAL = "trial"  # by whose order the alias goes back
 Numbers = Mapping[str, Any]
 
 
@@ -31,7 +32,9 @@ class Decisions:
         """The alias goes back to the version that serves again."""
         told = f"{bad} was rolled back to {good}: {why}"
         try:
-            self._store.promote(good.version)
+            self._store.promote_over(bad.number, good.version, TRIAL)
+        except Conflict as error:
+            told += f"; the store is not changed ({error})"
         except (HalfevenError, OSError) as error:
             told += f"; but the store still names {bad} ({error}): a restart would put it on duty again"
         self.tell(bad.name, "rolled_back", told, {"from": bad.number, "to": good.number, **numbers})

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...exporters.evidence import facts_of
-from ...models.errors import BadInput, NotReady, StoreError, UnknownName
+from ...models.errors import BadInput, Conflict, NotReady, UnknownName
 from ...models.spec import ModelSpec
 from ...models.store import LIVE, Version
 from ..roster import Roster
@@ -26,7 +26,7 @@ class Director:
     def promote(self, name: str, version: int) -> dict[str, Any]:
         """Put a version on duty; a canary or the previous version is not loaded again.
 
-        Raises StoreError for a refused version; where it cannot serve here, what keeps it, and nothing changed.
+        Raises Conflict for a refused version; where it cannot serve here, what keeps it, and nothing changed.
         """
         with self._roster.working(name):
             wanted = self._live(name, version)
@@ -43,7 +43,7 @@ class Director:
     def roll_back(self, name: str) -> dict[str, Any]:
         """Put the newest live version before the one on duty on duty; at once where it is still loaded.
 
-        Raises StoreError where there is none.
+        Raises Conflict where there is none.
         """
         with self._roster.working(name):
             version = self._store.rollback(name)
@@ -133,7 +133,7 @@ class Director:
             raise UnknownName(f"no model '{name}' in the store: it has {self._store.names()}")
         wanted = self._store.version(name, version)
         if wanted.status != LIVE:
-            raise StoreError(f"{wanted} was refused by the parity gate and is never put on duty")
+            raise Conflict(f"{wanted} was refused by the parity gate and is never put on duty")
         return wanted
 
     def _serving(self, name: str) -> ServedModel:

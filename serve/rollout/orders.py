@@ -7,15 +7,15 @@
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...models.durable import replace_text
 from ...models.errors import DamagedFile
-from ...models.store import Store, Version, fsync
+from ...models.store import Store, Version
 
 EVENTS_KEPT = 1000
 EVENTS_MOST_BYTES = 2**20
@@ -86,7 +86,7 @@ def record(
     path = _folder(store, name) / "events.jsonl"
     event = {"at": _now(), "model": name, "kind": kind, "message": message, "numbers": dict(numbers or {})}
     if path.exists() and path.stat().st_size > EVENTS_MOST_BYTES:
-        _replace_text(path, "".join(path.read_text().splitlines(keepends=True)[-EVENTS_KEPT:]))
+        replace_text(path, "".join(path.read_text().splitlines(keepends=True)[-EVENTS_KEPT:]))
     with path.open("a+b") as file:
         file.seek(0, os.SEEK_END)
         if file.tell() and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
@@ -122,15 +122,4 @@ def _now() -> str:
 
 
 def _replace(path: Path, data: Mapping[str, Any]) -> None:
-    _replace_text(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
-
-
-def _replace_text(path: Path, text: str) -> None:
-    handle, draft = tempfile.mkstemp(prefix=".rollout-", dir=path.parent)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fchmod(handle, 0o644)
-        os.fsync(handle)
-    Path(draft).replace(path)
-    fsync(path.parent)
+    replace_text(path, json.dumps(data, indent=2, allow_nan=False) + "\n")

@@ -7,24 +7,32 @@ import stat
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import numpy as np
 import pytest
-from halfeven.models.errors import BadInput, DamagedFile, StoreError, UnknownName
+from halfeven.models.errors import BadInput, Conflict, DamagedFile, UnknownName
 from halfeven.models.store import LIVE, REFUSED, Store, Version, sha256_of
 from safetensors.numpy import save_file
 
 
-def publish(store: Store, name: str = "net", status: str = LIVE, text: str = "hello") -> Version:
+def publish(
+    store: Store,
+    name: str = "net",
+    status: str = LIVE,
+    text: str = "hello",
+    facts: Mapping[str, Any] | None = None,
+) -> Version:
     with store.draft(name) as draft:
         (draft.folder / "source").mkdir()
         (draft.folder / "source/model.py").write_text(text)
         draft.write_json("spec.json", {"text": text})
         save_file({"x": np.arange(3)}, draft.folder / "samples.safetensors")
-        return draft.publish(status, {"half": "fp16"})
+        return draft.publish(status, {"half": "fp16", **(facts or {})})
 
 
 @pytest.fixture
@@ -167,13 +175,13 @@ def test_promotion_writes_one_number_and_only_that(store: Store) -> None:
     store.promote(first)
     live = store.live("net")
     assert live is not None and live.number == 1
-    assert hidden(store) == []
+    assert hidden(store) == [".promoting"], "the lock of the alias"
 
 
 def test_a_refused_version_is_kept_but_never_put_on_duty(store: Store) -> None:
     store.promote(publish(store))
     refused = publish(store, status=REFUSED)
-    with pytest.raises(StoreError, match="net@2 was refused"):
+    with pytest.raises(Conflict, match="net@2 was refused"):
         store.promote(refused)
     assert store.live_number("net") == 1
     assert store.newest("net") == refused and refused.json("spec.json") == {"text": "hello"}
@@ -186,9 +194,84 @@ def test_rollback_goes_to_the_newest_earlier_version_that_was_not_refused(store:
     assert store.rollback("net").number == 2
     assert store.live_number("net") == 2
     assert store.rollback("net").number == 1
-    with pytest.raises(StoreError, match="no version before 1"):
+    with pytest.raises(Conflict, match="no version before 1"):
         store.rollback("net")
     assert store.live_number("net") == 1
+
+
+def test_rollback_passes_over_what_waits_for_its_promotion_until_somebody_promoted_it(store: Store) -> None:
+    publish(store)
+    held = publish(store, facts={"awaits_promotion": True})
+    store.promote(publish(store))
+    assert store.rollback("net").number == 1
+    store.promote(held)
+    store.promote(store.version("net", 3))
+    assert store.rollback("net").number == 2
+
+
+def test_a_promotion_over_another_version_than_the_one_on_duty_is_refused(store: Store) -> None:
+    one, two, three = publish(store), publish(store), publish(store)
+    store.promote_over(None, one, "test")
+    with pytest.raises(Conflict, match="the place of version None, but version 1 is on duty"):
+        store.promote_over(None, two, "test")
+    store.promote_over(1, two, "test")
+    store.rollback("net")
+    with pytest.raises(Conflict, match="version 1 is on duty"):
+        store.promote_over(2, three, "test")
+    assert store.live_number("net") == 1
+
+
+def test_of_many_who_promote_over_one_version_at_once_one_does(store: Store) -> None:
+    """Processes and threads: each compares and moves in one step."""
+    base = publish(store)
+    store.promote(base)
+    others = [publish(store) for _ in range(6)]
+    code = "import sys; from pathlib import Path; from halfeven.models.store import Store\n"
+    code += "from halfeven.models.errors import Conflict\nstore = Store(Path(sys.argv[1]))\n"
+    code += (
+        "version = store.version('net', int(sys.argv[2]))\nprint('ready', flush=True)\nsys.stdin.read(1)\n"
+    )
+    code += (
+        "try: store.promote_over(1, version, 'process'); print('moved')\nexcept Conflict: print('refused')"
+    )
+    start = [sys.executable, "-c", code, str(store.root)]
+    pipe = subprocess.PIPE
+    racers = [subprocess.Popen([*start, str(n)], stdin=pipe, stdout=pipe, text=True) for n in (2, 3)]
+    for racer in racers:
+        assert racer.stdout is not None and racer.stdout.readline() == "ready\n"
+    barrier = Barrier(len(others) - 2)
+
+    def race(version: Version) -> bool:
+        barrier.wait(30)
+        try:
+            store.promote_over(1, version, "thread")
+        except Conflict:
+            return False
+        return True
+
+    with ThreadPoolExecutor(len(others)) as pool:
+        threads = pool.map(race, others[2:])
+        words = [racer.communicate("x", timeout=30)[0].strip() for racer in racers]
+        moved = [*threads].count(True) + words.count("moved")
+    assert moved == 1
+    assert store.promotions("net")[store.live_number("net") or 0]["last"]["over"] == 1
+
+
+def test_each_version_s_first_and_last_promotion_are_kept(store: Store) -> None:
+    one, two = publish(store), publish(store)
+    for version, by in ((one, "conversion"), (two, "operator"), (one, "rollback"), (two, "operator")):
+        store.promote(version, by)
+    found = store.promotions("net")
+    assert {
+        number: [(one[key]["over"], one[key]["by"]) for key in ("first", "last")]
+        for number, one in found.items()
+    } == {
+        1: [(None, "conversion"), (2, "rollback")],
+        2: [(1, "operator"), (1, "operator")],
+    }
+    (store.root / "models/net/promotions.json").write_text("[")
+    with pytest.raises(DamagedFile, match=r"promotions\.json cannot be read.*remove it"):
+        store.rollback("net")
 
 
 def test_rollback_of_a_name_that_nobody_knows_says_which_there_are(store: Store) -> None:

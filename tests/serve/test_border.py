@@ -19,6 +19,7 @@ EXPECTED = {
     errors.BadSetting: (400, 2),
     errors.TooLarge: (413, 2),
     errors.UnknownName: (404, 2),
+    errors.Conflict: (409, 2),
     NotOffered: (501, 2),
     SlowBody: (408, 2),
     errors.CannotConvert: (422, 4),

@@ -224,7 +224,19 @@ def test_models_lists_versions_and_rollback_needs_one_to_go_back_to(
     code, facts, _ = run("models", "--store", store)
     assert code == 0
     assert [version["version"] for version in facts["models"]["net"]] == [1]
-    assert run("rollback", "net", "--store", store)[0] == 1
+    code, facts, _ = run("rollback", "net", "--store", store)
+    assert (code, facts["code"]) == (2, "conflict")
+    assert "no version before 1" in facts["error"] and "halfeven promote net@NUMBER" in facts["error"]
+
+
+def test_promote_puts_a_version_on_duty_by_hand(
+    converted: tuple[Path, dict[str, Any]],
+) -> None:
+    store, _ = converted
+    code, facts, _ = run("promote", "net@1", "--store", store)
+    assert (code, facts["version"]) == (0, 1)
+    for target in ("net", "net@7", "net@", "net@x", "nobody@1"):
+        assert run("promote", target, "--store", store)[0] == 2
 
 
 def test_a_program_without_a_half_node_is_published_in_fp32(tmp_path: Path) -> None:

@@ -208,6 +208,21 @@ def test_a_job_that_parity_or_the_gate_refused_ends_with_exit_3_and_the_gates_nu
     assert "accuracy fell" in sentence_of(ended.facts)
 
 
+def test_a_held_job_ends_with_exit_3_and_says_what_to_do(data: Path) -> None:
+    promotion = {
+        "state": "held",
+        "code": "NO_JUDGING_SET",
+        "message": "digits@2 is held: give a validation file",
+    }
+    _, job = succeeded()
+    assert isinstance(job, dict)
+    held = {**job, "halfeven": {**job["halfeven"], "promotion": promotion}}
+    ended = run(Script(states=[(200, held)]), data)
+    assert exit_code(ended.facts) == 3
+    assert ended.facts["promotion"] == promotion
+    assert sentence_of(ended.facts).startswith("digits@2 is held: give a validation file; its page: http")
+
+
 @pytest.mark.parametrize(("code", "expected"), [("BAD_DATA", 2), ("OUT_OF_MEMORY", 1), ("SCALE_COLLAPSE", 1)])
 def test_other_failures_end_with_2_for_the_data_and_1_for_the_rest(
     data: Path, code: str, expected: int

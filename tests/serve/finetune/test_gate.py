@@ -30,6 +30,13 @@ def test_accuracy_counts_every_row_once_although_the_last_batch_is_filled_up() -
     assert found["y"] == Score("accuracy", 0.9, 10)
 
 
+def test_a_negative_class_is_not_graded() -> None:
+    x = np.eye(3, dtype=np.float32)
+    found = scores(LOGITS, lambda arrays: {"y": arrays["x"]}, Samples({"x": x}, {"y": np.array([0, -1, 1])}))
+    assert found == {"y": Score("accuracy", 0.5, 2)}
+    assert scores(LOGITS, lambda arrays: {"y": arrays["x"]}, Samples({"x": x}, {"y": np.full(3, -1)})) == {}
+
+
 def test_the_squared_error_is_the_mean_over_rows_and_elements() -> None:
     x = np.random.default_rng().standard_normal((7, 3)).astype(np.float32)
     found = scores(VALUES, lambda arrays: {"y": arrays["x"] + 2}, Samples({"x": x}, {"y": x}))

@@ -107,6 +107,17 @@ def test_state_and_reason_come_before_every_number() -> None:
     assert "Succeeded" not in page
 
 
+def test_a_version_that_is_held_is_called_so_with_its_reason() -> None:
+    promotion = {
+        "state": "held",
+        "code": "NO_JUDGING_SET",
+        "message": "nothing judges it: halfeven promote net@2",
+    }
+    page = render_job(a_job(promotion=promotion), [], [])
+    assert "<strong>Held</strong>" in page and "NO_JUDGING_SET" in page
+    assert "halfeven promote net@2" in page and "is on duty." not in page
+
+
 def test_a_failure_that_is_no_refusal_is_called_failed() -> None:
     page = Tags(render_job(failed("SCALE_COLLAPSE", "the loss scale stood at its floor"), [], [])).text
     assert "Failed" in page and "SCALE_COLLAPSE" in page and "Refused" not in page

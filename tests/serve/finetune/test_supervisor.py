@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -47,6 +48,15 @@ def lesson(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def store(converted: Path, tmp_path: Path) -> Store:
     return Store(Path(shutil.copytree(converted, tmp_path / "store")))
+
+
+@pytest.fixture
+def unjudged(tmp_path: Path) -> Store:
+    """The digits converted without samples: the judging samples are generated and have no targets."""
+    without = shutil.ignore_patterns("samples.safetensors", "__pycache__")
+    folder = Path(shutil.copytree(zoo_folder("digits"), tmp_path / "digits", ignore=without))
+    assert convert(folder, Store(tmp_path / "store"), Options(level="O0", forms=("torch",))).asked_passed
+    return Store(tmp_path / "store")
 
 
 @contextmanager
@@ -98,6 +108,10 @@ def start(client: openai.OpenAI, file: Path, hyperparameters: dict[str, Any], **
     )
 
 
+def promotion(job: Any) -> dict[str, Any]:
+    return job.to_dict()["halfeven"]["promotion"]
+
+
 def training(client: openai.OpenAI, id: str) -> bool:
     return (client.fine_tuning.jobs.retrieve(id).to_dict()["halfeven"]["progress"] or {}).get("step", 0) > 0  # type: ignore[index,union-attr,call-overload]
 
@@ -128,13 +142,16 @@ def accuracy(port: int, images: np.ndarray, labels: np.ndarray) -> tuple[float, 
     return right / len(images), version
 
 
-def test_the_openai_client_fine_tunes_and_the_new_version_is_served(store: Store, lesson: Path) -> None:
+def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_nothing(
+    store: Store, lesson: Path
+) -> None:
     held_out = load_file(zoo_folder("digits") / "samples.safetensors")
     images, labels = held_out["image"], held_out["target:logits"]
     with served_to_client(store) as (_, port, client):
         assert accuracy(port, shifted(images), labels)[0] < 0.3
         job = start(client, lesson, QUICK, suffix="turned")
         other = start(client, lesson, LONG)
+        late = start(client, lesson, QUICK, suffix="the same lesson from the same parent")
         assert client.fine_tuning.jobs.cancel(other.id).status in ("cancelled", "running", "queued")
         done = ended(client, job.id)
         assert done.status == "succeeded", done.error
@@ -146,6 +163,16 @@ def test_the_openai_client_fine_tunes_and_the_new_version_is_served(store: Store
         after, version = accuracy(port, shifted(images), labels)
         assert (after >= 0.9, version) == (True, "2")
         assert accuracy(port, images, labels)[0] >= 0.97
+        stale = ended(client, late.id)
+        assert (stale.status, stale.error.code) == ("failed", "STALE_PARENT")
+        for words in ("digits@3", "digits@1", "digits@2", "halfeven promote digits@3"):
+            assert words in stale.error.message
+        assert (promotion(stale)["state"], stale.to_dict()["halfeven"]["version"]) == ("refused", 3)
+        assert served_version(port, "digits") == "2" and store.live_number("digits") == 2
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/models/digits") as http:
+            assert http.post("/promote", json={"version": 3}).status_code == 200, "an operator may"
+            (by_hand,) = http.get("/versions/3/lineage").json()["promotions"]
+        assert (by_hand["by"], by_hand["over"], by_hand["stale_parent"]) == ("operator", 2, 1)
     version_2 = store.version("digits", 2)
     assert version_2.manifest["parent"] == 1
     lineage = version_2.manifest["lineage"]
@@ -175,6 +202,29 @@ def test_what_forgets_is_refused_and_the_version_on_duty_stays(
         )
     assert store.version("digits", 2).status == "refused"
     assert store.live_number("digits") == 1
+
+
+def test_what_nobody_can_judge_is_held_and_goes_on_duty_by_hand_alone(
+    unjudged: Store, lesson: Path, tmp_path: Path
+) -> None:
+    """Every row of the lesson is a zero, the held-out ones too: they find the net perfect that says zero to all."""
+    zeros = load_file(lesson)
+    zeros = {name: array[zeros["target:logits"] == 0] for name, array in zeros.items()}
+    save_file(zeros, tmp_path / "zeros.safetensors")
+    with served_to_client(unjudged) as (_, port, client):
+        job = ended(client, start(client, tmp_path / "zeros.safetensors", QUICK).id)
+        assert (job.status, job.fine_tuned_model, job.error) == ("succeeded", "digits@2", None)
+        assert (promotion(job)["state"], promotion(job)["code"]) == ("held", "NO_JUDGING_SET")
+        events = [event for event in client.fine_tuning.jobs.list_events(job.id) if event.level == "warn"]
+        for way in ("target:logits", "validation_file", "halfeven promote digits@2"):
+            assert way in events[0].message
+        assert len(events) == 2, "it is said before the training too"
+        assert served_version(port, "digits") == "1" and unjudged.live_number("digits") == 1
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/models/digits") as http:
+            assert http.post("/promote", json={"version": 2}).status_code == 200
+            assert served_version(port, "digits") == "2"
+            (by_hand,) = http.get("/versions/2/lineage").json()["promotions"]
+    assert (by_hand["by"], by_hand["over"]) == ("operator", 1)
 
 
 def test_a_trainer_that_is_killed_ends_its_job_with_a_reason_and_the_server_answers(

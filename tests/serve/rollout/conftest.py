@@ -109,7 +109,7 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-def publish(store: Store, status: str = LIVE, of: ModelSpec | None = None) -> Version:
+def publish(store: Store, status: str = LIVE, of: ModelSpec | None = None, **more: Any) -> Version:
     own = of or spec()
     output = {"name": "y", "scale": 1.0, "excused": 0}
     forms = {"torch": {"passed": status != REFUSED, "digest": "0" * 64}}
@@ -118,7 +118,7 @@ def publish(store: Store, status: str = LIVE, of: ModelSpec | None = None) -> Ve
         draft.write_json("parity.json", {"forms": {"torch": {"outputs": [output]}}})
         draft.write_json("nonce.json", {"number": len(store.numbers(own.name))})
         facts = {"half": "fp16", "forms": forms, "reason": "made up", "notes": [], "created": "today"}
-        return draft.publish(status, facts)
+        return draft.publish(status, facts | more)
 
 
 @contextmanager

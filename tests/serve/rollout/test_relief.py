@@ -2,10 +2,13 @@
 
 import json
 import threading
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 from halfeven.models.store import Store
+from halfeven.serve.rollout.decisions import Decisions
+from halfeven.serve.rollout.lane import Lane
 from halfeven.serve.rollout.orders import drifted, events, pardon
 from halfeven.serve.roster import Roster
 from halfeven.serve.traffic import Traffic
@@ -54,6 +57,7 @@ def test_a_half_that_drifts_is_relieved_by_its_whole_within_the_stated_number_of
         duty = roster.find("net").duty
         assert duty.reason.startswith("drift: 5 of the last")
         assert infer(address) == "1"
+        until(lambda: kinds(store) == ["drift"])
         (event,) = call(address, "/v1/models/net/events")[1]["events"]
         assert event["kind"] == "drift"
         assert event["numbers"]["recent_over"] == 5
@@ -148,6 +152,15 @@ def test_a_promoted_version_that_fails_is_rolled_back_and_no_caller_sees_it(
         assert store.live_number("net") == 1
         assert roster.on_duty("net") == "1"
         assert "a kernel is missing" in events(store, "net")[0]["message"]
+
+
+def test_a_rollback_by_itself_leaves_what_an_operator_promoted_meanwhile(store: Store) -> None:
+    """Version 2 failed its trial; version 3 is what the store names by then."""
+    bad, good = (SimpleNamespace(name="net", number=n, version=store.version("net", n)) for n in (2, 1))
+    store.promote(store.version("net", 3))
+    Decisions(store, "cpu").rolled_back(cast(Lane, bad), cast(Lane, good), "it failed", {})
+    assert store.live_number("net") == 3
+    assert "the store is not changed" in events(store, "net")[0]["message"]
 
 
 def test_answers_that_are_not_finite_roll_back(store: Store, versions: Versions) -> None:

@@ -4,12 +4,13 @@ import gc
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from halfeven.models.errors import BadInput, EngineFailed, NotReady, UnknownName
-from halfeven.models.store import Store
+from halfeven.models.store import REFUSED, Store
 from halfeven.serve.rollout.memory import give_back
 from halfeven.serve.traffic import Traffic
 from torch.fx import graph_module
@@ -83,6 +84,18 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(store: Store
         roster.load("net")
         assert infer(address) == "2"
         assert roster.fault("net") is None
+
+
+def test_where_every_half_was_refused_the_whole_of_a_version_that_waits_for_its_promotion_does_not_serve(
+    tmp_path: Path, versions: Versions
+) -> None:
+    """Version 2 was learnt from version 1: nobody promoted it, and a restart does not either."""
+    store = Store(tmp_path / "store")
+    publish(store, REFUSED)
+    publish(store, awaits_promotion=True, gate={"passed": True})
+    publish(store, REFUSED, awaits_promotion=True)
+    with serving(store) as (address, _):
+        assert infer(address) == "1"
 
 
 def test_loading_what_is_loaded_does_nothing_and_a_config_loads_it_anew(

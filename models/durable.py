@@ -1,0 +1,32 @@
+"""Files that are on the disk when the call returns, and folders whose changes are."""
+
+import os
+import tempfile
+from pathlib import Path
+
+READABLE = 0o644
+
+
+def fsync(path: Path) -> None:
+    """Make a file's bytes, or what was created in or renamed into a folder, durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Put ``text`` in the place of a file by one atomic rename. Durable when this returns. Raises OSError."""
+    handle, draft = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(handle, READABLE)  # mkstemp's is for its owner alone; the server may be another user
+            os.fsync(handle)
+        Path(draft).replace(path)
+    except OSError:
+        Path(draft).unlink(missing_ok=True)
+        raise
+    fsync(path.parent)

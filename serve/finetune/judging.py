@@ -1,0 +1,73 @@
+"""What can judge a lesson: samples with targets that the parent was judged with, or a validation file of the job.
+
+The held-out rows of the training file are a part of the lesson: what was forgotten beside it does not show in them.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from ...exporters.inputs.samples import TARGET, Samples, stored_samples
+from ...models.spec import ModelSpec, TensorSpec
+from ...models.store import Version
+from .gate import classifies
+
+HELD_OUT, JUDGING = "held_out", "judging"
+Sets = Mapping[str, Samples]
+
+
+def sets_of(parent: Version, held_out: Samples) -> dict[str, Samples]:
+    """The sets that what is on duty and what was learnt are both measured on; the parent's only with targets."""
+    _, judging = stored_samples(parent).split()
+    return {HELD_OUT: held_out} | ({JUDGING: judging} if judging.targets else {})
+
+
+def judging_sets(sets: Sets, validated: bool) -> list[Samples]:
+    """Those of the sets that may judge: the held-out rows only where they are a validation file of the job."""
+    return [samples for name, samples in sets.items() if name == JUDGING or validated]
+
+
+def not_judged(spec: ModelSpec, learnt: Iterable[str], sets: Iterable[Samples]) -> str | None:
+    """Why nothing judges one of the ``learnt`` outputs, for the operator; None where each one is judged.
+
+    Targets that are all alike judge nothing: one answer to everything would be right.
+    """
+    sets = list(sets)
+    for name in learnt:
+        tensor = next(tensor for tensor in spec.outputs if tensor.name == name)
+        found = [samples.targets[name] for samples in sets if name in samples.targets]
+        if not any(_differ(tensor, targets) for targets in found):
+            came = "targets that are all alike" if found else "no targets"
+            return (
+                f"nothing judges what was learnt for output '{name}': the samples that the model was converted with "
+                f"and the job's validation file have {came} for it (held-out rows of the training file show "
+                f"nothing but the lesson itself); convert the model with samples that have '{TARGET}{name}', or give "
+                "the job a validation_file (--validation FILE)"
+            )
+    return None
+
+
+def classes_not_judged(spec: ModelSpec, sets: Iterable[Samples]) -> str | None:
+    """Which share of an output's classes no judging set shows, in one sentence; None where all are shown."""
+    sets = list(sets)
+    for tensor in spec.outputs:
+        classes = tensor.shape[-1] if tensor.shape else None
+        if not classifies(tensor) or classes is None or not classes.fixed:
+            continue
+        shown = {int(one) for samples in sets for one in _graded(tensor, samples.targets.get(tensor.name))}
+        if 1 < len(shown) < classes.minimum:
+            return (
+                f"the judging sets show {len(shown)} of the {classes.minimum} classes of output '{tensor.name}': what "
+                "is forgotten about the others is not seen"
+            )
+    return None
+
+
+def _differ(tensor: TensorSpec, targets: np.ndarray) -> bool:
+    found = _graded(tensor, targets) if classifies(tensor) else targets.reshape(len(targets), -1)
+    return bool((found != found[:1]).any())
+
+
+def _graded(tensor: TensorSpec, targets: np.ndarray | None) -> np.ndarray:
+    """The classes among the targets; a negative one is not graded."""
+    return np.unique(targets[targets >= 0]) if targets is not None else np.array([], np.int64)
