@@ -25,7 +25,9 @@ MAX_HEAD_BYTES = 64 * 1024  # request line and headers; also trailers and chunk 
 MAX_HEADERS = 100  # also of trailers
 MAX_QUEUED = 64  # requests sent ahead on one connection
 _PER_CHUNK = 32  # bytes around each chunk of a body that need no reason
-_LINGER_SECONDS = 2.0  # how long a refused caller may go on sending, so that the refusal reaches it
+_LINGER_SECONDS = (
+    2.0  # from a refusal to the end: closed at once, with bytes unread, it would not reach the caller
+)
 _IDLE_SECONDS = 1.0  # from then on a connection makes room for a newcomer
 
 
@@ -215,6 +217,7 @@ class GuardedProtocol(PoliteProtocol):
         self._write_refusal(error)
         if self.transport.can_write_eof():
             self.transport.write_eof()
+        self.flow.pause_reading()  # a caller that goes on sending waits for itself
         self._close_in(_LINGER_SECONDS)
 
     def _write_refusal(self, error: HalfevenError) -> None:

@@ -136,7 +136,7 @@ def test_a_refusal_says_why_and_ends_the_connection_when_the_caller_could_read_i
         await wire.send(b"GET /v2/x HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 200)
         head, _, body = wire.written.partition(b"\r\n\r\n")
         assert b"connection: close" in head and "more than 100 headers" in json.loads(body)["error"]
-        assert wire.half_closed and not wire.closed
+        assert wire.half_closed and wire.reading_paused and not wire.closed
         await wire.send(b"a: b\r\n" * 1000, LIVE)
         wire.after(3)
         assert wire.closed and statuses(wire.written) == [431]
