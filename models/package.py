@@ -90,7 +90,7 @@ def read_folder(folder: Path) -> ModelFolder:
         data = tomllib.loads(file.read_text())
     except FileNotFoundError as error:
         raise BadFolder(
-            f"{file} does not exist: expected a model folder with a model.toml (name, source, [[inputs]] and "
+            f"{file} does not exist: a model folder needs a model.toml (name, source, [[inputs]] and "
             '[[outputs]]; the README has one to copy under "Bring your own model")'
         ) from error
     except NotADirectoryError as error:
