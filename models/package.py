@@ -1,6 +1,5 @@
 """A model folder: ``model.toml`` and the files it names, read strictly and without running any of them."""
 
-import difflib
 import math
 import re
 import tomllib
@@ -14,6 +13,7 @@ from .errors import BadFolder
 from .pixels import Picture
 from .spec import FORMS, KINDS, Batching, Dim, ModelSpec, ParityLimits, TensorSpec
 from .store import NAME
+from .toml_reader import TomlReader, one_of
 from .value_range import ValueRange
 from .wire import Wire
 
@@ -45,9 +45,9 @@ class Precision:
     def parse(cls, level: str, dtype: str, keep: Iterable[str], embeddings: str, where: str) -> "Precision":
         """Also takes Keras' words for the level. Raises BadFolder naming ``where``."""
         level, dtype = _KERAS_LEVELS.get(level, (level, dtype))
-        _one_of(level, (*LEVELS, *_KERAS_LEVELS), f"{where} level")
-        _one_of(dtype, HALF_DTYPES, f"{where} dtype")
-        _one_of(embeddings, ("keep", "half"), f"{where} embeddings")
+        one_of(level, (*LEVELS, *_KERAS_LEVELS), f"{where} level")
+        one_of(dtype, HALF_DTYPES, f"{where} dtype")
+        one_of(embeddings, ("keep", "half"), f"{where} embeddings")
         return cls(level, dtype, tuple(keep), embeddings)
 
 
@@ -100,11 +100,8 @@ def read_folder(folder: Path) -> ModelFolder:
     return _Reader(file).read(data)
 
 
-class _Reader:
-    """Turns the parsed TOML into a ModelFolder; knows the file's name for its messages."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
+class _Reader(TomlReader):
+    """Turns the parsed TOML into a ModelFolder."""
 
     def read(self, data: Mapping[str, Any]) -> ModelFolder:
         self.known(data, _TOP, "")
@@ -139,7 +136,7 @@ class _Reader:
         if not 0 <= rows <= 65536:
             raise self.error(f"max_batch_size = {rows}: expected 0 (not batched) to 65536")
         form = self.typed({"form": "auto", **data}, "form", str)
-        _one_of(form, FORMS, f"{self.file}: form")
+        one_of(form, FORMS, f"{self.file}: form")
         limits = self.table(data, "parity", dict.fromkeys(_PARITY, float))
         if bad := [key for key, value in limits.items() if not 0 <= value < math.inf]:
             raise self.error(f"[parity] {bad[0]} = {limits[bad[0]]}: expected a finite number of at least 0")
@@ -198,9 +195,9 @@ class _Reader:
             raise self.error(f"{where}: expected a table, got {entry!r}")
         self.known(entry, _TENSOR, where)
         datatype = self.typed(entry, "datatype", str, where)
-        _one_of(datatype, tuple(DATATYPES), f"{self.file}: {where}.datatype")
+        one_of(datatype, tuple(DATATYPES), f"{self.file}: {where}.datatype")
         kind = self.typed({"kind": "tensor", **entry}, "kind", str, where)
-        _one_of(kind, KINDS, f"{self.file}: {where}.kind")
+        one_of(kind, KINDS, f"{self.file}: {where}.kind")
         name = self.typed(entry, "name", str, where)
         if not name:
             raise self.error(f"{where}.name is empty: a tensor needs a name")
@@ -282,7 +279,7 @@ class _Reader:
         if "wire_datatype" not in entry:
             raise self.error(f"{where}.{said[0]} stands there without wire_datatype, such as 'UINT8'")
         datatype = self.typed(entry, "wire_datatype", str, where)
-        _one_of(datatype, tuple(DATATYPES), f"{self.file}: {where}.wire_datatype")
+        one_of(datatype, tuple(DATATYPES), f"{self.file}: {where}.wire_datatype")
         scale, offset = (
             self.typed({key: value, **entry}, key, float, where)
             for key, value in (("wire_scale", 1.0), ("wire_offset", 0.0))
@@ -345,50 +342,6 @@ class _Reader:
             )
         return path
 
-    def table(
-        self, data: Mapping[str, Any], key: str, fields: Mapping[str, type], where: str = ""
-    ) -> dict[str, Any]:
-        place = f"{where}.{key}" if where else key
-        table = data.get(key, {})
-        if not isinstance(table, dict):
-            raise self.error(f"[{place}]: expected a table, got {table!r}")
-        self.known(table, fields, place)
-        return {name: self.typed(table, name, fields[name], place) for name in table}
-
-    def typed(self, data: Mapping[str, Any], key: str, kind: type, where: str = "") -> Any:
-        place = f"{where}.{key}" if where else key
-        if key not in data:
-            raise self.error(f"the key '{place}' is missing: expected {_SPOKEN[kind]}")
-        value = data[key]
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise self.error(f"{place} = {value!r}: expected {_SPOKEN[kind]}")
-        return value
-
-    def strings(self, value: Any, key: str) -> list[str]:
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.error(f"{key} = {value!r}: expected a list of strings")
-        return value
-
-    def known(self, data: Mapping[str, Any], fields: Iterable[str], where: str) -> None:
-        fields = list(fields)
-        for key in data:
-            if key not in fields:
-                near = difflib.get_close_matches(key, fields, n=1, cutoff=0.0)[0]
-                place = f"[{where}] " if where else ""
-                raise self.error(f"{place}the key '{key}' is unknown; the nearest known key is '{near}'")
-
-    def error(self, message: str) -> BadFolder:
-        return BadFolder(f"{self.file}: {message}")
-
-
-def _one_of(value: str, known: Iterable[str], where: str) -> None:
-    known = list(known)
-    if value not in known:
-        near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.0)
-        raise BadFolder(f"{where} = {value!r}: expected one of {', '.join(known)}; did you mean {near[0]!r}?")
-
 
 def _check_score(tensor: TensorSpec, batched: bool) -> None:
     inner = tensor.shape[1:] if batched else tensor.shape
@@ -412,4 +365,3 @@ _TOP = (
 )  # fmt: skip
 _WIRE = ("wire_datatype", "wire_scale", "wire_offset")
 _TENSOR = ("name", "datatype", "shape", "kind", "labels", "labels_file", "picture", "range", *_WIRE)
-_SPOKEN = {str: "a string", int: "a whole number", float: "a number", list: "a list", dict: "a table"}

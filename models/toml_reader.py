@@ -1,0 +1,61 @@
+"""Reads tables and values of a parsed TOML file strictly: every fault is a sentence that names the file and the key."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import BadFolder
+
+_KINDS = {str: "a string", int: "a whole number", float: "a number", list: "a list", dict: "a table"}
+
+
+class TomlReader:
+    """Of one file, whose name stands in every message. All methods raise BadFolder."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def table(
+        self, data: Mapping[str, Any], key: str, fields: Mapping[str, type], where: str = ""
+    ) -> dict[str, Any]:
+        place = f"{where}.{key}" if where else key
+        table = data.get(key, {})
+        if not isinstance(table, dict):
+            raise self.error(f"[{place}]: expected a table, got {table!r}")
+        self.known(table, fields, place)
+        return {name: self.typed(table, name, fields[name], place) for name in table}
+
+    def typed(self, data: Mapping[str, Any], key: str, kind: type, where: str = "") -> Any:
+        place = f"{where}.{key}" if where else key
+        if key not in data:
+            raise self.error(f"the key '{place}' is missing: expected {_KINDS[kind]}")
+        value = data[key]
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise self.error(f"{place} = {value!r}: expected {_KINDS[kind]}")
+        return value
+
+    def strings(self, value: Any, key: str) -> list[str]:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.error(f"{key} = {value!r}: expected a list of strings")
+        return value
+
+    def known(self, data: Mapping[str, Any], fields: Iterable[str], where: str) -> None:
+        fields = list(fields)
+        for key in data:
+            if key not in fields:
+                near = difflib.get_close_matches(key, fields, n=1, cutoff=0.0)[0]
+                place = f"[{where}] " if where else ""
+                raise self.error(f"{place}the key '{key}' is unknown; the nearest known key is '{near}'")
+
+    def error(self, message: str) -> BadFolder:
+        return BadFolder(f"{self.file}: {message}")
+
+
+def one_of(value: str, known: Iterable[str], where: str) -> None:
+    known = list(known)
+    if value not in known:
+        near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.0)
+        raise BadFolder(f"{where} = {value!r}: expected one of {', '.join(known)}; did you mean {near[0]!r}?")
