@@ -40,8 +40,9 @@ def measured_setup(
 ) -> CpuSetup:
     """How a form of a version runs best on this CPU: as it was measured before, or measured now.
 
-    ``load`` gives its engine in a setup; ``batch_of`` so many rows. A choice is kept unless the machine was too full to
-    tell. Raises what loading or running the plain program raises.
+    ``load`` gives its engine in a setup; ``batch_of`` so many rows. What was measured while the machine was too full to
+    tell holds for this load and for versions trained from this one, and is measured again at the next. Raises what
+    loading or running the plain program raises.
     """
     kept = _kept(version, form, precision, place.device)
     if kept is not None:
@@ -52,16 +53,17 @@ def measured_setup(
         spec.max_batch_size if spec.batched else 0,
         place.call,
     )
-    if not choice.crowded:
-        _keep(version, form, precision, place.device, choice)
+    _keep(version, form, precision, place.device, choice)
     return choice.setup
 
 
 def _kept(version: Version, form: str, precision: str, device: torch.device) -> CpuSetup | None:
-    entries = _read(_path(version, device))
-    for number in (version.number, version.manifest.get("parent")):
+    entries, parent = _read(_path(version, device)), version.manifest.get("parent")
+    for number in (version.number, parent):
         entry = entries.get(_key(number, form, precision))
-        if entry is not None and entry["conditions"] == conditions(device):
+        if entry is None or entry["conditions"] != conditions(device):
+            continue
+        if number == parent or not entry.get("crowded"):
             return CpuSetup(entry["threads"], frozenset(entry["passes"]))
     return None
 
@@ -72,6 +74,7 @@ def _keep(version: Version, form: str, precision: str, device: torch.device, cho
     entry = {
         "conditions": conditions(device),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "crowded": choice.crowded,
         **choice.setup.to_json(),
         "measured": [
             {**timed.setup.to_json(), "rows": rows, "seconds": seconds}

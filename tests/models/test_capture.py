@@ -346,7 +346,7 @@ def test_dimensions_that_must_be_equal_get_one_name(captures: Captures) -> None:
 
 def test_outputs_that_are_not_what_model_toml_says_are_told(captures: Captures) -> None:
     message = captures.failed("other-type", BadFolder)
-    assert "output 'y'" in message and "FP32" in message and "float64" in message
+    assert "output 'y'" in message and "FP32" in message and "FP64" in message
     assert "[-1,5,3]" in captures.failed("other-size", BadFolder)
     assert "its first axis must be the batch" in captures.failed("not-rows")
 

@@ -21,12 +21,12 @@ from halfeven.serve.repeated_warnings import RepeatedWarning
 from .conftest import HISTORY, FakeRoster, make_roster
 from .wire import Wire
 
-LIVE = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n"
-INFER = b"POST /v2/models/double/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+INFER = b"POST /v2/models/double/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
 GOOD = json.dumps(
     {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 ).encode()
-CHUNKED = b"POST /v2/repository/index HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNKED = b"POST /v2/repository/index HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def on_a_wire(
@@ -72,9 +72,9 @@ def statuses(written: bytes) -> list[int]:
 # Heads.
 
 ENDLESS = {
-    "a header": (b"GET / HTTP/1.1\r\nhost: x\r\na: ", b"b" * 1000, 431),
-    "headers": (b"GET / HTTP/1.1\r\nhost: x\r\n", b"a: b\r\n" * 10, 431),
-    "long headers": (b"GET / HTTP/1.1\r\nhost: x\r\n", b"a: " + b"b" * 3000 + b"\r\n", 431),
+    "a header": (b"GET / HTTP/1.1\r\nhost: localhost\r\na: ", b"b" * 1000, 431),
+    "headers": (b"GET / HTTP/1.1\r\nhost: localhost\r\n", b"a: b\r\n" * 10, 431),
+    "long headers": (b"GET / HTTP/1.1\r\nhost: localhost\r\n", b"a: " + b"b" * 3000 + b"\r\n", 431),
     "a URL": (b"GET /", b"b" * 1000, 414),
     "a method": (b"", b"POST" * 250, 400),
     "a chunk extension": (CHUNKED + b"1;", b"b" * 1000, 431),
@@ -133,7 +133,7 @@ def test_a_chunked_body_of_many_small_chunks_has_no_extensions_to_be_refused_for
 
 def test_a_refusal_says_why_and_ends_the_connection_when_the_caller_could_read_it() -> None:
     async def steps(wire: Wire) -> None:
-        await wire.send(b"GET /v2/x HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 200)
+        await wire.send(b"GET /v2/x HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 200)
         head, _, body = wire.written.partition(b"\r\n\r\n")
         assert b"connection: close" in head and "more than 100 headers" in json.loads(body)["error"]
         assert wire.half_closed and wire.reading_paused and not wire.closed
@@ -264,7 +264,7 @@ def test_a_connection_whose_request_is_computed_has_all_the_time() -> None:
 
 def test_what_is_left_of_a_body_after_its_answer_has_the_keep_alive_time() -> None:
     async def steps(wire: Wire) -> None:
-        await wire.send(b"POST /v2/nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n")
+        await wire.send(b"POST /v2/nothing HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999\r\n\r\n")
         for _ in range(6):
             await wire.send(b"x" * 1000)
             wire.after(1)
@@ -386,7 +386,7 @@ def test_a_slow_body_of_any_route_ends_its_connection(path: str) -> None:
     async def run() -> Wire:
         roster = make_roster()
         wire = Wire(InferFront(build_app(roster, lambda: b"", HISTORY, body_timeout_s=0.01), roster))
-        await wire.send(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n1".encode())
+        await wire.send(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n1".encode())
         while wire.protocol.tasks:
             await asyncio.sleep(0.001)
         return wire

@@ -17,7 +17,7 @@ def answered(method: str, path: str) -> tuple[list[bytes], bytes]:
     async def run() -> bytes:
         roster = make_roster()
         wire = Wire(InferFront(build_app(roster, lambda: b"up 1", HISTORY), roster))
-        await wire.send(f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        await wire.send(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
         while wire.protocol.tasks:
             await asyncio.sleep(0.001)
         return wire.written

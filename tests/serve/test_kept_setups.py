@@ -90,9 +90,11 @@ def test_a_retrained_version_takes_its_parents(machine: Machine, tmp_path: Path)
 
 
 def test_what_was_measured_on_a_crowded_machine_is_measured_again(machine: Machine, tmp_path: Path) -> None:
-    version = publish(Store(tmp_path))
+    store = Store(tmp_path)
+    version = publish(store)
     machine.crowded = True
     assert asked(version, machine) == FOUND
+    assert asked(publish(store, parent=version.number), machine) == FOUND and machine.measured == 1
     machine.crowded = False
     asked(version, machine)
     asked(version, machine)

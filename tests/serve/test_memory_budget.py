@@ -210,7 +210,7 @@ BODY = BINARY + bytes(ROWS * 16384)
 
 def message(**headers: str) -> bytes:
     fields = {
-        "host": "x",
+        "host": "localhost",
         "content-length": str(len(BODY)),
         "inference-header-content-length": str(len(BINARY)),
         **headers,
@@ -269,8 +269,9 @@ def test_a_full_budget_is_said_with_the_time_to_come_again() -> None:
             wire = Wire(front)
             written += await wire.send(message(**way)[:70_000], message(**way)[70_000:])
             small = b'{"inputs": []}'
-            head = b"POST /v2/models/wide/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(
-                small
+            head = (
+                b"POST /v2/models/wide/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+                % len(small)
             )
             written += await Wire(front).send(head + small)
         return written

@@ -155,7 +155,7 @@ def test_a_refused_order_is_not_carried_out(server: str, roster: Any, dial: Dial
     [
         ("Host: localhost", 200),
         ("Host: evil.example", 421),
-        ("Host: localhost\r\nHost: evil.example", 421),
+        ("Host: localhost\r\nHost: evil.example", 400),
         ("Host: localhost\r\nOrigin: https://evil.example", 403),
         ("Host: localhost\r\nSec-Fetch-Site: cross-site", 403),
         ("HOST: LOCALHOST:1\r\nORIGIN: http://localhost:1", 200),
