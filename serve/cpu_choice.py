@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..models.engines.cpu_setup import (
+    BRIEF_SPINNING,
     NO_SPINNING,
     PACKED_CONVOLUTIONS,
     PACKED_PRODUCTS,
@@ -38,7 +39,8 @@ MUST_GAIN = {
     # Its gain is not seen here: beside a busy event loop an encoder's batch of 8 takes 0.07 s instead of 0.86 s.
     WITHOUT_LOCK: 0.97,
     SHARED_ROWS: 1.0,
-    # Its gain is not seen here either: beside one busy process threads that spin were 5.5 times as slow.
+    # Their gain is not seen here either: threads that spin take the core of another program, and lose with it.
+    BRIEF_SPINNING: 0.97,
     NO_SPINNING: 0.97,
 }
 MORE_THREADS_MUST_GAIN = 1.1  # a thread more is a core less for HTTP and for other models

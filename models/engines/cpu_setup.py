@@ -18,6 +18,7 @@ PACKED_CONVOLUTIONS = "packed convolutions"
 PACKED_PRODUCTS = "packed products"
 WITHOUT_LOCK = "without Python's lock"
 SHARED_ROWS = "shared rows"
+BRIEF_SPINNING = "brief spinning"
 NO_SPINNING = "no spinning"
 PACKED = frozenset((PACKED_CONVOLUTIONS, PACKED_PRODUCTS))
 

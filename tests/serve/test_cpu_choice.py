@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.engines.cpu_setup import (
+    BRIEF_SPINNING,
     NO_SPINNING,
     PACKED_CONVOLUTIONS,
     PACKED_PRODUCTS,
@@ -110,7 +111,7 @@ def test_a_pass_that_gains_with_large_batches_and_loses_with_one_row_is_not_take
     assert chosen({PACKED_CONVOLUTIONS}, seconds).setup.passes == frozenset()
 
 
-@pytest.mark.parametrize("name", [WITHOUT_LOCK, NO_SPINNING])
+@pytest.mark.parametrize("name", [WITHOUT_LOCK, BRIEF_SPINNING, NO_SPINNING])
 def test_a_pass_whose_gain_shows_beside_other_work_is_taken_unless_it_costs_more_than_noise(
     name: str,
 ) -> None:
