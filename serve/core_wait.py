@@ -18,13 +18,21 @@ def waited_for_core_s() -> float:
 def seconds_on_core(run: Callable[[], object]) -> float:
     """How long ``run`` took, less what the calling thread waited for a core meanwhile.
 
-    On a full machine a run that is longer than a time slice would look slower than it is, a short one not.
+    On a full machine a run that is longer than a time slice would look slower than it is, a short one not. Where other
+    threads of this process worked during the run, they may have gone on with it while this one waited: so much of the
+    waiting is not taken off.
     """
-    waited_s, began_s = waited_for_core_s(), time.perf_counter()
+    waited_s, others_s, began_s = waited_for_core_s(), _others_worked_s(), time.perf_counter()
     run()
     took_s = time.perf_counter() - began_s
     waited_s = waited_for_core_s() - waited_s
-    return took_s - waited_s if waited_s < took_s else took_s  # more was not in the run, but around it
+    lost_s = max(waited_s - (_others_worked_s() - others_s), 0.0)
+    return took_s - lost_s if lost_s < took_s else took_s  # more was not in the run, but around it
+
+
+def _others_worked_s() -> float:
+    """Processor time of this process without the calling thread's."""
+    return time.process_time() - time.thread_time()
 
 
 def process_waited_for_cores_s() -> float:
