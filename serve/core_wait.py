@@ -1,5 +1,6 @@
 """How long threads stood ready without a core: what tells a slow program from a full machine."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -44,3 +45,31 @@ def process_waited_for_cores_s() -> float:
         except (OSError, ValueError, IndexError):  # a thread that has ended
             continue
     return waited_ns / 1e9
+
+
+class Crowding:
+    """Whether other programs took cores that this process wanted, since this was made.
+
+    Threads of this process that spin make each other wait as well; only where other programs computed meanwhile is the
+    machine crowded.
+    """
+
+    def __init__(self) -> None:
+        self._began_s = time.perf_counter()
+        self._waited_s, self._others_s = process_waited_for_cores_s(), _other_programs_worked_s()
+
+    def share(self) -> float:
+        """The seconds waited, or those of other programs where they are fewer, for each second that went by."""
+        waited_s = process_waited_for_cores_s() - self._waited_s
+        others_s = _other_programs_worked_s() - self._others_s
+        return min(waited_s, others_s) / max(time.perf_counter() - self._began_s, 1e-9)
+
+
+def _other_programs_worked_s() -> float:
+    """Processor time of the whole machine without this process's; 0 where Linux does not tell (proc(5), /proc/stat)."""
+    try:
+        fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    user, nice, system, _idle, _iowait, irq, softirq, steal = fields[:8]
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - time.process_time()

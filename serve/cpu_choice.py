@@ -26,7 +26,7 @@ from ..models.engines.cpu_setup import (
 )
 from ..models.engines.engine import SHORT_SECONDS, Engine
 from ..models.engines.row_shares import FEWEST_SHARED, LONG_ROW_SECONDS
-from .core_wait import process_waited_for_cores_s, seconds_on_core
+from .core_wait import Crowding, seconds_on_core
 
 logger = logging.getLogger("halfeven.roster")
 Parts = Sequence[Sequence[np.ndarray]]
@@ -79,7 +79,7 @@ def choose_setup(
 
     Raises what loading or running the plain program raises. A setup that fails is logged and not taken.
     """
-    waited_s, began_s = process_waited_for_cores_s(), time.perf_counter()
+    crowding = Crowding()
     search = _Search(load, batch_of, most_rows, call)
     try:
         search.settle_threads()
@@ -87,9 +87,7 @@ def choose_setup(
             search.try_pass(name)
     finally:
         search.close()
-    waited_s = process_waited_for_cores_s() - waited_s
-    crowded = waited_s > _CROWDED * (time.perf_counter() - began_s)
-    return CpuChoice(search.best.setup, tuple(search.measured), crowded)
+    return CpuChoice(search.best.setup, tuple(search.measured), crowding.share() > _CROWDED)
 
 
 class _Search:
@@ -119,14 +117,11 @@ class _Search:
         cores, largest = usable_cores(), max(self.best.seconds)
         if cores == 1 or self.best.seconds[largest] < SHORT_SECONDS:
             return
-        waited_s, began_s = process_waited_for_cores_s(), time.perf_counter()
-
-        def is_better(gains: list[float]) -> bool:
-            waited = process_waited_for_cores_s() - waited_s
-            crowded = waited > _CROWDED * (time.perf_counter() - began_s)
-            return crowded or _mean(gains) >= MORE_THREADS_MUST_GAIN
-
-        self._try(CpuSetup(threads=cores), is_better)
+        crowding = Crowding()
+        self._try(
+            CpuSetup(threads=cores),
+            lambda gains: crowding.share() > _CROWDED or _mean(gains) >= MORE_THREADS_MUST_GAIN,
+        )
 
     def try_pass(self, name: str) -> None:
         """Take the pass where the program allows it and it gains what `MUST_GAIN` asks for."""

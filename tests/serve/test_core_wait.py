@@ -55,3 +55,16 @@ def test_what_a_run_waited_for_a_core_is_not_its_own_time(
     found = seconds_on_core(lambda: time.sleep(0.2))
     late_s = time.perf_counter() - began - 0.2  # this machine's own
     assert least_s <= found <= most_s + late_s
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "others_s", "crowded"), [(5.0, 5.0, True), (5.0, 0.0, False), (0.0, 5.0, False)]
+)
+def test_a_machine_is_crowded_where_other_programs_computed_while_this_one_waited(
+    monkeypatch: pytest.MonkeyPatch, waited_s: float, others_s: float, crowded: bool
+) -> None:
+    """Threads of this process that spin make each other wait too; and on many cores others may disturb nothing."""
+    waited, others = iter((1.0, 1.0 + waited_s)), iter((2.0, 2.0 + others_s))
+    monkeypatch.setattr(core_wait, "process_waited_for_cores_s", lambda: next(waited))
+    monkeypatch.setattr(core_wait, "_other_programs_worked_s", lambda: next(others))
+    assert (core_wait.Crowding().share() > 0) == crowded

@@ -66,7 +66,7 @@ def simulated_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         return clock.now - began
 
     monkeypatch.setattr(cpu_choice, "seconds_on_core", seconds_on_core)
-    monkeypatch.setattr(cpu_choice, "process_waited_for_cores_s", lambda: 0.0)
+    monkeypatch.setattr(cpu_choice.Crowding, "share", lambda self: 0.0)
     monkeypatch.setattr(cpu_choice, "usable_cores", lambda: CORES)
     monkeypatch.setattr(Simulated, "live", 0)
 
@@ -139,8 +139,7 @@ def test_on_a_crowded_machine_a_long_batch_gets_every_core_and_nothing_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two threads on one core look slow for as long as the other program runs, and would be chosen for ever."""
-    waited = iter(range(1000))
-    monkeypatch.setattr(cpu_choice, "process_waited_for_cores_s", lambda: float(next(waited)))
+    monkeypatch.setattr(cpu_choice.Crowding, "share", lambda self: 0.5)
     choice = chosen(set(), lambda setup, rows: 1e-3 * rows)
     assert choice.setup.threads == CORES and choice.crowded
 
