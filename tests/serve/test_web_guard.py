@@ -172,8 +172,8 @@ def test_the_short_way_lets_in_whom_the_long_way_does(
         hot_protocol.HotProtocol, "_submit", lambda self, hot: (short.append(hot), submit(self, hot))
     )
     host, port = server.split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
-        reader = connection.makefile("rb")
+    dialled = socket.create_connection((host, int(port)), timeout=20)
+    with dialled as connection, connection.makefile("rb") as reader:
         for fields, wanted in (*[("Host: localhost", 200)] * after, (more, status)):
             connection.sendall(
                 f"POST /v2/models/double/infer HTTP/1.1\r\n{fields}\r\n"
