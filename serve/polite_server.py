@@ -142,6 +142,9 @@ class PoliteServer(uvicorn.Server):
         for task in self._state.tasks:
             task.cancel()
         await asyncio.sleep(_HANDSHAKE_S)  # the answers go out
+        for connection in self._connections():
+            connection.transport.abort()
+        await asyncio.sleep(0)  # the loop ends with no connection open
 
     def _connections(self) -> list[PoliteProtocol]:
         return [one for one in self._state.connections if isinstance(one, PoliteProtocol)]
