@@ -91,7 +91,7 @@ class Evidence:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the search for FP32 nodes ended with its budget."""
+        """True where the search for kept nodes used up its budget before it had tried everything."""
         return self.maker.facts()["search"] == EXHAUSTED
 
     @property

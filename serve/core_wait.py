@@ -37,7 +37,7 @@ def _others_worked_s() -> float:
 
 
 def process_waited_for_cores_s() -> float:
-    """The same of all threads that this process has now, in sum: those that compute for one another count too."""
+    """Seconds that all threads of this process waited for a core, in sum; 0 where Linux does not count them."""
     waited_ns = 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
         try:

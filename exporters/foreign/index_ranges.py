@@ -67,7 +67,7 @@ class _Needs:
             yield from self.of(node.input[1], Bounds(-ends, ends - 1))
 
     def of(self, name: str, bounds: Bounds) -> Iterator[_Found]:
-        """What the inputs must be for a value's elements to be within ``bounds``; nothing where that is not known."""
+        """The ranges of the inputs that keep the elements of value ``name`` within ``bounds``; empty where not known."""
         limits = self.limits(name)
         bounds = bounds if limits is None else bounds.clipped(*limits)
         if name in self.inputs:
@@ -92,7 +92,7 @@ class _Needs:
         return int(info.min), int(info.max)
 
     def constant(self, name: str) -> int | None:
-        """What a constant holds everywhere, where that is a whole number."""
+        """The one whole number that fills the constant ``name``; None where its elements differ or are not whole."""
         array = self.program.weights.get(name)
         if (
             array is None
@@ -105,7 +105,7 @@ class _Needs:
         return int(array.flat[0]) if number.is_integer() else None
 
     def uniform(self, name: str, bounds: Bounds | None) -> Iterator[_Found]:
-        """What is asked of an operand, whatever its shape: the same of all."""
+        """The ranges that an operand needs; uniform bounds are spread over an operand of any shape."""
         if bounds is not None and bounds.is_uniform:
             yield from self.of(name, bounds.uniform_of(self.rank(name)))
         elif bounds is not None and bounds.low.ndim == self.rank(name):

@@ -22,7 +22,7 @@ def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) ->
 
 
 def stored_ties(version: Version, dtype: str, judging: Samples) -> Excuse | None:
-    """The same of a version's whole file."""
+    """The integers that may differ because their scores tie, found in the version's stored ``whole.onnx``."""
     return ties_of(_stored(version, "whole.onnx"), version.spec(), dtype, judging)
 
 

@@ -90,7 +90,8 @@ def _order(found: Mapping[str, Any] | None, broken: Mapping[str, Any]) -> Iterat
 
 
 def few_pairs(found: Mapping[str, Any]) -> str:
-    """What so many pairs cannot show: of n without one that ties fewer than 3/n tie, at 95 %."""
+    """A sentence where the judged pairs are too few to show ``max_ties``: n pairs without a tie bound the share of ties
+    by 3/n at 95 %; empty where they suffice."""
     share = found["max_ties"]
     if not share or found["tied"] > 1 or found["pairs"] >= 3 / share:
         return ""

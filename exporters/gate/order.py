@@ -36,7 +36,7 @@ Run = Mapping[int, tuple[np.ndarray, np.ndarray]]  # sample → the whole's row,
 
 @dataclass(frozen=True, slots=True)
 class _List:
-    """What is ranked, [rows] FP64, and up to which distance the whole does not tell two values apart.
+    """One list of values to rank, [rows] FP64, and the distance below which FP32 cannot tell two values apart.
 
     ``rare``: those that count may be few, as of one class among many.
     """
@@ -48,7 +48,7 @@ class _List:
 
 
 def measure_order(kind: str, pairs: Sequence[Pair], u: float) -> OrderVerdict | None:
-    """What became of the order; `parity.py` puts the limits in. None for a kind that has none.
+    """Ties, swaps and best ten of one output, without limits (`parity.py` adds them); None for a kind without order.
 
     The runs over all samples are judged each for itself (an ONNX half answers with its runtime and with its storage),
     and the worst counts; what the whole answers in the others tells its noise. NaN, infinities and sentinels of the
