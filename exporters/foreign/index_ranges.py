@@ -67,7 +67,7 @@ class _Needs:
             yield from self.of(node.input[1], Bounds(-ends, ends - 1))
 
     def of(self, name: str, bounds: Bounds) -> Iterator[_Found]:
-        """The ranges of the inputs that keep the elements of value ``name`` within ``bounds``; empty where not known."""
+        """The input ranges that keep the elements of value ``name`` within ``bounds``; empty where not known."""
         limits = self.limits(name)
         bounds = bounds if limits is None else bounds.clipped(*limits)
         if name in self.inputs:
