@@ -15,6 +15,7 @@ from ..models.store import LIVE, REFUSED, Draft, Store, Version, sha256_of
 from .evidence import Evidence, Form, copy_source
 from .gate.verdict import ParityReport
 from .maker import SHARES, Made, Maker, Say
+from .onnx.export import remove_onnx
 from .prove import Exam, judged
 from .subject import FurtherVerdict, Subject
 from .threads import fixed_threads
@@ -118,13 +119,6 @@ class _Journey:
         """
         folder = self.draft.folder
         if status == REFUSED:
-            _remove(folder, "half.pt2")
+            (folder / "half.pt2").unlink(missing_ok=True)
         if status == REFUSED or ("onnx" in forms and not forms["onnx"].passed):
-            _remove(folder, "half.onnx")
-        if "onnx" in forms and forms["onnx"].error is not None and "onnx" in self.subject.forms:
-            _remove(folder, "whole.onnx")  # already its whole was not the program
-
-
-def _remove(folder: Path, name: str) -> None:
-    for path in (folder / name, folder / f"{name}.data"):
-        path.unlink(missing_ok=True)
+            remove_onnx(folder / "half.onnx")

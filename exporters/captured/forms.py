@@ -15,6 +15,7 @@ from ...models.engines.arrays import to_torch
 from ...models.engines.cpu_setup import PACKED, CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.engines.torch_engine import TorchEngine
+from ...models.errors import HalfevenError
 from ...models.program import runnable
 from ...models.store import Draft
 from ..autocast.rewrite import HalfProgram, rewrite
@@ -22,7 +23,7 @@ from ..gate.diagnosis import diagnosed
 from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
 from ..maker import Made, Say
-from ..onnx.export import write_onnx
+from ..onnx.export import remove_onnx, write_onnx
 from ..prove import (
     Answers,
     Exam,
@@ -163,12 +164,20 @@ class Captured:
             self._saved = self.half
 
     def _write_whole_onnx(self, draft: Draft, exam: Exam) -> None:
-        """The whole as ONNX, held against the program: an exporter's fault is never blamed on half."""
+        """The whole as ONNX, held against the program: an exporter's fault is never blamed on half.
+
+        Raises ExportFailed where it is not the program; no file is left then. One that is stays and may serve, whatever
+        becomes of the half.
+        """
         path, spec = draft.folder / "whole.onnx", self.subject.spec
         if not path.exists():
             write_onnx(self.subject.exported, spec, path, {"model": spec.name, "precision": "fp32"})
-            engine = OnnxEngine(path, "fp32", CPU, CpuSetup(torch.get_num_threads()), packed=False)
-            check_whole_form(exam, answers_of(spec, engine))
+            try:
+                engine = OnnxEngine(path, "fp32", CPU, CpuSetup(torch.get_num_threads()), packed=False)
+                check_whole_form(exam, answers_of(spec, engine))
+            except HalfevenError:
+                remove_onnx(path)
+                raise
 
     def _half_onnx(self, draft: Draft, exam: Exam) -> Made:
         spec, asked, path = self.subject.spec, self.subject.precision, draft.folder / "half.onnx"

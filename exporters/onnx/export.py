@@ -51,11 +51,16 @@ def write_onnx(program: ExportedProgram, spec: ModelSpec, path: Path, metadata: 
     except OutOfTime:
         raise
     except Exception as error:
-        path.unlink(missing_ok=True)
-        data.unlink(missing_ok=True)
+        remove_onnx(path)
         raise ExportFailed(
             f"the ONNX form of '{spec.name}' is not valid: {str(error)[:800]}; serve the torch form (--form torch)"
         ) from error
+
+
+def remove_onnx(path: Path) -> None:
+    """Delete the file, and that of its weights where they stand beside it."""
+    for file in (path, path.with_name(path.name + DATA)):
+        file.unlink(missing_ok=True)
 
 
 def _exported(program: ExportedProgram, spec: ModelSpec) -> ir.Model:
