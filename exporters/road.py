@@ -7,7 +7,6 @@ What travels differs in how its forms are made: a captured program (`captured/fo
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ..models.engines.torch_engine import use_true_fp32
 from ..models.errors import CannotConvert, OutOfTime

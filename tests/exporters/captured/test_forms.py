@@ -32,7 +32,9 @@ def test_the_fp32_file_stays_where_onnx_cannot_write_the_half(tmp_path: Path) ->
     assert version.has("half.pt2") and not version.has("half.onnx")
 
 
-def test_a_file_that_is_not_the_program_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_not_the_program_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def differs(exam: Exam, answers: Answers) -> None:
         raise ExportFailed("in FP32 the exported form already differs from the program")
 
