@@ -34,6 +34,7 @@ from ..ranges.sentinels import rewrite_sentinels
 from ..ranges.suspicion import Suspicion, suspicion
 from ..search.delta_debugging import NOT_ASKED, Budget, Found, Score, outcome
 from ..search.lessons import NOT_ALL, taught
+from ..search.ranking import head_first
 from ..sections import (
     casts_section,
     profile_section,
@@ -257,7 +258,8 @@ def _candidates(module: GraphModule, plan: PrecisionPlan, rehearsal: Rehearsal) 
         for name, node in walk(module)
         if name in plan.actions and name not in already and dtypes.touches_half(name) and _may_be_kept(node)
     ]
-    return [name for name, _ in sorted(touching, key=lambda pair: _is_product(pair[1]))]
+    products = {name for name, node in touching if _is_product(node)}
+    return sorted(head_first(rehearsal.spec, [name for name, _ in touching]), key=products.__contains__)
 
 
 def _may_be_kept(node: Node) -> bool:

@@ -43,7 +43,7 @@ class Rehearsal:
     def __init__(
         self, module: GraphModule, spec: ModelSpec, dtype: str, planning: Samples, example: Sequence[Tensor]
     ) -> None:
-        self._module, self._spec = module, spec
+        self._module, self.spec = module, spec
         self.meter = Meter(program_operations(module, example))
         self._typing = Typing(module, example)
         self._excuse = ties_of(module, spec, dtype, planning)
@@ -73,7 +73,7 @@ class Rehearsal:
         dtypes = self._typing.under(plan)
         trials = list(map(self._trials(dtypes, rounding), self.questions))
         real, odd = [t for t in trials if not t.name], [t for t in trials if t.name]
-        return judge(replace(self._spec, parity=limits), plan.precision.dtype, real, odd)
+        return judge(replace(self.spec, parity=limits), plan.precision.dtype, real, odd)
 
     def score(self, plan: PrecisionPlan, limits: ParityLimits) -> Score:
         failed = (
@@ -89,7 +89,7 @@ class Rehearsal:
     def learn(self, plan: PrecisionPlan) -> bool:
         """Whether the half fails neighbours that it was not asked about (`lessons.Lessons`)."""
         learned = self.lessons.learn(self._answered(plan))
-        if self._spec.batched:
+        if self.spec.batched:
             self._company.gather(self.lessons.learned)
         return learned
 
@@ -100,12 +100,12 @@ class Rehearsal:
         return (replace(one, reference=self._whole(one.inputs)) for one in several)
 
     def _neighbours(self, more: Iterable[Samples], first: int, **how: int) -> Iterator[Question]:
-        unanswered = self._unanswered(chain(more, shaken(self._spec, self._few, **how)), first)
-        return self._company.ask(unanswered) if self._spec.batched else self._answered_alone(unanswered)
+        unanswered = self._unanswered(chain(more, shaken(self.spec, self._few, **how)), first)
+        return self._company.ask(unanswered) if self.spec.batched else self._answered_alone(unanswered)
 
     def _unanswered(self, parts: Iterable[Samples], first: int = 0) -> Iterator[Question]:
         """``first``: the number of the first sample; no two different ones have the same."""
-        spec = self._spec
+        spec = self.spec
         rows = min(ROWS, spec.max_batch_size, max(self._few.count, 1)) if spec.batched else 0
         for part in parts:
             for samples, inputs in part.batches(rows):
@@ -113,8 +113,8 @@ class Rehearsal:
             first += part.count
 
     def _odd(self) -> Iterator[Question]:
-        for name, inputs in adversarial(self._spec, self._few):
-            yield Question(_rows(self._spec, inputs), inputs, self._whole(inputs), name)
+        for name, inputs in adversarial(self.spec, self._few):
+            yield Question(_rows(self.spec, inputs), inputs, self._whole(inputs), name)
 
     def _trials(self, dtypes: Dtypes, rounding: Rounding) -> Callable[[Question], Trial]:
         """Lets one half answer."""
@@ -124,7 +124,7 @@ class Rehearsal:
         )
 
     def _half(self, dtypes: Dtypes, rounding: Rounding) -> Answers:
-        return self.meter.on(emulated(self._spec, Emulation(self._module, dtypes, rounding)))
+        return self.meter.on(emulated(self.spec, Emulation(self._module, dtypes, rounding)))
 
 
 def stricter(limits: ParityLimits, dtype: str, share: float) -> ParityLimits:

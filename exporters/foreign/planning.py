@@ -16,6 +16,7 @@ from ..inputs.samples import Samples
 from ..operations import UNKNOWN, Operations
 from ..search.delta_debugging import NOT_ASKED, Budget, Found, Score, outcome
 from ..search.lessons import NOT_ALL, taught
+from ..search.ranking import head_first
 from .dtypes import Dtypes, Kind, assign
 from .graph import ForeignProgram, assembled, graphs
 from .kernels import Kernels
@@ -75,7 +76,7 @@ def plan_half(
     draft.hold_back(ranges, lambda: profile(program, odd, precision.dtype))
     judge = _judge(draft, trials, masks.bounded)
     lesson = taught(
-        draft.candidates(),
+        draft.candidates(spec),
         lambda kept: judge(kept, trials.aim if kept else ENOUGH),
         lambda kept: trials.learn(draft.rewritten(draft.assign(kept))),
         budget=budget,
@@ -169,7 +170,7 @@ class Draft:
         numel = {name: found.numel for name, found in self.ranges.items()}
         return place(self.program, self.rules, self.kernels, dtypes, numel, {*self.held, *kept})
 
-    def candidates(self) -> list[str]:
+    def candidates(self, spec: ModelSpec) -> list[str]:
         """The half nodes, most suspicious first."""
         half = self.assign().half
         scores = {
@@ -177,7 +178,7 @@ class Draft:
             for node in self.program.nodes
             if node.name in half
         }
-        return sorted(scores, key=lambda name: -scores[name])
+        return sorted(head_first(spec, list(scores)), key=lambda name: -scores[name])
 
     def halved(self, dtypes: Dtypes) -> list[str]:
         """The constants that half nodes read in half."""

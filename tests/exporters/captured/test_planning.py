@@ -201,6 +201,7 @@ def test_what_a_search_finds_is_held_to_stricter_limits_than_the_lists_alone() -
     class Listening(Rehearsal):
         def __init__(self) -> None:
             self.lessons, self.meter = course.rehearsal.lessons, course.rehearsal.meter
+            self.spec = course.rehearsal.spec
 
         def dtypes(self, plan: PrecisionPlan) -> Dtypes:
             return course.rehearsal.dtypes(plan)
