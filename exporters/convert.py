@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..models.capture import Captured as CapturedProgram
-from ..models.capture import Limits, capture
+from ..models.capture.capture import Captured as CapturedProgram
+from ..models.capture.capture import Limits, capture
 from ..models.engines.live_engine import LIVE_FILE, is_current
 from ..models.errors import BadInput, BadSamples, CaptureFailed
 from ..models.package import ModelFolder, Precision, read_folder

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..models.engines.packed import can_pack, multiplies_bf16
+from ..models.engines.cpu.packed import can_pack, multiplies_bf16
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Everything that can go wrong, drawn as one tree. No HTTP and no exit codes here: the borders
-(`serve/border.py`) translate meaning into a status or an exit code, each in one table.
+(`serve/http/error_mapping.py`) translate meaning into a status or an exit code, each in one table.
 
     HalfevenError                       anything of ours that a caller may want to catch
     ├── BadInput                        the asker can mend it

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from .datatypes import DATATYPES
 from .errors import BadFolder
-from .pixels import Picture
+from .pictures.pixels import Picture
 from .spec import FORMS, KINDS, Batching, Dim, ModelSpec, ParityLimits, TensorSpec
 from .store import NAME
 from .toml_reader import TomlReader, one_of

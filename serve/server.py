@@ -21,31 +21,32 @@ from ..models.engines.placement import resolve_device
 from ..models.engines.torch_engine import use_true_fp32
 from ..models.errors import BadSetting, HalfevenError, StoreUnusable
 from ..models.store import Store
-from .app import build_app
+from .batching.counters import Phase
 from .batching.device import DeviceThread
-from .batching.tally import Phase
-from .bounds import bounds_of
-from .connections import backlog_of, connection_limit
+from .batching.place import Place
 from .finetune.api import router
 from .finetune.files import Files
 from .finetune.ledger import Ledger
 from .finetune.supervisor import Supervisor
-from .history import history_of
-from .hot_protocol import HotProtocol
-from .infer_asgi import InferFront
-from .metrics import metrics_text, new_registry
-from .page_headers import PageHeaders
-from .place import Place
-from .polite_server import PoliteServer
-from .protocol.dialect import OURS, STRICT
-from .rollout.api import router as rollout_router
-from .rollout.director import Director
-from .rollout.memory import give_back_freed, one_heap
-from .rollout.metrics import RolloutCollector
-from .rollout.rules import Rules
-from .roster import Roster
+from .http.codecs.dialect import OURS, STRICT
+from .http.connection.hot_protocol import HotProtocol
+from .http.connection.polite_server import PoliteServer
+from .http.limits.bounds import Bounds
+from .http.limits.connections import Connections, backlog_of, connection_limit
+from .http.limits.memory_budget import MemoryBudget, default_limit
+from .http.page_headers import PageHeaders
+from .http.routes.app import build_app
+from .http.routes.history import history_of
+from .http.routes.infer import InferFront
+from .http.routes.metrics import metrics_text, new_registry
+from .http.routes.version_metrics import RolloutCollector
+from .http.routes.versions import router as rollout_router
+from .http.web_guard import WebGuard, read_names
 from .settings import Settings
-from .web_guard import WebGuard, read_names
+from .versions.director import Director
+from .versions.loading.release import give_back_freed, one_heap
+from .versions.roster import Roster
+from .versions.traffic.rules import Rules
 
 logger = logging.getLogger("halfeven")
 Say = Callable[[str], None]
@@ -92,7 +93,7 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
         written,
         dialect,
         WebGuard(settings.host, read_names(settings.allowed_hosts)),
-        bounds_of(settings),
+        _bounds(settings),
     )
     return front, roster
 
@@ -227,3 +228,13 @@ def _lifespan(
         lock.close()
 
     return lifespan
+
+
+def _bounds(settings: Settings) -> Bounds:
+    """Raises BadSetting for more connections than this process may have."""
+    mib = settings.max_in_flight_mib
+    return Bounds(
+        settings.body_seconds,
+        MemoryBudget(default_limit() if mib is None else mib * 2**20),
+        Connections(connection_limit(settings.max_connections)),
+    )

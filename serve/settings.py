@@ -7,7 +7,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..models.errors import BadSetting
-from .web_guard import is_loopback, read_names
+from .http.web_guard import is_loopback, read_names
 
 
 class Settings(BaseSettings):

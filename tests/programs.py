@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from halfeven.models import capture_child
-from halfeven.models.capture import normalise
-from halfeven.models.capture_autocast import see_transformers, whole_in_fp32
+from halfeven.models.capture import child as capture_child
+from halfeven.models.capture.autocast import see_transformers, whole_in_fp32
+from halfeven.models.capture.capture import normalise
 from halfeven.models.datatypes import DATATYPES
 from halfeven.models.program import runnable
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import yaml
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.serve.batching.tally import Tally
-from halfeven.serve.duty import OnDuty
-from halfeven.serve.metrics import metrics_text, new_registry
+from halfeven.serve.batching.counters import Tally
+from halfeven.serve.batching.interface import OnDuty
+from halfeven.serve.http.routes.metrics import metrics_text, new_registry
 from halfeven.serve.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent

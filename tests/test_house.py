@@ -105,7 +105,10 @@ PLANTED = {
         "def late() -> None:\n    import halfeven.exporters.x\n",
         "serve → exporters → models",
     ),
-    "exporters/planted.py": ("from halfeven.serve.app import create\n", "serve → exporters → models"),
+    "exporters/planted.py": (
+        "from halfeven.serve.http.routes.app import create\n",
+        "serve → exporters → models",
+    ),
     "models/zoo/planted.py": ("from ..spec import Dim\nfrom .. import TensorSpec\n", "own package's door"),
     "serve/protocol/planted.py": ("from ... import __version__\n", "own package's door"),
     "exporters/circle.py": ("from .circle_back import x\n", "a circle of imports"),

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...models.archive import save_program
+from ...models.archive.archive import save_program
 from ...models.engines.arrays import to_torch
-from ...models.engines.cpu_setup import PACKED, CpuSetup
+from ...models.engines.cpu.setup import PACKED, CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.engines.torch_engine import TorchEngine
 from ...models.errors import HalfevenError

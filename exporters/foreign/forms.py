@@ -8,7 +8,7 @@ import onnx
 import torch
 from onnx import ModelProto
 
-from ...models.engines.cpu_setup import CpuSetup
+from ...models.engines.cpu.setup import CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.store import Draft
 from ..gate.diagnosis import diagnosed

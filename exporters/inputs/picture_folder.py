@@ -3,7 +3,7 @@
     pictures/ant/1.png  pictures/bee/2.jpg      folders named as the labels: classes as INT64 targets
     pictures/1.png  pictures/2.jpg              no targets
 
-Each file goes through `models/picture.py`, as requests do. Samples come in the order of labels, then of names.
+Each file goes through `models/pictures/picture.py`, as requests do. Samples come in the order of labels, then of names.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from ...models.errors import BadInput, BadSamples
-from ...models.picture import SUFFIXES, picture_row
-from ...models.pixels import Picture
+from ...models.pictures.picture import SUFFIXES, picture_row
+from ...models.pictures.pixels import Picture
 from ...models.spec import ModelSpec, TensorSpec
 
 

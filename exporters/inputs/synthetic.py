@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from ...models.pixels import Picture
+from ...models.pictures.pixels import Picture
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from .samples import Samples
 

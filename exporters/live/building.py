@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...models import capture_child as child
-from ...models import capture_sources as sources
+from ...models.capture import child, sources
 from ...models.engines.arrays import to_torch
 from ...models.engines.live_engine import LiveEngine, LiveModule
 from ...models.engines.live_source import LiveSource

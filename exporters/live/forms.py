@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from ...models import capture_child as child
+from ...models.capture import child
 from ...models.engines.live_engine import LIVE_FILE, LiveEngine, LiveModule, live_json
 from ...models.engines.torch_engine import use_true_fp32
 from ...models.errors import CannotConvert, CaptureFailed, EngineFailed

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ..errors import BadRequest
-from ..index_ranges import unproven_sites
-from ..index_sites import Site
+from ..index_ranges.ranges import unproven_sites
+from ..index_ranges.sites import Site
 from ..program import source_line
 from ..spec import Dim, ModelSpec
 from .engine import Launched

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from .. import capture_child as child
+from ..capture import child
 from ..errors import DamagedFile, EngineFailed
 from ..opened_file import OpenedFile
 from ..spec import ModelSpec
 from ..store import Version
-from .cpu_setup import PLAIN, CpuSetup
+from .cpu.setup import PLAIN, CpuSetup
 from .islands import HALVES, raise_islands
 from .live_source import LiveSource
 from .torch_engine import TorchEngine

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from .. import capture_child as child
-from .. import capture_sources as sources
+from ..capture import child, sources
 from ..errors import BadFolder, CaptureFailed, EngineFailed
 from ..store import sha256_of
 from .private_imports import PrivateImports, imports_of

@@ -5,12 +5,12 @@ from safetensors.torch import load_file
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from ..archive import load_program
+from ..archive.archive import load_program
+from ..archive.plain_program import read_module
 from ..errors import DamagedFile
-from ..plain_program import read_module
 from ..program import runnable
 from ..store import Version
-from .cpu_setup import PLAIN, CpuSetup
+from .cpu.setup import PLAIN, CpuSetup
 from .engine import Engine
 from .live_engine import load_live
 from .torch_engine import TorchEngine

@@ -11,7 +11,7 @@ import torch
 from ..errors import EngineFailed
 from ..opened_file import OpenedFile
 from .arrays import joined
-from .cpu_setup import BRIEF_SPINNING, NO_SPINNING, PLAIN, CpuSetup
+from .cpu.setup import BRIEF_SPINNING, NO_SPINNING, PLAIN, CpuSetup
 from .engine import BRIEF_SECONDS
 from .torch_engine import seconds_of
 

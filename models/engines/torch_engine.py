@@ -14,14 +14,14 @@ from torch.fx import GraphModule
 from ..program import runnable
 from ..spec import ModelSpec
 from .arrays import joined, to_numpy, to_torch
-from .cpu_setup import PACKED, PLAIN, SHARED_ROWS, WITHOUT_LOCK, CpuSetup
+from .cpu.in_place import write_in_place
+from .cpu.one_product import make_one_product
+from .cpu.packed import pack_weights, packable
+from .cpu.row_shares import FEWEST_SHARED, RowShares, wait_for_all_shares
+from .cpu.scripted import without_the_lock
+from .cpu.setup import PACKED, PLAIN, SHARED_ROWS, WITHOUT_LOCK, CpuSetup
 from .engine import BRIEF_SECONDS, Launched
-from .in_place import write_in_place
 from .index_guard import Guard, GuardedLaunch, guard_indices, rows_alone
-from .one_product import make_one_product
-from .packed import pack_weights, packable
-from .row_shares import FEWEST_SHARED, RowShares, wait_for_all_shares
-from .scripted import without_the_lock
 from .staging import SLOTS, Staging, cuda_lanes
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..pixels import Picture
+from ..pictures.pixels import Picture
 from ..spec import ModelSpec, TensorSpec
 from .arrays import joined
 from .engine import Engine

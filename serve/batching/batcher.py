@@ -16,16 +16,16 @@ import numpy as np
 
 from ...models.errors import BadRequest, NotReady
 from ...models.spec import ModelSpec
-from ..duty import NO_TERMS, Answer, OnDuty, Statistics, Terms
 from .admission import Admission
+from .brief_polling import Lingering
+from .counters import Tally
 from .deadline import expire_after
 from .device import DeviceThread
 from .execution import Outcome
 from .intake import Intake
-from .lingering import Lingering
+from .interface import NO_TERMS, Answer, OnDuty, Statistics, Terms
 from .request_queue import Request
-from .tally import Tally
-from .turns import Refused, Turns, changed, same_signature
+from .scheduler import Refused, Turns, changed, same_signature
 
 logger = logging.getLogger("halfeven.batcher")
 # A batch on the event loop that took so long stood in everybody's way; so many hand-overs then go to the device thread.

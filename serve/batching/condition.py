@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...models.spec import ModelSpec
-from ..duty import OnDuty
 from .ceiling import Ceiling
 from .engine_runner import EngineRunner, Fault, Item, Run
+from .interface import OnDuty
 from .rescue import Mended, Rescue, Timed
 
 _NOTHING: Mapping[int, Mended] = {}

@@ -10,12 +10,12 @@ import numpy as np
 
 from ...models.errors import BadRequest, EngineFailed, HalfevenError, TimedOut
 from ...models.spec import ModelSpec
-from ..duty import Answer, OnDuty
 from .condition import Condition
+from .counters import Tally
 from .engine_runner import Fault, Run
+from .interface import Answer, OnDuty
 from .request_queue import Request
 from .rescue import Mended
-from .tally import Tally
 
 Outcome = tuple[Request, Answer | EngineFailed | TimedOut | BadRequest]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..duty import Answer
+from .interface import Answer
 from .splitting import Part, Whole
 
 Shapes = tuple[tuple[int, ...], ...]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...models.errors import BadRequest, EngineFailed, TimedOut
-from ..duty import Answer
+from .interface import Answer
 
 Outcome = Answer | EngineFailed | TimedOut | BadRequest
 

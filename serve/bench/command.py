@@ -11,7 +11,7 @@ from typing import Any
 import uvloop
 
 from ...models.errors import BadSetting, HalfevenError
-from ..core_wait import waited_for_core_s
+from ..batching.core_wait import waited_for_core_s
 from .figures import Cpu, figures
 from .loadgen import ClosedLoop, Load, OpenLoop, Target
 from .record import Record

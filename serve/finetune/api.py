@@ -17,10 +17,10 @@ from starlette.concurrency import run_in_threadpool
 
 from ...models.errors import BadInput
 from ...models.store import Store
-from ..border import NotOffered
-from ..caller import lease_of
-from ..json_body import read_order
-from ..protocol.json_numbers import parse
+from ..http.caller import lease_of
+from ..http.codecs.json_numbers import parse
+from ..http.error_mapping import NotOffered
+from ..http.json_body import read_order
 from .admission import Admission
 from .files import IN_MEMORY, Files, Upload
 from .jobs import FileRecord

@@ -9,7 +9,7 @@ import time
 
 from ...models.errors import Conflict
 from ...models.store import LIVE, Store, Version
-from ..roster import Roster
+from ..versions.roster import Roster
 from .jobs import FAILED, SUCCEEDED, Job
 from .ledger import Ledger
 from .reasons import NO_JUDGING_SET, STALE_PARENT

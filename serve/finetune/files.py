@@ -23,8 +23,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from ...models.durable import fsync
 from ...models.errors import BadInput, BadRequest, DamagedFile, StoreError, TooLarge
-from ..border import SlowBody
-from ..caller import CallerLeft
+from ..http.caller import CallerLeft
+from ..http.error_mapping import SlowBody
 
 PURPOSE = "fine-tune"
 _FIELDS = ("purpose", "file")

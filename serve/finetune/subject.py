@@ -25,7 +25,7 @@ def _capture_child() -> Any:
     """By file path and under a name of its own: no package of ours is imported beside the operator's."""
     name, path = (
         "_halfeven_capture_child",
-        Path(__file__).resolve().parents[2] / "models" / "capture_child.py",
+        Path(__file__).resolve().parents[2] / "models" / "capture" / "child.py",
     )
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader

@@ -11,12 +11,12 @@ from functools import partial
 
 from ...models.errors import HalfevenError
 from ...models.store import Store
-from ..place import Place
-from ..roster import Roster
+from ..batching.place import Place
+from ..versions.roster import Roster
 from .concluding import Cancelled, JobFailed, ServerStops
 from .files import Files
+from .job_runner import Journey
 from .jobs import CANCELLED, FAILED, QUEUED, RUNNING, Job
-from .journey import Journey
 from .ledger import Ledger
 
 logger = logging.getLogger("halfeven.finetune")

@@ -4,7 +4,7 @@
 
 Standard output is one JSON object per line (started, step…, then done, failed or cancelled); standard input is
 the leash: at its end the server is gone and so is this process, and a line "cancel" ends the job after the step.
-Of ours it loads, by path, this folder's amp.py, subject.py and task.py, and models/capture_child.py, which knows
+Of ours it loads, by path, this folder's amp.py, subject.py and task.py, and models/capture/child.py, which knows
 how a model folder is built; nothing of the package is imported.
 """
 

@@ -20,10 +20,10 @@ import numpy as np
 from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
 from halfeven.models.zoo import zoo_folder
-from halfeven.serve.demo_digits import write_training_file
-from halfeven.serve.demo_stage import await_version, server
+from halfeven.serve.bench.callers import Caller
+from halfeven.serve.cli.demo_digits import write_training_file
+from halfeven.serve.cli.demo_stage import await_version, server
 from halfeven.serve.finetune.remote import Remote
-from halfeven.serve.traffic import Caller
 
 CALLERS = 4
 SECONDS = 8.0

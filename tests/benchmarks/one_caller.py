@@ -115,7 +115,7 @@ def in_a_tight_loop() -> float:
 def measure(store: Path, where: Path, turns: int, seconds: float) -> dict[str, Any]:
     (where / "empty.py").write_text(EMPTY)
     uvicorn = ["uvicorn", "empty:app", "--http", "httptools", "--loop", "uvloop", "--no-access-log"]
-    serve = ["halfeven.serve.cli", "serve", "--store", str(store)]
+    serve = ["halfeven.serve.cli.main", "serve", "--store", str(store)]
     medians: dict[str, list[float]] = {"empty": [], "halfeven": [], "computing": []}
     with ExitStack() as running:
         empty = running.enter_context(process(uvicorn, where, free_port()))

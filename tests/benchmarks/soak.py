@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
-from halfeven.serve.demo_stage import MODEL, await_version, own_folder, server
-from halfeven.serve.traffic import Caller
+from halfeven.serve.bench.callers import Caller
+from halfeven.serve.cli.demo_stage import MODEL, await_version, own_folder, server
 
 CALLERS = 4
 SWAP_EVERY_S = 5.0

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
-from halfeven.serve.demo_stage import MODEL, await_version, own_folder
-from halfeven.serve.traffic import Caller
+from halfeven.serve.bench.callers import Caller
+from halfeven.serve.cli.demo_stage import MODEL, await_version, own_folder
 
 from tests.benchmarks.stranger_kinds import KINDS
 from tests.conformance.conftest import Serving, served

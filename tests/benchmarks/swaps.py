@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
-from halfeven.serve.traffic import Caller, Traffic
+from halfeven.serve.bench.callers import Caller, Traffic
 from safetensors.torch import save_file
 
 MODEL = """
@@ -85,7 +85,7 @@ class Server:
         command = [
             sys.executable,
             "-m",
-            "halfeven.serve.cli",
+            "halfeven.serve.cli.main",
             "serve",
             "--store",
             str(store.root),

@@ -56,7 +56,7 @@ def served(store: Path, names: Sequence[str], **settings: Any) -> Iterator[Servi
     }
     environment = {f"HALFEVEN_{key.upper()}": str(value) for key, value in chosen.items()}
     process = subprocess.Popen(
-        [sys.executable, "-m", "halfeven.serve.cli", "serve", "--store", str(store), "--port", "0"],
+        [sys.executable, "-m", "halfeven.serve.cli.main", "serve", "--store", str(store), "--port", "0"],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment},
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

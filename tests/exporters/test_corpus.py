@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from halfeven.models.admitted_operators import is_admitted
+from halfeven.models.archive.admitted_operators import is_admitted
 from halfeven.models.program import walk
 from torch import Tensor
 

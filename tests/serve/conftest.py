@@ -12,11 +12,19 @@ import pytest
 import uvicorn
 from halfeven.models.errors import HalfevenError, NotReady, UnknownName
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.serve.app import History, build_app
-from halfeven.serve.duty import NO_TERMS, Answer, IndexEntry, LoadConfig, OnDuty, Statistics, Terms
-from halfeven.serve.hot_protocol import HotProtocol
-from halfeven.serve.infer_asgi import InferFront
-from halfeven.serve.polite_server import PoliteServer
+from halfeven.serve.batching.interface import (
+    NO_TERMS,
+    Answer,
+    IndexEntry,
+    LoadConfig,
+    OnDuty,
+    Statistics,
+    Terms,
+)
+from halfeven.serve.http.connection.hot_protocol import HotProtocol
+from halfeven.serve.http.connection.polite_server import PoliteServer
+from halfeven.serve.http.routes.app import History, build_app
+from halfeven.serve.http.routes.infer import InferFront
 
 DIGEST = "0123456789abcdef" * 4
 

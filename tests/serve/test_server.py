@@ -20,11 +20,11 @@ from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadSetting
 from halfeven.models.store import Store
 from halfeven.models.zoo import zoo_folder
-from halfeven.serve import readying
-from halfeven.serve.roster import Roster
+from halfeven.serve.bench.callers import Traffic
 from halfeven.serve.server import build
 from halfeven.serve.settings import Settings, read_settings
-from halfeven.serve.traffic import Traffic
+from halfeven.serve.versions.loading import ready as readying
+from halfeven.serve.versions.roster import Roster
 
 from tests.serve.conftest import running
 
@@ -204,7 +204,7 @@ def unequal_on_this_device(monkeypatch: pytest.MonkeyPatch) -> None:
             return [output + np.float32(0.5) for output in super().run(parts)]
 
     def load(version: Any, form: str, device: Any, setup: Any = None) -> Any:
-        from halfeven.models.archive import load_program
+        from halfeven.models.archive.archive import load_program
 
         return Off(load_program(version.file("half.pt2")), "fp16", device)
 

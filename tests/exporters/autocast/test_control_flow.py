@@ -12,7 +12,7 @@ from halfeven.exporters.autocast.ledger import weigh
 from halfeven.exporters.autocast.plan import Action, make_plan
 from halfeven.exporters.autocast.rewrite import CASTS, Autocast, HalfProgram, rewrite
 from halfeven.exporters.onnx.export import write_onnx
-from halfeven.models.archive import load_program, save_program
+from halfeven.models.archive.archive import load_program, save_program
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.errors import ExportFailed
 from halfeven.models.package import Precision

@@ -11,7 +11,7 @@ from halfeven.exporters.autocast.dtypes import Typing
 from halfeven.exporters.autocast.emulation import Emulation, half_rounding
 from halfeven.exporters.autocast.plan import Action, make_plan
 from halfeven.exporters.autocast.rewrite import CASTS, Autocast, HalfProgram, rewrite, stored_bytes
-from halfeven.models.archive import load_program, save_program
+from halfeven.models.archive.archive import load_program, save_program
 from halfeven.models.engines.torch_engine import use_true_fp32
 from halfeven.models.package import Precision
 from halfeven.models.program import runnable

@@ -5,7 +5,7 @@ import torch
 from halfeven.exporters.autocast.plan import make_plan
 from halfeven.exporters.autocast.rewrite import rewrite
 from halfeven.exporters.autocast.wire import wired
-from halfeven.models.archive import load_program, save_program
+from halfeven.models.archive.archive import load_program, save_program
 from halfeven.models.package import Precision
 from halfeven.models.program import runnable
 from torch import Tensor, nn

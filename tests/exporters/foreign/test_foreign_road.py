@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto, external_data_helper
 from tests.exporters.foreign.onnx_files import element_types, nodes_of, parsed
 from tests.exporters.foreign.traps import f32, normal
 from tests.model_folders import samples_of, tensor, write_folder
-from tests.serve.test_cli import run
+from tests.serve.cli.test_main import run
 
 MLP = "g (float[n,8] x) => (float[n,4] y) { t = Transpose<perm=[1,0]>(w) h = MatMul(x, t) r = Relu(h) y = MatMul(r, v) }"
 

@@ -16,7 +16,7 @@ import numpy as np
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import Bell, DeviceThread
-from halfeven.serve.duty import Answer, OnDuty
+from halfeven.serve.batching.interface import Answer, OnDuty
 
 POISON = -1.0
 Future = asyncio.Future[Answer]

@@ -9,7 +9,7 @@ from halfeven.models.errors import BadRequest, EngineFailed, NotReady, Overloade
 from halfeven.models.spec import ModelSpec
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
-from halfeven.serve.duty import Answer
+from halfeven.serve.batching.interface import Answer
 
 from tests.serve.batching.stage import (
     POISON,

@@ -14,10 +14,10 @@ from halfeven.models.errors import EngineFailed, TimedOut
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.ceiling import Ceiling
 from halfeven.serve.batching.condition import Condition
+from halfeven.serve.batching.counters import Tally
 from halfeven.serve.batching.execution import Execution
+from halfeven.serve.batching.interface import Answer, OnDuty
 from halfeven.serve.batching.request_queue import Request
-from halfeven.serve.batching.tally import Tally
-from halfeven.serve.duty import Answer, OnDuty
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

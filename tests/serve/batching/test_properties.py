@@ -14,7 +14,7 @@ from halfeven.models.errors import EngineFailed, NotReady, Overloaded, TimedOut
 from halfeven.models.spec import ModelSpec
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
-from halfeven.serve.duty import OnDuty, Terms
+from halfeven.serve.batching.interface import OnDuty, Terms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

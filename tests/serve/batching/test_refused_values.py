@@ -8,7 +8,7 @@ import pytest
 import torch
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadRequest
-from halfeven.serve.duty import OnDuty
+from halfeven.serve.batching.interface import OnDuty
 
 from tests.index_nets import Binned
 from tests.programs import whole

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from halfeven.models.errors import EngineFailed, Overloaded, TimedOut
 from halfeven.models.spec import ModelSpec
-from halfeven.serve.duty import Terms
+from halfeven.serve.batching.interface import Terms
 
 from tests.serve.batching.stage import (
     POISON,

@@ -5,9 +5,9 @@ import gc
 
 import pytest
 from halfeven.models.errors import Overloaded, TimedOut
+from halfeven.serve.batching.interface import Terms
 from halfeven.serve.batching.request_queue import HEAD_START_NS
-from halfeven.serve.border import status_of
-from halfeven.serve.duty import Terms
+from halfeven.serve.http.error_mapping import status_of
 
 from tests.serve.batching.stage import (
     Clock,

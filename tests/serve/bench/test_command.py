@@ -11,8 +11,8 @@ from halfeven.models.errors import Overloaded
 from halfeven.serve.bench.subject import bodies, find
 from safetensors.numpy import save_file
 
+from tests.serve.cli.test_main import run
 from tests.serve.conftest import FakeRoster
-from tests.serve.test_cli import run
 
 QUICK = ("--seconds", 0.4, "--warmup", 0.1)
 

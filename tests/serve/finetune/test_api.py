@@ -19,10 +19,10 @@ import openai
 import pytest
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import Store, Version
-from halfeven.serve.app import build_app
 from halfeven.serve.finetune.api import router
 from halfeven.serve.finetune.files import Files
 from halfeven.serve.finetune.ledger import Ledger
+from halfeven.serve.http.routes.app import build_app
 from safetensors.numpy import save
 
 from tests.serve.conftest import HISTORY, make_roster, running

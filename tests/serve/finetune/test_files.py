@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadInput, BadRequest, DamagedFile, HalfevenError, StoreError, TooLarge
-from halfeven.serve.border import SlowBody
-from halfeven.serve.caller import CallerLeft
 from halfeven.serve.finetune import files as module
 from halfeven.serve.finetune.files import Files, Upload
+from halfeven.serve.http.caller import CallerLeft
+from halfeven.serve.http.error_mapping import SlowBody
 
 TYPE = b"multipart/form-data; boundary=edge"
 LIMIT = 200_000

@@ -19,10 +19,10 @@ import pytest
 from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
 from halfeven.models.zoo import zoo_folder
-from halfeven.serve.demo_digits import shifted, write_training_file
-from halfeven.serve.demo_stage import await_port
+from halfeven.serve.bench.callers import Caller, served_version
+from halfeven.serve.cli.demo_digits import shifted, write_training_file
+from halfeven.serve.cli.demo_stage import await_port
 from halfeven.serve.finetune.ledger import Ledger
-from halfeven.serve.traffic import Caller, served_version
 from safetensors.numpy import load_file, save_file
 
 QUICK = {"n_epochs": 2, "batch_size": 32, "learning_rate": 3e-3, "precision": "bf16"}
@@ -63,7 +63,16 @@ def unjudged(tmp_path: Path) -> Store:
 def serving(store: Store) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A server process of its own: it can be killed like any other."""
     log = store.root / "server.log"
-    command = [sys.executable, "-m", "halfeven.serve.cli", "serve", "--store", str(store.root), "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "halfeven.serve.cli.main",
+        "serve",
+        "--store",
+        str(store.root),
+        "--port",
+        "0",
+    ]
     command += ["--drain-seconds", "0"]
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file)

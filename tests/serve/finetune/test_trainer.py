@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from halfeven.models.archive import save_program
+from halfeven.models.archive.archive import save_program
 from halfeven.models.zoo.digits.model import build
 from halfeven.serve.finetune import subject, trainer
 from halfeven.serve.finetune.task import LOSSES, Task

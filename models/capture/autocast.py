@@ -1,0 +1,111 @@
+"""How the child sees ``autocast`` while it captures: what asks for half does nothing, what refuses it is kept.
+
+The captured program is the FP32 whole, so a region that asks for half must leave no cast in it (on a CPU a CUDA
+region would leave none anyhow, a CPU region BF16 ones). A custom function with ``custom_fwd(cast_inputs=float32)``
+leaves no trace outside of live autocast: here it runs in a region that is off, as it would inside of one, and that
+region is in the program.
+
+Runs in the child, by file path: imports torch alone.
+"""
+
+import contextlib
+import functools
+import sys
+import warnings
+
+import torch
+
+CUSTOM_FWD = torch.float64  # as `regions.py` has it
+_PLACES = (torch.amp, torch.amp.autocast_mode, torch.cuda.amp, torch.cuda.amp.autocast_mode)
+
+
+@contextlib.contextmanager
+def whole_in_fp32():
+    """From the import of the user's code to the end of the capture; gives the notes to tell, as a set."""
+    notes = set()
+    names = ("__init__", "__enter__", "__exit__")
+    old = {name: getattr(torch.autocast, name) for name in names}
+    old_forwards = [place.custom_fwd for place in _PLACES]
+    for name, method in _quiet(old, notes).items():
+        setattr(torch.autocast, name, method)
+    for place in _PLACES:
+        device = {"device_type": "cuda"} if "cuda" in place.__name__ else {}
+        vars(place)["custom_fwd"] = functools.partial(custom_fwd, notes, old_forwards[0], **device)
+    try:
+        yield notes
+    finally:
+        for name in names:
+            setattr(torch.autocast, name, old[name])
+        for place, forward in zip(_PLACES, old_forwards, strict=True):
+            vars(place)["custom_fwd"] = forward
+
+
+def _quiet(old, notes):
+    """``autocast`` whose enabled regions do nothing. (Without a GPU torch itself turns a CUDA region off.)"""
+
+    @functools.wraps(old["__init__"])
+    def init(self, device_type, dtype=None, enabled=True, cache_enabled=None):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that CUDA is not available
+            old["__init__"](self, device_type, dtype, enabled, cache_enabled)
+        self._asks_for_half = bool(enabled)
+
+    @functools.wraps(old["__enter__"])
+    def enter(self):
+        if not getattr(self, "_asks_for_half", self._enabled):
+            return old["__enter__"](self)
+        notes.add(
+            f"forward asks for half itself (torch.autocast on {self.device}): the whole is that model in FP32, "
+            "what is half is the plan's to say"
+        )
+        return self
+
+    @functools.wraps(old["__exit__"])
+    def leave(self, *error):
+        return False if getattr(self, "_asks_for_half", self._enabled) else old["__exit__"](self, *error)
+
+    return {"__init__": init, "__enter__": enter, "__exit__": leave}
+
+
+def custom_fwd(notes, original, fwd=None, *, device_type, cast_inputs=None):
+    """``torch.amp.custom_fwd`` as it acts inside live autocast; `whole_in_fp32` puts it in torch's place."""
+    if fwd is None:
+        return functools.partial(
+            custom_fwd, notes, original, device_type=device_type, cast_inputs=cast_inputs
+        )
+    if cast_inputs is None:
+        return original(fwd, device_type=device_type)
+
+    @functools.wraps(fwd)
+    def in_fp32(context, *args, **kwargs):
+        context._dtype, context._fwd_used_autocast = torch.get_autocast_dtype(device_type), False
+        if cast_inputs in (torch.float16, torch.bfloat16):
+            notes.add(
+                f"{fwd.__qualname__} has custom_fwd(cast_inputs={cast_inputs}): its ops are planned one by one"
+            )
+            return fwd(context, *args, **kwargs)
+        with torch.autocast(device_type, dtype=CUSTOM_FWD, enabled=False):
+            wide, named = (torch.amp.autocast_mode._cast(part, "cpu", cast_inputs) for part in (args, kwargs))
+            return fwd(context, *wide, **named)
+
+    return in_fp32
+
+
+def see_transformers():
+    """Let transformers write down its FP32 islands (rotary angles): it leaves them out where autocast is off.
+
+    After its modules were imported, with the model. What is put in their place does the same under live autocast.
+    """
+    generic = sys.modules.get("transformers.utils.generic")
+    theirs = getattr(generic, "maybe_autocast", None)
+    if theirs is None:
+        return
+    for module in list(sys.modules.values()):
+        if vars(module).get("maybe_autocast") is theirs:
+            vars(module)["maybe_autocast"] = _region
+
+
+def _region(device_type, dtype=None, enabled=True, cache_enabled=None):
+    if device_type == "meta":
+        return contextlib.nullcontext()
+    return torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)

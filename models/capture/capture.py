@@ -1,0 +1,265 @@
+"""Capture: a model folder becomes an exported FP32 program, in a child process, once.
+
+The child (`child.py`) runs the operator's code under a time and a memory limit; what comes back is
+an archive that is checked like any other before torch opens it here.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from ..archive.archive import load_program
+from ..datatypes import DATATYPES
+from ..errors import BadFolder, CaptureFailed, DamagedFile
+from ..index_ranges.ranges import with_ranges
+from ..package import ModelFolder
+from ..program import runnable, source_line, walk
+from ..spec import Dim, ModelSpec, TensorSpec
+from .regions import foreign_op, inline_regions
+
+CHILD = Path(__file__).with_name("child.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the operator's code may use: seconds of wall time, bytes of private memory (0: no limit)."""
+
+    seconds: float = 600.0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """An FP32 program with its weights, the spec made exact by what the capture found, and what to tell."""
+
+    program: ExportedProgram
+    spec: ModelSpec
+    notes: tuple[str, ...]
+
+
+def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray], limits: Limits | None = None) -> Captured:
+    """Run ``folder``'s code on a few samples and trace it.
+
+    ``samples`` holds one array per input, samples first. Raises CaptureFailed with the tail of the user's
+    own traceback where the code raises, hangs, eats memory, or cannot be traced.
+    """
+    if folder.kind == "onnx":
+        raise CaptureFailed(
+            f"{folder.folder / folder.source} is an ONNX file: it is converted as the graph that it is, "
+            "there is no module to capture"
+        )
+    limits = limits or Limits(memory_bytes=_most_of_the_memory())
+    with tempfile.TemporaryDirectory(prefix="halfeven-capture-") as name:
+        out = Path(name)
+        save_file(
+            {key: np.ascontiguousarray(value[:8]) for key, value in samples.items()},
+            out / "samples.safetensors",
+        )
+        request = _request(folder, out, limits)
+        (out / "request.json").write_text(json.dumps(request))
+        result = _run_child(out, folder, limits)
+        weights = load_file(out / "weights.safetensors")  # tied ones are stored once and stay one
+        state = {name: weights[stored] for name, stored in result["state"].items()}
+        program = normalise(_loaded(out / "program.pt2", state, folder))
+    spec = _exact(folder.spec, result["dims"]).with_max_batch_size(result["max_batch_size"])
+    _check_outputs(program, spec)
+    spec = with_ranges(spec, runnable(program))
+    return Captured(program, spec, tuple(result["notes"]))
+
+
+def _loaded(path: Path, state: Mapping[str, torch.Tensor], folder: ModelFolder) -> ExportedProgram:
+    try:
+        return load_program(path, state)
+    except DamagedFile as error:
+        raise CaptureFailed(
+            f"the program captured from {folder.folder} is not one that a server may load: "
+            f"{str(error).removeprefix(f'{path}: ')}; write that part of forward with other operations, or serve "
+            'the model uncaptured with form = "live"'
+        ) from error
+
+
+def normalise(program: ExportedProgram) -> ExportedProgram:
+    """Take out what ties a program to where and in which dtype it was captured.
+
+    ``_assert_tensor_metadata`` pins dtypes and devices. Regions are taken in (`capture_regions`), control flow
+    stays. Dropout stays: training needs it (`program.runnable` leaves it out). Raises CaptureFailed for a
+    construct with a body that is not known.
+    """
+    inline_regions(program)
+    for name, node in list(walk(program.graph_module)):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            node.graph.erase_node(node)
+        elif (op := foreign_op(node)) is not None:
+            raise CaptureFailed(
+                f"the captured program holds '{op}' ('{name}'){source_line(node)}, whose body cannot be "
+                'converted: take it out of forward, or serve the model uncaptured with form = "live"'
+            )
+    for module in program.graph_module.modules():
+        if isinstance(module, GraphModule):
+            module.recompile()
+    return program
+
+
+def _request(folder: ModelFolder, out: Path, limits: Limits) -> dict[str, Any]:
+    return {
+        "folder": str(folder.folder),
+        "source": folder.source,
+        "path": [str(path) for path in folder.path],
+        "weights": str(folder.weights) if folder.weights else None,
+        "samples": str(out / "samples.safetensors"),
+        "inputs": [
+            {
+                "name": t.name,
+                "dims": [[dim.minimum, dim.maximum] for dim in t.shape],
+                "declared": f"{t.datatype} {t.describe_shape()}",
+            }
+            for t in folder.spec.inputs
+        ],
+        "outputs": [t.name for t in folder.spec.outputs],
+        "max_batch_size": folder.spec.max_batch_size,
+        "memory_limit_bytes": limits.memory_bytes,
+        "out": str(out),
+    }
+
+
+def _run_child(out: Path, folder: ModelFolder, limits: Limits) -> dict[str, Any]:
+    # Captured on the CPU: no device constant to remove.
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    with (out / "log").open("w+b") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-P", str(CHILD), str(out / "request.json")],
+            cwd=folder.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            child.wait(timeout=limits.seconds)
+        except subprocess.TimeoutExpired:
+            raise CaptureFailed(
+                f"the model code in {folder.folder} did not finish within {limits.seconds:g} s and was "
+                f"stopped; its last output: {_last_output(out)}"
+            ) from None
+        finally:
+            _kill_group(child)
+    result_file = out / "result.json"
+    if not result_file.is_file():
+        raise CaptureFailed(
+            f"the model code in {folder.folder} ended its process (exit status {child.returncode}); "
+            f"its last output: {_last_output(out)}"
+        )
+    result = json.loads(result_file.read_text())
+    if "error" in result:
+        told = f"\n{result['traceback'].rstrip()}" if result["traceback"] else ""
+        raise CaptureFailed(f"the model in {folder.folder} cannot be captured: {result['error']}{told}")
+    return result
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    """The child and whatever it started: nothing of the user's code outlives the capture."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _last_output(out: Path) -> str:
+    with (out / "log").open("rb") as log:  # may be large
+        log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
+        text = log.read().decode(errors="replace").strip()
+    return "\n" + text if text else "(none)"
+
+
+def _most_of_the_memory() -> int:
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.8)
+
+
+def _exact(spec: ModelSpec, found: Sequence[Sequence[Any]]) -> ModelSpec:
+    """The spec with the sizes, ranges and equalities of the captured program in its free dimensions.
+
+    Raises BadFolder where model.toml promises sizes that the program does not take.
+    """
+    names = _equal_names(spec, found)
+    inputs = tuple(
+        replace(
+            tensor, shape=tuple(_exact_dim(spec, tensor, axis, sizes, names) for axis in range(len(sizes)))
+        )
+        for tensor, sizes in zip(spec.inputs, found, strict=True)
+    )
+    return replace(spec, inputs=inputs)
+
+
+def _equal_names(spec: ModelSpec, found: Sequence[Sequence[Any]]) -> dict[str, str]:
+    """The program's symbol → the name of all dimensions that have it: the operator's, or the symbol's."""
+    names: dict[str, str] = {}
+    seen: set[str] = set()
+    for tensor, sizes in zip(spec.inputs, found, strict=True):
+        for dim, size in list(zip(tensor.shape, sizes, strict=True))[1 if spec.batched else 0 :]:
+            if isinstance(size, int):
+                continue
+            if dim.name is not None:
+                names.setdefault(size[0], dim.name)
+            elif size[0] in seen and size[0].isidentifier():
+                names.setdefault(size[0], size[0])
+            seen.add(size[0])
+    return names
+
+
+def _exact_dim(
+    spec: ModelSpec, tensor: TensorSpec, axis: int, sizes: Sequence[Any], names: Mapping[str, str]
+) -> Dim:
+    dim, size = tensor.shape[axis], sizes[axis]
+    if dim.fixed or (spec.batched and axis == 0):
+        return dim
+    symbol, low, high = (None, size, size) if isinstance(size, int) else size
+    taken = Dim(low, high, None if symbol is None else names.get(symbol))
+    if dim.maximum is not None and not (taken.admits(dim.minimum) and taken.admits(dim.maximum)):
+        raise BadFolder(
+            f"input '{tensor.name}' of '{spec.name}': model.toml says {dim.to_json()} for axis {axis}, the "
+            f"captured program takes {replace(taken, name=None).to_json()} there; write that, or -1"
+        )
+    high = high if dim.maximum is None else dim.maximum
+    return Dim(max(low, dim.minimum), high, taken.name or dim.name)
+
+
+def _check_outputs(program: ExportedProgram, spec: ModelSpec) -> None:
+    """The outputs are what model.toml says: datatype and fixed sizes. Raises BadFolder naming the output."""
+    nodes = {node.name: node for node in program.graph.nodes}
+    names = [
+        output.arg.name
+        for output in program.graph_signature.output_specs
+        if output.kind.name == "USER_OUTPUT"
+    ]
+    for tensor, name in zip(spec.outputs, names, strict=True):
+        value = nodes[name].meta["val"]
+        fits = len(value.shape) == len(tensor.shape) and all(
+            dim.admits(size) if isinstance(size, int) else not dim.fixed
+            for dim, size in zip(tensor.shape, value.shape, strict=True)
+        )
+        if value.dtype != tensor.type.torch or not fits:
+            sizes = ",".join(str(size if isinstance(size, int) else -1) for size in value.shape)
+            names = {datatype.torch: datatype.name for datatype in DATATYPES.values()}
+            raise BadFolder(
+                f"output '{tensor.name}' of '{spec.name}': model.toml says {tensor.datatype} "
+                f"{tensor.describe_shape()}, the model gives {names.get(value.dtype, value.dtype)} [{sizes}]: write "
+                "that under [[outputs]], or change what forward gives"
+            )

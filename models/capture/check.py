@@ -1,0 +1,107 @@
+"""The captured program against the module that it was captured from, and rows in a batch against rows alone.
+
+Runs in the child, by file path: imports nothing of ours (``failures`` is ``failures.py``).
+"""
+
+# Largest |program − module| in FP32, and largest |batch n − alone|, as a share of the output's largest value.
+# Kernels may sum in another order at another batch size; anything above is another answer.
+TOLERANCE = 1e-4
+MOST_ROWS = 16  # in one check: more rows say nothing new about a program whose batch is a symbol
+
+
+def rows_of(samples, rows, request, start=0):
+    """``rows`` samples from ``start`` on, wrapping around; one sample without its axis where not batched."""
+    import torch
+
+    if request["max_batch_size"] == 0:
+        return [tensor[start % len(tensor)] for tensor in samples]
+    return [tensor[(torch.arange(rows) + start) % len(tensor)] for tensor in samples]
+
+
+def check(failures, torch, flat, program, samples, request):
+    """Hold the program against the module at batch sizes 1, 2, 3 and max, and rows against themselves alone."""
+    run = program.module(check_guards=False)
+    largest = request["max_batch_size"]
+    notes, as_captured = [], min(3, max(1, largest))
+    for rows in sorted({min(b, MOST_ROWS) for b in (1, 2, 3, largest) if 0 < b <= largest}) or [1]:
+        inputs = rows_of(samples, rows, request)
+        spare = None if rows == as_captured else notes
+        theirs = answers(failures, torch, flat, inputs, spare)  # first: its errors have the user's lines
+        if theirs is None:
+            continue
+        refuse_nan(failures, theirs, run, inputs, samples, request)
+        for name, program_out, module_out in zip(request["outputs"], run(*inputs), theirs, strict=True):
+            gap = distance(torch, program_out, module_out)
+            if not gap <= TOLERANCE:
+                raise failures.Refused(
+                    f"the captured program does not answer as the module does: output '{name}' at batch size "
+                    f"{rows} differs by {gap:.3g} of its largest value; is something in forward random, "
+                    "or does it keep state?"
+                )
+    if largest > 1 and (gap := batch_gap(failures, torch, run, samples, request)) > TOLERANCE:
+        notes.append(
+            f"answers in a batch differ from answers alone by {gap:.3g} of the largest value: "
+            "max_batch_size was set to 1"
+        )
+        largest = 1
+    return {"notes": notes, "max_batch_size": largest}
+
+
+def answers(failures, torch, flat, inputs, notes):
+    """The module's own answers; None where torch compiles its control flow for them and cannot.
+
+    Without ``notes`` (the size of the capture) that is an error.
+    """
+    try:
+        return flat.module(*inputs)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        if notes is None:
+            raise
+        told = failures.first_lines(error)[:200]
+        notes.append(f"the module itself cannot be run at batch size {inputs[0].shape[0]}: {told}")
+        return None
+
+
+def refuse_nan(failures, outputs, run, inputs, samples, request):
+    """NaN in the module's own answers is its own fault: told with sample, node and source line."""
+    nonfinite = failures.sibling("nonfinite")
+    for name, output in zip(request["outputs"], outputs, strict=True):
+        if nonfinite.is_nan(output):
+            rows = inputs[0].shape[0] if request["max_batch_size"] else 1
+            bad = sorted({row % len(samples[0]) for row in nonfinite.nan_rows(output, rows)})
+            found = nonfinite.origin(run, inputs)
+            place = failures.line_of_node(found[0], request) if found else ""
+            raise failures.Refused(
+                nonfinite.sentence(name, bad, found, place, [spec["name"] for spec in request["inputs"]])
+            )
+
+
+def batch_gap(failures, torch, run, samples, request):
+    rows = min(request["max_batch_size"], 4)
+    together = run(*rows_of(samples, rows, request))
+    worst = 0.0
+    for row in range(rows):
+        alone = run(*rows_of(samples, 1, request, start=row))
+        for one, many in zip(alone, together, strict=True):
+            if many.ndim == 0 or many.shape[0] != rows:
+                raise failures.Refused(
+                    f"an output has shape {list(many.shape)} for a batch of {rows}: its first axis must be "
+                    "the batch; set max_batch_size = 0 for a model that is not batched"
+                )
+            worst = max(worst, distance(torch, many[row : row + 1], one, many))
+    return worst
+
+
+def distance(torch, one, other, scale_of=None):
+    """Largest difference as a share of the largest value; infinite where shapes, dtypes or NaNs differ."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return float("inf")
+    if not one.is_floating_point():
+        return 0.0 if torch.equal(one, other) else float("inf")
+    if not torch.equal(torch.isfinite(one), torch.isfinite(other)):
+        return float("inf")
+    one, other = (torch.nan_to_num(t.double(), 0.0, 0.0, 0.0) for t in (one, other))
+    scale = torch.nan_to_num((other if scale_of is None else scale_of).double(), 0.0, 0.0, 0.0).abs()
+    largest = float(scale.max()) if scale.numel() else 0.0
+    gap = float((one - other).abs().max()) if one.numel() else 0.0
+    return gap if largest == 0.0 else gap / largest

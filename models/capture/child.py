@@ -1,0 +1,298 @@
+"""Runs the operator's own code, and nothing of ours: started by file path in an interpreter of its own.
+
+    python -P child.py REQUEST.json
+
+Imports torch, the model folder and its own siblings by their paths only (``sources.py``: the module,
+``autocast.py`` and ``regions.py``: islands, ``substitutes.py``: what no archive may hold,
+``check.py``: program against module, ``failures.py`` and ``nonfinite.py``: what is said), so
+that neither can meet our package by accident: a folder that has its own ``models/`` or ``errors.py`` finds its own.
+Writes ``program.pt2``, ``weights.safetensors``
+and ``result.json`` into the request's ``out`` folder; a failure is a ``result.json`` with a sentence and the
+traceback's tail.
+"""
+
+import importlib.util
+import inspect
+import json
+import os
+import resource
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+
+
+def _failures():
+    """``failures.py`` by its path; it finds the others."""
+    name = "_halfeven_failures"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("failures.py"))
+        assert spec and spec.loader
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+failures = _failures()
+Refused, first_lines, tail = failures.Refused, failures.first_lines, failures.tail
+checks = failures.sibling("check")
+rows_of, distance, TOLERANCE = checks.rows_of, checks.distance, checks.TOLERANCE
+
+
+def main(request_file):
+    request = json.loads(Path(request_file).read_text())
+    out = Path(request["out"])
+    try:
+        result = capture(request, out)
+    except BaseException as error:
+        result = failures.told(error, request)
+    (out / "result.json").write_text(json.dumps(result))
+    sys.stdout.flush()
+    os._exit(0 if "error" not in result else 1)  # user threads and atexit hooks may not hold us back
+
+
+def capture(request, out):
+    limit_memory(request["memory_limit_bytes"])
+    folder = Path(request["folder"])
+    os.chdir(folder)
+    import torch  # before the folder is on the path: a sibling named as a module of Python's is not torch's
+
+    sys.path[:0] = [str(folder), *request["path"]]
+    torch.backends.mha.set_fastpath_enabled(False)  # its fused op would hide the layers from the policy
+    torch.manual_seed(0)
+    samples = load_samples(request)
+    with failures.sibling("autocast").whole_in_fp32() as regions:
+        program, notes, facts = trace(torch, request, samples)
+    notes += [*sorted(regions), *facts["notes"]]
+    state = save(torch, program, out)
+    largest = facts["max_batch_size"]
+    return {"notes": notes, "max_batch_size": largest, "dims": dims(program), "state": state}
+
+
+def trace(torch, request, samples):
+    """The checked program of the request's source; of a transformers model in the attention that can be traced."""
+    if not request["source"].startswith("hf:"):
+        return attempt(torch, request, samples, None)
+    try:
+        return attempt(torch, request, samples, "sdpa")
+    except Exception as error:
+        sdpa = error
+    try:
+        program, notes, facts = attempt(torch, request, samples, "eager")
+    except Exception:
+        raise sdpa from None
+    return program, [*notes, f"written with eager attention: sdpa gave {type(sdpa).__name__}"], facts
+
+
+def attempt(torch, request, samples, attention):
+    module = build(torch, request, Path(request["folder"]), attention)
+    failures.sibling("autocast").see_transformers()
+    sources = failures.sibling("sources")
+    notes = sources.half_in_checkpoint(request, Path(request["folder"]))
+    notes += sources.load_weights(failures, torch, module, request["weights"])
+    notes += widen(torch, module)
+    flat = Flat(module, request)
+    with torch.no_grad():
+        try:
+            program = export(torch, flat, samples, request)
+            refuse_lacking(module, program)
+            facts = check(torch, flat, program, samples, request)
+        except Exception as error:
+            example = rows_of(samples, min(3, max(1, request["max_batch_size"])), request)
+            failures.blame_inputs(error, module, flat.original, example, request)
+            raise
+    return program, notes, facts
+
+
+def limit_memory(limit):
+    if limit:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def build(torch, request, folder, attention="sdpa"):
+    """The module that the request's source gives, in evaluation and without gradients."""
+    return failures.sibling("sources").build(failures, torch, request, folder, attention)
+
+
+def widen(torch, module):
+    return failures.sibling("sources").widen(torch, module)
+
+
+def refuse_lacking(module, program):
+    """A checkpoint without a weight that the answers need would give random ones."""
+    lacking = set(getattr(module, "lacking", ()))
+    users = {node.name: node.users for node in program.graph.nodes if node.op == "placeholder"}
+    needed = [
+        spec.target
+        for spec in program.graph_signature.input_specs
+        if spec.target in lacking and users[spec.arg.name]
+    ]
+    if needed:
+        raise Refused(f"the checkpoint has no weights for {needed[:5]}, which the outputs need")
+
+
+def load_samples(request):
+    from safetensors.torch import load_file
+
+    tensors = load_file(request["samples"])
+    return [tensors[spec["name"]] for spec in request["inputs"]]
+
+
+class Flat:
+    """The module's forward with the spec's inputs in order and its outputs as a tuple in order."""
+
+    def __init__(self, module, request):
+        self.module = module
+        self.inputs = [spec["name"] for spec in request["inputs"]]
+        self.outputs = request["outputs"]
+        self.original = module.forward
+        parameters = inspect.signature(self.original).parameters
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        self.by_name = all(name in parameters and parameters[name].kind in named for name in self.inputs)
+        module.forward = self.forward  # hooks and parameter names stay the module's own
+
+    def forward(self, *tensors):
+        if self.by_name:
+            answer = self.original(**dict(zip(self.inputs, tensors, strict=True)))
+        else:
+            answer = self.original(*tensors)
+        return self.in_order(answer)
+
+    def in_order(self, answer):
+        if hasattr(answer, "keys"):
+            missing = [name for name in self.outputs if name not in answer]
+            if missing:
+                raise Refused(f"forward gave outputs {sorted(answer.keys())}, but model.toml names {missing}")
+            answer = tuple(answer[name] for name in self.outputs)
+        answer = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
+        if len(answer) != len(self.outputs):
+            raise Refused(
+                f"forward gave {len(answer)} outputs, model.toml names {len(self.outputs)}: {self.outputs}"
+            )
+        for name, value in zip(self.outputs, answer, strict=True):
+            if not hasattr(value, "untyped_storage"):
+                raise Refused(f"output '{name}' must be a tensor, forward gave {type(value).__name__}")
+        return answer
+
+
+def check(torch, flat, program, samples, request):
+    return checks.check(failures, torch, flat, program, samples, request)
+
+
+def batch_gap(torch, run, samples, request):
+    return checks.batch_gap(failures, torch, run, samples, request)
+
+
+def export(torch, flat, samples, request):
+    batched = request["max_batch_size"] > 1
+    example = rows_of(samples, min(3, max(1, request["max_batch_size"])), request)
+    dynamic = tuple(
+        {axis: dim(torch, spec, axis, batched, request) for axis in range(tensor.ndim)}
+        for spec, tensor in zip(request["inputs"], example, strict=True)
+    )
+
+    try:
+        return exported(torch, flat.module, example, dynamic)
+    except Exception as error:
+        failures.where_specialised(error, request, lambda: exported(torch, flat.module, example, dynamic))
+        raise
+
+
+def exported(torch, module, example, dynamic):
+    """The program with its regions taken in; traced again where one left casts (for the CPU, in control flow)."""
+    regions = failures.sibling("regions")
+    program = torch.export.export(module, tuple(example), dynamic_shapes={"tensors": dynamic}, strict=False)
+    if regions.has_casts(program):
+        again = program.module(check_guards=False)
+        program = torch.export.export(again, tuple(example), dynamic_shapes=dynamic, strict=False)
+    regions.inline_regions(program)
+    failures.sibling("substitutes").substitute(program)
+    return program
+
+
+def dim(torch, spec, axis, batched, request):
+    """How free an axis is to ``torch.export``: the batch must stay free, others as free as they can be."""
+    if axis == 0 and request["max_batch_size"] > 0:
+        return (
+            torch.export.Dim.DYNAMIC(min=1, max=request["max_batch_size"])
+            if batched
+            else torch.export.Dim.STATIC
+        )
+    low, high = spec["dims"][axis]
+    if low == high:
+        return torch.export.Dim.STATIC
+    return torch.export.Dim.AUTO(min=low, max=high) if high else torch.export.Dim.AUTO
+
+
+def save(torch, program, out):
+    """Weights once, as safetensors; the archive without them and without its sample inputs, which are a pickle.
+
+    Gives the name under which each entry of the state dict is stored: tied ones share it.
+    """
+    from safetensors.torch import save_file
+
+    stored, tensors, seen = {}, {}, {}
+    for name, tensor in program.state_dict.items():
+        place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        stored[name] = seen.setdefault(place, name) if tensor.numel() else name
+        if stored[name] == name:
+            tensors[name] = tensor.detach().contiguous()
+    save_file(whole_storages(tensors), out / "weights.safetensors")
+    for name, tensor in program.state_dict.items():
+        stub = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        program.state_dict[name] = torch.nn.Parameter(stub, requires_grad=False) if is_parameter else stub
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that an expanded stub is not a complete tensor
+        torch.export.save(program, out / "full.pt2")
+    with zipfile.ZipFile(out / "full.pt2") as full, zipfile.ZipFile(out / "program.pt2", "w") as bare:
+        for item in full.infolist():
+            if "/sample_inputs/" not in item.filename:
+                bare.writestr(item, full.read(item))
+            else:
+                bare.writestr(item, b"")
+    (out / "full.pt2").unlink()
+    return stored
+
+
+def whole_storages(tensors):
+    """Each tensor alone in its storage, as safetensors wants it: copied where it is a view beside others."""
+    storages = [tensor.untyped_storage().data_ptr() for tensor in tensors.values()]
+    return {
+        name: tensor.clone() if storages.count(storage) > 1 else tensor
+        for (name, tensor), storage in zip(tensors.items(), storages, strict=True)
+    }
+
+
+def dims(program):
+    """Per input and axis what the program takes: a size, or [symbol, low, high]; high is null if unbounded."""
+    import torch
+
+    found = []
+    names = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in names:
+            shape = node.meta["val"].shape
+            found.append([axis_range(program, s) if isinstance(s, torch.SymInt) else int(s) for s in shape])
+    return found
+
+
+def axis_range(program, size):
+    expression = size.node.expr
+    if expression.is_Integer:
+        return int(expression)  # a size that the code turned out to depend on
+    bounds = program.range_constraints.get(expression)
+    if bounds is None:
+        return [str(expression), 1, None]
+    high = int(bounds.upper) if bounds.upper.is_Integer and int(bounds.upper) < 2**40 else None
+    low = int(bounds.lower) if bounds.lower.is_Integer else 1
+    # Torch writes 2 where 1 works: it specialises 0 and 1.
+    return [
+        str(expression),
+        1 if low <= 2 else low,
+        high,
+    ]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,62 @@
+"""The valid range of every integer input that indexes a table, derived from the graph of a captured program.
+
+From each place where a table is indexed (`index_sites.py`) back to the inputs (`index_needs.py`). Only what every valid
+request fulfils becomes a range; what a range does not prove is left to the guard in the engine
+(`engines/index_guard.py`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+from torch.fx import GraphModule, Node
+
+from ..errors import BadFolder
+from ..spec import ModelSpec, TensorSpec
+from .needs import Needs
+from .sites import Site, index_sites
+from .value_bounds import Bounds, intersection
+
+
+def with_ranges(spec: ModelSpec, module: GraphModule) -> ModelSpec:
+    """The spec with the range of each integer input that indexes a table; its own ranges are kept where narrower.
+
+    Raises BadFolder where model.toml admits values that the program's tables do not have.
+    """
+    found: dict[Node, Bounds] = {}
+    needs = Needs(module, replace(spec, inputs=tuple(replace(t, range=None) for t in spec.inputs)))
+    for site in index_sites(module):
+        for node, bounds in needs.of_site(site).bounds:
+            found[node] = intersection(found.get(node), bounds)
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return spec_with(spec, [found.get(node) for node in inputs])
+
+
+def spec_with(spec: ModelSpec, found: Iterable[Bounds | None]) -> ModelSpec:
+    """The spec with what was derived for each of its inputs. Raises BadFolder as `with_ranges` does."""
+    inputs = tuple(
+        tensor if bounds is None else _ranged(spec, tensor, bounds)
+        for tensor, bounds in zip(spec.inputs, found, strict=True)
+    )
+    return replace(spec, inputs=inputs)
+
+
+def unproven_sites(module: GraphModule, spec: ModelSpec | None) -> list[Site]:
+    """Where an index may be out of range although the inputs are what ``spec`` says; None: whatever they are."""
+    needs = Needs(module, spec)
+    return [site for site in index_sites(module) if not needs.proven(site)]
+
+
+def _ranged(spec: ModelSpec, tensor: TensorSpec, bounds: Bounds) -> TensorSpec:
+    if tensor.datatype == "BOOL":
+        return tensor
+    info = np.iinfo(tensor.type.numpy)
+    derived = bounds.as_range(int(info.min), int(info.max))
+    if derived is None or tensor.range is None:
+        return replace(tensor, range=derived or tensor.range)
+    if not tensor.range.within(derived):
+        raise BadFolder(
+            f"input '{tensor.name}' of '{spec.name}': model.toml says range = {tensor.range}, but the tables that it "
+            f"indexes have the rows {derived}; write that, or leave range out"
+        )
+    return tensor

@@ -1,0 +1,203 @@
+"""What the border, the batcher and the roster say to each other: who is on duty, and what an answer carries.
+
+Only words, no work: `batcher.py` answers, `roster.py` finds, `infer_asgi.py` and `app.py` ask.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypedDict
+
+import numpy as np
+
+from ...models.engines.cpu.setup import CpuSetup
+from ...models.engines.engine import Engine
+from ...models.spec import ModelSpec
+from .ceiling import Ceiling
+
+
+@dataclass(slots=True, eq=False)
+class OnDuty:
+    """One version, loaded, proven on this device and warm.
+
+    ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``fp16-unproven``; ``reason`` says why it is that one.
+    ``whole`` is the FP32 original beside a half: it answers again where a half's row is not finite, and checks
+    samples of live traffic. ``useful_rows`` is the batch above which more rows bring no more throughput here, or
+    none that the device has memory for (0: not measured). ``ceiling`` remembers out of memory (None: with this duty).
+    ``invariance`` says how much an answer depends on the size of its batch (empty: not measured). ``probe`` is one
+    request of one row that it answers: who fails on that fails on everything. ``setup`` is how its engine uses the CPU.
+    """
+
+    version: str
+    digest: str
+    precision: str
+    engine: Engine
+    reason: str = ""
+    whole: Engine | None = None
+    useful_rows: int = 0
+    ceiling: Ceiling | None = None
+    invariance: str = ""
+    probe: Sequence[np.ndarray] | None = None
+    setup: CpuSetup | None = None
+
+
+@dataclass(slots=True, eq=False, frozen=True)
+class Terms:
+    """What a caller asks for beside the answer itself. Most ask for nothing: `NO_TERMS`.
+
+    ``priority`` 1 is served before 2 (0: the server's default, which is 2). ``timeout_ns``: how long the request
+    may wait before its batch begins (0: for ever). ``deterministic``: the answer may not depend on who shares the
+    batch. ``key`` keeps one caller on one version while a canary runs (the request's id).
+    """
+
+    priority: int = 0
+    timeout_ns: int = 0
+    deterministic: bool = False
+    key: str | None = None
+
+
+NO_TERMS = Terms()
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """One request's share of a batch: outputs in the spec's order, by whom, and what it cost.
+
+    ``queue_ns`` is the wait before the batch began, ``assemble_ns`` the time to join the batch's inputs (where
+    the engine tells it apart), ``compute_ns`` the batch's run, ``batch_rows`` its rows (padding left out).
+    ``rescued`` is how many of this request's rows the FP32 whole had to answer.
+    """
+
+    outputs: list[np.ndarray]
+    duty: OnDuty
+    queue_ns: int
+    compute_ns: int
+    batch_rows: int
+    assemble_ns: int = 0
+    rescued: int = 0
+
+    @property
+    def precision(self) -> str:
+        """The word that the answer shows."""
+        return "fp32-rescued" if self.rescued else self.duty.precision
+
+
+class Statistics(TypedDict, total=False):
+    """Plain counters of one version since it went on duty; a missing key is zero.
+
+    Each pair is (count, nanoseconds), per request but for ``batches`` (rows of the batch → executions).
+    """
+
+    last_inference_ms: int  # Unix time of the last answer, milliseconds
+    inference_count: int  # rows answered
+    execution_count: int  # batches run
+    success: tuple[int, int]
+    fail: tuple[int, int]
+    queue: tuple[int, int]
+    compute_input: tuple[int, int]
+    compute_infer: tuple[int, int]
+    compute_output: tuple[int, int]
+    batches: dict[int, tuple[int, int]]
+
+
+class Submit(Protocol):
+    """The batcher as its callers see it."""
+
+    def submit(
+        self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
+    ) -> asyncio.Future[Answer]:
+        """Queue one checked request (arrays in the spec's order). A caller who leaves cancels the future.
+
+        Raises Overloaded where it would wait too long, NotReady where nothing is on duty or the server drains.
+        """
+        ...
+
+
+class Served(Protocol):
+    """A model that has a version on duty. The spec is the same for all versions under one name."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def batcher(self) -> Submit: ...
+
+    def submit(
+        self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
+    ) -> asyncio.Future[Answer]:
+        """Queue one checked request with the version that is to answer it (on duty, or a canary)."""
+        ...
+
+    @property
+    def duty(self) -> OnDuty: ...
+
+    def statistics(self) -> Statistics: ...
+
+
+class ServedName(Served, Protocol):
+    """A name with all its versions."""
+
+    def lanes(self) -> Sequence[Served]:
+        """Every version that is loaded now, each to be asked alone."""
+        ...
+
+
+class Roster(Protocol):
+    """Who serves which name."""
+
+    def find(self, name: str, version: str | None = None) -> Served:
+        """The model on duty under this name.
+
+        Raises UnknownName ("Request for unknown model: 'x' is not found"), NotReady where it has no version.
+        """
+        ...
+
+    def all(self) -> Sequence[ServedName]: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the server is to end: nothing is ready any more, though everything is answered."""
+        ...
+
+    def not_ready_reasons(self) -> list[str]: ...
+
+
+class LoadConfig(TypedDict, total=False):
+    """What one load may set otherwise than the model's own spec; a missing key is as the spec says."""
+
+    max_batch_size: int
+    max_queue_delay_us: int
+    max_queue_size: int
+
+
+# A name's version, one of READY, LOADING, UNLOADING, UNAVAILABLE, and why it is not READY ("" where it is).
+IndexEntry = tuple[str, str, str, str]
+
+
+class RosterControl(Protocol):
+    """The verbs of the model repository extension. They block until done: call them in a thread."""
+
+    def load(self, name: str, config: LoadConfig | None = None) -> None:
+        """Put the name's live version on duty, again if need be; where that fails, what served goes on serving.
+
+        Raises UnknownName where the store has no such name, another HalfevenError that says why it failed.
+        """
+        ...
+
+    def unload(self, name: str) -> None:
+        """Take the name off duty until `load` (or a new start). Raises UnknownName."""
+        ...
+
+    def index(self) -> Sequence[IndexEntry]:
+        """Every version that is loaded, on its way or wanted and not there: (name, version, state, reason)."""
+        ...
+
+
+class ControlledRoster(Roster, RosterControl, Protocol):
+    """Both."""

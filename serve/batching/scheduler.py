@@ -1,0 +1,264 @@
+"""The device thread's half of a batcher: from the inbox to the outcomes, by the one version on duty.
+
+An engine that can launch a batch while one is computing is given the next ahead of time, but only a full one: a
+smaller one would have filled meanwhile. Everything else that uses the device finds nothing of ours under way.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...models.errors import EngineFailed, NotReady
+from ...models.spec import ModelSpec
+from .admission import Pace
+from .condition import Condition
+from .counters import Tally
+from .device import DeviceThread
+from .execution import Execution, Outcome
+from .interface import Answer, OnDuty
+from .request_queue import Batch, Request, RequestQueue
+
+logger = logging.getLogger("halfeven.batcher")
+# Who was answered together often asks again together. Without a breath the first of them would be a batch of
+# its own, and the others would wait for it. The breath is a small share of what the batch took, and ends early when
+# everybody is back. A batch so short that a timer would cost more than it saves is followed by none.
+_BREATH_SHARE, _BREATH_MAX_NS, _BREATH_FROM_NS = 25, 2_000_000, 2_500_000
+Refused = tuple[Request, NotReady]
+Handed = tuple[ModelSpec, list[Request]]  # what one iteration of the event loop brought, checked against this
+
+
+@dataclass(slots=True, eq=False)
+class _UnderWay:
+    """A batch that has begun; ``failed`` where even that could not be done."""
+
+    batch: Batch
+    execution: Execution
+    began_ns: int
+    failed: list[Outcome] | None = None
+
+
+class Turns:
+    """Runs one model's batches on ``device``. All methods are the device thread's.
+
+    ``answer`` takes the outcomes of a batch, each request once, to their callers. What the event loop hands over
+    it appends to ``inbox``.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        device: DeviceThread,
+        duty: OnDuty,
+        answer: Callable[[Sequence[Outcome | Refused]], None],
+    ) -> None:
+        self.inbox: deque[Handed] = deque()
+        self.queue = RequestQueue(limit=1, delay_ns=0)
+        self.pace = Pace()
+        self.tallies = {duty.version: Tally(duty.version)}
+        self._device = device
+        self._clock = device.clock
+        self._answer = answer
+        self._under_way: deque[_UnderWay] = deque()
+        self._put_on(duty, spec)
+
+    def _put_on(self, duty: OnDuty, spec: ModelSpec) -> None:
+        self.spec, self.duty = spec, duty
+        self._condition = Condition(spec, duty, self._clock, lost=self._device.lose)
+        self._depth: int = getattr(duty.engine, "in_flight", 1) if hasattr(duty.engine, "launch") else 1
+        self.brief: bool = getattr(duty.engine, "brief", False) and duty.whole is None
+        self.queue.delay_ns = spec.batching.max_queue_delay_us * 1000
+        self.queue.batch_bytes = spec.batching.max_batch_bytes
+        self._set_limit()
+        self.pace.read(spec, self.queue.limit)
+
+    def _set_limit(self) -> None:
+        """Not batched: one request is one execution. More than the useful rows bring nothing, or no memory."""
+        most = max(self.spec.max_batch_size, 1)
+        self.queue.limit = min(most, self.duty.useful_rows or most)
+
+    def refused(self) -> None:
+        """One was not let in. From any thread."""
+        tally = self._tally
+        with tally.lock:
+            tally.rejected += 1
+
+    def due_ns(self) -> int | None:
+        """When there is something to do: a batch may start, or one under way is to be waited for."""
+        while self.inbox:
+            self._receive(*self.inbox.popleft())
+        due_ns = self._queue_due_ns()
+        if not self._under_way:
+            return due_ns
+        since_ns = self._under_way[0].batch.requests[0].since_ns
+        return since_ns if due_ns is None else min(since_ns, due_ns)
+
+    def _queue_due_ns(self) -> int | None:
+        queue = self.queue
+        gone = queue.vanished, queue.expired
+        due_ns = queue.due_ns()
+        if gone != (queue.vanished, queue.expired):
+            self._count_gone(*gone)
+        return due_ns
+
+    def _receive(self, spec: ModelSpec, requests: list[Request]) -> None:
+        """Take in what was handed over, but not what was checked against a signature that is gone."""
+        if spec is self.spec or same_signature(spec, self.spec):
+            self.queue.add(requests)
+            return
+        self.queue.pass_by(requests)
+        self._answer([(request, changed(self.spec)) for request in requests if request.counts])
+
+    def turn(self) -> None:
+        """Begin the next batch or wait for one that was begun; its callers are answered together."""
+        if self._under_way and (len(self._under_way) >= self._depth or not self.queue.fills_a_batch):
+            self.land()
+            return
+        self._begin(self._form(self.queue.form))
+        if self._depth == 1:
+            self.land()
+
+    def land(self) -> bool:
+        """Wait for the oldest batch under way and answer its callers. False where there is none."""
+        if not self._under_way:
+            return False
+        one = self._under_way.popleft()
+        outcomes = one.failed
+        if outcomes is None:
+            try:
+                outcomes = one.execution.finish()
+            except BaseException as error:
+                outcomes = self._mistake(one.batch, error)
+        self._after(one)
+        if one.batch.split:
+            outcomes = self._joined(outcomes)
+        self._answer(outcomes)  # last: who has his answer finds all counters up to date
+        return True
+
+    def answer_alone(self, spec: ModelSpec, request: Request) -> Answer | None:
+        """Run a plain request, checked against ``spec``, past the queue, and count it as a batch.
+
+        For `brief` engines, on the event loop's thread while that has the device: queue, batch and outcomes take as
+        long as the run. None where others are before it, where it is to wait for others, or where the run fails: the
+        long way knows what to do then.
+        """
+        since_ns, rows, queue, condition = request.since_ns, request.rows, self.queue, self._condition
+        if self.inbox or self._under_way or not queue.passable(since_ns):
+            return None
+        if spec is not self.spec or condition.lost is not None:
+            return None
+        began_ns = self._clock()
+        outputs = condition.runner.alone(request)
+        if outputs is None:
+            return None
+        ended_ns = self._clock()
+        took_ns, assemble_ns = ended_ns - began_ns, condition.runner.assemble_ns
+        condition.answered(request)
+        queue.pass_by((request,))
+        self._tally.executed((began_ns - since_ns,), rows, took_ns, assemble_ns)
+        if not self.pace.measured:  # nobody waits for one that is alone: once is enough
+            self.pace.ended(rows, since_ns, began_ns, ended_ns, queue.limit)
+        return Answer(outputs, self.duty, began_ns - since_ns, took_ns, rows, assemble_ns)
+
+    def _mistake(self, batch: Batch, error: BaseException) -> list[Outcome]:
+        """Out of memory, or a mistake of ours: still everybody is answered."""
+        logger.error("a batch of '%s' could not be run", self.spec.name, exc_info=error)
+        failed = EngineFailed(f"{type(error).__name__}: {error}")
+        return [(request, failed) for request in batch.requests]
+
+    def finish_begun(self) -> None:
+        """Answer what the version on duty has begun: what is under way, and split requests to their last part."""
+        while self.land():
+            pass
+        while (batch := self._form(self.queue.form_begun)).requests:
+            self._begin(batch)
+            self.land()
+
+    def finish_all(self) -> None:
+        """Answer everything that has been handed over, by the version on duty."""
+        while self.inbox:
+            self._receive(*self.inbox.popleft())
+        self.finish_begun()
+        while self._queue_due_ns() is not None:
+            self._begin(self._form(self.queue.form))
+            self.land()
+
+    def swap(self, duty: OnDuty, spec: ModelSpec) -> OnDuty:
+        """Put another version on duty and return the old one, which no batch uses any more."""
+        if same_signature(spec, self.spec):
+            self.finish_begun()
+        else:
+            self.finish_all()
+        old = self.duty
+        if duty.version not in self.tallies:  # a rollback goes on counting
+            self.tallies[duty.version] = Tally(duty.version)
+        self._put_on(duty, spec)
+        return old
+
+    def _form(self, form: Callable[[], Batch]) -> Batch:
+        gone = self.queue.vanished, self.queue.expired
+        batch = form()
+        if gone != (self.queue.vanished, self.queue.expired):
+            self._count_gone(*gone)
+        return batch
+
+    def _begin(self, batch: Batch) -> None:
+        if not batch.requests:
+            return
+        began_ns = self._clock()
+        execution = Execution(self.spec, self.duty, self._tally, self._clock, self._condition)
+        self.pace.begins(batch.rows, began_ns)
+        one = _UnderWay(batch, execution, began_ns)
+        self._under_way.append(one)
+        try:
+            execution.begin(batch.requests)
+        except BaseException as error:
+            one.failed = self._mistake(batch, error)
+
+    def _after(self, one: _UnderWay) -> None:
+        """What the batch took, for the next."""
+        ended_ns = self._clock()
+        batch, took_ns = one.batch, ended_ns - one.began_ns
+        if len(batch.requests) > 1 and took_ns >= _BREATH_FROM_NS and self._depth == 1:
+            self.queue.breathe(batch.rows, ended_ns + min(took_ns // _BREATH_SHARE, _BREATH_MAX_NS))
+        self._set_limit()
+        oldest_ns = batch.requests[0].since_ns
+        self.pace.ended(batch.rows, oldest_ns, one.began_ns, ended_ns, self.queue.limit)
+        if not self._under_way:
+            self.pace.rests()
+
+    def _joined(self, outcomes: list[Outcome]) -> list[Outcome]:
+        """Each whole request once, when its last part is there or one has failed."""
+        joined: list[Outcome] = []
+        for request, outcome in outcomes:
+            if request.part is None:
+                joined.append((request, outcome))
+            elif (whole := request.part.whole.take(request.part.index, outcome)) is not None:
+                if isinstance(whole, Answer):
+                    self._tally.joined(whole.queue_ns, whole.compute_ns)
+                else:
+                    self._tally.failed(self._clock() - request.since_ns)
+                joined.append((request, whole))
+        return joined
+
+    @property
+    def _tally(self) -> Tally:
+        return self.tallies[self.duty.version]
+
+    def _count_gone(self, vanished: int, expired: int) -> None:
+        tally = self._tally
+        with tally.lock:
+            tally.vanished += self.queue.vanished - vanished
+            tally.timed_out += self.queue.expired - expired
+
+
+def same_signature(one: ModelSpec, other: ModelSpec) -> bool:
+    """Whether what was checked against the one fits the other, bounds of free dimensions included."""
+    return one.inputs == other.inputs and one.outputs == other.outputs and one.batched == other.batched
+
+
+def changed(spec: ModelSpec) -> NotReady:
+    return NotReady(
+        f"a version of model '{spec.name}' with other inputs or outputs came on duty while this request was on its "
+        "way; read the model's metadata again and send the request as it says"
+    )

@@ -1,0 +1,125 @@
+"""Callers of a server on this machine: real HTTP requests on kept-alive connections, every answer counted."""
+
+import http.client
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...models.datatypes import DATATYPES, name_of
+
+
+class Caller:
+    """One kept-alive connection that speaks V2 with binary tensors."""
+
+    def __init__(self, port: int, model: str, timeout_s: float = 30.0) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+        self._path = f"/v2/models/{model}/infer"
+
+    def infer(self, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+        """Outputs by name, and our headers. Raises OSError or ValueError for anything but a whole answer."""
+        tensors = [
+            {
+                "name": name,
+                "shape": list(array.shape),
+                "datatype": name_of(array.dtype),
+                "parameters": {"binary_data_size": array.nbytes},
+            }
+            for name, array in arrays.items()
+        ]
+        head = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}}).encode()
+        body = b"".join([head, *(np.ascontiguousarray(array).tobytes() for array in arrays.values())])
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        self._connection.request("POST", self._path, body, headers)
+        answer = self._connection.getresponse()
+        content = answer.read()
+        if answer.status != 200:
+            raise ValueError(f"{answer.status}: {content[:500].decode(errors='replace')}")
+        length = int(answer.headers["inference-header-content-length"])
+        found = {key.lower(): value for key, value in answer.headers.items()}
+        return _outputs(json.loads(content[:length]), content[length:]), found
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _outputs(head: dict[str, Any], content: bytes) -> dict[str, np.ndarray]:
+    outputs, start = {}, 0
+    for tensor in head["outputs"]:
+        end = start + tensor["parameters"]["binary_data_size"]
+        array = np.frombuffer(content[start:end], DATATYPES[tensor["datatype"]].numpy)
+        outputs[tensor["name"]] = array.reshape(tensor["shape"])
+        start = end
+    return outputs
+
+
+class Traffic:
+    """Closed-loop traffic of single samples from several threads, for as long as the block lasts."""
+
+    def __init__(self, port: int, model: str, arrays: Mapping[str, np.ndarray], connections: int) -> None:
+        self.answered = 0
+        self.failed = 0
+        self.faults: list[str] = []
+        self.by_version: Counter[str] = Counter()
+        self.seconds = 0.0
+        self._port, self._model, self._arrays = port, model, arrays
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._call, args=(i,)) for i in range(connections)]
+
+    def __enter__(self) -> "Traffic":
+        self._began = time.perf_counter()
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        self.seconds = time.perf_counter() - self._began
+
+    def _call(self, first: int) -> None:
+        caller = Caller(self._port, self._model)
+        count = min(len(array) for array in self._arrays.values())
+        row = first % count
+        while not self._over.is_set():
+            try:
+                _, headers = caller.infer(
+                    {name: array[row : row + 1] for name, array in self._arrays.items()}
+                )
+            except Exception as error:
+                self._failed(f"{type(error).__name__}: {error}")
+                caller.close()
+                caller = Caller(self._port, self._model)
+                continue
+            row = (row + len(self._threads)) % count
+            with self._lock:
+                self.answered += 1
+                self.by_version[headers["halfeven-version"]] += 1
+        caller.close()
+
+    def _failed(self, fault: str) -> None:
+        with self._lock:
+            self.failed += 1
+            if len(self.faults) < 10:
+                self.faults.append(fault)
+
+
+def served_version(port: int, model: str) -> str | None:
+    """The version on duty, as the server says it; None while it does not answer or has none."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/v1/models")
+        answer = connection.getresponse()
+        found = json.loads(answer.read())
+        duties = {one["name"]: one["version"] for one in found["models"]} if answer.status == 200 else {}
+        return duties.get(model)
+    except (OSError, ValueError):
+        return None
+    finally:
+        connection.close()

@@ -1,0 +1,140 @@
+"""``halfeven predict``: a file's tensors or picture to a running server, over the standard library's HTTP."""
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from safetensors.numpy import load_file
+
+from ...exporters.inputs.samples import TARGET
+from ...models.datatypes import DATATYPES, name_of
+from ...models.errors import BadInput, NotReady
+from ..http.codecs.json_numbers import array_of
+from ..http.codecs.numpy_files import write_npz
+
+_AS_THEY_ARE = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".npy": "application/x-npy"}
+_ANSWERS = {".png": "image/png", ".npy": "application/x-npy", ".npz": "application/x-npz"}
+
+
+def predict_file(
+    url: str, name: str, file: Path, out: Path | None = None, timeout_s: float = 60.0
+) -> dict[str, Any]:
+    """The answer to a picture (PNG, JPEG), an npy, npz, safetensors or JSON file (``{input: nested lists}``).
+
+    With ``out`` (.png, .npy or .npz) the answer goes into that file and its name comes back. Raises BadInput with
+    the server's own words where it refuses, NotReady where nobody answers.
+    """
+    model = f"{url}/v1/models/{urllib.parse.quote(name)}:predict"
+    named = _named(url, name, file, timeout_s) if file.suffix.lower() == ".json" else None
+    body, kind = (write_npz(named), "application/x-npz") if named is not None else _body(file)
+    if out is not None:
+        return _into(out, *_post(model, body, kind, _accept(out), timeout_s))
+    if named is not None or file.suffix in (".npz", ".safetensors"):
+        arrays = _read(file) if named is None else named
+        model, body = f"{url}/v2/models/{urllib.parse.quote(name)}/infer", orjson.dumps(_v2(arrays))
+        kind = "application/json"
+    headers, answer = _post(model, body, kind, "application/json", timeout_s)
+    return {"status": 200, "headers": headers, **json.loads(answer)}
+
+
+def _body(file: Path) -> tuple[bytes, str]:
+    """What ``:predict`` takes, and its content type."""
+    suffix = file.suffix.lower()
+    if suffix in _AS_THEY_ARE or suffix == ".npz":
+        try:
+            return file.read_bytes(), _AS_THEY_ARE.get(suffix, "application/x-npz")
+        except OSError as error:
+            raise BadInput(f"{file} cannot be read: {error.strerror}") from error
+    if suffix == ".safetensors":
+        return write_npz(_read(file)), "application/x-npz"
+    return orjson.dumps(_read(file)), "application/json"
+
+
+def _named(url: str, name: str, file: Path, timeout_s: float) -> dict[str, np.ndarray] | None:
+    """A JSON file's ``{input: nested lists}`` as the arrays that the model takes; None for ``{"instances": …}``.
+
+    The datatypes are the server's word: JSON has none. Raises BadInput naming the input.
+    """
+    message = _read(file)
+    if not isinstance(message, dict) or not message:
+        raise BadInput(
+            f'{file}: expected {{"INPUT": nested lists, …}} or {{"instances": [...]}}, got {str(message)[:80]}'
+        )
+    if "instances" in message:
+        return None
+    inputs = json.loads(_post(f"{url}/v2/models/{urllib.parse.quote(name)}", None, "", "*/*", timeout_s)[1])[
+        "inputs"
+    ]
+    datatypes = {tensor["name"]: DATATYPES[tensor["datatype"]] for tensor in inputs}
+    if message.keys() != datatypes.keys():
+        wanted = ", ".join(f"'{one['name']}' {one['datatype']} {one['shape']}" for one in inputs)
+        raise BadInput(f"{file}: model '{name}' takes the inputs {wanted}; got {sorted(message)}")
+    return {key: array_of(data, datatypes[key], f"{file}: '{key}'") for key, data in message.items()}
+
+
+def _v2(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    tensors = [
+        {
+            "name": key,
+            "shape": list(array.shape),
+            "datatype": name_of(array.dtype),
+            "data": array.ravel().tolist(),
+        }
+        for key, array in arrays.items()
+    ]
+    return {"inputs": tensors}
+
+
+def _accept(out: Path) -> str:
+    if out.suffix not in _ANSWERS:
+        raise BadInput(f"--out {out}: expected a name that ends with one of {', '.join(_ANSWERS)}")
+    return _ANSWERS[out.suffix]
+
+
+def _into(out: Path, headers: Mapping[str, str], answer: bytes) -> dict[str, Any]:
+    if headers.get("content-type") != _ANSWERS[out.suffix]:
+        raise BadInput(f"--out {out}: this answer is none ({headers.get('content-type')}); leave --out away")
+    out.write_bytes(answer)
+    return {"status": 200, "headers": dict(headers), "file": str(out)}
+
+
+def _read(file: Path) -> Any:
+    try:
+        if file.suffix == ".json":
+            return json.loads(file.read_text())
+        if file.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as arrays:
+                return dict(arrays)
+        if file.suffix == ".safetensors":
+            return {key: array for key, array in load_file(file).items() if not key.startswith(TARGET)}
+    except Exception as error:
+        raise BadInput(f"{file} cannot be read: {error}") from error
+    raise BadInput(f"{file}: expected .png, .jpg, .npy, .npz, .safetensors or .json")
+
+
+def _post(
+    url: str, body: bytes | None, kind: str, accept: str, timeout_s: float
+) -> tuple[dict[str, str], bytes]:
+    """A POST, or a GET where there is no body."""
+    if not url.startswith(("http://", "https://")):
+        raise BadInput(f"--url: expected http://… or https://…, got {url[:80]!r}")
+    request = urllib.request.Request(url, body, {"content-type": kind, "accept": accept})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            return _ours(answer.headers), answer.read()
+    except urllib.error.HTTPError as error:
+        raise BadInput(
+            f"the server refused with {error.code}: {error.read(4000).decode(errors='replace')}"
+        ) from None
+    except OSError as error:
+        raise NotReady(f"nobody answers at {url}: {error}; is `halfeven serve` running there?") from None
+
+
+def _ours(headers: Any) -> dict[str, str]:
+    return {k.lower(): v for k, v in headers.items() if k.lower().startswith(("halfeven-", "content-type"))}

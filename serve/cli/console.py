@@ -1,0 +1,55 @@
+"""How every command speaks and ends: people read stderr, ``--json`` makes the last line on stdout one object."""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+
+from ...models.errors import HalfevenError
+from ..http.error_mapping import exit_code_of
+
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+out = Console(highlight=False)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")]
+StoreAt = Annotated[Path, typer.Option("--store", envvar="HALFEVEN_STORE", help="Where versions lie.")]
+DEFAULT_STORE = Path("halfeven-store")
+
+
+def finish(command: Callable[[], tuple[Mapping[str, Any], Any, int]], as_json: bool) -> None:
+    """Run a command's work: (facts, what to show a person, exit code). The one place that ends a command."""
+    try:
+        facts, shown, code = command()
+    except KeyboardInterrupt:
+        errors.print("interrupted; nothing half-written is left behind")
+        raise typer.Exit(1) from None
+    except (HalfevenError, OSError) as error:
+        code = error.code if isinstance(error, HalfevenError) else "file_error"
+        message = str(error) if isinstance(error, HalfevenError) else _of_the_system(error)
+        errors.print(f"error: {message}", markup=False)
+        if as_json:
+            print_json({"error": message, "code": code, "status": "failed", "forms": {}})
+        raise typer.Exit(exit_code_of(error)) from None
+    if as_json:
+        print_json(facts)
+    elif shown is not None:
+        out.print(shown)
+    raise typer.Exit(code)
+
+
+def _of_the_system(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}; give a file or folder that this user may read and write"
+
+
+def print_json(facts: Mapping[str, Any]) -> None:
+    sys.stdout.write(orjson.dumps(facts, option=orjson.OPT_NON_STR_KEYS).decode() + "\n")
+    sys.stdout.flush()
+
+
+def say(sentence: str) -> None:
+    errors.print(sentence, markup=False)

@@ -1,0 +1,190 @@
+"""``halfeven demo``: the whole story on real handwritten digits, told while it happens.
+
+Convert in both forms, prove, serve, predict what the model has never seen, convert again under another
+policy and watch the swap under live traffic, roll back; then fine-tune through the API on digits that version 1
+cannot read, and watch what was learnt walk the same road. Everything goes through the same doors that users
+have: the road of `exporters.convert`, a server process, HTTP.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ...exporters.convert import Conversion, Options, convert
+from ...exporters.inputs.samples import Samples, load_samples
+from ...exporters.report.page import size_text
+from ...models.engines.load import load_whole
+from ...models.engines.placement import resolve_device
+from ...models.package import read_folder
+from ...models.store import Store, Version
+from ..bench.callers import Caller, Traffic
+from ..finetune.command import fine_tune
+from ..http.routes.history import store_at
+from .demo_digits import OUTPUT, SEED, shifted_samples, write_training_file
+from .demo_stage import MODEL, Say, await_version, own_folder, server
+
+STEADY_SECONDS = 1.5
+CONNECTIONS = 8
+BATCH = 40
+LESSON = {"n_epochs": 4, "batch_size": 32, "learning_rate": 3e-3, "precision": "fp16"}
+
+
+def tell(store_path: Path | None, say: Say) -> tuple[dict[str, Any], Table]:
+    """Run the story; give its facts and the one table. The store and its reports stay where they are."""
+    started = time.perf_counter()
+    where = store_path or Path(tempfile.mkdtemp(prefix="halfeven-demo-"))
+    store = store_at(where, writes=True)
+    with tempfile.TemporaryDirectory(prefix="halfeven-demo-model-") as name:
+        folder = own_folder(Path(name))
+        samples = load_samples(folder / "samples.safetensors", read_folder(folder).spec)
+        say("1. converting the digits under level O1 (the lists of torch.autocast), in both forms")
+        first = convert(folder, store, Options(), _indented(say))
+        with server(store, say) as port:
+            facts = _first_half(port, folder, store, samples, first, say)
+            facts |= _second_half(port, store, samples, Path(name), say)
+    facts["accuracy_fp32"] = _accuracy_of_whole(first.version, samples)
+    facts["passed"] = _passed(facts)
+    facts["store"] = str(store.root)
+    facts["seconds"] = round(time.perf_counter() - started, 1)
+    return facts, _table(facts)
+
+
+def _first_half(
+    port: int, folder: Path, store: Store, samples: Samples, first: Conversion, say: Say
+) -> dict[str, Any]:
+    """Serve, predict, swap and roll back under traffic."""
+    say("2. serving what was proven, and predicting held-out digits over HTTP")
+    accuracy, precision = _accuracy_over_http(port, samples)
+    with Traffic(port, MODEL, samples.arrays, CONNECTIONS) as steady:
+        time.sleep(STEADY_SECONDS)
+    say("3. converting again under level O3 (everything in half), while requests come in")
+    with Traffic(port, MODEL, samples.arrays, CONNECTIONS) as traffic:
+        second = convert(folder, store, Options(level="O3"), _indented(say))
+        await_version(port, second.version.number, say)
+        say("4. rolling back, while requests come in")
+        store.rollback(MODEL)
+        await_version(port, first.version.number, say)
+    return {
+        "versions": [
+            _version_facts(first, "O1"),
+            _version_facts(second, "O3"),
+        ],
+        "all_equal": first.asked_passed and second.asked_passed,
+        "accuracy_fp16": accuracy,
+        "precision": precision,
+        "held_out": samples.count // BATCH * BATCH,
+        "requests_per_second": round(steady.answered / steady.seconds),
+        "swap": _traffic_facts(traffic),
+    }
+
+
+def _second_half(port: int, store: Store, samples: Samples, folder: Path, say: Say) -> dict[str, Any]:
+    """Fine-tune on digits that version 1 cannot read, under traffic, and look at both kinds afterwards."""
+    new = shifted_samples(samples)
+    say("5. the same digits turned and inverted: version 1 cannot read them; fine-tuning it through the API")
+    before = {"new": _accuracy_over_http(port, new)[0], "old": _accuracy_over_http(port, samples)[0]}
+    say(f"   version 1 reads {before['new']:.1%} of them (and {before['old']:.1%} of the old ones)")
+    file = write_training_file(folder / "shifted.safetensors")
+    with Traffic(port, MODEL, samples.arrays, 2) as traffic:
+        job = fine_tune(
+            f"http://127.0.0.1:{port}", MODEL, file, seed=SEED, hyperparameters=LESSON, say=_indented(say)
+        )
+        if (job["promotion"] or {}).get("state") == "promoted":
+            await_version(port, int(job["fine_tuned_model"].partition("@")[2]), say)
+    after = {"new": _accuracy_over_http(port, new)[0], "old": _accuracy_over_http(port, samples)[0]}
+    return {"job": job, "before": before, "after": after, "learning_traffic": _traffic_facts(traffic)}
+
+
+def _accuracy_over_http(port: int, samples: Samples) -> tuple[float, str]:
+    """The share of right digits, and the precision that the server says it answered in."""
+    caller = Caller(port, MODEL)
+    right, precision = 0, ""
+    for indices, arrays in samples.batches(BATCH, samples.count // BATCH):
+        answer, headers = caller.infer(arrays)
+        right += int((answer[OUTPUT].argmax(-1) == samples.targets[OUTPUT][list(indices)]).sum())
+        precision = headers["halfeven-precision"]
+    caller.close()
+    return right / (samples.count // BATCH * BATCH), precision
+
+
+def _accuracy_of_whole(version: Version, samples: Samples) -> float:
+    engine = load_whole(version, "torch", resolve_device("cpu"))
+    asked = samples.count // BATCH * BATCH
+    (logits,) = engine.run([[samples.arrays[tensor.name][:asked]] for tensor in version.spec().inputs])
+    return float((logits.argmax(-1) == samples.targets[OUTPUT][:asked]).mean())
+
+
+def _version_facts(done: Conversion, level: str) -> dict[str, Any]:
+    return dict(done.facts, report=str(done.version.folder / "report.html"), level=level)
+
+
+def _traffic_facts(traffic: Traffic) -> dict[str, Any]:
+    return {
+        "answered": traffic.answered,
+        "failed": traffic.failed,
+        "by_version": dict(traffic.by_version),
+        "faults": traffic.faults,
+    }
+
+
+def _passed(facts: dict[str, Any]) -> bool:
+    """What the story promises; anything else ends with exit code 1."""
+    tolerance = facts["job"]["hyperparameters"]["forgetting_tolerance"]
+    return (
+        facts["all_equal"]
+        and facts["precision"] == "fp16"
+        and facts["accuracy_fp16"] == facts["accuracy_fp32"]
+        and facts["swap"]["failed"] == facts["learning_traffic"]["failed"] == 0
+        and (facts["job"]["promotion"] or {}).get("state") == "promoted"
+        and facts["after"]["new"] >= 0.95
+        and facts["after"]["old"] >= facts["before"]["old"] - tolerance
+    )
+
+
+def _table(facts: dict[str, Any]) -> Table:
+    table = Table(title="halfeven demo: handwritten digits", caption=_caption(facts), caption_justify="left")
+    for heading in ("version", "form", "verdict", "half nodes", "kept", "max error / limit", "half / whole"):
+        table.add_column(heading)
+    for version in facts["versions"]:
+        for form, found in version["forms"].items():
+            error = found["max_error_u"]
+            table.add_row(
+                f"{version['version']} ({version['level']})",
+                form,
+                "equal" if found["passed"] else "refused",
+                f"{found['half_nodes']} of {found['nodes']}",
+                str(len(found["kept"])),
+                f"{error:.2f}u / 4u" if error is not None else "-",
+                f"{size_text(found['bytes'])} / {size_text(found['bytes_fp32'])}",
+            )
+    return table
+
+
+def _caption(facts: dict[str, Any]) -> Text:
+    before, after, job = facts["before"], facts["after"], facts["job"]
+    learnt = job["fine_tuned_model"] or f"nothing ({job['error']})"
+    lines = [
+        f"accuracy on {facts['held_out']} held-out digits: FP32 {facts['accuracy_fp32']:.2%}, "
+        f"FP16 over HTTP {facts['accuracy_fp16']:.2%}",
+        f"swap and rollback: {_told(facts['swap'])}",
+        f"fine-tuned to {learnt}: turned and inverted digits {before['new']:.1%} → {after['new']:.1%}, "
+        f"digits as they were {before['old']:.1%} → {after['old']:.1%}",
+        f"while it learnt and was swapped in: {_told(facts['learning_traffic'])}",
+        f"{facts['requests_per_second']} requests per second from {CONNECTIONS} connections of one Python client",
+        *(f"report of version {v['version']}: {v['report']}" for v in facts["versions"]),
+        f"all of it in {facts['seconds']} s",
+    ]
+    return Text("\n".join(lines), style="default")
+
+
+def _told(traffic: dict[str, Any]) -> str:
+    versions = ", ".join(f"version {v}: {n}" for v, n in sorted(traffic["by_version"].items()))
+    return f"{traffic['answered']} requests answered ({versions}), {traffic['failed']} failed"
+
+
+def _indented(say: Say) -> Say:
+    return lambda sentence: say(f"   {sentence}")

@@ -1,0 +1,82 @@
+"""The demo's stage: a model folder of its own, a server process on a free port, and patience."""
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...models.errors import NotReady
+from ...models.store import Store
+from ...models.zoo import zoo_folder
+from ..bench.callers import served_version
+
+Say = Callable[[str], None]
+MODEL = "digits"
+SWAP_SECONDS = 20.0
+
+
+def own_folder(target: Path) -> Path:
+    """The zoo's digits, asking for the torch half on duty: on a CPU ``auto`` would rightly prefer FP32."""
+    folder = target / MODEL
+    shutil.copytree(zoo_folder(MODEL), folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "samples.safetensors").chmod(0o644)
+    manifest = folder / "model.toml"
+    lines = [line for line in manifest.read_text().splitlines() if not line.startswith("form")]
+    manifest.write_text('form = "torch"\n' + "\n".join(lines) + "\n")
+    return folder
+
+
+@contextmanager
+def server(store: Store, say: Say) -> Iterator[int]:
+    """A server process of its own on a free port of this machine; stopped gracefully at the end."""
+    command = [
+        sys.executable,
+        "-m",
+        "halfeven.serve.cli.main",
+        "serve",
+        "--store",
+        str(store.root),
+        "--port",
+        "0",
+    ]
+    command += ["--drain-seconds", "0"]  # there is no load balancer to wait for
+    log = store.root / "server.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, cwd=store.root)
+    try:
+        port = await_port(process, log)
+        await_version(port, None, say)
+        yield port
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def await_port(process: subprocess.Popen[bytes], log: Path) -> int:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        for line in log.read_text(errors="replace").splitlines():
+            if line.startswith("halfeven listens on http://"):
+                return int(line.rpartition(":")[2])
+        time.sleep(0.1)
+    raise NotReady(f"the demo's server did not start; its log: {log.read_text(errors='replace')[-2000:]}")
+
+
+def await_version(port: int, number: int | None, say: Say) -> None:
+    """Until the server answers with this version (any, where None)."""
+    began = time.monotonic()
+    found = None
+    while time.monotonic() < began + SWAP_SECONDS:
+        found = served_version(port, MODEL)
+        if found is not None and number in (None, int(found)):
+            say(f"   version {found} is on duty ({time.monotonic() - began:.1f} s)")
+            return
+        time.sleep(0.05)
+    raise NotReady(f"version {number or '(any)'} of {MODEL} did not come on duty: the server says {found}")

@@ -1,0 +1,356 @@
+"""The command line. Each command is one thin function; ``--json`` makes the last line on stdout one object."""
+
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.table import Table
+
+from ...models.errors import DamagedFile
+from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, say
+from .measuring import bench, tune
+
+app = typer.Typer(
+    name="halfeven",
+    help="Half precision, even answers: an inference server that proves FP16 equal before it serves it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """The console script. Errors of ours end as one sentence on stderr and an exit code."""
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
+    )
+    app()
+
+
+@app.command()
+def convert(
+    folder: Annotated[Path, typer.Argument(help="A model folder with a model.toml.")],
+    store: StoreAt = DEFAULT_STORE,
+    form: Annotated[str | None, typer.Option(help="auto, torch, onnx, both or live; default both.")] = None,
+    level: Annotated[str | None, typer.Option(help="O0 to O3, or Keras' words.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="fp16 or bf16.")] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(help="Keep in FP32: op:NAME, node or module path.")
+    ] = None,
+    samples: Annotated[Path | None, typer.Option(help="Samples instead of the folder's.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write the HTML report here.")] = None,
+    new_signature: Annotated[
+        bool, typer.Option("--new-signature", help="Inputs or outputs changed.")
+    ] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="Look for nodes to keep in FP32 at O3 too.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Capture, convert, prove and publish a model folder."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ...exporters.convert import Options, convert
+        from ...exporters.report.page import render_terminal
+        from ..http.routes.history import store_at
+
+        options = Options(
+            _forms(form), level, dtype, tuple(keep or ()), samples, new_signature, search=search
+        )
+        with errors.status("converting") as status:
+            done = convert(folder, store_at(store, writes=True), options, status.update)
+        if report is not None:
+            report.write_bytes(done.version.bytes("report.html"))
+        if done.unchanged:
+            say(f"{done.version}: the folder has not changed since; no new version")
+        passed = done.asked_passed if form else done.any_passed
+        refused = 3 if any("error" not in f for f in done.facts["forms"].values() if not f["passed"]) else 4
+        return done.facts, render_terminal(done.shown()), 0 if passed else refused
+
+    finish(work, as_json)
+
+
+def _forms(word: str | None) -> tuple[str, ...]:
+    from ...models.errors import BadSetting
+
+    known = {None: ("torch", "onnx"), "auto": ("torch", "onnx"), "both": ("torch", "onnx")}
+    known |= {name: (name,) for name in ("torch", "onnx", "live")}
+    if word not in known:
+        raise BadSetting(f"--form {word!r}: expected one of auto, torch, onnx, both, live")
+    return known[word]
+
+
+@app.command()
+def parity(
+    target: Annotated[str, typer.Argument(help="A model folder, or NAME or NAME@VERSION in the store.")],
+    store: StoreAt = DEFAULT_STORE,
+    samples: Annotated[Path | None, typer.Option(help="Judge with these instead of the stored ones.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
+    limit: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE: judge the saved numbers under it; runs nothing.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run the parity gate again and print it; with --limit, only judge what was measured then."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ...exporters.report.page import render_terminal
+        from ..http.routes.history import store_at
+        from .parity import judge_again, judge_saved
+
+        if limit:
+            facts = judge_saved(target, store_at(store), limit)
+        else:
+            facts = judge_again(target, store_at(store), samples, device, say)
+        passed = all(form["passed"] for form in facts["forms"].values())
+        return facts, render_terminal(facts), 0 if passed else 3
+
+    finish(work, as_json)
+
+
+@app.command()
+def serve(
+    store: Annotated[Path | None, typer.Option(help="Where versions lie.")] = None,
+    models: Annotated[Path | None, typer.Option(help="Also convert the model folders found here.")] = None,
+    host: Annotated[str | None, typer.Option(help="Loopback unless told otherwise.")] = None,
+    port: Annotated[int | None, typer.Option(help="0 takes a free one.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda:N.")] = None,
+    fallback: Annotated[str | None, typer.Option(help="fp32 or none: when a half is refused.")] = None,
+    expose_without_auth: Annotated[
+        bool | None, typer.Option("--expose-without-auth", help="Listen beyond this machine without keys.")
+    ] = None,
+    allowed_hosts: Annotated[
+        str | None, typer.Option(help="Further names of this server: models.example.com,*.lan or *.")
+    ] = None,
+    triton_strict: Annotated[
+        bool | None,
+        typer.Option("--triton-strict", help="Answer as Triton does where we would otherwise not."),
+    ] = None,
+    server_name: Annotated[str | None, typer.Option(help="What GET /v2 says; default halfeven.")] = None,
+    parity_sample: Annotated[
+        float | None,
+        typer.Option(help="Share of a half's live requests that its FP32 whole checks; default 0.001."),
+    ] = None,
+    keep_previous_seconds: Annotated[
+        float | None, typer.Option(help="How long a relieved version stands by and the new one is on trial.")
+    ] = None,
+    rescue: Annotated[
+        bool | None, typer.Option("--rescue/--no-rescue", help="Keep the FP32 whole loaded beside a half.")
+    ] = None,
+    drain_seconds: Annotated[
+        float | None, typer.Option(help="Not ready, but open, so long after SIGTERM; default 5.")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text, or json: one object a line.")] = None,
+    access_log: Annotated[bool | None, typer.Option("--access-log", help="Log every infer request.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Serve every live version in the store, and follow the store."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..http.routes.history import store_at
+        from ..logs import set_up
+        from ..server import serve
+        from ..settings import read_settings
+
+        settings = read_settings(
+            store=store, models=models, host=host, port=port, device=device, fallback=fallback,
+            expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts, log_level=log_level,
+            log_format=log_format, access_log=access_log, triton_strict=triton_strict, server_name=server_name,
+            parity_sample=parity_sample, keep_previous_seconds=keep_previous_seconds, rescue=rescue,
+            drain_seconds=drain_seconds,
+        )  # fmt: skip
+        set_up(settings.log_level, settings.log_format, settings.access_log)
+        serve(settings, store_at(settings.store, writes=True), say)
+        return {"status": "stopped"}, None, 0
+
+    finish(work, as_json)
+
+
+@app.command()
+def predict(
+    name: str,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help='PNG, JPEG, npy, npz, safetensors, or JSON: {"INPUT": nested lists} or {"instances": [...]}.'
+        ),
+    ],
+    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    answer: Annotated[Path | None, typer.Option("--out", help="Write a .png, .npy or .npz instead.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Send a picture or a file's tensors to a running server and print the answers."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from .client import predict_file
+
+        facts = predict_file(url, name, file, answer)
+        return facts, orjson.dumps(facts, option=orjson.OPT_INDENT_2).decode(), 0
+
+    finish(work, as_json)
+
+
+@app.command()
+def samples(
+    target: Annotated[str, typer.Argument(help="A model folder, or NAME or NAME@VERSION in the store.")],
+    pictures: Annotated[Path, typer.Argument(help="A folder of PNG and JPEG files, or one such per label.")],
+    out: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
+    store: StoreAt = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Make a samples file, which is a training file too, of a folder of pictures."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..http.routes.history import store_at
+        from .pack import pack
+
+        facts = pack(target, pictures, out, store_at(store))
+        return facts, f"{facts['file']}: {facts['rows']} rows", 0
+
+    finish(work, as_json)
+
+
+@app.command()
+def finetune(
+    name: Annotated[str, typer.Argument(help="NAME (the version on duty) or NAME@VERSION.")],
+    data: Annotated[Path, typer.Option("--data", help="safetensors or npz, with target:OUTPUT.")],
+    validation: Annotated[Path | None, typer.Option(help="Held-out rows of your own.")] = None,
+    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows per step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="AdamW's.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp16, bf16 or fp32.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the split and the order of the data.")] = None,
+    suffix: Annotated[str | None, typer.Option(help="A word of yours, kept with the job.")] = None,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Watch until it ends.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a model at a running server; Ctrl-C cancels the job."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..finetune.command import exit_code, fine_tune, sentence_of
+
+        asked = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
+        facts = fine_tune(
+            url, name, data, validation=validation, suffix=suffix, seed=seed,
+            hyperparameters={**asked, "precision": precision}, follow=follow, say=say, console=errors,
+        )  # fmt: skip
+        return facts, sentence_of(facts), exit_code(facts, follow)
+
+    finish(work, as_json)
+
+
+@app.command()
+def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
+    """List what is in the store."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..http.routes.history import damaged_files, history_of, store_at
+
+        opened = store_at(store)
+        damaged = {name: faults for name in opened.names() if (faults := damaged_files(opened, name))}
+        found: dict[str, list[Mapping[str, Any]]] = {}
+        for name in opened.names():
+            try:
+                found[name] = list(history_of(opened).versions(name))
+            except DamagedFile:  # which version is on duty cannot be read; it is among the damaged
+                found[name] = []
+        table = Table("model", "version", "on duty", "status", "forms", "reason")
+        for name, versions in found.items():
+            for version in versions:
+                forms = ", ".join(f for f, facts in version["forms"].items() if facts["passed"]) or "-"
+                live = "●" if version["live"] else ""
+                table.add_row(
+                    name, str(version["version"]), live, version["status"], forms, version["reason"]
+                )
+        for name, faults in damaged.items():
+            for fault in faults:
+                say(f"damaged: {name}: {fault}")
+        way = f"`halfeven convert FOLDER --store {opened.root}` puts one there"
+        none = f"the store {opened.root} has no model yet; {way}"
+        return {"models": found, "damaged": damaged}, table if found or damaged else none, 0
+
+    finish(work, as_json)
+
+
+@app.command()
+def rollback(name: str, store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
+    """Put the previous version back on duty; a running server follows within two seconds."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..http.routes.history import history_of, store_at
+
+        facts = history_of(store_at(store, writes=True)).rollback(name)
+        return facts, f"{name}@{facts['version']} is on duty", 0
+
+    finish(work, as_json)
+
+
+@app.command()
+def promote(
+    target: Annotated[
+        str, typer.Argument(help="NAME@VERSION: a live version, also one that a job left held.")
+    ],
+    store: StoreAt = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Put a version on duty by hand; a running server follows within two seconds."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ...models.errors import BadInput
+        from ..http.routes.history import promote, store_at
+
+        name, _, number = target.partition("@")
+        if not number:
+            raise BadInput(f"{target!r}: expected NAME@VERSION; `halfeven models` lists the versions")
+        facts = promote(store_at(store), name, number)
+        return facts, f"{target} is on duty", 0
+
+    finish(work, as_json)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """What this machine can do, and what to install."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from .doctor import examine
+
+        facts = examine()
+        table = Table("what", "found", "advice")
+        for check in facts["checks"]:
+            table.add_row(check["what"], check["found"], check["advice"])
+        return facts, table, 0
+
+    finish(work, as_json)
+
+
+@app.command()
+def demo(
+    keep_store: Annotated[
+        Path | None, typer.Option("--store", help="Keep the store and reports here.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The whole story on real handwritten digits, in under two minutes on two cores."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from .demo import tell
+
+        facts, table = tell(keep_store, say)
+        return facts, table, 0 if facts["passed"] else 1
+
+    finish(work, as_json)
+
+
+app.command()(bench)
+app.command()(tune)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The two commands that measure: ``bench`` a running server, ``tune`` a model on this device."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, say
+
+
+def bench(
+    url: Annotated[str, typer.Argument(help="The server, as http://127.0.0.1:8000.")],
+    name: Annotated[str, typer.Argument(help="The model.")],
+    concurrency: Annotated[
+        str | None, typer.Option(help="Closed loop: callers of each stage; default 1,8,32.")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="Open loop: arrivals per second of each stage (Poisson).")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Of each stage, measured.")] = 5.0,
+    warmup: Annotated[float, typer.Option(help="Seconds of the same load before it.")] = 1.0,
+    wire: Annotated[str, typer.Option(help="binary or json.")] = "binary",
+    rows: Annotated[int, typer.Option(help="Of each request.")] = 1,
+    data: Annotated[Path | None, typer.Option(help="Send rows of this npz or safetensors file.")] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="INPUT=SIZE,…: free dimensions behind the batch; default 16 each."),
+    ] = None,
+    header: Annotated[list[str] | None, typer.Option(help="'NAME: VALUE', sent with every request.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds until a request counts as lost.")] = 30.0,
+    report: Annotated[Path | None, typer.Option(help="Also write a page with plots here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Put load on a running server: throughput, latency, and where the time went."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..bench import command
+        from ..bench.page import render_page
+        from ..bench.shown import render
+
+        callers = "1,8,32" if concurrency is None and rate is None else concurrency
+        plan = command.Plan(
+            concurrency=tuple(map(int, command.numbers(callers, "--concurrency"))) if callers else (),
+            rates=command.numbers(rate, "--rate") if rate else (),
+            seconds=seconds, warmup_s=warmup, timeout_s=timeout, rows=rows, wire=wire, data=data,
+            shapes=tuple(shape or ()), headers=tuple(header or ()),
+        )  # fmt: skip
+        with errors.status("bench") as status:
+            facts = command.bench(url, name, plan, status.update)
+        if report is not None:
+            report.write_text(render_page(facts))
+        return facts, render(facts), command.exit_code(facts)
+
+    finish(work, as_json)
+
+
+def tune(
+    name: Annotated[str, typer.Argument(help="NAME (the version on duty) or NAME@VERSION.")],
+    store: StoreAt = DEFAULT_STORE,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
+    seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 30.0,
+    as_json: Json = False,
+) -> None:
+    """Measure forms, batch sizes, threads and delay on this device, and keep the winner for `serve`."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..http.routes.history import store_at
+        from ..tuning.search import told, tune
+
+        facts = tune(name, store_at(store, writes=True), device, seconds, say)
+        return facts, told(facts), 0
+
+    finish(work, as_json)

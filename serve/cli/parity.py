@@ -1,0 +1,103 @@
+"""``halfeven parity``: the gate once more, for a version in the store or for a folder that nobody published."""
+
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...exporters.convert import Options, convert
+from ...exporters.environment import environment
+from ...exporters.evidence import facts_of
+from ...exporters.gate.rejudge import LIMITS, rejudge
+from ...exporters.inputs.samples import load_samples, stored_samples
+from ...exporters.reprove import reprove
+from ...models.engines.load import load_half
+from ...models.engines.placement import resolve_device
+from ...models.engines.torch_engine import use_true_fp32
+from ...models.errors import BadInput, BadSetting, UnknownName
+from ...models.store import Store, Version
+from ..versions.orders import drifted, pardon
+
+Say = Callable[[str], None]
+
+
+def judge_again(target: str, store: Store, samples: Path | None, device: str, say: Say) -> dict[str, Any]:
+    """Facts as `report.render_terminal` takes them. ``target``: a folder, NAME or NAME@VERSION.
+
+    Raises UnknownName for what is neither, BadInput for a version that has no half to judge.
+    """
+    if (Path(target) / "model.toml").is_file():
+        with tempfile.TemporaryDirectory(prefix="halfeven-parity-") as folder:
+            return convert(Path(target), Store(Path(folder)), Options(samples=samples), say).shown()
+    return _judge_version(version_called(target, store), samples, device, say)
+
+
+def judge_saved(target: str, store: Store, limits: Sequence[str]) -> dict[str, Any]:
+    """The numbers that a version kept, under other limits (``KEY=VALUE``, the keys of ``[parity]``): runs nothing.
+
+    Raises UnknownName, and BadSetting for a limit that is none.
+    """
+    version = version_called(target, store)
+    own = version.spec().parity
+    asked = dict(map(_limit, limits))
+    under = replace(own, **asked, overridden=tuple(sorted({*own.overridden, *asked})))
+    facts = facts_of(version)
+    for form, saved in version.json("parity.json")["forms"].items():
+        found = rejudge(saved, under).to_json()
+        facts["forms"][form] |= {"passed": found["passed"], "parity": found}
+    return facts
+
+
+def _limit(word: str) -> tuple[str, float]:
+    key, _, value = word.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if key not in LIMITS or not 0 <= number < math.inf:
+        raise BadSetting(f"--limit {word!r}: expected KEY=NUMBER with one of the keys {', '.join(LIMITS)}")
+    return key, number
+
+
+def version_called(target: str, store: Store) -> Version:
+    """The version that NAME (the live one) or NAME@VERSION means. Raises UnknownName."""
+    name, _, number = target.partition("@")
+    if name not in store.names():
+        raise UnknownName(
+            f"{target!r} is neither a model folder nor a model of the store: it has {store.names()}"
+        )
+    if number:
+        if not (number.isascii() and number.isdigit()):
+            raise UnknownName(
+                f"{target!r}: expected NAME@VERSION with one of the versions {store.numbers(name)}"
+            )
+        return store.version(name, int(number))
+    version = store.live(name) or store.newest(name)
+    assert version is not None
+    return version
+
+
+def _judge_version(version: Version, samples: Path | None, device: str, say: Say) -> dict[str, Any]:
+    use_true_fp32()
+    where = resolve_device(device)
+    facts = facts_of(version)
+    halves = [form for form, found in facts["forms"].items() if found["passed"] and found["half_nodes"]]
+    if not halves:
+        raise BadInput(f"{version} has no proven half to judge again: {facts['reason']}")
+    spec = version.spec()
+    judging = load_samples(samples, spec) if samples else stored_samples(version)
+    for form in halves:
+        say(f"judging the {form} form on {where}")
+        engine = load_half(version, form, where)
+        report = reprove(version, engine, where, judging)
+        engine.close()
+        found = report.to_json()
+        facts["forms"][form] |= {key: found[key] for key in ("passed", "max_error_u", "sqnr_db")} | {
+            "parity": found
+        }
+    if all(facts["forms"][form]["passed"] for form in halves) and drifted(version, str(where)):
+        pardon(version)
+        say(f"its half had drifted on {where} and may serve there again: load {version.name} again")
+    return facts | {"environment": environment(where)}

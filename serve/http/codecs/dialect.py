@@ -1,0 +1,37 @@
+"""Where we deliberately answer otherwise than Triton, and what ``--triton-strict`` turns back.
+
+The table for people, with the reasons, is in ``docs/protocol.md``. Only differences that could break a client are
+here; the statuses that belong to them are in ``serve/http/error_mapping.py``, like all others.
+"""
+
+from dataclasses import dataclass
+
+from ....models.errors import BadRequest
+
+
+class UnreadableTensor(BadRequest):
+    """JSON that is no tensor: a negative size, or data that does not fill its shape. Triton calls it its own fault."""
+
+    code = "unreadable_tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What a server speaks: `OURS` by default, `STRICT` with ``--triton-strict``."""
+
+    half_in_json: bool = True  # FP16 and BF16 as JSON numbers; Triton takes and gives them in binary alone
+    classify_half: bool = True  # the classification of FP16 and BF16 outputs; Triton refuses it
+    split_large: bool = True  # requests of more rows than max_batch_size; Triton refuses them
+    # "gzip, deflate" is what HTTP libraries send unasked. Triton compresses then; here who names one coding gets it.
+    compress_lists: bool = False
+    triton_statuses: bool = False  # see border.py
+
+
+OURS = Dialect()
+STRICT = Dialect(
+    half_in_json=False,
+    classify_half=False,
+    split_large=False,
+    compress_lists=True,
+    triton_statuses=True,
+)

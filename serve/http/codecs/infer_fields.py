@@ -1,0 +1,231 @@
+"""The JSON part of an infer request, field by field, held against the model. Refusals in Triton's words."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....models.datatypes import Datatype
+from ....models.errors import BadRequest
+from ....models.spec import ModelSpec, TensorSpec
+from .dialect import Dialect, UnreadableTensor
+from .infer_parameters import flag, parameters_of
+
+_INT64_MAX = 2**63 - 1
+_SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
+
+
+class DeclaredInput(NamedTuple):
+    """One input as the JSON declares it: checked, but not yet read. ``position`` is its place in the JSON."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    elements: int
+    position: int
+    binary_size: int | None
+    data: Any
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.datatype.numpy
+
+
+def read_inputs(
+    spec: ModelSpec, message: Mapping[str, Any], dialect: Dialect
+) -> tuple[int, list[DeclaredInput]]:
+    """The rows and the inputs in the spec's order. Raises BadRequest."""
+    entries = _objects(message, "inputs")
+    _check_names(spec, [entry["name"] for entry in entries])
+    places = {entry["name"]: (place, entry) for place, entry in enumerate(entries)}
+    declared = [_declared(spec, tensor, dialect, *places[tensor.name]) for tensor in spec.inputs]
+    _check_equal_sizes(spec, declared)
+    return (declared[0].shape[0] if spec.batched else 1), declared
+
+
+def read_outputs(
+    spec: ModelSpec, message: Mapping[str, Any], dialect: Dialect
+) -> Iterator[tuple[int, bool, int]]:
+    """(index, binary, best classes or 0) of each output asked for; all where none is named. Raises BadRequest."""
+    binary = flag(parameters_of(message, "the request"), "binary_data_output", False)
+    places = {tensor.name: index for index, tensor in enumerate(spec.outputs)}
+    asked = _objects(message, "outputs") if message.get("outputs") else [{"name": name} for name in places]
+    seen: set[str] = set()
+    for entry in asked:
+        name = entry["name"]
+        if name in seen:
+            raise BadRequest(f"output '{name}' already exists in request")
+        if name not in places:
+            raise BadRequest(
+                f"unexpected inference output '{name[:80]}' for model '{spec.name}'; it has {list(places)}"
+            )
+        seen.add(name)
+        yield places[name], *_output_form(spec.outputs[places[name]], entry, binary, dialect)
+
+
+def _output_form(
+    tensor: TensorSpec, entry: Mapping[str, Any], binary: bool, dialect: Dialect
+) -> tuple[bool, int]:
+    """How one output is wanted: in binary or JSON, and as how many classes (0: as it is)."""
+    parameters = parameters_of(entry, f"output '{tensor.name}'")
+    if "shared_memory_region" in parameters:
+        raise BadRequest(_no_shared_memory(f"output '{tensor.name}'"))
+    binary = flag(parameters, "binary_data", binary)
+    classes = _classes(tensor, parameters, dialect)
+    if not binary and not classes and _is_half(tensor) and not dialect.half_in_json:
+        raise BadRequest(
+            f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format for "
+            f"output '{tensor.name}'"
+        )
+    return binary, classes
+
+
+def _classes(tensor: TensorSpec, parameters: Mapping[str, Any], dialect: Dialect) -> int:
+    most = parameters.get("classification", 0)
+    if type(most) is not int or not 0 <= most < 2**31:
+        raise BadRequest(
+            f"Unable to parse 'classification' of output '{tensor.name}': expected how many of the best classes "
+            f"are wanted, got {str(most)[:40]!r}"
+        )
+    if most and (tensor.datatype == "BOOL" or (_is_half(tensor) and not dialect.classify_half)):
+        raise BadRequest(
+            f"class result not available for output '{tensor.name}' due to unsupported type '{tensor.datatype}'"
+        )
+    return most
+
+
+def _is_half(tensor: TensorSpec) -> bool:
+    return tensor.datatype in ("FP16", "BF16")
+
+
+def _no_shared_memory(who: str) -> str:
+    return f"{who}: shared memory is not offered; send and receive binary tensors in the body"
+
+
+def _objects(message: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """The list under ``key``: objects that each have a name."""
+    entries = message.get(key)
+    if not isinstance(entries, list) or not entries:
+        raise BadRequest(f"Unable to parse '{key}': expected a list of tensors under '{key}'")
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            raise BadRequest(f"Unable to parse '{key}': {key}[{index}] must be an object with a 'name'")
+    return entries
+
+
+def _check_names(spec: ModelSpec, came: Sequence[str]) -> None:
+    wanted = [tensor.name for tensor in spec.inputs]
+    if sorted(came) == sorted(wanted):
+        return
+    name, times = Counter(came).most_common(1)[0]
+    if times > 1:
+        raise BadRequest(f"input '{name}' already exists in request for model '{spec.name}'")
+    raise BadRequest(
+        f"expected {len(wanted)} inputs but got {len(came)} inputs for model '{spec.name}'. Got input(s) "
+        f"{list(came[:20])}, but missing required input(s) {[name for name in wanted if name not in came]}. "
+        f"Please provide all required input(s): {wanted}."
+    )
+
+
+def _declared(
+    spec: ModelSpec, tensor: TensorSpec, dialect: Dialect, position: int, entry: dict[str, Any]
+) -> DeclaredInput:
+    shape = _shape(tensor.name, entry.get("shape"))
+    _check_datatype(spec, tensor, entry.get("datatype"))
+    itemsize = tensor.type.itemsize
+    # Before anything is multiplied by machine: numpy wraps where Python does not.
+    if prod(max(size, 1) for size in shape) > _INT64_MAX:
+        raise BadRequest(
+            f"the shape {list(shape)} of input '{tensor.name}' causes total element count to exceed maximum "
+            f"size of {_INT64_MAX}"
+        )
+    if (count := prod(shape)) * itemsize > _INT64_MAX:
+        raise BadRequest(f"byte size overflow for input '{tensor.name}': the shape is {list(shape)}")
+    _check_shape(spec, tensor, shape, spec.max_request_rows if dialect.split_large else spec.max_batch_size)
+    parameters = parameters_of(entry, f"input '{tensor.name}'")
+    size = _binary_size(spec, tensor, entry, parameters)
+    if size is None and not dialect.half_in_json and _is_half(tensor):
+        raise BadRequest(
+            f"receiving {tensor.datatype} data via JSON is not supported. Please use the binary data format for "
+            f"input '{tensor.name}'"
+        )
+    if size is not None and size != count * itemsize:
+        raise BadRequest(
+            f"input byte size mismatch for input '{tensor.name}' for model '{spec.name}'. "
+            f"Expected {count * itemsize}, got {size}"
+        )
+    return DeclaredInput(tensor.name, tensor.type, shape, count, position, size, entry.get("data"))
+
+
+def _shape(name: str, shape: object) -> tuple[int, ...]:
+    if not isinstance(shape, list):
+        raise BadRequest(f"Unable to parse 'shape': input '{name}' must have a list of sizes there")
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise UnreadableTensor(
+            "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer: "
+            f"input '{name}' came with {str(shape)[:80]}"
+        )
+    return tuple(shape)
+
+
+def _check_datatype(spec: ModelSpec, tensor: TensorSpec, came: object) -> None:
+    if came == tensor.datatype:
+        return
+    text = (
+        f"inference input '{tensor.name}' data-type is '{str(came)[:40]}', but model '{spec.name}' expects "
+    )
+    way_out = "; BYTES tensors are not offered: send numbers (token ids, pixels)" if came == "BYTES" else ""
+    raise BadRequest(f"{text}'{tensor.datatype}'{way_out}")
+
+
+def _check_shape(spec: ModelSpec, tensor: TensorSpec, shape: tuple[int, ...], most_rows: int) -> None:
+    if len(shape) == len(tensor.shape):
+        if spec.batched and shape[0] > most_rows:
+            raise BadRequest(
+                f"inference request batch-size must be <= {most_rows} for '{spec.name}': input "
+                f"'{tensor.name}' has {shape[0]} rows; split the request"
+            )
+        if all(dim.admits(size) for dim, size in zip(tensor.shape, shape, strict=True)):
+            return
+    raise BadRequest(
+        f"unexpected shape for input '{tensor.name}' for model '{spec.name}'. "
+        f"Expected {tensor.describe_shape()}, got [{','.join(map(str, shape))[:80]}]."
+    )
+
+
+def _binary_size(
+    spec: ModelSpec, tensor: TensorSpec, entry: Mapping[str, Any], parameters: Mapping[str, Any]
+) -> int | None:
+    """The declared ``binary_data_size``, or None where the numbers are in the JSON."""
+    sources = ("data" in entry, "binary_data_size" in parameters, "shared_memory_region" in parameters)
+    if sum(sources) != 1:
+        raise BadRequest(
+            f"Input must set only one of the following fields: {_SOURCES}. Input '{tensor.name}' for model "
+            f"'{spec.name}' sets {sum(sources)} of them"
+        )
+    if sources[2]:
+        raise BadRequest(_no_shared_memory(f"input '{tensor.name}'"))
+    if sources[0]:
+        return None
+    size = parameters["binary_data_size"]
+    if type(size) is not int or size < 0:
+        raise BadRequest(
+            f"Unable to parse 'binary_data_size' of input '{tensor.name}': got {str(size)[:40]!r}"
+        )
+    return size
+
+
+def _check_equal_sizes(spec: ModelSpec, declared: Sequence[DeclaredInput]) -> None:
+    """All inputs have the same batch, and dimensions of one name have one size."""
+    sizes: dict[str, tuple[int, str]] = {}
+    for tensor, item in zip(spec.inputs, declared, strict=True):
+        for axis, (dim, size) in enumerate(zip(tensor.shape, item.shape, strict=True)):
+            key = "(batch)" if spec.batched and axis == 0 else dim.name
+            known, where = sizes.setdefault(key, (size, item.name)) if key else (size, "")
+            if known != size:
+                raise BadRequest(
+                    f"input '{item.name}' for model '{spec.name}': axis {axis} ({key}) is {size}, but input "
+                    f"'{where}' has {known} there; they must be equal"
+                )

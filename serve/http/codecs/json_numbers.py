@@ -1,0 +1,181 @@
+"""JSON numbers to arrays and back: strict on the way in, honest about NaN on the way out.
+
+`infer.py` and `predict.py` share it. Strict means that nothing is coerced: 1.5 is no INT64, true is no
+FP32, 300 is no UINT8, and 70000 is no FP16.
+"""
+
+import json
+import math
+import struct
+from itertools import chain, compress, zip_longest
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import orjson
+
+from ....models.datatypes import Datatype
+from ....models.errors import BadRequest
+
+MAX_DEPTH = 100
+_TOO_DEEP = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+_C_CODES = {  # the same letters mean the same types to struct and to numpy
+    "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i",
+    "INT64": "q", "FP16": "d", "BF16": "d", "FP32": "f", "FP64": "d",
+}  # fmt: skip
+
+
+def parse(text: bytes) -> Any:
+    """Read JSON; bare NaN, Infinity and -Infinity are numbers, as Triton takes them. Raises BadRequest."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        if "depth limit" in str(error):  # orjson's own is 1024 levels
+            raise BadRequest(_TOO_DEEP) from None
+        if b"NaN" in text or b"Infinity" in text:
+            return _parse_with_nan(text)
+        raise BadRequest(f"the request is not JSON: {error}") from None
+
+
+def _parse_with_nan(text: bytes) -> Any:
+    try:
+        return json.loads(text.decode())
+    except RecursionError:
+        raise BadRequest(_TOO_DEEP) from None
+    except ValueError as error:
+        raise BadRequest(f"the request is not JSON: {error}") from None
+
+
+def array_of(data: object, datatype: Datatype, where: str) -> np.ndarray:
+    """Nested or flat JSON ``data`` as an array of its own shape.
+
+    Raises BadRequest where it is ragged, too deep, or holds what ``datatype`` does not; the message
+    begins with ``where`` and the place in the data: ``instances[3][0][2]: …``.
+    """
+    flat, shape = _flatten(data, where)
+    try:
+        return _typed(flat, datatype).reshape(shape)
+    except (TypeError, OverflowError):
+        index = _first_bad(flat, datatype)
+        raise BadRequest(
+            f"{where}{_place(index, shape)}: expected {_wanted(datatype)}, got {show(flat[index])}"
+        ) from None
+
+
+def _flatten(data: object, where: str) -> tuple[list[Any], list[int]]:
+    if not isinstance(data, list):
+        raise BadRequest(f"{where}: expected a list of numbers, nested or flat, got {show(data)}")
+    flat: list[Any] = data
+    shape = [len(flat)]
+    while flat and type(flat[0]) is list:
+        if len(shape) == MAX_DEPTH:
+            raise BadRequest(_TOO_DEEP)
+        width = len(flat[0])
+        uneven = (i for i, row in enumerate(flat) if type(row) is not list or len(row) != width)
+        if (index := next(uneven, None)) is not None:
+            raise BadRequest(
+                f"{where}{_place(index, shape)}: expected a list of {width} like the others, "
+                f"got {show(flat[index])}"
+            )
+        flat = list(chain.from_iterable(flat))
+        shape.append(width)
+    return flat, shape if len(shape) <= 64 else _without_ones(shape)
+
+
+def _without_ones(shape: list[int]) -> list[int]:
+    """numpy holds 64 axes; deeper data is legal where the axes are of size 1."""
+    kept = [size for size in shape if size != 1]
+    if len(kept) > 64:
+        raise BadRequest(_TOO_DEEP)
+    return kept or [1]
+
+
+def _typed(flat: list[Any], datatype: Datatype) -> np.ndarray:
+    """One-dimensional, of the datatype. Raises TypeError or OverflowError where any element is not of it."""
+    if datatype.name == "BOOL":
+        if not set(map(type, flat)) <= {bool}:
+            raise TypeError
+        return np.array(flat, np.bool_)
+    code = _C_CODES[datatype.name]
+    try:  # struct refuses strings, None, lists and (for integers) fractions and what is out of range
+        wide = np.frombuffer(struct.pack(f"{len(flat)}{code}", *flat), code)
+    except struct.error:
+        raise TypeError from None
+    # Bools are integers to it; only zeros and ones can have been bools, so most data need no second walk.
+    suspects = (wide == 0) | (wide == 1)
+    if suspects.any() and bool in map(type, compress(flat, suspects.tobytes())):
+        raise TypeError
+    return _narrowed(wide, flat, datatype) if datatype.is_float else wide
+
+
+def _narrowed(wide: np.ndarray, flat: list[Any], datatype: Datatype) -> np.ndarray:
+    """Rounded to the datatype. Raises OverflowError where a finite number is beyond it."""
+    values = wide
+    if wide.dtype != datatype.numpy:
+        with np.errstate(over="ignore"):
+            values = wide.astype(datatype.numpy)
+    finite = np.isfinite(values)
+    if not finite.all() and any(math.isfinite(flat[index]) for index in np.flatnonzero(~finite)):
+        raise OverflowError
+    return values
+
+
+def _first_bad(flat: list[Any], datatype: Datatype) -> int:
+    """The first element that is not of the datatype, by halving: a long list costs one more conversion."""
+    low, high = 0, len(flat)  # all before low are good, one before high is bad
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            _typed(flat[low:middle], datatype)
+            low = middle
+        except (TypeError, OverflowError):
+            high = middle
+    return low
+
+
+def _place(index: int, shape: list[int]) -> str:
+    return "".join(f"[{i}]" for i in np.unravel_index(index, shape))
+
+
+def _wanted(datatype: Datatype) -> str:
+    if datatype.name == "BOOL":
+        return "true or false for BOOL"
+    if datatype.is_float:
+        return f"a number for {datatype.name} (at most {float(ml_dtypes.finfo(datatype.numpy).max):.6g})"
+    limits = np.iinfo(datatype.numpy)
+    return f"an integer for {datatype.name} ({limits.min} to {limits.max})"
+
+
+def show(value: object) -> str:
+    """What came, as JSON, cut to a length that a message can bear."""
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, dict):
+        return f"an object with {len(value)} keys"
+    text = json.dumps(value[:60] if isinstance(value, str) else value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def writable(array: np.ndarray) -> np.ndarray:
+    """As orjson can write it: C-contiguous, and BF16 as the FP32 numbers that it is exactly."""
+    return np.ascontiguousarray(array.astype(np.float32) if array.dtype == _BF16 else array)
+
+
+_TOKENS = {  # NaN, +Infinity, -Infinity
+    "token": (b"NaN", b"Infinity", b"-Infinity"),
+    "string": (b'"NaN"', b'"Infinity"', b'"-Infinity"'),
+    "null": (b"null", b"null", b"null"),
+}
+
+
+def dump_flat(array: np.ndarray, nan_as: str = "token") -> tuple[bytes, int]:
+    """The elements as a flat JSON list, and how many are not finite: bare tokens, ``string``s or ``null``."""
+    flat = writable(array).reshape(-1)
+    text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
+    if b"null" not in text:  # what orjson writes for a number that is not finite
+        return text, 0
+    nan, above, below = _TOKENS[nan_as]
+    odd = flat[~np.isfinite(flat)].tolist()
+    tokens = [nan if x != x else above if x > 0 else below for x in odd]
+    return b"".join(chain.from_iterable(zip_longest(text.split(b"null"), tokens, fillvalue=b""))), len(odd)

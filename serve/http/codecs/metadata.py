@@ -1,0 +1,149 @@
+"""What the server and its models say about themselves on ``/v2``: plain values in, JSON objects out.
+
+Source: Open Inference Protocol V2 "Server Metadata", "Model Metadata"; Triton's statistics, model
+configuration and model repository extensions.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ....models.spec import ModelSpec, TensorSpec
+
+# Only what is really offered: clients such as perf_analyzer read this list and believe it.
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+
+
+def server_metadata(name: str, version: str) -> dict[str, Any]:
+    return {"name": name, "version": version, "extensions": list(EXTENSIONS)}
+
+
+def model_metadata(
+    spec: ModelSpec, versions: Sequence[str], form: str, properties: Mapping[str, str]
+) -> dict[str, Any]:
+    """``form`` is the engine's (torch, onnx, live); shapes include the batch, -1 where a size is free."""
+    return {
+        "name": spec.name,
+        "versions": list(versions),
+        "platform": f"halfeven_{form}",
+        "inputs": [_tensor(tensor) for tensor in spec.inputs],
+        "outputs": [_tensor(tensor) for tensor in spec.outputs],
+        "properties": dict(properties),
+    }
+
+
+def _tensor(tensor: TensorSpec) -> dict[str, Any]:
+    """With the range of integers that index a table, where it has one, as a parameter."""
+    found: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.wire_shape}
+    if tensor.range is not None:
+        found["parameters"] = {"range": str(tensor.range)}
+    return found
+
+
+def model_config(spec: ModelSpec, form: str, device: str, versions: Sequence[str] = ()) -> dict[str, Any]:
+    """Triton's ModelConfig; ``dims`` leave the batch out where there is one. ``versions`` are those loaded."""
+    config: dict[str, Any] = {
+        "name": spec.name,
+        "platform": f"halfeven_{form}",
+        "backend": "halfeven",
+        "version_policy": _version_policy(versions),
+        "max_batch_size": spec.max_batch_size,
+        "input": [_config_tensor(spec, tensor) for tensor in spec.inputs],
+        "output": [_config_tensor(spec, tensor) for tensor in spec.outputs],
+        "instance_group": [_instance_group(spec, device)],
+        "model_transaction_policy": {"decoupled": False},
+        "parameters": {},
+    }
+    if spec.batched:
+        config["dynamic_batching"] = _dynamic_batching(spec)
+    return config
+
+
+def _version_policy(versions: Sequence[str]) -> dict[str, Any]:
+    if len(versions) < 2:
+        return {"latest": {"num_versions": 1}}
+    return {"specific": {"versions": list(versions)}}
+
+
+def _dynamic_batching(spec: ModelSpec) -> dict[str, Any]:
+    """Batches are filled up to ``preferred_batch_size`` where the model has buckets; priority 1 goes before 2."""
+    batching = spec.batching
+    queue: dict[str, Any] = {"max_queue_size": batching.max_queue_size}
+    if batching.timeout_ms:
+        queue["default_timeout_microseconds"] = str(batching.timeout_ms * 1000)
+        queue["allow_timeout_override"] = True
+    dynamic: dict[str, Any] = {
+        "max_queue_delay_microseconds": batching.max_queue_delay_us,
+        "priority_levels": 2,
+        "default_priority_level": 2,
+        "default_queue_policy": queue,
+    }
+    if isinstance(batching.buckets, tuple) and batching.buckets:
+        dynamic["preferred_batch_size"] = list(batching.buckets)
+    return dynamic
+
+
+def _instance_group(spec: ModelSpec, device: str) -> dict[str, Any]:
+    """One instance: the thread that owns the device. ``device`` is the engine's word for where it runs."""
+    _, is_cuda, number = device.partition("cuda:")
+    gpus = [int(number)] if is_cuda else []
+    kind = "KIND_GPU" if "cuda" in device.lower() else "KIND_CPU"
+    return {"name": f"{spec.name}_0", "kind": kind, "count": 1, "gpus": gpus}
+
+
+def _config_tensor(spec: ModelSpec, tensor: TensorSpec) -> dict[str, Any]:
+    dims = tensor.wire_shape[1:] if spec.batched else tensor.wire_shape
+    return {
+        "name": tensor.name,
+        "data_type": f"TYPE_{tensor.datatype}",
+        "dims": [str(size) for size in dims],  # 64-bit integers are strings in proto3 JSON, as Triton's are
+    }
+
+
+def index_entry(name: str, version: str, state: str = "READY", reason: str = "") -> dict[str, str]:
+    """One line of the repository index."""
+    return {"name": name, "version": version, "state": state, "reason": reason}
+
+
+def model_statistics(name: str, version: str, counters: Mapping[str, Any]) -> dict[str, Any]:
+    """One entry of ``model_stats`` from `duty.Statistics`; what is not counted is zero."""
+    phases = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+    none = (0, 0)
+    batches = counters.get("batches", {})
+    return {
+        "name": name,
+        "version": version,
+        "last_inference": counters.get("last_inference_ms", 0),
+        "inference_count": counters.get("inference_count", 0),
+        "execution_count": counters.get("execution_count", 0),
+        "inference_stats": {
+            **{phase: _duration(counters.get(phase, none)) for phase in phases},
+            "cache_hit": _duration(none),
+            "cache_miss": _duration(none),
+        },
+        "response_stats": {},
+        "batch_stats": [_batch(rows, pair) for rows, pair in sorted(batches.items())],
+        "memory_usage": [],
+    }
+
+
+def _batch(rows: int, pair: tuple[int, int]) -> dict[str, Any]:
+    # The engine's one run includes its copies; the count must be the same in all three.
+    copies = _duration((pair[0], 0))
+    return {
+        "batch_size": rows,
+        "compute_input": copies,
+        "compute_infer": _duration(pair),
+        "compute_output": copies,
+    }
+
+
+def _duration(pair: tuple[int, int]) -> dict[str, int]:
+    return {"count": pair[0], "ns": pair[1]}

@@ -1,0 +1,288 @@
+"""HTTP/1.1 connections with bounds: on heads, on times, on how many there are, and on answers that nobody takes.
+
+Below `hot_protocol.py` and above uvicorn's protocol. Every connection has one timer. It is not set anew for each
+request (that would cost 2 to 5 µs): the time at which the connection is to be closed is a number, and the timer looks
+at it when it fires.
+
+Source: RFC 9112 (2.3 and 3.2 for the Host header, 9.8 for how a refused connection is closed), RFC 6585 for 431.
+"""
+
+import asyncio
+from typing import Any, cast
+
+from httptools import HttpParserError, HttpParserUpgrade
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.server import ServerState
+
+from ....models.errors import BadRequest, HalfevenError
+from ..error_mapping import HeadTooLarge, TooManyConnections, UrlTooLong, body_of, headers_of, status_of
+from ..limits.bounds import Bounds
+from ..limits.unsent import Unsent
+from .polite_protocol import LOOK_AGAIN_S, PoliteProtocol
+
+MAX_HEAD_BYTES = 64 * 1024  # request line and headers; also trailers and chunk extensions
+MAX_HEADERS = 100  # also of trailers
+MAX_QUEUED = 64  # requests sent ahead on one connection
+_PER_CHUNK = 32  # bytes around each chunk of a body that need no reason
+_LINGER_SECONDS = (
+    2.0  # from a refusal to the end: closed at once, with bytes unread, it would not reach the caller
+)
+_IDLE_SECONDS = 1.0  # from then on a connection makes room for a newcomer
+
+
+class GuardedProtocol(PoliteProtocol):
+    """One connection. How requests are answered is `HotProtocol`'s and uvicorn's."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        bounds: Bounds | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._bounds = bounds or Bounds()
+        self._in_head = False
+        self._in_message = False
+        self._refused = False  # what still comes is not looked at
+        self._fault: HalfevenError | None = None  # why a callback stopped the parser
+        self.url = b""
+        self._head_bytes = 0  # of the pieces before this one that have bytes of the head
+        self._first_bytes = 0  # of the first of them, of which some may belong to what was before
+        self._piece_bytes = 0  # that the parser has now
+        self._chunked = False
+        self._trailers = 0
+        self._framing_bytes = 0  # of a chunked body: what is not data, less what each chunk needs
+        self._idle_since = 0.0  # on the loop's clock; means something while no request is under way
+        self._close_at: float | None = None  # on the loop's clock; None while the server is at work
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._unsent: Unsent | None = None
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._unsent = Unsent(transport, self.loop, self._bounds.budget)
+        self._idle_since = self.loop.time()
+        if self._bounds.connections.enter(self):
+            self._close_in(self._bounds.seconds)
+        else:
+            self._refused = True
+            self._write_refusal(
+                TooManyConnections(f"{self._bounds.connections.limit} connections are open; come again")
+            )
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        while data and not self._refused:
+            was_in_head, self._piece_bytes = self._in_head, len(data)
+            assert self.parser is not None
+            try:
+                self.parser.feed_data(data)
+            except (
+                HttpParserUpgrade
+            ) as upgrade:  # not offered: the request is answered as any other (RFC 9110, 7.8)
+                data = data[cast(int, upgrade.args[0]) :]
+            except HttpParserError as error:
+                self._refuse(self._fault or BadRequest(f"the request is not HTTP/1.1: {error}"))
+            else:
+                self._count(len(data), was_in_head)
+                return
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unsent is not None:
+            self._unsent.watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unsent is not None:
+            self._unsent.end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._bounds.connections.leave(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._unsent is not None:
+            self._unsent.end()
+        super().connection_lost(exc)
+
+    # What the parser calls.
+
+    def begin_message(self) -> None:
+        """To be called first thing in `on_message_begin`."""
+        self._in_head = self._in_message = True
+        self._head_bytes = self._first_bytes = self._framing_bytes = self._trailers = 0
+        self._chunked = False
+        self._close_in(self._bounds.seconds)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:  # a trailer: nothing here asks for one
+            self._trailers += 1
+            if self._trailers > MAX_HEADERS:
+                raise self._stopping(HeadTooLarge(f"the body has more than {MAX_HEADERS} trailers"))
+            return
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADERS:
+            raise self._stopping(HeadTooLarge(f"the request has more than {MAX_HEADERS} headers; send fewer"))
+
+    def check_head(self) -> None:
+        """To be called first thing in `on_headers_complete`: hold the head against the bounds.
+
+        Raises HeadTooLarge, UrlTooLong, BadRequest.
+        """
+        if self._head_bytes + self._piece_bytes > MAX_HEAD_BYTES:
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if size > MAX_HEAD_BYTES:
+                raise self._stopping(self._too_large())
+        assert self.parser is not None
+        hosts = 0
+        for name, _ in self.headers:
+            if name == b"host":
+                hosts += 1
+            elif name == b"transfer-encoding":
+                self._chunked = True
+        if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
+            raise self._stopping(
+                BadRequest(f"the request has {hosts} Host headers, expected one (RFC 9112, 3.2)")
+            )
+        if len(self.pipeline) >= MAX_QUEUED:
+            raise self._stopping(
+                BadRequest(f"more than {MAX_QUEUED} requests were sent ahead on one connection")
+            )
+        self._in_head = False
+        self._close_at = None
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes -= len(body) + _PER_CHUNK
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        super().on_message_complete()
+
+    def _stopping(self, fault: HalfevenError) -> HalfevenError:
+        """To be raised in a callback: the parser then stops, and tells its own error instead."""
+        self._fault = fault
+        return fault
+
+    def _count(self, nbytes: int, was_in_head: bool) -> None:
+        """The parser has read so many bytes."""
+        if self._in_head:
+            self._head_bytes += nbytes
+            if not was_in_head:
+                self._first_bytes = nbytes
+            if self._head_bytes - self._first_bytes > MAX_HEAD_BYTES:
+                self._refuse(self._too_large())
+        elif self._in_message and self._chunked:
+            self._framing_bytes = 0 if was_in_head else self._framing_bytes + nbytes
+            if self._framing_bytes > MAX_HEAD_BYTES:
+                self._refuse(
+                    HeadTooLarge(
+                        f"the body has more than {MAX_HEAD_BYTES} bytes of chunk extensions and trailers"
+                    )
+                )
+
+    def _too_large(self) -> HalfevenError:
+        too_large = f"the request's head has more than {MAX_HEAD_BYTES} bytes"
+        if len(self.url) > MAX_HEAD_BYTES // 2:
+            return UrlTooLong(f"{too_large}, most of them its URL; send a shorter one")
+        return HeadTooLarge(f"{too_large}; send fewer and shorter headers")
+
+    # Refusals before there is a request that an application could answer.
+
+    def _refuse(self, error: HalfevenError) -> None:
+        """Answer with the error and end the connection. Requests that came before are answered first."""
+        self._refused = True
+        if self._fault is None and isinstance(error, BadRequest):
+            self._bounds.malformed.count(str(error))
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if self._in_head or not self._in_message:  # another request than the one that is refused
+                cycle.keep_alive = False
+                self._close_at = None
+                return
+            cycle.disconnected = True  # what waits for its body learns that none will come
+            cycle.message_event.set()
+            if self.pipeline or getattr(cycle, "response_started", False):
+                self._close_in(_LINGER_SECONDS)
+                return
+        elif self._in_message and not self._in_head:  # its answer has been given
+            self.transport.close()
+            return
+        self._write_refusal(error)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.pause_reading()  # a caller that goes on sending waits for itself
+        self._close_in(_LINGER_SECONDS)
+
+    def _write_refusal(self, error: HalfevenError) -> None:
+        path = self.url.decode("latin-1")
+        body, kind = body_of(error, path)
+        headers = {"content-type": kind, "content-length": str(len(body)), **headers_of(error)}
+        lines = [STATUS_LINE[status_of(error)]]
+        for name, value in self.server_state.default_headers:
+            lines += (name, b": ", value, b"\r\n")
+        lines += (f"{name}: {value}\r\n".encode() for name, value in headers.items())
+        self.transport.write(b"".join((*lines, b"connection: close\r\n\r\n", body)))
+
+    # Time.
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            assert self._unsent is not None
+            self._unsent.watch()  # it closes when all was taken
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since = self.loop.time()
+        self._close_in(self._bounds.seconds if self._in_head else self.timeout_keep_alive)
+
+    def is_idle(self) -> bool:
+        """For `Connections`."""
+        under_way = self.cycle is not None and not self.cycle.response_complete
+        return not under_way and not self.has_unread and self.loop.time() - self._idle_since >= _IDLE_SECONDS
+
+    def close_idle(self) -> None:
+        """For `Connections`. What an answer still has to be sent of is lost, if its caller did not take it."""
+        self.transport.abort()
+
+    def _close_in(self, seconds: float) -> None:
+        """Close the connection then, unless this is called again or `_close_at` is None by then."""
+        at = self._close_at = self.loop.time() + seconds
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer, self._timer_at = self.loop.call_later(seconds, self._look_at_clock), at
+
+    def _look_at_clock(self) -> None:
+        self._timer = None
+        if self._close_at is None:
+            return
+        left = self._close_at - self.loop.time()
+        if left > 0:
+            self._close_in(left)
+        else:
+            self._close_at = None
+            self._time_is_up()
+
+    def _time_is_up(self) -> None:
+        """Nothing was asked, a head or the rest of a body did not come."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and not self._refused:
+            return  # it is being computed; when it is answered the clock begins again
+        if self.has_unread and not self._refused:  # it came while nothing looked
+            self._close_in(LOOK_AGAIN_S)
+            return
+        if not self.transport.is_closing():
+            self.transport.close()
+        assert self._unsent is not None
+        self._unsent.watch()

@@ -1,0 +1,360 @@
+"""The infer route straight from the HTTP parser: no ASGI scope, no task, one write per answer.
+
+A uvicorn protocol that answers plain infer requests itself and leaves everything else (other routes, chunked or
+compressed bodies, pipelined requests, callers who do not read) to uvicorn and the ASGI application, which answers
+infer requests just the same. Measured on one core with a small model: uvicorn's own way through ASGI costs 20 µs a
+request before any work of ours is done, and it writes head and body apart, which wakes the caller twice.
+
+Source: uvicorn.protocols.http.httptools_impl.HttpToolsProtocol, whose callbacks are used as they are.
+"""
+
+import asyncio
+from contextlib import suppress
+from time import perf_counter_ns
+from typing import Any, cast
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from ....models.errors import HalfevenError, NotReady
+from ...batching.interface import Answer, Served
+from ..content_coding import chosen_coding
+from ..limits.memory_budget import Lease
+from ..routes.infer import SMALL_JSON, Begun, InferFront, asked_of, is_small_json
+from ..web_guard import WebGuard
+from .guarded_protocol import GuardedProtocol
+from .header_cache import Asked, KnownHead
+
+# Headers that ask for more than the short way offers.
+_ELSEWHERE = frozenset(
+    (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"x-request-id", b"triton-request-id",
+     b"origin", b"sec-fetch-site")
+)  # fmt: skip
+_ONE_PIECE = 1 << 16  # a body up to this is joined to its head: cheaper than a second buffer
+_URLS, _LONGEST_URL = 1024, 512  # how many paths of models are remembered, and how long they may be
+
+
+class _Silent:
+    """uvicorn rings this event when more of a body came or the caller left; nobody listens here."""
+
+    def set(self) -> None:
+        return
+
+
+class HotCycle:
+    """One infer request and its answer, with the fields that uvicorn's protocol looks at."""
+
+    __slots__ = ("body", "disconnected", "future", "header_length", "keep_alive", "lease", "message_event",
+                 "response_complete", "served")  # fmt: skip
+
+    def __init__(self, served: Served, header_length: str | None, keep_alive: bool, lease: Lease) -> None:
+        self.served = served
+        self.header_length = header_length
+        self.keep_alive = keep_alive
+        self.lease = lease
+        self.body: bytes | bytearray = b""
+        self.response_complete = False
+        self.disconnected = False
+        self.message_event = _SILENT
+        self.future: asyncio.Future[Answer] | None = None
+
+
+_SILENT = _Silent()
+
+
+class HotProtocol(GuardedProtocol):
+    """Give it to uvicorn as ``http``; the application must be an `InferFront` (any other is served as ever)."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        front = config.app if isinstance(config.app, InferFront) else None
+        super().__init__(config, server_state, app_state, _loop, None if front is None else front.bounds)
+        self._front = front
+        self._hot: HotCycle | None = None  # the one under way
+        self._piece: bytes | None = None  # what came last, where a message began with it
+        self._known: KnownHead | None = None  # of the last request, where that was one of ours
+        self._asked: dict[bytes, Asked] = {} if front is None else front.urls
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+        self.begin_message()
+
+    def on_headers_complete(self) -> None:
+        self.check_head()
+        hot = self._hot_cycle()
+        if hot is None:
+            self._known = None
+            self._begin_for_asgi()
+            super().on_headers_complete()
+        else:
+            self.cycle = cast(Any, hot)
+            self._hot = hot
+
+    def on_body(self, body: bytes) -> None:
+        hot = self._hot
+        if hot is None or self.cycle is not hot:
+            super().on_body(body)
+            return
+        try:
+            hot.lease.add(len(body))
+        except Exception as error:
+            self._respond(hot, *self._refusal(hot, error))
+            return
+        if not hot.body:
+            hot.body = body
+        elif isinstance(hot.body, bytearray):
+            hot.body += body
+        else:
+            hot.body = bytearray(hot.body + body)
+
+    def on_message_complete(self) -> None:
+        hot = self._hot
+        if hot is None or self.cycle is not hot:
+            super().on_message_complete()
+            return
+        self._in_message = False
+        self._close_at = None
+        self._learn(hot)
+        self._find_again(hot)
+        self._submit(hot)
+
+    # What the transport calls.
+
+    def data_received(self, data: bytes) -> None:
+        if self._known is not None and not self._refused and self._is_asked_again(self._known, data):
+            return
+        self._piece = None if self._in_message else data
+        super().data_received(data)
+        self._piece = None
+        hot = self._hot
+        if hot is not None and hot.future is None and self._close_at is None:
+            self._close_in(self._bounds.seconds)  # the rest of the body has so long
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        hot = self._hot
+        if hot is not None:
+            hot.disconnected = True
+            if hot.future is not None:
+                hot.future.cancel()  # so that no batch computes it
+            hot.lease.close()
+        super().connection_lost(exc)
+
+    def _time_is_up(self) -> None:
+        hot = self._hot
+        if hot is not None and hot.future is None:
+            assert self._front is not None
+            hot.keep_alive = False  # what still comes of the body belongs to nobody
+            self._respond(hot, *self._refusal(hot, self._front.slow_body()))
+        else:
+            super()._time_is_up()
+
+    # While the server leaves.
+
+    @property
+    def busy(self) -> bool:
+        return self._in_head or super().busy
+
+    @property
+    def quiet_since_s(self) -> float:
+        return self._idle_since
+
+    def give_up(self) -> None:
+        if (hot := self._hot) is not None and not hot.response_complete:
+            late = NotReady("the server is shutting down and has no time left to answer; ask another one")
+            hot.keep_alive = False
+            self._respond(hot, *self._refusal(hot, late))
+            hot.disconnected = True  # its answer, should it come, is nobody's
+            if hot.future is not None:
+                hot.future.cancel()
+
+    # One request.
+
+    def _hot_cycle(self) -> HotCycle | None:
+        """A cycle of ours where the request is a plain one to the infer route of a model that is there."""
+        front = self._front
+        parser = self.parser
+        if front is None or parser is None or self.flow.write_paused or parser.get_method() != b"POST":
+            return None
+        if self.cycle is not None and not self.cycle.response_complete:
+            return None
+        asked = self._asked_of(self.url)
+        plain = None if asked is None else _plain(self.headers, front.compress_lists, front.guard)
+        if asked is None or plain is None or plain[0] > front.max_body_bytes:
+            return None
+        if parser.get_http_version() != "1.1":
+            return None
+        try:
+            served = front.find(asked)
+        except Exception:  # the long way says why
+            return None
+        if len(self._asked) >= _URLS:
+            self._asked.clear()
+        if len(self.url) <= _LONGEST_URL:
+            self._asked[self.url] = asked
+        return HotCycle(served, plain[1], parser.should_keep_alive(), front.bounds.budget.lease())
+
+    def _learn(self, hot: HotCycle) -> None:
+        """Remember the head of a request that came in one piece."""
+        asked = self._asked_of(self.url)
+        if self._piece is not None and asked is not None:
+            self._known = KnownHead.of(self._piece, len(hot.body), asked, hot.header_length, hot.keep_alive)
+
+    def _is_asked_again(self, known: KnownHead, data: bytes) -> bool:
+        """Submit a request with the head of the last one. False where the parser is to read it."""
+        if self._in_message or self._hot is not None or self.flow.write_paused:
+            return False
+        if (body := known.body_of(data)) is None:
+            return False
+        assert self._front is not None
+        lease = self._front.bounds.budget.lease()
+        try:
+            served = self._front.find(known.asked)
+            lease.add(len(body))
+        except Exception:  # the long way says why
+            return False
+        self._close_at = None
+        hot = HotCycle(served, known.header_length, known.keep_alive, lease)
+        hot.body = body
+        self.cycle = cast(Any, hot)
+        self._hot = hot
+        self._submit(hot)
+        return True
+
+    def _asked_of(self, url: bytes) -> Asked | None:
+        if (asked := self._asked.get(url)) is not None:
+            return asked
+        plain = b"?" not in url and b"%" not in url and not self.root_path
+        return asked_of(url.decode("latin-1")) if plain else None
+
+    def _begin_for_asgi(self) -> None:
+        """What uvicorn does when a message begins, now that it is known to be for the ASGI application."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        HttpToolsProtocol.on_message_begin(self)
+        self.url, self.headers, self.expect_100_continue = url, headers, expects
+        self.scope["headers"] = headers
+
+    def _find_again(self, hot: HotCycle) -> None:
+        """Another version may have taken the found one's place while the body came."""
+        assert self._front is not None
+        if (asked := self._asked_of(self.url)) is not None:
+            with suppress(HalfevenError):  # it is gone: the one that was found says so
+                hot.served = self._front.find(asked)
+
+    def _submit(self, hot: HotCycle) -> None:
+        assert self._front is not None
+        body = hot.body if isinstance(hot.body, bytes) else bytes(hot.body)
+        try:
+            begun = self._front.begin(hot.served, hot.header_length, body)
+        except Exception as error:
+            refusal = self._refusal(hot, error)
+            if self.leaving:  # what came with this request is read first: is this the last answer?
+                self.loop.call_soon(self._respond, hot, *refusal)
+            else:
+                self._respond(hot, *refusal)
+            return
+        hot.body = b""
+        hot.future = begun.future
+
+        def answered(future: asyncio.Future[Answer]) -> None:
+            self._answered(hot, begun, future)
+
+        if (
+            begun.future.done() and not self.leaving
+        ):  # its batch was run at once: an answer need not wait for the next iteration
+            answered(begun.future)
+        else:
+            begun.future.add_done_callback(answered)
+
+    def _answered(self, hot: HotCycle, begun: Begun, future: asyncio.Future[Answer]) -> None:
+        assert self._front is not None
+        if hot.disconnected or future.cancelled():
+            if hot.disconnected:
+                self._hot = None
+                hot.lease.close()
+            else:
+                gone = NotReady("the model was taken away while the request waited; send it again")
+                self._respond(hot, *self._refusal(hot, gone))
+            return
+        began_ns = perf_counter_ns()
+        try:
+            headers, body = self._front.finish(begun, future.result())
+            status = 200
+        except Exception as error:
+            status, headers, body = self._refusal(hot, error)
+        self._respond(hot, status, headers, body)
+        begun.written.add(perf_counter_ns() - began_ns)
+
+    def _refusal(self, hot: HotCycle, error: Exception) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        assert self._front is not None
+        return self._front.refusal(error, model=hot.served.name)
+
+    def _respond(self, hot: HotCycle, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """Head and body in one write; nothing to a caller that has gone.
+
+        The headers are ours alone, so uvicorn's search for bad ones is left out.
+        """
+        if hot.disconnected:
+            self._hot = None
+            return
+        parts = [STATUS_LINE[status]]
+        for name, value in self.server_state.default_headers:
+            parts += (name, b": ", value, b"\r\n")
+        for name, value in headers:
+            if name != b"connection":  # said below
+                parts += (name, b": ", value, b"\r\n")
+        parts.append(b"content-length: %d\r\n\r\n" % len(body))
+        if self.is_last:
+            hot.keep_alive = False
+        if not hot.keep_alive:
+            parts.insert(1, b"connection: close\r\n")
+        if len(body) <= _ONE_PIECE:
+            parts.append(body)
+            self.transport.write(b"".join(parts))
+        else:
+            self.transport.writelines((b"".join(parts), body))
+        hot.response_complete = True
+        hot.lease.close()
+        self._hot = None
+        if not hot.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
+
+def _plain(
+    headers: list[tuple[bytes, bytes]], compress_lists: bool, guard: WebGuard
+) -> tuple[int, str | None] | None:
+    """Content length and Inference-Header-Content-Length; None where a header asks for the long way."""
+    length = -1
+    header_length = None
+    accepts = False
+    for name, value in headers:
+        if name == b"content-length":
+            if not value.isdigit() or len(value) > 12:
+                return None
+            length = int(value)
+        elif name == b"inference-header-content-length":
+            if header_length is not None:
+                return None
+            header_length = value.decode("latin-1")
+        elif name == b"host":
+            if not guard.knows(value):
+                return None
+        elif name == b"accept-encoding":
+            if accepts or chosen_coding(value.decode("latin-1"), compress_lists):
+                return None  # lines of one header are joined elsewhere
+            accepts = True
+        elif name in _ELSEWHERE:
+            return None
+    if length <= 0 or (length > SMALL_JSON and not is_small_json(header_length)):
+        return None
+    return length, header_length

@@ -1,0 +1,193 @@
+"""The one table where meaning becomes an HTTP status or an exit code, and an error becomes a body.
+
+No other file knows both sides.
+"""
+
+import math
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import orjson
+
+from ...models import errors
+from .codecs.dialect import UnreadableTensor
+
+T = TypeVar("T")
+
+
+class NotOffered(errors.BadInput):
+    """Part of a protocol that we do not do; the message names the way out."""
+
+    code = "not_offered"
+
+
+class UnknownCoding(NotOffered):
+    """A Content-Encoding that nobody here reads; the answer says which ones are."""
+
+    code = "unknown_coding"
+
+
+class Unready(errors.NotReady):
+    """The answer to a question about readiness, not a request that failed."""
+
+    code = "unready"
+
+
+class LoadFailed(errors.CannotServe):
+    """A version that was to be loaded over HTTP cannot serve; the message says why."""
+
+    code = "load_failed"
+
+
+class SlowBody(errors.BadInput):
+    """The request's body did not arrive in time."""
+
+    code = "slow_body"
+
+
+class ForeignHost(errors.BadInput):
+    """The request was sent to a name that is not this server's."""
+
+    code = "foreign_host"
+
+
+class ForeignPage(errors.BadInput):
+    """A web page of another origin asks for something that may change something."""
+
+    code = "foreign_origin"
+
+
+class NotJson(errors.BadInput):
+    """An order whose content type is not JSON."""
+
+    code = "not_json"
+
+
+class HeadTooLarge(errors.TooLarge):
+    """The request's head, its trailers or its chunk extensions are beyond their bounds."""
+
+    code = "head_too_large"
+
+
+class UrlTooLong(errors.TooLarge):
+    """The request line is beyond its bound."""
+
+    code = "url_too_long"
+
+
+class TooManyConnections(errors.Overloaded):
+    """Every connection that may be open is."""
+
+    code = "too_many_connections"
+
+
+# The nearest class along the error's own ancestry wins.
+_STATUS: dict[type[BaseException], HTTPStatus] = {
+    errors.BadInput: HTTPStatus.BAD_REQUEST,
+    errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HeadTooLarge: HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    UrlTooLong: HTTPStatus.REQUEST_URI_TOO_LONG,
+    errors.UnknownName: HTTPStatus.NOT_FOUND,
+    errors.Conflict: HTTPStatus.CONFLICT,
+    NotOffered: HTTPStatus.NOT_IMPLEMENTED,
+    SlowBody: HTTPStatus.REQUEST_TIMEOUT,
+    ForeignHost: HTTPStatus.MISDIRECTED_REQUEST,
+    ForeignPage: HTTPStatus.FORBIDDEN,
+    NotJson: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    errors.CannotConvert: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.ParityRefused: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.CannotServe: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.EngineFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
+    LoadFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
+    BaseException: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+# As Triton answers, with --triton-strict and on /v2 alone.
+_TRITON_STATUS = {
+    **_STATUS,
+    errors.UnknownName: HTTPStatus.BAD_REQUEST,
+    errors.TooLarge: HTTPStatus.BAD_REQUEST,
+    Unready: HTTPStatus.BAD_REQUEST,
+    UnreadableTensor: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+_EXIT: dict[type[BaseException], int] = {
+    errors.BadInput: 2,
+    errors.ParityRefused: 3,
+    errors.CannotConvert: 4,
+    errors.StoreUnusable: 2,
+    OSError: 2,  # a file or folder that the caller named
+    BaseException: 1,
+}
+_LONGEST = 4000  # characters: a message quotes what came, and what came may be endless
+_HIDDEN = "internal error: this is a bug in halfeven, not in the request; the server's log has the traceback"
+
+
+def status_of(error: BaseException, as_triton: bool = False) -> int:
+    """The HTTP status that says what the error means, to us or to Triton."""
+    return int(_nearest(_TRITON_STATUS if as_triton else _STATUS, error))
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of a command that ends with this error (0 is for those that do not)."""
+    return _nearest(_EXIT, error)
+
+
+def _nearest(table: dict[type[BaseException], T], error: BaseException) -> T:
+    return next(table[kind] for kind in type(error).__mro__ if kind in table)
+
+
+def retry_after_of(error: BaseException) -> int | None:
+    """Whole seconds for ``Retry-After``, at least 1; None where coming back does not help."""
+    if isinstance(error, errors.Overloaded):
+        return max(1, math.ceil(error.retry_after_s))
+    return None
+
+
+def headers_of(error: BaseException) -> dict[str, str]:
+    """What the asker is told beside the body: when to come back, which codings are read, that nothing more is."""
+    headers = {}
+    if isinstance(error, SlowBody):  # what still comes of the body belongs to no request
+        headers["connection"] = "close"
+    if (seconds := retry_after_of(error)) is not None:
+        headers["retry-after"] = str(seconds)
+    if isinstance(error, UnknownCoding):
+        headers["accept-encoding"] = "gzip, deflate"
+    return headers
+
+
+def message_of(error: BaseException) -> str:
+    """What the asker may read: our own errors speak for themselves, others are not for strangers' eyes."""
+    return str(error)[:_LONGEST] if isinstance(error, errors.HalfevenError) else _HIDDEN
+
+
+def v2_body(message: str) -> bytes:
+    """The error object of the Open Inference Protocol."""
+    return orjson.dumps({"error": message})
+
+
+def problem_body(status: int, code: str, message: str, param: str | None = None) -> bytes:
+    """An RFC 9457 problem; ``code`` is stable, machines match on it.
+
+    ``error`` says the same once more where OpenAI's clients look for it; they show nothing else.
+    """
+    problem: dict[str, Any] = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": message,
+        "code": code,
+        "error": {"message": message, "type": code, "code": code, "param": param},
+    }
+    return orjson.dumps(problem)
+
+
+def body_of(error: BaseException, path: str) -> tuple[bytes, str]:
+    """The error's body and content type in the words of the path it was asked on."""
+    code = error.code if isinstance(error, errors.HalfevenError) else "internal_error"
+    return body_for(path, status_of(error), code, message_of(error), getattr(error, "param", None))
+
+
+def body_for(path: str, status: int, code: str, message: str, param: str | None = None) -> tuple[bytes, str]:
+    """``{"error": …}`` on ``/v2``, problem+json elsewhere: the body and its content type."""
+    if path == "/v2" or path.startswith("/v2/"):
+        return v2_body(message), "application/json"
+    return problem_body(status, code, message, param), "application/problem+json"

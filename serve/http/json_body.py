@@ -1,0 +1,32 @@
+"""The body of an order: JSON that says it is JSON. A form that a web page posts is no order."""
+
+from fastapi import Request
+
+from .caller import read_json_body
+from .error_mapping import NotJson
+
+_SMALL_BODY = 2**20
+
+
+async def read_order(
+    request: Request, limit: int = _SMALL_BODY, timeout_s: float = 30.0, needs_type: bool = True
+) -> bytes:
+    """The whole body, at most ``limit`` bytes; an empty one needs no content type.
+
+    ``needs_type``: a body without a content type is refused too (V2 clients send none). Raises NotJson, and what
+    `read_json_body` does.
+    """
+    body = await read_json_body(request.scope, request.receive, limit, timeout_s)
+    kinds = request.headers.getlist("content-type")
+    if body.strip() and ((needs_type and not kinds) or not all(map(_is_json, kinds))):
+        came = repr(", ".join(kinds)[:80]) if kinds else "none"
+        raise NotJson(
+            f"expected the content type application/json, got {came}; send the header "
+            "Content-Type: application/json (curl: --json)"
+        )
+    return body
+
+
+def _is_json(kind: str) -> bool:
+    name = kind.partition(";")[0].strip().lower()
+    return name == "application/json" or (name.startswith("application/") and name.endswith("+json"))

@@ -1,0 +1,22 @@
+"""What all connections of a server share: how many there may be, what they may hold, how long they may take."""
+
+import logging
+from dataclasses import dataclass, field
+
+from .connections import Connections, connection_limit
+from .memory_budget import MemoryBudget, default_limit
+from .repeated_warnings import RepeatedWarning
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """``seconds`` is the time for a head to come, and for a body."""
+
+    seconds: float = 30.0
+    budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(default_limit()))
+    connections: Connections = field(default_factory=lambda: Connections(connection_limit(None)))
+    malformed: RepeatedWarning = field(
+        default_factory=lambda: RepeatedWarning(_LOG, "a request that is not HTTP/1.1 was refused")
+    )

@@ -1,0 +1,165 @@
+"""The bytes that requests hold in memory: one budget for all of them, whatever the route.
+
+Counted is what a caller can make grow: a body while it comes, what it unpacks to, the objects that JSON is read into,
+and answers that the caller does not take. The first `FREE_BYTES` of each request are not counted: there are at most as
+many of them as connections, and a small request is let in however full the budget is.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ....models.errors import Overloaded, TooLarge
+
+FREE_BYTES = 64 * 1024
+_SHARE = 4  # one part of so many of the machine's memory
+_LEAST, _MOST = 64 * 2**20, 2**30
+_RETRY_AFTER_S = 1.0
+_CGROUP_FILES = ("memory.max", "memory/memory.limit_in_bytes")  # version 2 and 1
+
+
+class MemoryBudget:
+    """How many bytes are held now, and how many may be. Threads may share it."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.used = limit, 0
+        self._lock = threading.Lock()
+
+    def lease(self) -> "Lease":
+        """What one request holds."""
+        return Lease(self)
+
+    def take(self, nbytes: int, held: int = 0) -> None:
+        """So many bytes more for a request that holds ``held``.
+
+        Raises Overloaded where they do not fit now, TooLarge where they never do.
+        """
+        with self._lock:
+            used = self.used + nbytes
+            if used <= self.limit:
+                self.used = used
+                return
+        setting = f"all requests together may hold {self.limit} bytes (HALFEVEN_MAX_IN_FLIGHT_MIB)"
+        if held + nbytes > self.limit:
+            raise TooLarge(
+                f"reading the request takes {held + nbytes} bytes of memory, {setting}; send fewer rows in one request"
+            )
+        raise Overloaded(
+            f"no memory for {nbytes} bytes more of the request: {setting}; try again", _RETRY_AFTER_S
+        )
+
+    def take_anyway(self, nbytes: int) -> None:
+        """Count what is there already; the limit may be passed."""
+        with self._lock:
+            self.used += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        with self._lock:
+            self.used -= nbytes
+
+
+class Lease:
+    """The bytes of one request. `close` gives back what is left, once, however often it is called."""
+
+    __slots__ = ("_budget", "_closed", "_free", "_held", "_lock")
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget, self._free, self._held, self._closed = budget, FREE_BYTES, 0, False
+        self._lock = threading.Lock()
+
+    @property
+    def held(self) -> int:
+        """Bytes of the budget."""
+        return self._held
+
+    def add(self, nbytes: int) -> None:
+        """Raises Overloaded or TooLarge, and holds what it held before then."""
+        with self._lock:
+            counted = max(nbytes - self._free, 0)
+            if counted:
+                if self._closed:
+                    raise Overloaded("the request has ended while it was being read")
+                self._budget.take(counted, self._held)
+                self._held += counted
+            self._free -= nbytes - counted
+
+    @contextmanager
+    def meanwhile(self, nbytes: int) -> Iterator[None]:
+        """Hold so many bytes more inside the block. Raises as `add`."""
+        before = self._held
+        self.add(nbytes)
+        counted = self._held - before
+        try:
+            yield
+        finally:
+            with self._lock:
+                if not self._closed:
+                    self._held -= counted
+                    self._budget.give_back(counted)
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._budget.give_back(self._held)
+                self._held = 0
+
+
+def unlimited() -> Lease:
+    """For a request that no server counts."""
+    return MemoryBudget(sys.maxsize).lease()
+
+
+def default_limit(memory: Callable[[], int] | None = None) -> int:
+    """A quarter of the memory that this process may have, from 64 MiB to 1 GiB."""
+    return min(max((memory or usable_memory)() // _SHARE, _LEAST), _MOST)
+
+
+def usable_memory(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes: the machine's memory, or less where the control group of this process says so."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(limit for limit in map(_limit_in, _files(cgroups)) if limit is not None)])
+
+
+def _files(cgroups: Path) -> Iterator[Path]:
+    """The limits of the group of this process and those around it. Source: cgroups(7), proc(5)."""
+    try:
+        own = Path("/proc/self/cgroup").read_text().split("::", 1)[-1].split("\n", 1)[0].strip("/")
+    except OSError:
+        own = ""
+    for name in _CGROUP_FILES:
+        yield cgroups / name
+    group = cgroups / own
+    while group != cgroups and cgroups in group.parents:
+        yield group / _CGROUP_FILES[0]
+        group = group.parent
+
+
+def _limit_in(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None  # else it is "max"
+
+
+_LIST, _OBJECT, _NUMBER, _TEXT = (
+    72,
+    240,
+    40,
+    64,
+)  # bytes of each in CPython 3.11 on 64 bits, with its place in a list
+
+
+def json_bytes(text: bytes) -> int:
+    """About the bytes of the objects that JSON is read into: a list of numbers takes up to twenty times its text."""
+    return (
+        len(text)
+        + _NUMBER * (text.count(b",") + 1)
+        + _LIST * text.count(b"[")
+        + _OBJECT * text.count(b"{")
+        + _TEXT * (text.count(b'"') // 2)
+    )

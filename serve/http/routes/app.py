@@ -1,0 +1,184 @@
+"""The routes, and nothing but the routes. Infer is answered in front of this (`infer_asgi.py`).
+
+Bodies are read raw: V2 clients send no content type, and a stranger's one must not decide anything.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version as installed_version
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse
+from starlette.exceptions import HTTPException
+
+from ....models.engines.cpu.setup import processor
+from ....models.errors import BadRequest, HalfevenError, UnknownName
+from ...batching.interface import ControlledRoster, Roster, Served
+from ..caller import CallerLeft
+from ..codecs.dialect import OURS, Dialect
+from ..error_mapping import body_for, body_of, headers_of, status_of
+from .infer import MAX_BODY_BYTES
+from .metrics import CONTENT_TYPE
+from .openapi import with_infer
+from .pages import docs_page, front_page
+from .predict import add_predict
+from .repository import add_repository
+from .v2 import add_v2
+
+_VERSION = installed_version("halfeven")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the store knows, given from outside. Each raises UnknownName for a name or version it has not.
+
+    They may block (they run in a thread): ``versions(model)`` gives one JSON object per version, each with
+    its ``version``; ``report`` HTML; ``plan`` and ``lineage`` JSON; ``rollback(model)`` what is live now.
+    """
+
+    versions: Callable[[str], Sequence[Mapping[str, Any]]]
+    report: Callable[[str, str], str]
+    plan: Callable[[str, str], Any]
+    lineage: Callable[[str, str], Any]
+    rollback: Callable[[str], Mapping[str, Any]]
+
+
+def build_app(
+    roster: ControlledRoster,
+    metrics_text: Callable[[], bytes],
+    history: History,
+    server_name: str = "halfeven",
+    max_body_bytes: int = MAX_BODY_BYTES,
+    body_timeout_s: float = 30.0,
+    dialect: Dialect = OURS,
+) -> FastAPI:
+    """Every route but infer. ``server_name`` is what /v2 says (Triton's own example asks for ``triton``)."""
+    app = FastAPI(title="halfeven", version=_VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
+    _add_errors(app, dialect.triton_statuses)
+    _add_healthz(app)
+    add_v2(app, roster, server_name, dialect.triton_statuses)
+    add_repository(app, roster, max_body_bytes, body_timeout_s)
+    add_predict(app, roster, max_body_bytes, body_timeout_s)
+    _add_history(app, roster, history)
+    _add_pages(app, roster, metrics_text)
+    return app
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+def _add_errors(app: FastAPI, as_triton: bool) -> None:
+    async def ours(request: Request, error: Exception) -> Response:
+        path = request.url.path
+        body, kind = body_of(error, path)
+        status = status_of(error, as_triton and path.startswith("/v2/"))
+        return Response(body, status, headers_of(error), kind)
+
+    async def nobody_s(request: Request, error: Exception) -> Response:
+        response = await ours(request, error)
+        response.headers["connection"] = (
+            "close"  # Starlette raises it again for the log, and uvicorn hangs up
+        )
+        return response
+
+    async def of_the_framework(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        code = error.detail.lower().replace(" ", "_")
+        body, kind = body_for(request.url.path, error.status_code, code, error.detail)
+        return Response(body, error.status_code, error.headers, kind)
+
+    async def of_validation(request: Request, error: Exception) -> Response:
+        return await ours(request, BadRequest(f"the request's path or query does not fit: {error}"))
+
+    async def nobody_there(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # nginx's number; nobody reads it
+
+    app.add_exception_handler(HalfevenError, ours)  # the root: Starlette walks the error's ancestry
+    app.add_exception_handler(HTTPException, of_the_framework)
+    app.add_exception_handler(RequestValidationError, of_validation)
+    app.add_exception_handler(CallerLeft, nobody_there)
+    app.add_exception_handler(Exception, nobody_s)
+
+
+def _add_healthz(app: FastAPI) -> None:
+    @app.get("/healthz", tags=["server"])
+    async def healthz() -> Response:
+        """Liveness for orchestrators."""
+        return _json({"status": "ok"})
+
+
+def _add_history(app: FastAPI, roster: Roster, history: History) -> None:
+    # Plain functions, not async ones: FastAPI runs them in a thread, and the store's disk may be slow.
+    @app.get("/v1/models", tags=["versions"])
+    def models() -> Response:
+        """Every model on duty, in short."""
+        return _json({"models": [_in_short(served) for served in roster.all()]})
+
+    @app.get("/v1/models/{m}/versions", tags=["versions"])
+    def versions(m: str) -> Response:
+        """Every version in the store."""
+        return _json({"model": m, "versions": list(history.versions(m))})
+
+    @app.get("/v1/models/{m}/versions/{v}", tags=["versions"])
+    def version(m: str, v: str) -> Response:
+        """One version in the store."""
+        for item in history.versions(m):
+            if str(item["version"]) == v:
+                return _json(item)
+        raise UnknownName(f"model '{m}' has no version '{v}'; GET /v1/models/{m}/versions lists them")
+
+    @app.get("/v1/models/{m}/versions/{v}/report", tags=["versions"])
+    def report(m: str, v: str) -> Response:
+        """The parity report, for people."""
+        return HTMLResponse(history.report(m, v))
+
+    @app.get("/v1/models/{m}/versions/{v}/plan", tags=["versions"])
+    def plan(m: str, v: str) -> Response:
+        """The precision plan: which nodes stay FP32, and why."""
+        return _json(history.plan(m, v))
+
+    @app.get("/v1/models/{m}/versions/{v}/lineage", tags=["versions"])
+    def lineage(m: str, v: str) -> Response:
+        """Where the version comes from."""
+        return _json(history.lineage(m, v))
+
+    @app.post("/v1/models/{m}/rollback", tags=["versions"])
+    def rollback(m: str) -> Response:
+        """Put the previous live version back on duty."""
+        return _json(history.rollback(m))
+
+
+def _in_short(served: Served) -> dict[str, Any]:
+    duty = served.duty
+    cpu = {"cpu": {"processor": processor(), **duty.setup.to_json()}} if duty.setup is not None else {}
+    return {
+        "name": served.name,
+        "version": duty.version,
+        "digest": duty.digest,
+        "precision": duty.precision,
+        "reason": duty.reason,
+        "form": duty.engine.form,
+        "device": duty.engine.device,
+        **cpu,
+    }
+
+
+def _add_pages(app: FastAPI, roster: Roster, metrics_text: Callable[[], bytes]) -> None:
+    app.openapi = with_infer(app.openapi)
+
+    @app.get("/metrics", tags=["server"])
+    async def metrics() -> Response:
+        """Prometheus text."""
+        return Response(metrics_text(), media_type=CONTENT_TYPE)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(docs_page(app.openapi()))
+
+    @app.get("/", include_in_schema=False)
+    async def front() -> Response:
+        return HTMLResponse(front_page([_in_short(served) for served in roster.all()]))

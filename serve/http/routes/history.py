@@ -1,0 +1,119 @@
+"""What the store knows about versions, in the words of the HTTP routes."""
+
+from pathlib import Path
+from typing import Any
+
+from ....exporters.evidence import facts_of
+from ....models.errors import DamagedFile, UnknownName
+from ....models.store import Store, Version
+from .app import History
+
+
+def history_of(store: Store) -> History:
+    """The store behind ``/v1/models/{m}/versions…``."""
+
+    def versions(model: str) -> list[dict[str, Any]]:
+        if model not in store.names():
+            raise UnknownName(f"no model '{model}' in the store: it has {store.names()}")
+        live = store.live_number(model)
+        return [_listed(store, model, number) | {"live": number == live} for number in store.numbers(model)]
+
+    def rollback(model: str) -> dict[str, Any]:
+        return facts_of(store.rollback(model))
+
+    return History(
+        versions=versions,
+        report=lambda model, number: version_of(store, model, number).bytes("report.html").decode(),
+        plan=lambda model, number: version_of(store, model, number).json("precision.json"),
+        lineage=lambda model, number: _lineage(store, version_of(store, model, number)),
+        rollback=rollback,
+    )
+
+
+def _listed(store: Store, model: str, number: int) -> dict[str, Any]:
+    """One version's facts; one whose manifest cannot be read is listed too, as ``damaged``, with the reason."""
+    try:
+        version = store.version(model, number)
+        try:
+            return facts_of(version) | {"created": version.manifest.get("created")}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DamagedFile(
+                f"{version.folder / 'manifest.json'} lacks what a manifest holds ({type(error).__name__}: {error}); "
+                "convert the model again"
+            ) from error
+    except DamagedFile as error:
+        reason = str(error)
+    return {
+        "model": model,
+        "version": number,
+        "digest": None,
+        "status": "damaged",
+        "reason": reason,
+        "notes": [],
+        "forms": {},
+        "created": None,
+    }
+
+
+def damaged_files(store: Store, model: str) -> list[str]:
+    """What is wrong with a model's files, a sentence each: its manifests, and every file of what is on duty.
+
+    The files of the versions before it are not read: they may be many, and large.
+    """
+    found = [
+        facts["reason"]
+        for number in store.numbers(model)
+        if (facts := _listed(store, model, number))["status"] == "damaged"
+    ]
+    try:
+        version = store.live(model)
+    except (DamagedFile, UnknownName) as error:
+        return found if str(error) in found else [*found, str(error)]
+    if version is None:
+        return found
+    for file in version.manifest["files"]:
+        try:
+            version.opened(file).close()
+        except DamagedFile as error:
+            found.append(str(error))
+    return found
+
+
+def version_of(store: Store, model: str, number: str) -> Version:
+    """Raises UnknownName with what there is."""
+    if model not in store.names():
+        raise UnknownName(f"no model '{model}' in the store: it has {store.names()}")
+    if not (number.isascii() and number.isdigit()):
+        raise UnknownName(f"'{model}' has no version {number!r}: it has {store.numbers(model)}")
+    return store.version(model, int(number))
+
+
+def promote(store: Store, model: str, number: str) -> dict[str, Any]:
+    """Put a version on duty; its facts. Raises UnknownName, Conflict for a refused version."""
+    version = version_of(store, model, number)
+    store.promote(version)
+    return facts_of(version)
+
+
+def _lineage(store: Store, version: Version) -> dict[str, Any]:
+    keys = ("model", "parent", "lineage", "environment", "created", "fingerprint", "files")
+    facts = {"version": version.number, "digest": version.digest}
+    return facts | {key: version.manifest[key] for key in keys} | {"promotions": _promotions(store, version)}
+
+
+def _promotions(store: Store, version: Version) -> list[dict[str, Any]]:
+    """The first and the last time that it was put on duty: by whom, over which version. ``stale_parent`` names the
+    version that it was made from where that was not the one on duty any more."""
+    found = store.promotions(version.name).get(version.number, {})
+    told = [dict(found[key]) for key in ("first", "last") if key in found]
+    parent = version.manifest.get("parent")
+    if told and version.awaits_promotion and told[0]["over"] not in (None, parent):
+        told[0]["stale_parent"] = parent
+    return told[:1] if len(told) == 2 and found["first"] == found["last"] else told
+
+
+def store_at(path: Path, writes: bool = False) -> Store:
+    """The store at a path that may not exist yet. Raises StoreUnusable where the command could not use it."""
+    store = Store(path.expanduser().resolve())
+    store.check(writes)
+    return store

@@ -1,0 +1,312 @@
+"""The infer route, answered in front of FastAPI: on this path its routing would cost more than the model.
+
+POST /v2/models/{m}[/versions/{v}]/infer is answered here; everything else passes through untouched.
+"""
+
+import asyncio
+import logging
+from functools import lru_cache
+from time import perf_counter_ns
+from typing import NamedTuple
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ....models.errors import BadInput, HalfevenError, NotReady
+from ...batching.counters import Phase
+from ...batching.interface import Answer, Roster, Served
+from ...logs import requests
+from ..caller import CallerLeft, answer_or_leave, lease_of, lend, read_body
+from ..codecs.dialect import OURS, Dialect
+from ..codecs.infer import InferCodec, InferRequest
+from ..content_coding import chosen_coding, decoded, encoded
+from ..error_mapping import SlowBody, body_for, body_of, headers_of, message_of, status_of
+from ..head_requests import answer_head
+from ..limits.bounds import Bounds
+from ..limits.memory_budget import Lease, json_bytes
+from ..limits.worker_threads import Workshop
+from ..page_headers import PageHeaders
+from ..web_guard import WebGuard
+from .infer_headers import NOTHING, Told, scan
+
+MAX_BODY_BYTES = 64 * 2**20  # Triton's default
+# Bytes; more JSON than this is read off the event loop. What is read in a millisecond is read on it: in a thread it
+# keeps Python's lock as long, and several threads that want the lock hold each other up.
+SMALL_JSON = 512 * 1024
+_PHASES = b"queue;dur=%.3f, assemble;dur=%.3f, compute;dur=%.3f"
+_ALL_PHASES = _PHASES + b", total;dur=%.3f"
+_LONGEST_ID = 128  # characters of a caller's words in a record of the log
+_LOG = logging.getLogger(__name__)
+Headers = list[tuple[bytes, bytes]]
+
+
+class Begun(NamedTuple):
+    """A request on its way: who reads and writes it, what it asked, its answer to come, and when it was read."""
+
+    codec: InferCodec
+    request: InferRequest
+    future: asyncio.Future[Answer]
+    since_ns: int
+    written: Phase  # what its writing takes is added here
+
+
+class InferFront:
+    """An ASGI application around another one.
+
+    `begin` and `finish` do the work without awaiting anything, so that `hot_protocol.py` can call them straight
+    from the HTTP parser; ``__call__`` is the same for any ASGI server.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        roster: Roster,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        body_timeout_s: float = 30.0,
+        written: dict[str, Phase] | None = None,
+        dialect: Dialect = OURS,
+        guard: WebGuard | None = None,
+        bounds: Bounds | None = None,
+    ) -> None:
+        self._app = app
+        self.guard = guard or WebGuard()
+        self._roster = roster
+        self._dialect = dialect
+        self.compress_lists = dialect.compress_lists
+        self.max_body_bytes = max_body_bytes
+        self.body_timeout_s = body_timeout_s
+        self.bounds = bounds or Bounds(seconds=body_timeout_s)
+        self.urls: dict[bytes, tuple[str, str | None]] = {}  # `hot_protocol.py` remembers paths here
+        self.written = {} if written is None else written  # by model, for as long as the server lives
+        self._codecs: dict[str, InferCodec] = {}
+        self._workshop = Workshop()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan" and (error := self._foreign(scope)) is not None:
+            await self._turn_away(error, scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        lease = lend(scope, self.bounds.budget)
+        try:
+            await self._route(scope, receive, send)
+        finally:
+            lease.close()
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = _asked(scope)
+        if asked is None and scope["method"] == "HEAD":
+            await answer_head(self._app, scope, receive, send)
+        elif asked is None:
+            await self._app(scope, receive, send)
+        elif scope["method"] != "POST":
+            body, kind = body_for("/v2", 405, "method_not_allowed", "Method Not Allowed: POST here")
+            await _send(send, 405, [(b"allow", b"POST"), (b"content-type", kind.encode())], body)
+        else:
+            await self._answer(asked, scope, receive, send)
+
+    def _foreign(self, scope: Scope) -> HalfevenError | None:
+        """Why the request is refused before anything else looks at it; a connection of WebSocket may change things."""
+        try:
+            self.guard.check(scope.get("method", "CONNECT"), scope["headers"])
+        except HalfevenError as error:
+            return error
+        return None
+
+    async def _turn_away(self, error: HalfevenError, scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            body, kind = body_of(error, scope["path"])
+            await _send(send, status_of(error), [(b"content-type", kind.encode())], body)
+
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await PageHeaders(answer)(scope, receive, send)
+
+    async def _answer(
+        self, asked: tuple[str, str | None], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        told = NOTHING
+        try:
+            header_length, told = scan(scope["headers"])
+            headers, body = await self._infer(asked, header_length, told, scope, receive)
+            status = 200
+        except CallerLeft:
+            return
+        except Exception as error:
+            status, headers, body = self.refusal(error, told.request_id, asked[0])
+        if told is not NOTHING:
+            headers.extend(told.ids)
+        await _send(send, status, headers, body)
+
+    async def _infer(
+        self,
+        asked: tuple[str, str | None],
+        header_length: str | None,
+        told: Told,
+        scope: Scope,
+        receive: Receive,
+    ) -> tuple[Headers, bytes]:
+        served = self.find(asked)
+        lease = lease_of(scope)
+        body = await read_body(scope, receive, self.max_body_bytes, self.body_timeout_s)
+        if told.coding is not None:
+            body = await decoded(body, told.coding, self.max_body_bytes, lease, self._workshop.run)
+        served = self.find(asked)  # again: another version may have taken its place while the body came
+        if len(body) <= SMALL_JSON or is_small_json(header_length):
+            begun = self.begin(served, header_length, body)
+        else:
+            begun = await self._begin_elsewhere(asked, served, header_length, body, lease)
+        answer = await answer_or_leave(begun.future, receive)
+        began_ns = perf_counter_ns()
+        headers, body = self.finish(begun, answer, told)
+        begun.written.add(perf_counter_ns() - began_ns)
+        if told.accepted is not None and (coding := chosen_coding(told.accepted, self.compress_lists)):
+            body = await encoded(body, coding, self._workshop.run)
+            headers.append((b"content-encoding", coding.encode()))
+        return headers, body
+
+    def find(self, asked: tuple[str, str | None]) -> Served:
+        """The model that is to answer. Raises UnknownName, NotReady."""
+        return self._roster.find(*asked)
+
+    def begin(self, served: Served, header_length: str | None, body: bytes) -> Begun:
+        """Read a whole body and queue what it asks. Raises BadRequest, Overloaded, NotReady."""
+        since_ns = perf_counter_ns()
+        codec = self._codec(served)
+        request = codec.read(body, header_length)
+        future = served.submit(request.arrays, request.rows, request.terms)
+        return Begun(codec, request, future, since_ns, self.written[served.name])
+
+    async def _begin_elsewhere(
+        self,
+        asked: tuple[str, str | None],
+        served: Served,
+        header_length: str | None,
+        body: bytes,
+        lease: Lease,
+    ) -> Begun:
+        """The same where reading takes so long that others would notice: in a thread."""
+        since_ns = perf_counter_ns()
+        codec = self._codec(served)
+
+        def read() -> InferRequest:
+            with lease.meanwhile(json_bytes(body)):
+                return codec.read(body, header_length)
+
+        request = await self._workshop.run(read)
+        served = self.find(asked)
+        if self._codec(served) is not codec and served.spec.signature() != codec.spec.signature():
+            raise NotReady(
+                f"model '{served.name}' changed its inputs while the request was read; send it again"
+            )
+        future = served.submit(request.arrays, request.rows, request.terms)
+        return Begun(codec, request, future, since_ns, self.written[served.name])
+
+    def finish(self, begun: Begun, answer: Answer, told: Told = NOTHING) -> tuple[Headers, bytes]:
+        """The response's headers (content length left out) and body. ``told`` has the id for the log."""
+        duty = answer.duty
+        parameters = {"halfeven_precision": answer.precision, "halfeven_digest": duty.digest[:12]}
+        response = begun.codec.write(begun.request, answer.outputs, duty.version, parameters)
+        headers = answer_headers(answer, perf_counter_ns() - begun.since_ns)
+        if response.header_length is None:
+            headers.append((b"content-type", b"application/json"))
+        else:
+            headers.append((b"content-type", b"application/octet-stream"))
+            headers.append((b"inference-header-content-length", b"%d" % response.header_length))
+        if requests.isEnabledFor(logging.INFO):
+            _log_answer(begun, answer, told.request_id)
+        return headers, response.body
+
+    def refusal(
+        self, error: Exception, request_id: str | None = None, model: str = ""
+    ) -> tuple[int, Headers, bytes]:
+        """What a request that ends with this error is answered: status, headers, body."""
+        status = status_of(error, self._dialect.triton_statuses)
+        who = {"request_id": request_id, "model": model[:_LONGEST_ID], "status": status}
+        if status == 500 and not isinstance(error, BadInput):
+            _LOG.error("an infer request failed", exc_info=error, extra=who)
+        if requests.isEnabledFor(logging.INFO):
+            requests.info("refused: %s", message_of(error), extra=who)
+        body, kind = body_of(error, "/v2")
+        headers = [(key.encode(), value.encode()) for key, value in headers_of(error).items()]
+        return status, [(b"content-type", kind.encode()), *headers], body
+
+    def slow_body(self) -> SlowBody:
+        """What a body that takes too long is answered with."""
+        return SlowBody(f"the request's body did not arrive within {self.body_timeout_s:g} s; send it faster")
+
+    def _codec(self, served: Served) -> InferCodec:
+        """One per model, made again where a version came with a new signature."""
+        codec = self._codecs.get(served.name)
+        if codec is None or codec.spec is not served.spec:
+            codec = self._codecs[served.name] = InferCodec(served.spec, self._dialect)
+            self.written.setdefault(served.name, Phase())
+        return codec
+
+
+def _asked(scope: Scope) -> tuple[str, str | None] | None:
+    """The model's name and perhaps version where the path is the infer route's (percent-decoded already)."""
+    if not scope["path"].endswith("/infer"):
+        return None
+    return asked_of(scope["path"].removeprefix(scope.get("root_path", "")))
+
+
+def asked_of(path: str) -> tuple[str, str | None] | None:
+    """The model's name and perhaps version where the path is the infer route's."""
+    match path.split("/"):
+        case ["", "v2", "models", name, "infer"] if name:
+            return name, None
+        case ["", "v2", "models", name, "versions", version, "infer"] if name and version:
+            return name, version
+    return None
+
+
+def is_small_json(header_length: str | None) -> bool:
+    """Whether the JSON of a large body is soon parsed; a length that is no number is refused as soon."""
+    return header_length is not None and not (
+        header_length.isdecimal() and int(header_length[:20]) > SMALL_JSON
+    )
+
+
+def _log_answer(begun: Begun, answer: Answer, request_id: str | None) -> None:
+    own_id = (begun.request.id or "")[:_LONGEST_ID] or None
+    requests.info(
+        "answered",
+        extra={
+            "request_id": request_id or own_id,
+            "model": begun.codec.spec.name,
+            "version": answer.duty.version,
+            "precision": answer.precision,
+            "status": 200,
+            "rows": begun.request.rows,
+            "queue_ms": round(answer.queue_ns / 1e6, 3),
+            "compute_ms": round(answer.compute_ns / 1e6, 3),
+        },
+    )
+
+
+def answer_headers(answer: Answer, total_ns: int | None = None) -> Headers:
+    """Who answered and what it took; every prediction carries them, on whichever route.
+
+    ``total_ns`` is from the body's arrival to here, all of it that is in our hands (None: not told).
+    """
+    duty = answer.duty
+    spent = (answer.queue_ns / 1e6, answer.assemble_ns / 1e6, answer.compute_ns / 1e6)
+    timing = _PHASES % spent if total_ns is None else _ALL_PHASES % (*spent, total_ns / 1e6)
+    return [*_answered_by(duty.version, duty.digest, answer.precision), (b"server-timing", timing)]
+
+
+@lru_cache(maxsize=256)
+def _answered_by(version: str, digest: str, precision: str) -> Headers:
+    return [
+        (b"halfeven-version", version.encode()),
+        (b"halfeven-digest", digest.encode()),
+        (b"halfeven-precision", precision.encode()),
+    ]
+
+
+async def _send(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,76 @@
+"""What the headers of an infer request say, in one walk over them."""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ....models.errors import BadRequest
+
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")  # what may be said back and written into a log as it is
+_KNOWN = frozenset(
+    (
+        b"inference-header-content-length",
+        b"content-encoding",
+        b"accept-encoding",
+        b"x-request-id",
+        b"triton-request-id",
+    )
+)
+
+
+class Told(NamedTuple):
+    """The codings as they came (several joined by commas), None where they are absent.
+
+    ``ids`` are the request ids that are said back under the same names.
+    """
+
+    coding: str | None = None
+    accepted: str | None = None
+    ids: tuple[tuple[bytes, bytes], ...] = ()
+
+    @property
+    def request_id(self) -> str | None:
+        """For the log."""
+        return self.ids[0][1].decode() if self.ids else None
+
+
+NOTHING = Told()
+
+
+def scan(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str | None, Told]:
+    """Inference-Header-Content-Length as it came, and what few say: `NOTHING` for all others.
+
+    Names are in lower case, as ASGI gives them. Raises BadRequest where two lengths of the JSON part disagree. An
+    id that is too long or not printable ASCII is nobody's: it is not said back.
+    """
+    length = None
+    for name, value in headers:
+        if name in _KNOWN:
+            if name != b"inference-header-content-length" or length is not None:
+                return _scan_all(headers)
+            length = value
+    return (None if length is None else length.decode("latin-1")), NOTHING
+
+
+def _scan_all(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str | None, Told]:
+    found = [item for item in headers if item[0] in _KNOWN]
+    ids = tuple(item for item in found if item[0].endswith(b"request-id") and _REQUEST_ID.fullmatch(item[1]))
+    told = Told(
+        ", ".join(_values(found, b"content-encoding")) or None,
+        ", ".join(_values(found, b"accept-encoding")) or None,
+        ids[:2],
+    )
+    return _length(_values(found, b"inference-header-content-length")), told
+
+
+def _values(found: list[tuple[bytes, bytes]], name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in found if key == name]
+
+
+def _length(values: list[str]) -> str | None:
+    if len(set(values)) > 1:
+        raise BadRequest(
+            f"Inference-Header-Content-Length came {len(values)} times with different values: "
+            f"{', '.join(values)[:80]!r}; send it once"
+        )
+    return values[0] if values else None

@@ -1,0 +1,193 @@
+"""What Prometheus reads at /metrics, made from the batchers' counters at the moment of reading.
+
+The hot path pays nothing for it. Triton's counters keep Triton's names, so that its dashboards work here;
+what Triton lacks (histograms of queue, compute and batch size) is called ``halfeven_…``.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Protocol
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ....models.spec import ModelSpec
+from ...batching.counters import BOUNDS_NS, Phase, Tally
+from ...batching.interface import OnDuty
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_LABELS = ("model", "version")
+_ROW_BOUNDS = tuple(2**power for power in range(11))
+_TRITON_COUNTER = re.compile(rb"^((?:# (?:HELP|TYPE) )?nv_\w+)_total\b", re.MULTILINE)
+
+_COUNTERS: tuple[tuple[str, str, Callable[[Tally], int]], ...] = (
+    ("nv_inference_request_success", "Successful inference requests", lambda t: t.requests),
+    ("nv_inference_count", "Rows inferred", lambda t: t.rows),
+    ("nv_inference_exec_count", "Batches executed", lambda t: t.executions),
+    (
+        "nv_inference_request_duration_us",
+        "Cumulative time of successful requests in queue and compute, microseconds",
+        lambda t: (t.queue_ns + t.compute_ns) // 1000,
+    ),
+    (
+        "nv_inference_queue_duration_us",
+        "Cumulative time of successful requests before their batch began, microseconds",
+        lambda t: t.queue_ns // 1000,
+    ),
+    (
+        "nv_inference_compute_input_duration_us",
+        "Cumulative time of successful requests while their batch's inputs were joined, microseconds",
+        lambda t: t.assemble_ns // 1000,
+    ),
+    (
+        "nv_inference_compute_infer_duration_us",
+        "Cumulative time of successful requests in their batch's run (copies out included), microseconds",
+        lambda t: (t.compute_ns - t.assemble_ns) // 1000,
+    ),
+    ("nv_inference_compute_output_duration_us", "Part of compute_infer here, so always 0", lambda _: 0),
+    ("halfeven_vanished_callers", "Callers who left before their batch began", lambda t: t.vanished),
+    ("halfeven_rejected_requests", "Requests refused because they would wait too long", lambda t: t.rejected),
+    ("halfeven_timed_out_requests", "Requests whose own timeout passed in the queue", lambda t: t.timed_out),
+    ("halfeven_rescued_rows", "Rows of a half that its FP32 whole answered", lambda t: t.rescued_rows),
+    ("halfeven_out_of_memory", "Runs for which the device had too little memory", lambda t: t.out_of_memory),
+    ("halfeven_given_up_batches", "Batches of a broken version that were not divided", lambda t: t.given_up),
+)
+_FAILURES: tuple[tuple[str, Callable[[Tally], int]], ...] = (
+    ("REJECTED", lambda t: t.rejected + t.timed_out),  # Triton counts both so
+    ("CANCELED", lambda t: t.vanished),
+    ("BACKEND", lambda t: t.failures),
+)
+
+
+class Measured(Protocol):
+    """A batcher as the metrics see it; or a loaded version, whose ``label`` tells what it is there for."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def duty(self) -> OnDuty: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    def tallies(self) -> list[Tally]: ...
+
+
+class BatcherCollector(Collector):
+    """Reads every batcher once per scrape. ``batchers`` gives those loaded now.
+
+    ``written`` gives for each model how long its answers took from outcome to socket.
+    """
+
+    def __init__(
+        self,
+        batchers: Callable[[], Iterable[Measured]],
+        written: Callable[[], Mapping[str, Phase]] = dict,
+    ) -> None:
+        self._batchers = batchers
+        self._written = written
+
+    def collect(self) -> Iterator[Metric]:
+        batchers = list(self._batchers())
+        tallies = [((b.spec.name, tally.version), tally) for b in batchers for tally in b.tallies()]
+        yield from _counters(tallies)
+        yield from _histograms(tallies)
+        yield _write_histogram(self._written())
+        yield from _gauges(batchers)
+
+
+_Tallies = list[tuple[tuple[str, str], Tally]]
+
+
+def _counters(tallies: _Tallies) -> Iterator[Metric]:
+    for name, text, read in _COUNTERS:
+        family = CounterMetricFamily(name, text, labels=_LABELS)
+        for labels, tally in tallies:
+            family.add_metric(labels, read(tally))
+        yield family
+    failed = CounterMetricFamily(
+        "nv_inference_request_failure", "Failed inference requests", labels=("model", "reason", "version")
+    )
+    for (model, version), tally in tallies:
+        for reason, read in _FAILURES:
+            failed.add_metric((model, reason, version), read(tally))
+    yield failed
+
+
+def _histograms(tallies: _Tallies) -> Iterator[Metric]:
+    queue = HistogramMetricFamily("halfeven_queue_seconds", "A request's wait for its batch", labels=_LABELS)
+    assemble = HistogramMetricFamily(
+        "halfeven_assemble_seconds", "Joining a batch's inputs, a part of its run", labels=_LABELS
+    )
+    compute = HistogramMetricFamily("halfeven_compute_seconds", "A batch's run", labels=_LABELS)
+    rows = HistogramMetricFamily("halfeven_batch_rows", "Rows per batch", labels=_LABELS)
+    for labels, tally in tallies:
+        queue.add_metric(labels, _by_time(tally.queue_buckets), tally.queue_ns / 1e9)
+        assemble.add_metric(labels, _by_time(tally.assemble_buckets), tally.assembled_ns / 1e9)
+        spent_ns = sum(spent_ns for _, spent_ns in tally.batches.values())
+        compute.add_metric(labels, _by_time(tally.compute_buckets), spent_ns / 1e9)
+        rows.add_metric(labels, _by_rows(tally.batches), tally.rows)
+    yield from (queue, assemble, compute, rows)
+
+
+def _write_histogram(written: Mapping[str, Phase]) -> Metric:
+    write = HistogramMetricFamily(
+        "halfeven_write_seconds", "An infer answer from its outcome to the socket", labels=("model",)
+    )
+    for model, phase in written.items():
+        write.add_metric((model,), _by_time(phase.buckets), phase.spent_ns / 1e9)
+    return write
+
+
+def _by_time(counts: list[int]) -> list[tuple[str, float]]:
+    """Prometheus buckets: for each upper bound in seconds, how many lie at or below it."""
+    bounds = [*(f"{bound_ns / 1e9:g}" for bound_ns in BOUNDS_NS), "+Inf"]
+    return list(zip(bounds, accumulate(counts), strict=True))
+
+
+def _by_rows(batches: Mapping[int, tuple[int, int]]) -> list[tuple[str, float]]:
+    def at_most(bound: float) -> int:
+        return sum(executions for rows, (executions, _) in batches.items() if rows <= bound)
+
+    return [*((f"{bound}", at_most(bound)) for bound in _ROW_BOUNDS), ("+Inf", at_most(float("inf")))]
+
+
+def _gauges(batchers: Iterable[Measured]) -> Iterator[Metric]:
+    pending = GaugeMetricFamily(
+        "nv_inference_pending_request_count", "Requests waiting for a batch", labels=_LABELS
+    )
+    on_duty = GaugeMetricFamily(
+        "halfeven_on_duty", "1 for the version on duty", labels=(*_LABELS, "precision")
+    )
+    ceiling = GaugeMetricFamily(
+        "halfeven_row_ceiling", "Rows in one run since the device ran out of memory", labels=_LABELS
+    )
+    for one in batchers:
+        name, duty = one.spec.name, one.duty
+        pending.add_metric((name, duty.version), one.waiting)
+        if duty.ceiling is not None and duty.ceiling.known:
+            ceiling.add_metric((name, duty.version), duty.ceiling.smallest)
+        if getattr(one, "label", "stable") == "stable":  # a canary, a shadow or the previous version is not
+            on_duty.add_metric((name, duty.version, duty.precision), 1)
+    yield from (pending, on_duty, ceiling)
+
+
+def new_registry(
+    batchers: Callable[[], Iterable[Measured]], written: Callable[[], Mapping[str, Phase]] = dict
+) -> CollectorRegistry:
+    """A registry of our own (two servers in one process do not meet), with the process's memory and CPU."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    registry.register(BatcherCollector(batchers, written))
+    return registry
+
+
+def metrics_text(registry: CollectorRegistry) -> bytes:
+    """The body of /metrics, in Prometheus's text format (``CONTENT_TYPE``).
+
+    The client library ends every counter in ``_total``; Triton's have no such ending.
+    """
+    return _TRITON_COUNTER.sub(rb"\1", generate_latest(registry))

@@ -1,0 +1,80 @@
+"""``POST /v1/models/{m}:predict``: read a body of any kind, submit, write what the caller accepts.
+
+What takes long (pictures, large JSON, npz) is read in a few threads of its own, so that the event loop and
+everybody else's requests go on.
+"""
+
+from collections.abc import Callable
+
+from fastapi import FastAPI, Request, Response
+
+from ....models.errors import NotReady
+from ...batching.interface import Answer, Roster, Served
+from ..caller import answer_or_leave, lease_of, read_body
+from ..codecs.numpy_files import NPY_TYPE, NPZ_TYPE
+from ..codecs.predict import PredictRequest
+from ..codecs.predict_answers import JSON_TYPE, PNG_TYPE, answer_type, is_quick_to_write, write_answer
+from ..codecs.predict_bodies import is_quick, read_body_of
+from ..limits.memory_budget import Lease
+from ..limits.worker_threads import Workshop
+from .infer import answer_headers
+
+_TYPES = (JSON_TYPE, "multipart/form-data", PNG_TYPE, "image/jpeg", NPY_TYPE, NPZ_TYPE)
+_INSTANCES = {"type": "array", "minItems": 1, "description": "a nested list each, or an object by input name"}
+_JSON = {"type": "object", "required": ["instances"], "properties": {"instances": _INSTANCES}}
+_BODY = {
+    "content": {kind: {"schema": _JSON if kind == JSON_TYPE else {}} for kind in _TYPES},
+    "required": True,
+}
+
+
+def add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_s: float) -> None:
+    workshop = Workshop()
+
+    @app.post("/v1/models/{m}/versions/{v}:predict", tags=["predict"], openapi_extra={"requestBody": _BODY})
+    @app.post("/v1/models/{m}:predict", tags=["predict"], openapi_extra={"requestBody": _BODY})
+    async def predict(m: str, request: Request, v: str | None = None) -> Response:
+        """`{"instances": [...]}` → `{"predictions": [...]}`; also PNG and JPEG files, npy and npz."""
+        roster.find(m, v)  # who asks for what is not there need not send its body
+        headers = request.headers
+        body = await read_body(request.scope, request.receive, max_body_bytes, body_timeout_s)
+        kinds, lease = (headers.get("content-type", ""), headers.get("accept", "")), lease_of(request.scope)
+        served, asked, kind = await _read(
+            workshop, lambda: roster.find(m, v), *kinds, body, max_body_bytes, lease
+        )
+        answer = await answer_or_leave(served.submit(asked.arrays, asked.rows), request.receive)
+        response = Response(await _written(workshop, served, answer, kind), media_type=kind)
+        response.raw_headers.extend(answer_headers(answer))
+        return response
+
+
+async def _read(
+    workshop: Workshop,
+    find: Callable[[], Served],
+    content_type: str,
+    accept: str,
+    body: bytes,
+    max_bytes: int,
+    lease: Lease,
+) -> tuple[Served, PredictRequest, str]:
+    """What is to answer now that the request is read (``find``: another version may have come meanwhile), the request
+    and the type of its answer."""
+    served = find()
+    spec = served.spec
+    if is_quick(content_type, body):
+        asked = read_body_of(spec, content_type, body, max_bytes, lease)
+    else:
+        asked = await workshop.run(read_body_of, spec, content_type, body, max_bytes, lease)
+        served = find()
+        if served.spec is not spec and served.spec.signature() != spec.signature():
+            raise NotReady(
+                f"model '{served.name}' has changed its inputs while the request was read; send it again"
+            )
+    return served, asked, answer_type(spec, asked.rows, accept)
+
+
+async def _written(workshop: Workshop, served: Served, answer: Answer, kind: str) -> bytes:
+    spec = served.spec
+    if is_quick_to_write(spec, answer.outputs):
+        return write_answer(spec, answer.outputs, kind)
+    return await workshop.run(write_answer, spec, answer.outputs, kind)

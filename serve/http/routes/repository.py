@@ -1,0 +1,92 @@
+"""``/v2/repository``: what is there, and the verbs that put a model on duty and take it off."""
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from ....models.errors import BadInput, BadRequest, HalfevenError
+from ....models.store import NAME
+from ...batching.interface import ControlledRoster
+from ..codecs.metadata import index_entry
+from ..codecs.repository import read_index, read_load, read_unload
+from ..error_mapping import LoadFailed, NotOffered
+from ..json_body import read_order
+from .v2 import config_of
+
+_WAYS_OUT = {
+    "/v2/repository/{repository}/index": "named repositories are not offered: POST /v2/repository/index",
+    "/v2/systemsharedmemory/{rest:path}": "shared memory is not offered: send binary tensors in the body",
+    "/v2/cudasharedmemory/{rest:path}": "shared memory is not offered: send binary tensors in the body",
+    "/v2/trace/setting": "the trace extension is not offered: every answer carries Server-Timing",
+    "/v2/models/{m}/trace/setting": "the trace extension is not offered: every answer carries Server-Timing",
+    "/v2/logging": "the logging extension is not offered: the server's log level is an option of its start",
+    "/v2/models/{m}/generate": "the generate extension is not offered: POST tensors to …/infer",
+    "/v2/models/{m}/generate_stream": "the generate extension is not offered: POST tensors to …/infer",
+}
+
+
+def add_repository(
+    app: FastAPI, roster: ControlledRoster, max_body_bytes: int, body_timeout_s: float
+) -> None:
+    # The roster's verbs touch the disk and the device: each runs in a thread.
+    @app.post("/v2/repository/index", tags=["models"])
+    async def index(request: Request) -> Response:
+        """Every model in the store: its versions and their state; `{"ready": true}` leaves out what does not serve."""
+        body = await read_order(request, timeout_s=body_timeout_s, needs_type=False)
+        only_ready = read_index(body)
+        found = [index_entry(*entry) for entry in await run_in_threadpool(roster.index)]
+        shown = [entry for entry in found if entry["state"] == "READY" or not only_ready]
+        return Response(orjson.dumps(shown), media_type="application/json")
+
+    @app.post("/v2/repository/models/{m}/load", tags=["models"])
+    async def load(m: str, request: Request) -> Response:
+        """Put a model's live version on duty; answers when it is ready. The one before serves until then."""
+        body = await read_order(request, max_body_bytes, body_timeout_s, needs_type=False)
+        await run_in_threadpool(_load, roster, m, body)
+        return Response()
+
+    @app.post("/v2/repository/models/{m}/unload", tags=["models"])
+    async def unload(m: str, request: Request) -> Response:
+        """Take a model off duty and give its memory back; what was accepted is still answered."""
+        body = await read_order(request, timeout_s=body_timeout_s, needs_type=False)
+        read_unload(body)
+        await run_in_threadpool(_unload, roster, m)
+        return Response()
+
+    for path, way_out in _WAYS_OUT.items():
+        app.add_api_route(path, _refusing(way_out), methods=["GET", "POST"], include_in_schema=False)
+
+
+def _load(roster: ControlledRoster, name: str, body: bytes) -> None:
+    """Raises what the roster does, in Triton's words: clients look for ``failed to load``."""
+    try:
+        _check_name(name)
+        serving = [served for served in roster.all() if served.name == name]
+        roster.load(name, read_load(body, config_of(serving[0], [serving[0]]) if serving else {}))
+    except BadInput as error:
+        raise type(error)(f"failed to load '{name[:128]}', {error}") from error
+    except HalfevenError as error:
+        raise LoadFailed(f"failed to load '{name[:128]}', {error}") from error
+
+
+def _unload(roster: ControlledRoster, name: str) -> None:
+    _check_name(name)
+    roster.unload(name)
+
+
+def _check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise BadRequest(
+            f"invalid model name '{name[:128]}', model name must not contain path traversal characters: expected "
+            "letters, digits and . _ - after a letter or digit, at most 128 in all"
+        )
+
+
+def _refusing(way_out: str) -> Callable[[], Any]:
+    async def refuse() -> Response:
+        raise NotOffered(way_out)
+
+    return refuse

@@ -1,0 +1,120 @@
+"""The routes of ``/v2`` that say what the server and its models are. Infer is answered in `infer_asgi.py`."""
+
+from collections.abc import Sequence
+from importlib.metadata import version as installed_version
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Response
+
+from ....models.errors import NotReady
+from ...batching.interface import Roster, Served
+from ..codecs.metadata import model_config, model_metadata, model_statistics, server_metadata
+from ..error_mapping import Unready, status_of
+
+_VERSION = installed_version("halfeven")
+
+
+def add_v2(app: FastAPI, roster: Roster, server_name: str, as_triton: bool) -> None:
+    _add_server(app, roster, server_name, as_triton)
+    _add_models(app, roster)
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+def _add_server(app: FastAPI, roster: Roster, server_name: str, as_triton: bool) -> None:
+    @app.get("/v2/", include_in_schema=False)  # as the standard's own OpenAPI writes it
+    @app.get("/v2", tags=["server"])
+    async def server() -> Response:
+        """Name, version and the protocol extensions that are really offered."""
+        return _json(server_metadata(server_name, _VERSION))
+
+    @app.get("/v2/health/live", tags=["server"])
+    async def live() -> Response:
+        """The process answers."""
+        return _json({"live": True})
+
+    @app.get("/v2/health/ready", tags=["server"])
+    async def ready() -> Response:
+        """Every model has a version on duty; the reasons otherwise."""
+        if roster.ready:
+            return _json({"ready": True})
+        reasons = roster.not_ready_reasons()
+        fault = Unready("not ready: " + "; ".join(reasons))
+        said = {"ready": False, "reasons": reasons, "error": str(fault)}
+        return _json(said, status_of(fault, as_triton))
+
+
+def _add_models(app: FastAPI, roster: Roster) -> None:
+    @app.get("/v2/models/stats", tags=["models"])
+    async def all_statistics() -> Response:
+        """The counters of every version that is loaded."""
+        return _statistics([lane for served in roster.all() for lane in served.lanes()])
+
+    @app.get("/v2/models/{m}/versions/{v}", tags=["models"])
+    @app.get("/v2/models/{m}", tags=["models"])
+    async def metadata(m: str, v: str | None = None) -> Response:
+        """Inputs, outputs, the versions that are loaded, the precision and why it is that one."""
+        return _json(_metadata(roster.find(m, v), _lanes(roster, m)))
+
+    @app.get("/v2/models/{m}/versions/{v}/ready", tags=["models"])
+    @app.get("/v2/models/{m}/ready", tags=["models"])
+    async def model_ready(m: str, v: str | None = None) -> Response:
+        """Whether this model answers."""
+        try:
+            name = roster.find(m, v).name
+            if roster.leaving:
+                raise NotReady("the server is shutting down; ask another one")
+            return _json({"name": name, "ready": True})
+        except NotReady as error:
+            raise Unready(str(error)) from error
+
+    @app.get("/v2/models/{m}/versions/{v}/config", tags=["models"])
+    @app.get("/v2/models/{m}/config", tags=["models"])
+    async def config(m: str, v: str | None = None) -> Response:
+        """Triton's ModelConfig, as perf_analyzer reads it."""
+        return _json(config_of(roster.find(m, v), _lanes(roster, m)))
+
+    @app.get("/v2/models/{m}/versions/{v}/stats", tags=["models"])
+    @app.get("/v2/models/{m}/stats", tags=["models"])
+    async def statistics(m: str, v: str | None = None) -> Response:
+        """The counters of one version, or of every one of a model that is loaded."""
+        found = roster.find(m, v)
+        return _statistics(_lanes(roster, m) if v is None else [found])
+
+
+def _lanes(roster: Roster, name: str) -> list[Served]:
+    """Every version of the name that is loaded, the oldest first."""
+    lanes = [lane for served in roster.all() if served.name == name for lane in served.lanes()]
+    return sorted(lanes, key=_age)
+
+
+def _age(lane: Served) -> tuple[int, str]:
+    version = lane.duty.version
+    return (int(version) if version.isdecimal() else 0, version)
+
+
+def _statistics(lanes: Sequence[Served]) -> Response:
+    each = [model_statistics(lane.name, lane.duty.version, lane.statistics()) for lane in lanes]
+    return _json({"model_stats": each})
+
+
+def config_of(served: Served, lanes: Sequence[Served]) -> dict[str, Any]:
+    """The ModelConfig of what serves; ``lanes`` are all versions of its name that are loaded."""
+    engine = served.duty.engine
+    return model_config(served.spec, engine.form, engine.device, [lane.duty.version for lane in lanes])
+
+
+def _metadata(served: Served, lanes: Sequence[Served]) -> dict[str, Any]:
+    duty = served.duty
+    properties = {
+        "halfeven_precision": duty.precision,
+        "halfeven_digest": duty.digest,
+        "halfeven_reason": duty.reason,
+        "halfeven_device": duty.engine.device,
+        "halfeven_batch_invariance": duty.invariance,
+    }
+    versions = [lane.duty.version for lane in lanes]
+    return model_metadata(served.spec, versions, duty.engine.form, properties)

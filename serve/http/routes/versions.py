@@ -1,0 +1,111 @@
+"""The routes of versions and traffic: promote, canary, shadow, and what was seen and decided.
+
+What blocks runs in a thread, for loading a version takes as long as it takes. Orders are JSON and say so.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from ....models.errors import BadInput
+from ...versions.director import Director
+from ..codecs.json_numbers import parse
+from ..json_body import read_order
+
+_SMALL_BODY = 2**16
+_VERSION = {"type": "integer", "minimum": 1}
+_PERCENT = {"type": "number", "minimum": 0, "maximum": 100}
+Limit = Annotated[int, Query(ge=1, le=1000)]
+
+
+def router(director: Director) -> APIRouter:
+    """Every answer is JSON; errors are told by the application (`app.py`)."""
+    routes = APIRouter(prefix="/v1/models", tags=["versions"])
+    _add_orders(routes, director)
+    _add_reading(routes, director)
+    return routes
+
+
+def _add_orders(routes: APIRouter, director: Director) -> None:
+    @routes.post("/{m}/promote", openapi_extra=_body({"version": _VERSION}, ["version"]))
+    async def promote(m: str, request: Request) -> Response:
+        """Put a version on duty; a canary or the previous version at once."""
+        asked = await _asked(request, ("version",))
+        if asked.get("version") is None:
+            raise BadInput('expected {"version": NUMBER}: which version is to go on duty')
+        return await _answer(lambda: director.promote(m, _version(asked)))
+
+    @routes.post("/{m}/canary", openapi_extra=_body({"version": _VERSION, "percent": _PERCENT}))
+    async def canary(m: str, request: Request) -> Response:
+        """Give a version a share of the requests, always the same ids; no version, or 0, ends it."""
+        asked = await _asked(request, ("version", "percent"))
+        return await _answer(lambda: director.canary(m, *_share(asked)))
+
+    @routes.post("/{m}/shadow", openapi_extra=_body({"version": _VERSION, "percent": _PERCENT}))
+    async def shadow(m: str, request: Request) -> Response:
+        """Put a share of the answered requests to a version too, and compare; no version, or 0, ends it."""
+        asked = await _asked(request, ("version", "percent"))
+        return await _answer(lambda: director.shadow(m, *_share(asked)))
+
+
+def _add_reading(routes: APIRouter, director: Director) -> None:
+    @routes.get("/{m}")
+    def model(m: str) -> Response:
+        """The loaded versions with label, share of the traffic and trial."""
+        return _json(director.describe(m))
+
+    @routes.get("/{m}/events")
+    def events(m: str, limit: Limit = 100) -> Response:
+        """What was ordered and decided, the newest first, with the numbers."""
+        return _json({"model": m, "events": director.events(m, limit)})
+
+    @routes.get("/{m}/drift")
+    def drift(m: str) -> Response:
+        """How far the halves' live answers lie from their FP32 wholes', as histograms in units of u·S."""
+        return _json(director.drift(m))
+
+
+async def _asked(request: Request, known: tuple[str, ...]) -> Mapping[str, Any]:
+    body = await read_order(request, _SMALL_BODY)
+    asked = parse(body) if body.strip() else {}
+    if not isinstance(asked, dict) or not asked.keys() <= set(known):
+        raise BadInput(f"expected a JSON object with the keys {', '.join(known)}, got {str(asked)[:200]}")
+    return asked
+
+
+def _version(asked: Mapping[str, Any]) -> int:
+    version = asked["version"]
+    if isinstance(version, str) and version.isascii() and version.isdigit() and len(version) < 19:
+        version = int(version)
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise BadInput(f"version = {str(asked['version'])[:80]}: expected a version's number")
+    return version
+
+
+def _share(asked: Mapping[str, Any]) -> tuple[int | None, float]:
+    percent = asked.get("percent", 0)
+    if not isinstance(percent, int | float) or isinstance(percent, bool):
+        raise BadInput(f"percent = {str(percent)[:80]}: expected a number from 0 to 100")
+    if asked.get("version") is None:
+        return None, 0.0
+    if "percent" not in asked:
+        raise BadInput("a version needs its percent: the share of the requests, above 0 to 100")
+    return _version(asked), float(percent)
+
+
+async def _answer(work: Callable[[], Any]) -> Response:
+    return _json(await run_in_threadpool(work))
+
+
+def _json(value: object) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")
+
+
+def _body(properties: Mapping[str, Any], required: list[str] | None = None) -> dict[str, Any]:
+    schema = {"type": "object", "properties": dict(properties), "additionalProperties": False}
+    if required:
+        schema["required"] = required
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}

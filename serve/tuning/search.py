@@ -1,0 +1,325 @@
+"""``halfeven tune``: which form, with how many threads, in which batches, is fastest on this device.
+
+Everything runs as it will when serving: on the device thread, and for the delay through the real batcher.
+What is not proven equal here is no candidate.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+
+from ...exporters.inputs.samples import Samples, stored_samples
+from ...models.engines.cpu.setup import PLAIN, CpuSetup, usable_cores
+from ...models.engines.engine import Engine
+from ...models.engines.load import load_half, load_whole
+from ...models.engines.placement import resolve_device
+from ...models.engines.torch_engine import use_true_fp32
+from ...models.errors import BadSetting, EngineFailed, HalfevenError, UnknownName
+from ...models.spec import ModelSpec
+from ...models.store import Store, Version
+from ..batching.core_wait import seconds_on_core, waited_for_core_s
+from ..batching.device import DeviceThread
+from ..batching.place import Place
+from ..versions.loading.kept_setups import measured_setup
+from ..versions.loading.ready import HALF_MUST_GAIN, WHOLES, batch_of, proven_halves
+from ..versions.loading.tuned import Winner, save_tuned
+from ..versions.loading.useful_rows import batch_sizes, useful_rows
+from .delay import Simulated, best_delay, simulate
+
+Say = Callable[[str], None]
+# A thread more is a core less for HTTP and for other models: it must be worth that.
+MORE_THREADS_MUST_GAIN = 1.1
+_ENGINES_SHARE = 0.7  # of the time; the rest is the delay's
+_MOST_RUNS = 1000
+_WAIT_SHARE = 0.1  # of the time, ready and without a core: above it the machine was too full
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run a version."""
+
+    form: str
+    precision: str
+    setup: CpuSetup
+
+    @property
+    def threads(self) -> int:
+        """Within an operation; 0 on a GPU."""
+        return self.setup.threads
+
+    def __str__(self) -> str:
+        return f"{self.form} {self.precision}" + (f", {self.setup}" if self.setup != PLAIN else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A way's seconds of one batch (`quartile_seconds`), by its rows."""
+
+    way: Way
+    seconds: Mapping[int, float]
+    waited_share: float = 0.0  # of the time, for a core
+
+    @property
+    def useful_rows(self) -> int:
+        return useful_rows(self.seconds)
+
+    @property
+    def rows_per_second(self) -> float:
+        """At the useful batch."""
+        return self.useful_rows / self.seconds[self.useful_rows]
+
+
+def tune(name: str, store: Store, device_word: str, seconds: float, say: Say) -> dict[str, Any]:
+    """Measure every way for about ``seconds`` in all, and keep the winner beside the version.
+
+    ``name`` is NAME (the version on duty) or NAME@VERSION. Raises UnknownName, BadSetting, EngineFailed where
+    nothing of the version runs here.
+    """
+    if not seconds > 0:
+        raise BadSetting(f"--seconds {seconds:g}: expected a number above 0")
+    use_true_fp32()
+    version = _version(name, store)
+    device = resolve_device(device_word)
+    place = Place(device, DeviceThread(str(device)))
+    place.thread.start()
+    try:
+        return _tuned(version, place, seconds, say)
+    finally:
+        place.thread.stop(30)
+
+
+def choose(measured: list[Measured]) -> Measured:
+    """The fastest in rows per second: fewer threads unless more gain a tenth, a whole unless a half does."""
+    by_kind: dict[tuple[str, str], Measured] = {}
+    for one in sorted(measured, key=lambda m: m.way.threads):
+        kind = (one.way.form, one.way.precision)
+        if kind not in by_kind or one.rows_per_second >= (
+            MORE_THREADS_MUST_GAIN * by_kind[kind].rows_per_second
+        ):
+            by_kind[kind] = one
+    return max(by_kind.values(), key=_handicapped)
+
+
+def _handicapped(one: Measured) -> float:
+    return one.rows_per_second / (1.0 if one.way.precision == "fp32" else HALF_MUST_GAIN)
+
+
+def _version(name: str, store: Store) -> Version:
+    model, _, number = name.partition("@")
+    if model not in store.names():
+        raise UnknownName(f"no model '{model}' in the store {store.root}: it has {store.names()}")
+    if number:
+        if not (number.isascii() and number.isdigit()):
+            raise UnknownName(f"'{model}' has no version {number!r}: it has {store.numbers(model)}")
+        return store.version(model, int(number))
+    version = store.live(model) or store.newest(model)
+    assert version is not None  # a name in the store has a version
+    return version
+
+
+def _tuned(version: Version, place: Place, seconds: float, say: Say) -> dict[str, Any]:
+    spec = version.spec()
+    samples = stored_samples(version)
+    kinds, refusals = _kinds(version, spec, samples, place, say)
+    ways = [
+        Way(form, precision, setup)
+        for form, precision in kinds
+        for setup in _setups(version, spec, samples, form, precision, place)
+    ]
+    budget_s = seconds * _ENGINES_SHARE / len(ways)
+    measured = [one for way in ways if (one := _measure(version, spec, samples, way, place, budget_s, say))]
+    waited = max((one.waited_share for one in measured), default=0.0)
+    if waited > _WAIT_SHARE:
+        say(
+            f"the device's thread waited for a core up to {waited:.0%} of the time: something else had it, and the "
+            "winner may be another one on an idle machine"
+        )
+    if not measured:
+        raise EngineFailed(f"{version} runs in no form on {place.device}; the log above says why")
+    best = choose(measured)
+    simulated = _simulated(version, spec, samples, best, place, seconds * (1 - _ENGINES_SHARE), say)
+    winner = Winner(
+        best.way.form,
+        best.way.precision,
+        best.way.threads,
+        best.useful_rows if spec.batched else 0,
+        best_delay(simulated),
+        best.rows_per_second,
+        sorted(best.way.setup.passes),
+    )
+    evidence = {
+        "measurements": [_row(one, rows) for one in measured for rows in one.seconds],
+        "simulations": [asdict(one) for one in simulated],
+        "refused": refusals,
+        "waited_share": waited,
+        "rules": {"half_must_gain": HALF_MUST_GAIN, "more_threads_must_gain": MORE_THREADS_MUST_GAIN},
+    }
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    path = save_tuned(version, place.device, winner, date, evidence)
+    use = "the next load uses it" if spec.form == "auto" else f"not used while form = {spec.form!r}"
+    say(f"{version}: {winner}; {use}")
+    return {
+        "model": version.name,
+        "version": version.number,
+        "digest": version.digest,
+        "date": date,
+        "winner": asdict(winner),
+        **evidence,
+        "path": str(path),
+        "used": spec.form == "auto",
+    }
+
+
+def thread_counts(device: torch.device) -> list[int]:
+    """1, 2, 4, … and every core that this process may use; on a GPU the host's threads do not matter."""
+    if device.type != "cpu":
+        return [0]
+    return batch_sizes(usable_cores())
+
+
+def _setups(
+    version: Version, spec: ModelSpec, samples: Samples, form: str, precision: str, place: Place
+) -> list[CpuSetup]:
+    """The passes that were measured best on this processor, with every number of threads."""
+    if place.device.type != "cpu":
+        return [PLAIN]
+    load = partial(load_whole if precision == "fp32" else load_half, version, form, place.device)
+    best = measured_setup(version, form, precision, load, spec, partial(batch_of, spec, samples), place)
+    return [replace(best, threads=threads) for threads in thread_counts(place.device)]
+
+
+def _kinds(
+    version: Version, spec: ModelSpec, samples: Samples, place: Place, say: Say
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """The forms that may serve here, (form, precision) each: wholes, and halves that are proven here."""
+    live = version.has(WHOLES["live"])
+    halves, refusals = proven_halves(version, spec if live else replace(spec, form="auto"), samples, place)
+    for half in halves:
+        place.call(half.engine.close)
+    for refusal in refusals:
+        say(f"no candidate: {refusal}")
+    wholes = [(form, "fp32") for form, file in WHOLES.items() if version.has(file)]
+    return [*wholes, *((half.engine.form, half.engine.precision) for half in halves)], refusals
+
+
+def _measure(
+    version: Version, spec: ModelSpec, samples: Samples, way: Way, place: Place, budget_s: float, say: Say
+) -> Measured | None:
+    """None where this way does not run here."""
+    sizes = batch_sizes(max(spec.max_batch_size, 1))
+    try:
+        engine = load_way(version, way, place)
+    except HalfevenError as error:
+        say(f"no candidate: {way}: {error}")
+        return None
+    try:
+        seconds: dict[int, float] = {}
+        place.call(partial(engine.warm_up, batch_of(spec, samples, 1)))
+        began_s, waited_s = time.perf_counter(), place.call(waited_for_core_s)
+        for rows in sizes:
+            batch = batch_of(spec, samples, rows)
+            run = partial(quartile_seconds, partial(engine.run, batch), budget_s / len(sizes))
+            seconds[rows] = place.call(run)
+        waited_s = place.call(waited_for_core_s) - waited_s
+    except Exception as error:  # whatever a runtime raises: the other ways are still measured
+        say(f"no candidate: {way}: {type(error).__name__}: {error}")
+        return None
+    finally:
+        place.call(engine.close)
+    one = Measured(way, seconds, waited_s / (time.perf_counter() - began_s))
+    say(
+        f"{way}: {one.rows_per_second:,.0f} rows/s at {one.useful_rows}, {seconds[sizes[0]] * 1e3:.3g} ms alone"
+    )
+    return one
+
+
+def quartile_seconds(run: Callable[[], object], budget_s: float) -> float:
+    """What a quarter of the runs does not exceed: whoever else has the core meanwhile only makes them slower."""
+    run()
+    times: list[float] = []
+    end = time.perf_counter() + budget_s
+    while len(times) < 3 or (time.perf_counter() < end and len(times) < _MOST_RUNS):
+        times.append(seconds_on_core(run))
+    return sorted(times)[len(times) // 4]
+
+
+def load_way(version: Version, way: Way, place: Place) -> Engine:
+    fetch = load_whole if way.precision == "fp32" else load_half
+    return place.call(partial(fetch, version, way.form, place.device, way.setup))
+
+
+def _simulated(
+    version: Version,
+    spec: ModelSpec,
+    samples: Samples,
+    best: Measured,
+    place: Place,
+    seconds: float,
+    say: Say,
+) -> list[Simulated]:
+    if not spec.batched:
+        return []
+    engine = load_way(version, best.way, place)
+    try:
+        for rows in sorted({1, best.useful_rows}):
+            place.call(partial(engine.warm_up, batch_of(spec, samples, rows)))
+        row = [part[0] for part in batch_of(spec, samples, 1)]
+        return simulate(spec.with_max_batch_size(best.useful_rows), engine, place.thread, row, seconds, say)
+    finally:
+        place.call(engine.close)
+
+
+def _row(one: Measured, rows: int) -> dict[str, Any]:
+    taken, way = one.seconds[rows], one.way
+    return {
+        "form": way.form,
+        "precision": way.precision,
+        **way.setup.to_json(),
+        "rows": rows,
+        "seconds": taken,
+        "rows_per_second": rows / taken,
+    }
+
+
+def told(facts: Mapping[str, Any]) -> Group:
+    """Every measurement for a terminal: rows per second by batch, a line for each way; then the delays."""
+    sizes = sorted({row["rows"] for row in facts["measurements"]})
+    table = Table(
+        title=escape(f"{facts['model']}@{facts['version']}: rows per second, by batch"), box=SIMPLE_HEAD
+    )
+    table.add_column("form")
+    for size in sizes:
+        table.add_column(str(size), justify="right", no_wrap=True)
+    rates: dict[Way, dict[int, float]] = {}
+    for row in facts["measurements"]:
+        way = Way(row["form"], row["precision"], CpuSetup(row["threads"], frozenset(row["passes"])))
+        rates.setdefault(way, {})[row["rows"]] = row["rows_per_second"]
+    for way, by_size in rates.items():
+        table.add_row(str(way), *(f"{by_size[size]:,.0f}" for size in sizes))
+    winner = Winner(**facts["winner"])
+    return Group(table, *_delays(facts["simulations"]), f"winner: {winner}", _advice(winner))
+
+
+def _delays(simulations: list[dict[str, Any]]) -> list[Table]:
+    if not simulations:
+        return []
+    table = Table("delay µs", "callers", "per second", "p50 ms", "p99 ms", box=SIMPLE_HEAD)
+    for one in simulations:
+        numbers = (one["per_second"], one["p50_ms"], one["p99_ms"])
+        table.add_row(str(one["delay_us"]), str(one["callers"]), *(f"{number:,.4g}" for number in numbers))
+    return [table]
+
+
+def _advice(winner: Winner) -> str:
+    if not winner.queue_delay_us:
+        return "no queue delay gains anything here"
+    return f"batching.max_queue_delay_us = {winner.queue_delay_us} in model.toml would gain throughput here"

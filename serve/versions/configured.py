@@ -1,0 +1,25 @@
+"""What one load sets otherwise than the version's own spec (Triton's load with a ``config``)."""
+
+from dataclasses import replace
+
+from ...models.errors import BadInput
+from ...models.spec import ModelSpec
+from ..batching.interface import LoadConfig
+
+
+def configured(spec: ModelSpec, config: LoadConfig | None) -> ModelSpec:
+    """The spec with what one load sets otherwise. Raises BadInput."""
+    if not config:
+        return spec
+    rows = config.get("max_batch_size", spec.max_batch_size)
+    if rows > spec.max_batch_size or (rows < 1 and spec.batched):
+        raise BadInput(
+            f"max_batch_size of '{spec.name}' was proven from 1 to {spec.max_batch_size}, got {rows}; more needs a "
+            "new conversion with a larger max_batch_size in model.toml"
+        )
+    batching = replace(
+        spec.batching,
+        max_queue_delay_us=config.get("max_queue_delay_us", spec.batching.max_queue_delay_us),
+        max_queue_size=config.get("max_queue_size", spec.batching.max_queue_size),
+    )
+    return replace(spec, max_batch_size=rows, batching=batching)

@@ -1,0 +1,170 @@
+"""What an operator orders about versions: promote, roll back, a canary, a shadow. Each verb blocks until it is so,
+and what it answered is durable."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from ...exporters.evidence import facts_of
+from ...models.errors import BadInput, Conflict, NotReady, UnknownName
+from ...models.spec import ModelSpec
+from ...models.store import LIVE, Version
+from .orders import Order, events, read_orders, write_orders
+from .roster import Roster
+from .traffic.loaded_version import Lane
+from .traffic.served import ServedModel
+
+
+class Director:
+    """Every verb raises UnknownName for a model or version that is not there."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._store = roster.store
+
+    def promote(self, name: str, version: int) -> dict[str, Any]:
+        """Put a version on duty; a canary or the previous version is not loaded again.
+
+        Raises Conflict for a refused version; where it cannot serve here, what keeps it, and nothing changed.
+        """
+        with self._roster.working(name):
+            wanted = self._live(name, version)
+            lane = self._roster.lane_for(wanted) if self._roster.served(name) else None
+            self._store.promote(wanted)
+            self._forget(name, wanted)
+            self._roster.decisions.tell(name, "promoted", f"{wanted} was promoted")
+            if lane is not None:
+                self._roster.put_on_duty(lane)
+            else:
+                self._follow(name, wanted)
+            return self.describe(name)
+
+    def roll_back(self, name: str) -> dict[str, Any]:
+        """Put the newest live version before the one on duty on duty; at once where it is still loaded.
+
+        Raises Conflict where there is none.
+        """
+        with self._roster.working(name):
+            version = self._store.rollback(name)
+            self._forget(name, version)
+            self._roster.decisions.tell(name, "rolled_back_by_hand", f"rolled back to {version}")
+            self._follow(name, version)
+            return facts_of(version)
+
+    def canary(self, name: str, version: int | None, percent: float) -> dict[str, Any]:
+        """From now on ``percent`` of the requests (by their id) are for this version; none or 0 ends it.
+
+        Raises BadInput for a share that is none or a version on duty or of another signature.
+        """
+        with self._ordering(name, "canary", version, percent) as (served, lane):
+            served.set_canary(lane, percent)
+        return self.describe(name)
+
+    def shadow(self, name: str, version: int | None, percent: float) -> dict[str, Any]:
+        """From now on ``percent`` of the answered requests are put to this version too; none or 0 ends it."""
+        with self._ordering(name, "shadow", version, percent) as (served, lane):
+            served.set_shadow(lane, percent)
+        return self.describe(name)
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """The loaded versions with label, share and what is known of them; whether or not the name is loaded."""
+        served = self._roster.served(name)
+        if served is None and name not in self._store.names():
+            raise UnknownName(f"no model '{name}' in the store: it has {self._store.names()}")
+        described = {"name": name, "live": self._store.live_number(name)}
+        fault = self._roster.fault(name)
+        loaded = served.describe() if served is not None else []
+        return described | {"loaded": loaded} | ({"fault": fault} if fault else {})
+
+    def drift(self, name: str) -> dict[str, Any]:
+        """What the sampling of live requests found, for each loaded version that is a half."""
+        served = self._serving(name)
+        found = [(lane, lane.drift) for lane in served.lanes()]
+        return {
+            "model": name,
+            "versions": [
+                {"version": lane.number, "precision": lane.duty.precision, **drift.numbers()}
+                for lane, drift in found
+                if drift is not None
+            ],
+        }
+
+    def events(self, name: str, most: int) -> list[dict[str, Any]]:
+        """The newest first."""
+        self.describe(name)
+        return events(self._store, name, most)
+
+    @contextmanager
+    def _ordering(
+        self, name: str, role: str, version: int | None, percent: float
+    ) -> Iterator[tuple[ServedModel, Lane | None]]:
+        """Load what is ordered, write the order down, then let the block make it so."""
+        if not 0.0 <= percent <= 100.0:
+            raise BadInput(f"percent = {percent!r}: expected a share from 0 (which ends the {role}) to 100")
+        with self._roster.working(name):
+            served = self._serving(name)
+            lane = None
+            if version is not None and percent > 0.0:
+                lane = self._roster.lane_for(self._fitting(served, version, role))
+            order = Order(lane.number, percent) if lane is not None else None
+            ordered: Mapping[str, Any] = {role: order}
+            write_orders(self._store, name, replace(read_orders(self._store, name), **ordered))
+            yield served, lane
+            self._roster.tidy()
+            told = f"the {role} was ended" if lane is None else f"{lane} is the {role}, {percent:g} %"
+            self._roster.decisions.tell(name, role, told, {"version": version, "percent": percent})
+
+    def _fitting(self, served: ServedModel, version: int, role: str) -> Version:
+        wanted, stable = self._live(served.name, version), served.posting.stable
+        if wanted.number == stable.number:
+            raise BadInput(f"{wanted} is on duty: a {role} is another version")
+        spec = wanted.spec()
+        mine, theirs = stable.version.spec(), spec
+        if not _takes_requests_of(mine, theirs):
+            raise BadInput(
+                f"{wanted} has other inputs or outputs than {stable}: the same request cannot be put to both; "
+                "promote it instead"
+            )
+        return wanted
+
+    def _live(self, name: str, version: int) -> Version:
+        if name not in self._store.names():
+            raise UnknownName(f"no model '{name}' in the store: it has {self._store.names()}")
+        wanted = self._store.version(name, version)
+        if wanted.status != LIVE:
+            raise Conflict(f"{wanted} was refused by the parity gate and is never put on duty")
+        return wanted
+
+    def _serving(self, name: str) -> ServedModel:
+        served = self._roster.find(name)
+        assert isinstance(served, ServedModel)
+        return served
+
+    def _follow(self, name: str, version: Version) -> None:
+        """The alias was moved; say so where the server could not follow it."""
+        self._roster.follow(name)
+        if fault := self._roster.fault(name, version.number):
+            raise NotReady(f"{version} is what the store names, but it could not be put on duty: {fault}")
+
+    def _forget(self, name: str, version: Version) -> None:
+        """A version on duty is no canary and no shadow."""
+        ordered = read_orders(self._store, name)
+        kept = {
+            role: None
+            if (order := getattr(ordered, role)) is None or order.version == version.number
+            else order
+            for role in ("canary", "shadow")
+        }
+        changed: Mapping[str, Any] = kept
+        if replace(ordered, **changed) != ordered:
+            write_orders(self._store, name, replace(ordered, **changed))
+
+
+def _takes_requests_of(mine: ModelSpec, theirs: ModelSpec) -> bool:
+    """Whether what was held against ``mine`` fits ``theirs``; where a range is not known its engine refuses alone."""
+    plain = [tuple(replace(tensor, range=None) for tensor in spec.inputs) for spec in (mine, theirs)]
+    ranges = [(one.range, other.range) for one, other in zip(mine.inputs, theirs.inputs, strict=False)]
+    return (plain[0], mine.outputs, mine.batched) == (plain[1], theirs.outputs, theirs.batched) and all(
+        one is None or other is None or one.within(other) for one, other in ranges
+    )

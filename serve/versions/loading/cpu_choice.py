@@ -1,0 +1,203 @@
+"""Which threads and passes an engine takes on a CPU: each is tried on this machine beside the best found so far.
+
+The search begins with the plain program on one core and measures several sizes of batch. A pass is taken where it gains
+on the whole and no size of batch loses by it. `kept_setups` keeps what was found.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ....models.engines.cpu.row_shares import FEWEST_SHARED, LONG_ROW_SECONDS
+from ....models.engines.cpu.setup import (
+    BRIEF_SPINNING,
+    NO_SPINNING,
+    PACKED_CONVOLUTIONS,
+    PACKED_PRODUCTS,
+    SHARED_ROWS,
+    WITHOUT_LOCK,
+    CpuSetup,
+    usable_cores,
+)
+from ....models.engines.engine import SHORT_SECONDS, Engine
+from ...batching.core_wait import Crowding, seconds_on_core
+
+logger = logging.getLogger("halfeven.roster")
+Parts = Sequence[Sequence[np.ndarray]]
+Call = Callable[[Callable[[], Any]], Any]  # runs something where the device's work belongs, and waits for it
+
+# A pass is taken where batches are so many times as fast with it.
+MUST_GAIN = {
+    PACKED_CONVOLUTIONS: 1.03,
+    PACKED_PRODUCTS: 1.03,
+    # Its gain is not seen here: beside a busy event loop an encoder's batch of 8 takes 0.07 s instead of 0.86 s.
+    WITHOUT_LOCK: 0.97,
+    SHARED_ROWS: 0.99,
+    # Their gain is not seen here either: threads that spin take the core of another program, and lose with it.
+    BRIEF_SPINNING: 0.97,
+    NO_SPINNING: 0.97,
+}
+MORE_THREADS_MUST_GAIN = 1.1  # a thread more is a core less for HTTP and for other models
+_MAY_LOSE = 0.95  # at one size of batch; less is noise
+_LONG_SECONDS = 0.05  # of one batch: such a batch is measured twice, a shorter one four times
+_LARGEST_SECONDS = 0.4  # larger batches are not measured, and a single row that lasts longer is measured once
+_SPINNING_ENDS_SECONDS = 0.005
+_CROWDED = 0.1  # of the time waited for a core: too full a machine to keep what was measured
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A setup, and the seconds of one batch by its rows (0 rows: not batched)."""
+
+    setup: CpuSetup
+    seconds: dict[int, float]
+
+    def gains_over(self, other: "Timed") -> list[float]:
+        """How many times as fast at each size."""
+        return [other.seconds[rows] / taken for rows, taken in self.seconds.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuChoice:
+    """The setup to serve with, all that was measured, and whether the machine was too full for it to be kept."""
+
+    setup: CpuSetup
+    measured: tuple[Timed, ...]
+    crowded: bool = False
+
+
+def choose_setup(
+    load: Callable[[CpuSetup], Engine], batch_of: Callable[[int], Parts], most_rows: int, call: Call
+) -> CpuChoice:
+    """Try the threads and passes that ``load``'s engines allow, at batches of up to ``most_rows`` (0: not batched).
+
+    Raises what loading or running the plain program raises. A setup that fails is logged and not taken.
+    """
+    crowding = Crowding()
+    search = _Search(load, batch_of, most_rows, call)
+    try:
+        search.settle_threads()
+        for name in MUST_GAIN:
+            search.try_pass(name)
+    finally:
+        search.close()
+    return CpuChoice(search.best.setup, tuple(search.measured), crowding.share() > _CROWDED)
+
+
+class _Search:
+    """The best engine so far, warm, and every measurement."""
+
+    def __init__(
+        self, load: Callable[[CpuSetup], Engine], batch_of: Callable[[int], Parts], most_rows: int, call: Call
+    ) -> None:
+        self._load, self._batch_of, self._call = load, batch_of, call
+        sizes = sorted({1, min(FEWEST_SHARED, most_rows), most_rows}) if most_rows else [0]
+        self._engine = load(CpuSetup(threads=1))
+        try:
+            self.best = Timed(CpuSetup(threads=1), self._first_seconds(sizes))
+        except BaseException:
+            self.close()
+            raise
+        self.measured = [self.best]
+
+    def close(self) -> None:
+        self._call(self._engine.close)
+
+    def settle_threads(self) -> None:
+        """One thread where a batch is over before a second thread has begun; else every core where that gains.
+
+        Where other programs have the cores meanwhile, more threads look worse than they will be: there they are taken.
+        """
+        cores, largest = usable_cores(), max(self.best.seconds)
+        if cores == 1 or self.best.seconds[largest] < SHORT_SECONDS:
+            return
+        crowding = Crowding()
+        self._try(
+            CpuSetup(threads=cores),
+            lambda gains: crowding.share() > _CROWDED or _mean(gains) >= MORE_THREADS_MUST_GAIN,
+        )
+
+    def try_pass(self, name: str) -> None:
+        """Take the pass where the program allows it and it gains what `MUST_GAIN` asks for."""
+        if name in getattr(self._engine, "possible", ()) and (name != SHARED_ROWS or self._has_long_rows()):
+            self._try(
+                self.best.setup.having(name),
+                lambda gains: min(gains) >= _MAY_LOSE and _mean(gains) >= MUST_GAIN[name],
+            )
+
+    def _has_long_rows(self) -> bool:
+        rows = max(self.best.seconds)
+        on_one_core = self.best.seconds[rows] * self.best.setup.threads / max(rows, 1)
+        return rows >= FEWEST_SHARED and on_one_core >= LONG_ROW_SECONDS
+
+    def _try(self, setup: CpuSetup, is_better: Callable[[list[float]], bool]) -> None:
+        engine = None
+        try:
+            engine = self._load(setup)
+            if getattr(engine, "setup", setup) == setup:  # else the program does not allow it
+                timed = self._beside_best(engine, setup)
+                self.measured.append(timed)
+                if is_better(timed.gains_over(self.best)):
+                    self.best, engine, self._engine = timed, self._engine, engine
+        except Exception:
+            logger.exception("a program does not run with %s", setup)
+        if engine is not None:
+            self._call(engine.close)
+
+    def _first_seconds(self, sizes: list[int]) -> dict[int, float]:
+        """Of the plain program, smallest batch first, as long as the next one ends soon."""
+        seconds: dict[int, float] = {}
+        row_s = 0.0
+        for rows in sizes:
+            if row_s * rows > _LARGEST_SECONDS:
+                break
+            seconds[rows] = self._seconds(self._engine, rows)  # fills caches
+            if seconds[rows] <= _LARGEST_SECONDS:
+                seconds[rows] = self._seconds(self._engine, rows)
+            row_s = seconds[rows] / max(rows, 1)
+        return seconds
+
+    def _beside_best(self, engine: Engine, setup: CpuSetup) -> Timed:
+        """The shortest of some runs, in turn with the best engine's: what disturbs one disturbs the other."""
+        found: dict[int, float] = {}
+        for rows, best_s in self.best.seconds.items():
+            found[rows] = self._seconds(engine, rows)  # fills caches
+            for _ in range(_rounds(best_s)):
+                found[rows] = min(found[rows], self._undisturbed_seconds(engine, rows, best_s))
+                best_s = min(best_s, self._undisturbed_seconds(self._engine, rows, best_s))
+            self.best.seconds[rows] = best_s
+        return Timed(setup, found)
+
+    def _undisturbed_seconds(self, engine: Engine, rows: int, about_s: float) -> float:
+        """Of a batch that begins when no thread of the engine that ran before spins any more, and its own are awake."""
+        if engine.form == "onnx" and about_s <= _LONG_SECONDS:
+            time.sleep(_SPINNING_ENDS_SECONDS)
+            self._seconds(engine, rows)
+        return self._seconds(engine, rows)
+
+    def _seconds(self, engine: Engine, rows: int) -> float:
+        parts = self._batch_of(rows)
+        if getattr(engine, "in_flight", 1) == 1:
+            return self._call(partial(seconds_on_core, partial(engine.run, parts)))
+        return self._call(partial(seconds_on_core, partial(_two_at_once, engine, parts))) / 2
+
+
+def _two_at_once(engine: Any, parts: Parts) -> None:
+    """As it is served: the next batch is begun while one is under way."""
+    for launched in [engine.launch(parts), engine.launch(parts)]:
+        launched.wait()
+
+
+def _rounds(seconds: float) -> int:
+    return 4 if seconds <= _LONG_SECONDS else 2 if seconds <= _LARGEST_SECONDS else 0
+
+
+def _mean(gains: list[float]) -> float:
+    """The geometric mean."""
+    return math.exp(sum(map(math.log, gains)) / len(gains))

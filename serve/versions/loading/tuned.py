@@ -1,0 +1,114 @@
+"""What `halfeven tune` found best on a device: beside the versions, read again when one is made ready.
+
+    <store>/models/<name>/tuned/<device>.json     the winner, and everything that was measured
+
+It says which form to take and how, never whether a half is equal: that is proven without it. One that does
+not fit (another digest, other libraries, another number of cores) is as if it were not there.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ....exporters.environment import environment
+from ....models.durable import replace_text
+from ....models.engines.cpu.setup import CpuSetup, processor, usable_cores
+from ....models.store import Version
+
+logger = logging.getLogger("halfeven.roster")
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """``threads`` and ``passes`` are a `CpuSetup`'s (0 threads on a GPU); ``useful_rows`` as in `duty.OnDuty`.
+
+    ``queue_delay_us`` is advice for ``batching.max_queue_delay_us``, which stays the operator's.
+    """
+
+    form: str
+    precision: str
+    threads: int
+    useful_rows: int
+    queue_delay_us: int
+    rows_per_second: float
+    passes: Sequence[str] = ()
+
+    @property
+    def setup(self) -> CpuSetup:
+        return CpuSetup(self.threads, frozenset(self.passes))
+
+    def __str__(self) -> str:
+        how = f", {self.setup}" if self.threads else ""
+        rows = f" in batches of up to {self.useful_rows}" if self.useful_rows else ""
+        return f"{self.form} {self.precision}{how}, {self.rows_per_second:,.0f} rows/s{rows}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A winner and the day it was found (ISO 8601)."""
+
+    winner: Winner
+    date: str
+
+
+def conditions(device: torch.device) -> dict[str, Any]:
+    """What a measurement is bound to: device, libraries, processor, and the cores that this process may use."""
+    host = {"processor": processor()} if device.type == "cpu" else {}
+    return {**environment(device), **host, "cores": usable_cores()}
+
+
+def tuned_path(version: Version, device: torch.device) -> Path:
+    """``cpu-x86-64-avx512-2-cores.json``, in the folder of the model's tunings."""
+    found = conditions(device)
+    key = f"{found['device']} {found['cores']} cores" if device.type == "cpu" else found["device"]
+    return version.folder.parent / "tuned" / (re.sub(r"[^a-z0-9]+", "-", key.lower()).strip("-") + ".json")
+
+
+def save_tuned(
+    version: Version, device: torch.device, winner: Winner, date: str, evidence: Mapping[str, Any]
+) -> Path:
+    """Write the file that `tuned_for` reads, whole or not at all; durable when this returns."""
+    path = tuned_path(version, device)
+    facts = {
+        "model": version.name,
+        "version": version.number,
+        "digest": version.digest,
+        "environment": conditions(device),
+        "date": date,
+        "winner": asdict(winner),
+        **evidence,
+    }
+    path.parent.mkdir(exist_ok=True)
+    replace_text(path, json.dumps(facts, indent=2, allow_nan=False))
+    return path
+
+
+def tuned_for(version: Version, device: torch.device) -> Tuned | None:
+    """What was found best for this very version on this very device under these libraries, or None.
+
+    A file that cannot be read is said in the log and passed over: a tuning only makes things faster.
+    """
+    path = tuned_path(version, device)
+    try:
+        facts = json.loads(path.read_bytes())
+        tuned = Tuned(Winner(**facts["winner"]), str(facts["date"]))
+        bound = facts["digest"], facts["environment"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning(
+            "%s is not a tuning (%s: %s); run `halfeven tune` again", path, type(error).__name__, error
+        )
+        return None
+    if bound == (version.digest, conditions(device)):
+        return tuned
+    logger.info(
+        "%s was made for another version or under other libraries; %s is measured instead", path, version
+    )
+    return None

@@ -1,0 +1,392 @@
+"""Who serves which name: follows the store, loads and unloads, and swaps versions with requests in flight.
+
+One thread looks at the aliases twice a second. A version that was put on duty in the store is made ready beside
+the one that serves, with a queue of its own, and takes over between two requests; what waits at the old one is
+answered by the old one, which is closed when it no longer has a part to play.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from ...models.errors import HalfevenError, NotReady, UnknownName
+from ...models.spec import ModelSpec
+from ...models.store import Store, Version
+from ..batching.interface import IndexEntry, LoadConfig
+from ..batching.place import Place
+from .configured import configured
+from .loading.ready import make_ready
+from .loading.release import give_back, let_go_of_files, take_out_of_sight
+from .orders import read_orders
+from .traffic.decisions import Decisions
+from .traffic.loaded_version import DRAIN_SECONDS, Lane
+from .traffic.rules import Rules
+from .traffic.served import ServedModel
+
+logger = logging.getLogger("halfeven.roster")
+LOOK_EVERY_S = 0.5
+State = tuple[int | None, int]  # of a name in the store: what the alias says, the newest version
+
+
+class Roster:
+    """Start it once, on the event loop that will serve; `find` is what every request asks (one look-up).
+
+    The verbs that load, unload or list block: not on the event loop. Each name is worked on by one thread at a
+    time; the others go on.
+    """
+
+    def __init__(self, store: Store, place: Place, rules: Rules | None = None) -> None:
+        self.store = store
+        self.place = place
+        self.rules = rules or Rules()
+        self.decisions = Decisions(store, str(place.device))
+        self._judge = ThreadPoolExecutor(1, "halfeven-judge")
+        self._served: dict[str, ServedModel] = {}
+        self._seen: dict[str, State] = {}
+        self._faults: dict[str, str] = {}
+        self._unloaded: set[str] = set()
+        self._loading: dict[str, int] = {}
+        self._working: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = threading.Event()
+        self.leaving = False
+        self._first_look: Future[None] = Future()
+        self._threads = [
+            threading.Thread(target=self._follow, name="halfeven-roster", daemon=True),
+            threading.Thread(target=self._watch, name="halfeven-watch", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Start the device and follow the store; versions become ready one after another."""
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:  # nobody submits, then
+            self._loop = None
+        self.place.thread.start()
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until everything that was in the store at the start is on duty or has its fault noted."""
+        self._first_look.result(timeout_s)
+
+    def leave(self) -> None:
+        """The server is to end: nothing is ready any more, though everything is answered until `stop`."""
+        self.leaving = True
+
+    async def stop(self, timeout_s: float) -> None:
+        """Refuse new work, finish what waits, stop the device, close the engines."""
+        self._stopping.set()
+        for served in self._served.values():
+            for lane in served.lanes():
+                try:
+                    await asyncio.wait_for(
+                        lane.drain("the server is shutting down; ask another one"), timeout_s
+                    )
+                except TimeoutError:
+                    logger.error("%s did not finish what waits within %g s", lane, timeout_s)
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join, timeout_s)
+        self._judge.shutdown(wait=False, cancel_futures=True)
+        for served in self._served.values():
+            for lane in served.end():
+                await asyncio.to_thread(lane.close)
+        await asyncio.to_thread(self.place.thread.stop, timeout_s)
+
+    # For every request.
+
+    def find(self, name: str, version: str | None = None) -> ServedModel | Lane:
+        """The model, or one loaded version of it by number, label or the first eight digits of a digest."""
+        served = self._served.get(name)
+        if served is None:
+            raise self._absent(name)
+        return served if version is None else served.lane(version)
+
+    def all(self) -> list[ServedModel]:
+        return [served for _, served in sorted(self._served.items())]
+
+    @property
+    def ready(self) -> bool:
+        return not self.not_ready_reasons()
+
+    def not_ready_reasons(self) -> list[str]:
+        """Why not everything in the store is served; empty where it is, and for what was unloaded on purpose."""
+        if self.leaving or self._stopping.is_set():
+            return ["the server is shutting down"]
+        if not self.place.thread.alive:
+            return [f"the thread of device {self.place.device} has ended"]
+        if (why := self.place.thread.lost) is not None:
+            return [f"device {self.place.device} is lost: {why}; restart the server"]
+        if not self._first_look.done():
+            return ["models are being made ready"]
+        return [fault for name, fault in sorted(self._faults.items()) if name not in self._served]
+
+    def on_duty(self, name: str) -> str | None:
+        """The version on duty under a name, if any."""
+        served = self._served.get(name)
+        return served.duty.version if served is not None else None
+
+    def served(self, name: str) -> ServedModel | None:
+        return self._served.get(name)
+
+    def fault(self, name: str, number: int | None = None) -> str | None:
+        """Why the newest word of the store about a name (this version, where given) was not followed."""
+        if number is not None and self._seen.get(name, (None, 0))[0] != number:
+            return None
+        return self._faults.get(name)
+
+    # The verbs (`duty.RosterControl`).
+
+    def load(self, name: str, config: LoadConfig | None = None) -> None:
+        """Put the name's live version on duty and return when it is; where that fails, what served goes on.
+
+        ``config`` holds until the next load or version. Raises UnknownName, BadInput for a config that asks for
+        more than the version has, NotReady, DamagedFile or EngineFailed.
+        """
+        self._known(name)
+        with self.working(name):
+            state = self._state(name)
+            version = self._wanted(name, state[0])
+            served = self._served.get(name)
+            if version is None:
+                if served is None:
+                    raise NotReady(f"'{name}' has no version that may serve: every one was refused")
+                version = served.posting.stable.version
+            wanted = configured(version.spec(), config)
+            stands = served is not None and served.posting.stable.number == version.number
+            if not (stands and served is not None and served.spec == wanted.on_the_wire()):
+                lane = self.lane_for(version, wanted, anew=True)
+                self.decisions.tell(name, "loaded", f"{version} was loaded", dict(config or {}))
+                self.put_on_duty(lane, state)
+            self._unloaded.discard(name)
+            self._faults.pop(name, None)
+
+    def unload(self, name: str) -> None:
+        """Take the name off duty; returns when everything accepted is answered and the memory given back.
+
+        It lasts until `load`, until a version is published or the alias moved, or until the next start.
+        """
+        if name not in self._served:
+            self._known(name)
+        with self.working(name):
+            served = self._served.get(name)
+            self._unloaded.add(name)
+            self._seen[name] = self._state(name)
+            self._faults.pop(name, None)
+            if served is None:
+                return
+            self._served = {other: one for other, one in self._served.items() if other != name}
+            lanes = served.end()
+            del served  # it names the lanes
+            self._retire(lanes)
+            self.decisions.tell(name, "unloaded", f"'{name}' was unloaded")
+
+    def index(self) -> list[IndexEntry]:
+        """Every version that is loaded, on its way, or wanted and not there."""
+        found: list[IndexEntry] = []
+        for name in sorted({*self.store.names(), *self._served}):
+            served, loading = self._served.get(name), self._loading.get(name)
+            loaded = [lane.number for lane in served.lanes()] if served else []
+            found += [(name, str(number), "READY", "") for number in sorted(loaded)]
+            if loading is not None and loading not in loaded:
+                found.append((name, str(loading), "LOADING", ""))
+            elif served is None:
+                live = self._seen.get(name, (None, 0))[0]
+                why = "unloaded" if name in self._unloaded else self._faults.get(name, "not looked at yet")
+                found.append((name, "" if live is None else str(live), "UNAVAILABLE", why))
+        return found
+
+    # For `rollout.director`.
+
+    def working(self, name: str) -> threading.RLock:
+        """Held while a name is worked on. Only names of models are kept: others are as many as callers make up."""
+        known = name in self._served or name in self.store.names()
+        return self._working[name] if known else threading.RLock()
+
+    def lane_for(self, version: Version, spec: ModelSpec | None = None, anew: bool = False) -> Lane:
+        """The version, loaded: the lane that it has, or a new one. Hold `working`."""
+        served = self._served.get(version.name)
+        for lane in served.lanes() if served and not anew else ():
+            if lane.number == version.number:
+                return lane
+        logger.info("making %s ready", version)
+        self._loading[version.name] = version.number
+        try:
+            duty = make_ready(version, self.place, served.duty if served else None)
+        finally:
+            del self._loading[version.name]
+        wire = (spec or version.spec()).on_the_wire()
+        # Equal specs are one object, so that a codec made for one version serves all.
+        same = [lane.spec for lane in (served.lanes() if served else ()) if lane.spec == wire]
+        return Lane(version, same[0] if same else wire, self.place, duty)
+
+    def follow(self, name: str) -> None:
+        """Do what the store says about this name, now; what goes wrong is noted as its fault."""
+        try:
+            with self.working(name):
+                self._follow_one(name)
+        except HalfevenError as error:
+            self._note(name, str(error))
+        except Exception as error:
+            logger.exception("'%s' could not be made ready", name)
+            self._note(name, f"{name}: {type(error).__name__}: {error}")
+
+    def tidy(self) -> None:
+        """Close the versions that have no part to play any more."""
+        self._retire([lane for served in self._served.values() for lane in served.take_leaving()])
+
+    def look(self) -> None:
+        """Follow the store once: whatever changed since the last look is made ready and swapped in."""
+        try:
+            names = self.store.names()
+        except OSError:
+            logger.exception("the store cannot be listed; looking again")
+            return
+        for name in names:
+            if self._stopping.is_set():
+                return
+            self.follow(name)
+        self.tidy()
+
+    def _follow(self) -> None:
+        try:
+            self.look()
+            give_back()
+        finally:
+            self._first_look.set_result(None)
+        while not self._stopping.wait(LOOK_EVERY_S):
+            self.look()
+
+    def _watch(self) -> None:
+        """Apart from following, which may prove a version for minutes."""
+        while not self._stopping.wait(LOOK_EVERY_S):
+            for served in list(self._served.values()):
+                try:
+                    served.look_at_time()
+                    served.let_go_in_time()
+                except Exception:
+                    logger.exception(
+                        "'%s' could not be watched; a mistake of ours, please report it", served.name
+                    )
+
+    def _follow_one(self, name: str) -> None:
+        state = self._state(name)
+        if not state[1] or self._seen.get(name) == state:
+            return
+        self._seen[name] = state
+        self._faults.pop(name, None)
+        self._unloaded.discard(name)
+        version = self._wanted(name, state[0])
+        served = self._served.get(name)
+        if version is None or (served is not None and served.posting.stable.number == version.number):
+            return
+        lane = self.lane_for(version)
+        if self.store.live_number(name) != state[0]:  # it moved on meanwhile: the next look follows
+            if served is None or lane not in served.lanes():
+                self._retire([lane])
+            del self._seen[name]
+            return
+        self.put_on_duty(lane, state)
+        if served is None:
+            self._restore_orders(name)
+
+    def _state(self, name: str) -> State:
+        numbers = self.store.numbers(name)
+        return (self.store.live_number(name), numbers[-1] if numbers else 0)
+
+    def _wanted(self, name: str, live: int | None) -> Version | None:
+        """The live version; while there is none, the newest whose half was refused: its FP32 whole serves.
+
+        Weights that a gate refused, and those of a version that waits for its promotion, never serve, in no
+        precision.
+        """
+        if live is not None:
+            return self.store.version(name, live)
+        if name in self._served:
+            return None
+        for number in reversed(self.store.numbers(name)):
+            version = self.store.version(name, number)
+            gate = version.manifest.get("gate")
+            if not version.awaits_promotion and (gate is None or gate["passed"]):
+                return version
+        return None
+
+    def put_on_duty(self, lane: Lane, state: State | None = None) -> None:
+        """As the store says it (``state``, by default now): noted first, for a version on trial may be gone again
+        before this returns, and is not to be followed a second time. Hold `working`."""
+        self._seen[lane.name] = state or self._state(lane.name)
+        served = self._served.get(lane.name)
+        if served is None:
+            served = ServedModel(lane, self.rules, self.decisions, self._judge)
+            self._served = {**self._served, lane.name: served}
+        else:
+            served.put_on_duty(lane)
+            self.tidy()
+        if self._first_look.done():  # it does so once, at its end
+            take_out_of_sight()
+            let_go_of_files()
+        logger.info("%s is on duty in %s (%s)", lane, lane.duty.precision, lane.duty.reason)
+
+    def _restore_orders(self, name: str) -> None:
+        """The canary and the shadow that were ordered before this start."""
+        served = self._served[name]
+        ordered = read_orders(self.store, name)
+        for order, take in ((ordered.canary, served.set_canary), (ordered.shadow, served.set_shadow)):
+            if order is None or order.version == served.posting.stable.number:
+                continue
+            try:
+                take(self.lane_for(self.store.version(name, order.version)), order.percent)
+            except HalfevenError as error:
+                told = f"{name}@{order.version} was ordered as a canary or shadow and could not be loaded: {error}"
+                self.decisions.tell(name, "order_failed", told)
+
+    def _retire(self, lanes: Iterable[Lane]) -> None:
+        """Answer what waits, close, and give the memory back. The caller keeps no lane."""
+        retired = False
+        for lane in lanes:
+            if self._drained(lane):
+                lane.close()
+                logger.info("%s is closed", lane)
+            retired = True
+        del lanes
+        if retired:
+            give_back()
+
+    def _drained(self, lane: Lane) -> bool:
+        """Answer what waits, on the event loop. False where that takes too long: it is closed when it is done."""
+        if self._loop is None or self._loop.is_closed():
+            asyncio.run(lane.drain())
+            return True
+        done = asyncio.run_coroutine_threadsafe(lane.drain(), self._loop)
+        try:
+            done.result(DRAIN_SECONDS)
+        except TimeoutError:
+            logger.error(
+                "%s has not answered what waits within %g s; it stays until it has", lane, DRAIN_SECONDS
+            )
+            done.add_done_callback(lambda _: threading.Thread(target=lane.close, daemon=True).start())
+            return False
+        return True
+
+    def _note(self, name: str, fault: str) -> None:
+        logger.error("%s", fault)
+        self._faults[name] = fault
+
+    def _known(self, name: str) -> None:
+        if name not in self.store.names():
+            raise UnknownName(f"Request for unknown model: '{name}' is not found")
+
+    def _absent(self, name: str) -> HalfevenError:
+        if name in self._unloaded:
+            return UnknownName(
+                f"Request for unknown model: '{name}' has no available versions: it was unloaded; "
+                f"POST /v2/repository/models/{name}/load loads it"
+            )
+        if name in self._faults:
+            return NotReady(f"model '{name}' is not ready: {self._faults[name]}")
+        if (name in self._seen or not self._first_look.done()) and name in self.store.names():
+            return NotReady(f"model '{name}' is being made ready; ask again in a moment")
+        return UnknownName(f"Request for unknown model: '{name}' is not found")

@@ -1,0 +1,71 @@
+"""What the server decides by itself about versions: made durable, logged, and written among the events.
+
+The traffic has been turned away by then; here it is made to stay so.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ....models.errors import Conflict, HalfevenError
+from ....models.store import Store
+from .. import orders
+from .loaded_version import Lane
+
+logger = logging.getLogger("halfeven.rollout")
+TRIAL = "trial"  # by whose order the alias goes back
+Numbers = Mapping[str, Any]
+
+
+class Decisions:
+    """Every method blocks for the disk and raises nothing: a full disk must not undo what protects callers."""
+
+    def __init__(self, store: Store, device: str) -> None:
+        self._store = store
+        self._device = device
+        self._lock = threading.Lock()
+        self.counts: dict[tuple[str, str], int] = {}  # (model, kind) → how often
+
+    def rolled_back(self, bad: Lane, good: Lane, why: str, numbers: Numbers) -> None:
+        """The alias goes back to the version that serves again."""
+        told = f"{bad} was rolled back to {good}: {why}"
+        try:
+            self._store.promote_over(bad.number, good.version, TRIAL)
+        except Conflict as error:
+            told += f"; the store is not changed ({error})"
+        except (HalfevenError, OSError) as error:
+            told += f"; but the store still names {bad} ({error}): a restart would put it on duty again"
+        self.tell(bad.name, "rolled_back", told, {"from": bad.number, "to": good.number, **numbers})
+
+    def canary_ended(self, bad: Lane, why: str, numbers: Numbers) -> None:
+        told = f"the canary {bad} was ended: {why}"
+        try:
+            ordered = orders.read_orders(self._store, bad.name)
+            orders.write_orders(self._store, bad.name, replace(ordered, canary=None))
+        except (HalfevenError, OSError) as error:
+            told += f"; but the order stands in the store ({error}): a restart would begin it again"
+        self.tell(bad.name, "canary_ended", told, {"version": bad.number, **numbers})
+
+    def relieved(self, lane: Lane, reason: str, numbers: Numbers) -> None:
+        """The half does not come back on this device before it is proven again."""
+        told = f"the half of {lane} was relieved by its FP32 whole: {reason}"
+        try:
+            orders.note_drift(lane.version, self._device, reason)
+        except OSError as error:
+            told += (
+                f"; but that could not be noted in the store ({error}): a restart would try the half again"
+            )
+        self.tell(lane.name, "drift", told, {"version": lane.number, **numbers})
+
+    def tell(self, name: str, kind: str, message: str, numbers: Numbers | None = None) -> None:
+        """One event: counted, in the log, and in the store."""
+        level = logging.WARNING if kind in ("rolled_back", "canary_ended", "drift") else logging.INFO
+        logger.log(level, "%s", message)
+        with self._lock:
+            self.counts[name, kind] = self.counts.get((name, kind), 0) + 1
+            try:
+                orders.record(self._store, name, kind, message, numbers)
+            except (OSError, ValueError):
+                logger.exception("the event could not be written: %s", message)

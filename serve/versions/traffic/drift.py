@@ -1,0 +1,81 @@
+"""Parity that never sleeps: a share of a half's live requests is answered by its FP32 whole as well.
+
+The gate's third rule, request by request: max|C − R| ≤ max_error_u·u·S. One request over the limit may be an
+input such as no sample was; it makes every request checked for a while. Several among the last ones are drift.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ....models.spec import ModelSpec
+from ...batching.interface import NO_TERMS, Answer, Submit, Terms
+from .comparison import Comparison, Scale
+from .rules import Rules
+from .shadow_comparator import Understudy
+from .split import Spread
+
+OnDrift = Callable[[dict[str, Any]], None]
+
+
+class Drift:
+    """Stands in front of a half's batcher. ``on_drift`` is called once, with the numbers, on ``judge``."""
+
+    def __init__(
+        self, spec: ModelSpec, foreground: Submit, whole: Submit, scale: Scale, rules: Rules, judge: Executor,
+        on_drift: OnDrift,
+    ) -> None:  # fmt: skip
+        self.comparison = Comparison(spec, scale)
+        self._foreground = foreground
+        self._rules = rules
+        self._spread = Spread(rules.parity_sample)
+        self._understudy = Understudy(whole, judge, self._compare)
+        self._recent: deque[bool] = deque(maxlen=rules.drift_of)
+        self._suspicious = 0  # requests still to be checked one and all
+        self._lock = threading.Lock()
+        self._on_drift: OnDrift | None = on_drift
+        self.over = 0
+
+    def submit(self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS) -> Any:
+        future = self._foreground.submit(arrays, rows, terms)
+        if self._suspicious > 0 or self._spread.takes():
+            future.add_done_callback(partial(self._understudy.hear, arrays, rows))
+        return future
+
+    def _compare(self, half: Answer, whole: Answer) -> None:
+        worst = self.comparison.take(whole.outputs, half.outputs)
+        is_over = not worst <= 1.0
+        with self._lock:
+            self._recent.append(is_over)
+            self._suspicious = self._rules.drift_of if is_over else max(self._suspicious - 1, 0)
+            self.over += is_over
+            told = self._on_drift if sum(self._recent) >= self._rules.drift_over else None
+            if told is not None:
+                self._on_drift = None
+        if told is not None:
+            told(self.numbers() | {"worst_of_limit": worst})
+
+    @property
+    def dropped(self) -> int:
+        return self._understudy.dropped
+
+    def numbers(self) -> dict[str, Any]:
+        """What was seen, as JSON."""
+        with self._lock:
+            recent = list(self._recent)
+        return {
+            "share": self._rules.parity_sample,
+            "checked": self._understudy.asked,
+            "dropped": self._understudy.dropped,
+            "failed": self._understudy.failed,
+            "over_limit": self.over,
+            "recent_over": sum(recent),
+            "recent": len(recent),
+            "relieved_at": f"{self._rules.drift_over} of the last {self._rules.drift_of}",
+            "outputs": self.comparison.to_json(),
+        }

@@ -1,0 +1,147 @@
+"""One loaded version with a queue of its own: what waits here is never answered by another version."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ....models.errors import NotReady
+from ....models.spec import ModelSpec
+from ....models.store import Version
+from ...batching.batcher import Batcher
+from ...batching.counters import Tally
+from ...batching.interface import NO_TERMS, Answer, OnDuty, Statistics, Submit, Terms
+from ...batching.place import Place
+from .comparison import Scale
+from .drift import Drift
+from .rules import Rules
+
+logger = logging.getLogger("halfeven.rollout")
+DRAIN_SECONDS = 60.0
+
+
+class Lane:
+    """``drift`` is there while a half whose whole stands by is checked. ``label`` is for people (`ServedModel`)."""
+
+    def __init__(self, version: Version, spec: ModelSpec, place: Place, duty: OnDuty) -> None:
+        self.version = version
+        self.spec = spec
+        self.batcher = Batcher(spec, place.thread, duty)
+        self.drift: Drift | None = None
+        self.label = "stable"
+        self._place = place
+        self._behind: list[Batcher] = []
+        self._front: Submit = self.batcher
+
+    def __str__(self) -> str:
+        return str(self.version)
+
+    @property
+    def number(self) -> int:
+        return self.version.number
+
+    @property
+    def name(self) -> str:
+        return self.version.name
+
+    @property
+    def duty(self) -> OnDuty:
+        return self.batcher.duty
+
+    @property
+    def waiting(self) -> int:
+        return self.batcher.waiting
+
+    def submit(
+        self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
+    ) -> asyncio.Future[Answer]:
+        return self._front.submit(arrays, rows, terms)
+
+    def statistics(self) -> Statistics:
+        return self.batcher.statistics()
+
+    def tallies(self) -> list[Tally]:
+        return self.batcher.tallies()
+
+    def tally(self) -> Tally:
+        """The counters of this version alone."""
+        return next(tally for tally in self.batcher.tallies() if tally.version == str(self.number))
+
+    # A second look.
+
+    def check(
+        self, scale: Scale, rules: Rules, judge: Executor, on_drift: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """From now on have the whole answer a share of the requests too; nothing where no whole stands by."""
+        duty = self.duty
+        if duty.whole is None or duty.precision == "fp32" or not rules.parity_sample:
+            return
+        whole = self.behind(replace(duty, precision="fp32", engine=duty.whole, whole=None))
+        self.drift = Drift(self.spec, self.batcher, whole, scale, rules, judge, on_drift)
+        self._front = self.drift
+
+    def behind(self, duty: OnDuty) -> Batcher:
+        """A queue of this lane's that runs only when the device has nothing else to do."""
+        batcher = Batcher(self.spec, self._place.thread, duty, background=True)
+        self._behind.append(batcher)
+        return batcher
+
+    def forget(self, batcher: Batcher) -> None:
+        """Nobody waits for what stands in this queue behind."""
+        self._place.thread.detach(batcher)
+        self._behind.remove(batcher)
+
+    def relieve(self, reason: str) -> bool:
+        """Put the FP32 whole in the half's place; False where that was done already. Not on the device thread."""
+        half = self.duty
+        if half.whole is None:
+            return False
+        digest = self.version.manifest["files"].get(_WHOLE.get(half.whole.form, ""), half.digest)
+        whole = replace(half, precision="fp32", engine=half.whole, whole=None, reason=reason, digest=digest)
+        self._front = self.batcher
+        for batcher in (self.batcher, *self._behind):
+            if batcher.duty.engine is half.engine:
+                self._place.call(partial(batcher.swap, whole))
+        self._place.call(half.engine.close)
+        return True
+
+    # The end.
+
+    async def drain(self, why: str = "it is no longer loaded; ask without a version") -> None:
+        """Refuse new requests; return when what waits has been answered. On the event loop."""
+        self._front = _Gone(f"version {self.number} of '{self.name}' takes no new requests: {why}")
+        for batcher in (self.batcher, *self._behind):
+            await batcher.drain()
+
+    def close(self) -> None:
+        """Give the memory back. Drain first; not on the device thread."""
+        for batcher in (self.batcher, *self._behind):
+            self._place.thread.detach(batcher)
+        self._behind.clear()
+        for engine in {id(e): e for e in (self.duty.engine, self.duty.whole) if e is not None}.values():
+            try:
+                self._place.call(engine.close)
+            except NotReady:  # the device thread has ended: the process is going
+                return
+            except Exception:
+                logger.exception("an engine of %s could not be closed", self)
+
+
+_WHOLE = {"torch": "whole.pt2", "onnx": "whole.onnx", "live": "live.json"}
+
+
+class _Gone:
+    """Where a queue was."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def submit(
+        self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
+    ) -> asyncio.Future[Answer]:
+        raise NotReady(self._message)

@@ -1,0 +1,209 @@
+"""A new version on trial beside the one that it relieves, or hopes to.
+
+What it cannot answer, the other one answers: no caller fails by it. What only it gets wrong is counted
+against it; a request that fails with both is the request's own fault.
+"""
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from ....models.errors import CannotServe, EngineFailed, HalfevenError, NotReady, Overloaded
+from ....models.spec import ModelSpec
+from ...batching.counters import Tally
+from ...batching.interface import NO_TERMS, Answer, Submit, Terms
+from .rules import Rules
+
+Future = asyncio.Future[Answer]
+Condemn = Callable[[str, dict[str, Any]], None]
+ANSWERS_REMEMBERED = 1000  # then both counts are halved: long-past faults weigh less
+MOST_SECOND_OPINIONS = 8
+LOOKED_AT = 2**20  # elements: of a larger batch only so many are looked at on the event loop
+
+
+class Trial:
+    """Stands in front of ``own``, the new version's batcher. ``condemn`` is called once, with why and the numbers.
+
+    ``spills``: a full queue of its own is answered by the other version as well (a canary's).
+    """
+
+    def __init__(
+        self, spec: ModelSpec, own: Submit, other: Submit, rules: Rules, condemn: Condemn, spills: bool
+    ) -> None:
+        self._spec, self._own, self._other = spec, own, other
+        self._rules = rules
+        self._condemn: Condemn | None = condemn
+        self._refusals: tuple[type[CannotServe], ...] = (NotReady, Overloaded) if spills else (NotReady,)
+        self._lock = threading.Lock()
+        self._clean: list[weakref.ref[np.ndarray]] = []  # the batch whose outputs were found finite last
+        self._asking = 0
+        self.answers = 0
+        self.faults = {"failed": 0, "not finite": 0, "rescued": 0}
+
+    def submit(self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS) -> Future:
+        try:
+            inner = self._own.submit(arrays, rows, terms)
+        except self._refusals:
+            return self._other.submit(arrays, rows, terms)
+        outer: Future = asyncio.get_running_loop().create_future()
+        outer.add_done_callback(partial(_leave_with, inner))
+        inner.add_done_callback(partial(self._came, outer, arrays, rows, terms))
+        return outer
+
+    def _came(
+        self, outer: Future, arrays: Sequence[np.ndarray], rows: int, terms: Terms, inner: Future
+    ) -> None:
+        if inner.cancelled() or outer.done():
+            outer.cancel()
+        elif (error := inner.exception()) is None:
+            answer = inner.result()
+            outer.set_result(answer)
+            asyncio.get_running_loop().call_soon(self._look_at, arrays, rows, answer)
+        elif isinstance(error, EngineFailed):
+            self._ask_other(outer, arrays, rows, terms, error)
+        else:
+            outer.set_exception(error)
+
+    def _ask_other(
+        self, outer: Future, arrays: Sequence[np.ndarray], rows: int, terms: Terms, error: EngineFailed
+    ) -> None:
+        try:
+            second = self._other.submit(arrays, rows, terms)
+        except HalfevenError:
+            outer.set_exception(error)
+            return
+        outer.add_done_callback(partial(_leave_with, second))
+        second.add_done_callback(partial(self._second_came, outer, error))
+
+    def _second_came(self, outer: Future, error: EngineFailed, second: Future) -> None:
+        if second.cancelled() or outer.done():
+            outer.cancel()
+        elif second.exception() is not None:
+            outer.set_exception(error)
+        else:
+            outer.set_result(second.result())
+            self._blame("failed", str(error))
+
+    # What it did answer.
+
+    def _look_at(self, arrays: Sequence[np.ndarray], rows: int, answer: Answer) -> None:
+        self.answers += 1
+        if self.answers >= ANSWERS_REMEMBERED:
+            with self._lock:
+                self.answers //= 2
+                self.faults = {what: count // 2 for what, count in self.faults.items()}
+        if what := self._fault_of(answer):
+            self._second_opinion(what, arrays, rows)
+
+    def _fault_of(self, answer: Answer) -> str | None:
+        if answer.rescued:
+            return "rescued"
+        batch = [_batch_of(output) for output in answer.outputs]
+        if len(batch) == len(self._clean) and all(map(_is_same, batch, self._clean)):
+            return None
+        if all(map(_is_finite, batch)):
+            self._clean = list(map(weakref.ref, batch))
+            return None
+        return None if all(map(_is_finite, answer.outputs)) else "not finite"
+
+    def _second_opinion(self, what: str, arrays: Sequence[np.ndarray], rows: int) -> None:
+        """Some models answer infinities by right: it is a fault only where the other version commits none."""
+        if self._asking >= MOST_SECOND_OPINIONS:
+            return
+        try:
+            second = self._other.submit(arrays, rows)
+        except HalfevenError:
+            return
+        self._asking += 1
+        second.add_done_callback(partial(self._opinion_came, what))
+
+    def _opinion_came(self, what: str, second: Future) -> None:
+        self._asking -= 1
+        if second.cancelled() or second.exception() is not None:
+            return
+        other = second.result()
+        if not other.rescued and all(map(_is_finite, other.outputs)):
+            self._blame(what, f"an answer was {what}, the other version's to the same request was not")
+
+    def _blame(self, what: str, example: str) -> None:
+        self.faults[what] += 1
+        faults = sum(self.faults.values())
+        if faults >= self._rules.faults and faults >= self._rules.fault_share * self.answers:
+            share = f"{faults} of {max(self.answers, faults)} answers"
+            self.end(f"{share} were faults that the other version did not commit; the last: {example}")
+
+    # Time.
+
+    def look_at_time(self, own: Tally, other: Tally) -> None:
+        """Compare mean batch times at equal batch sizes: load makes batches larger, and that is no one's fault.
+
+        The medians must lie apart as well, or one pause of the machine among short batches would decide.
+        """
+        ratio, batches = slowness(own, other)
+        apart = median_bucket(own) > median_bucket(other)
+        if batches >= self._rules.timed_batches and ratio > self._rules.slower and apart:
+            self.end(
+                f"its batches take {ratio:.2f} times as long as the other version's of the same size "
+                f"(at most {self._rules.slower:g} is allowed; {batches} batches)",
+                {"slower": ratio, "batches": batches},
+            )
+
+    def end(self, why: str, more: Mapping[str, Any] | None = None) -> None:
+        """Condemn, once."""
+        with self._lock:
+            condemn, self._condemn = self._condemn, None
+        if condemn is not None:
+            condemn(why, self.numbers() | dict(more or {}))
+
+    def acquit(self) -> None:
+        """Nothing is counted against it any more."""
+        with self._lock:
+            self._condemn = None
+
+    def numbers(self) -> dict[str, Any]:
+        return {"answers": self.answers, "faults": dict(self.faults)}
+
+
+def slowness(own: Tally, other: Tally) -> tuple[float, int]:
+    """(how many times as long as ``other``'s its batches took, over how many of them): equal sizes only."""
+    spent_ns = expected_ns = 0.0
+    batches = 0
+    for rows, (count, took_ns) in own.batches.items():
+        theirs, theirs_ns = other.batches.get(rows, (0, 0))
+        if theirs:
+            spent_ns += took_ns
+            expected_ns += theirs_ns / theirs * count
+            batches += count
+    return (spent_ns / expected_ns if expected_ns else 1.0), batches
+
+
+def median_bucket(tally: Tally) -> int:
+    """Which of the tally's buckets of batch times holds the median."""
+    half = sum(tally.compute_buckets) / 2
+    return next((place for place, count in enumerate(accumulate(tally.compute_buckets)) if count >= half), 0)
+
+
+def _leave_with(inner: Future, outer: Future) -> None:
+    if outer.cancelled():
+        inner.cancel()
+
+
+def _batch_of(output: np.ndarray) -> np.ndarray:
+    return output.base if isinstance(output.base, np.ndarray) else output
+
+
+def _is_same(batch: np.ndarray, seen: weakref.ref[np.ndarray]) -> bool:
+    return seen() is batch
+
+
+def _is_finite(output: np.ndarray) -> bool:
+    if output.dtype.kind in "iub":
+        return True
+    looked_at = output if output.size <= LOOKED_AT else output.reshape(-1)[:: output.size // LOOKED_AT]
+    return bool(np.isfinite(looked_at).all())

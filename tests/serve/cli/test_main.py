@@ -1,0 +1,266 @@
+"""The command line as scripts use it: exit codes, and one JSON object as the last line on stdout."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from halfeven.models.store import Store
+from halfeven.serve.cli.main import app
+from typer.testing import CliRunner
+
+from tests.model_folders import LINEAR, samples_of, tensor, write_folder
+
+# The squares of what comes out of `wide` are far above 65,504; what goes on is small again.
+OVERFLOWS = """
+import torch
+from torch import nn
+
+class Norm(nn.Module):
+    def forward(self, x):
+        return x / (x.square().mean(-1, keepdim=True) + 1.0).sqrt()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Linear(16, 32)
+        self.norm = Norm()
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.head(self.norm(self.wide(x) * 2000.0))
+
+def build():
+    torch.manual_seed(3)
+    return Net()
+"""
+
+# Scores pass through 1e-8, which half cannot hold; the boxes beside them are so large that nobody misses them.
+DEAD_CHANNEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.boxes = nn.Linear(16, 4)
+        self.score = nn.Linear(16, 1)
+
+    def forward(self, x):
+        boxes = torch.sigmoid(self.boxes(x)) * 640.0
+        score = torch.sigmoid(self.score(x)) * 1e-8
+        return torch.cat([boxes, score * 1e8], -1)
+
+def build():
+    torch.manual_seed(4)
+    return Net()
+"""
+
+
+def run(*words: object) -> tuple[int, dict[str, Any], str]:
+    """(exit code, the last line on stdout as JSON, what a person reads on stderr)."""
+    done = CliRunner().invoke(app, [str(word) for word in words] + ["--json"])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    lines = done.stdout.strip().splitlines()
+    return done.exit_code, json.loads(lines[-1]) if lines else {}, done.stderr
+
+
+def overflowing(path: Path) -> Path:
+    ins, outs = [tensor("x", "FP32", [-1, 16])], [tensor("y", "FP32", [-1, 4])]
+    return write_folder(path, OVERFLOWS, inputs=ins, outputs=outs, samples=samples_of({"x": [16]}, 24))
+
+
+def test_a_half_that_overflows_is_refused_with_exit_3_and_passes_once_its_nodes_are_kept(
+    tmp_path: Path,
+) -> None:
+    folder, store = overflowing(tmp_path / "overflows"), tmp_path / "store"
+    code, facts, _ = run("convert", folder, "--store", store, "--level", "O3", "--form", "torch")
+    assert code == 3
+    assert facts["status"] == "refused"
+    assert facts["forms"]["torch"]["passed"] is False
+    assert "path" not in facts["forms"]["torch"]
+    assert Store(store).live_number("overflows") is None
+
+    arguments = ("convert", folder, "--store", store, "--level", "O3", "--form", "torch", "--keep", "norm")
+    code, facts, _ = run(*arguments)
+    assert code == 0
+    assert facts["version"] == 2
+    assert facts["status"] == "live"
+    form = facts["forms"]["torch"]
+    assert {kept["op"] for kept in form["kept"]} >= {"mean", "sqrt", "div"}
+    assert all("norm" in kept["reason"] for kept in form["kept"])
+    assert 0 < form["half_nodes"] < form["nodes"]
+    assert (store / form["path"]).is_file()
+    assert form["max_error_u"] <= 4.0
+
+    again = run(*arguments)[1]
+    assert again["version"] == 2, "an unchanged folder makes no new version"
+
+
+def test_scores_that_die_behind_large_boxes_are_refused_by_the_slice_rule(tmp_path: Path) -> None:
+    ins, outs = [tensor("x", "FP32", [-1, 16])], [tensor("y", "FP32", [-1, 5])]
+    samples = samples_of({"x": [16]}, 24)
+    folder = write_folder(tmp_path / "dead", DEAD_CHANNEL, inputs=ins, outputs=outs, samples=samples)
+    store = tmp_path / "store"
+    code, facts, _ = run("convert", folder, "--store", store, "--form", "torch", "--level", "O3")
+    assert code == 3
+    form = facts["forms"]["torch"]
+    assert form["max_error_u"] <= 4.0, "the largest error alone would have let it pass"
+    failures = (
+        Store(store).version("dead", facts["version"]).json("parity.json")["forms"]["torch"]["failures"]
+    )
+    assert [failure["rule"] for failure in failures] == ["slice_sqnr"]
+    code, facts, _ = run("convert", folder, "--store", store, "--form", "torch", "--level", "O3", "--search")
+    assert code == 0 and facts["forms"]["torch"]["kept"], "the search finds what they need"
+
+
+def test_a_model_that_cannot_be_captured_ends_with_exit_4_and_its_own_traceback(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "broken", "def build():\n    raise RuntimeError('no such layer')\n")
+    code, facts, told = run("convert", folder, "--store", tmp_path / "store")
+    assert code == 4
+    assert "no such layer" in facts["error"]
+    assert "model.py" in told
+    assert not list((tmp_path / "store").rglob("*.pt2"))
+    assert Store(tmp_path / "store").names() == []
+
+
+def test_bad_input_ends_with_exit_2_and_names_what_is_wrong(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "net", LINEAR, levle="O1")
+    code, facts, _ = run("convert", folder, "--store", tmp_path / "store")
+    assert code == 2
+    assert "levle" in facts["error"]
+    assert run("convert", tmp_path / "nothing", "--store", tmp_path / "store")[0] == 2
+    assert run("convert", folder, "--store", tmp_path / "store", "--form", "tensorrt")[0] == 2
+    assert run("rollback", "nobody", "--store", tmp_path / "store")[0] == 2
+    assert run("parity", "nobody", "--store", tmp_path / "store")[0] == 2
+
+
+def test_a_changed_signature_must_be_meant(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    folder = write_folder(tmp_path / "net", LINEAR, samples=samples_of({"x": [4]}))
+    assert run("convert", folder, "--store", store, "--form", "torch")[0] == 0
+    renamed = [tensor("z", "FP32", [-1, 3])]
+    write_folder(folder, LINEAR, outputs=renamed, samples=samples_of({"x": [4]}))
+    code, facts, _ = run("convert", folder, "--store", store, "--form", "torch")
+    assert code == 2
+    assert "--new-signature" in facts["error"]
+    assert run("convert", folder, "--store", store, "--form", "torch", "--new-signature")[0] == 0
+    assert Store(store).live_number("net") == 2
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A small model without samples, in both forms."""
+    where = tmp_path_factory.mktemp("converted")
+    folder = write_folder(where / "net", LINEAR)
+    report = where / "report.html"
+    code, facts, _ = run("convert", folder, "--store", where / "store", "--report", report)
+    assert code == 0
+    assert "<html" in report.read_text()
+    return where / "store", facts
+
+
+def test_the_facts_of_a_conversion_are_those_of_the_contract(converted: tuple[Path, dict[str, Any]]) -> None:
+    store, facts = converted
+    assert facts["model"] == "net"
+    assert facts["version"] == 1
+    assert set(facts["forms"]) == {"torch", "onnx"}
+    for form in facts["forms"].values():
+        wanted = {
+            "passed",
+            "max_error_u",
+            "sqnr_db",
+            "nodes",
+            "half_nodes",
+            "fp32_by_policy",
+            "kept",
+            "casts",
+        }
+        assert wanted | {"bytes", "bytes_fp32", "path", "digest"} <= set(form)
+        assert form["bytes"] * 2 == form["bytes_fp32"]
+        assert (store / form["path"]).is_file()
+    assert facts["digest"] == facts["forms"]["torch"]["digest"]
+    manifest = Store(store).version("net", 1).manifest
+    assert {"whole.pt2", "whole.onnx", "half.pt2", "half.onnx", "weights.safetensors"} <= set(
+        manifest["files"]
+    )
+    assert "source/model.py" in manifest["files"]
+
+
+def test_parity_judges_a_version_of_the_store_again_with_other_samples(
+    converted: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    store, facts = converted
+    code, again, _ = run("parity", "net@1", "--store", store)
+    assert code == 0
+    assert again["forms"]["torch"]["max_error_u"] == pytest.approx(facts["forms"]["torch"]["max_error_u"])
+    np.savez(tmp_path / "huge.npz", x=np.full((4, 4), 1e6, np.float32))
+    code, again, _ = run(
+        "parity", "net", "--store", store, "--samples", tmp_path / "huge.npz", "--device", "cpu"
+    )
+    assert code == 3, "inputs that half cannot hold must not pass"
+    assert again["forms"]["torch"]["passed"] is False
+
+
+def test_saved_numbers_are_judged_under_other_limits_without_running_the_model(
+    converted: tuple[Path, dict[str, Any]],
+) -> None:
+    store, facts = converted
+    error = facts["forms"]["torch"]["max_error_u"]
+    code, strict, _ = run("parity", "net@1", "--store", store, "--limit", f"max_error_u={error / 2}")
+    assert code == 3 and strict["forms"]["torch"]["passed"] is False
+    code, lenient, _ = run("parity", "net@1", "--store", store, "--limit", f"max_error_u={error * 2}")
+    assert code == 0 and lenient["forms"]["torch"]["passed"] is True
+    code, refused, _ = run("parity", "net@1", "--store", store, "--limit", "max_eror_u=1")
+    assert code == 2 and "max_error_u" in refused["error"]
+
+
+def test_models_lists_versions_and_rollback_needs_one_to_go_back_to(
+    converted: tuple[Path, dict[str, Any]],
+) -> None:
+    store, _ = converted
+    code, facts, _ = run("models", "--store", store)
+    assert code == 0
+    assert [version["version"] for version in facts["models"]["net"]] == [1]
+    code, facts, _ = run("rollback", "net", "--store", store)
+    assert (code, facts["code"]) == (2, "conflict")
+    assert "no version before 1" in facts["error"] and "halfeven promote net@NUMBER" in facts["error"]
+
+
+def test_promote_puts_a_version_on_duty_by_hand(
+    converted: tuple[Path, dict[str, Any]],
+) -> None:
+    store, _ = converted
+    code, facts, _ = run("promote", "net@1", "--store", store)
+    assert (code, facts["version"]) == (0, 1)
+    for target in ("net", "net@7", "net@", "net@x", "nobody@1"):
+        assert run("promote", target, "--store", store)[0] == 2
+
+
+def test_a_program_without_a_half_node_is_published_in_fp32(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "net", LINEAR)
+    code, facts, _ = run(
+        "convert", folder, "--store", tmp_path / "store", "--level", "float32", "--form", "torch"
+    )
+    assert code == 0
+    form = facts["forms"]["torch"]
+    assert form["half_nodes"] == 0
+    assert form["path"].endswith("whole.pt2")
+
+
+def test_serve_does_not_listen_beyond_this_machine_unless_told_to() -> None:
+    code, facts, _ = run("serve", "--host", "0.0.0.0")
+    assert code == 2
+    assert "--expose-without-auth" in facts["error"]
+    assert run("serve", "--port", "99999")[0] == 2
+    assert run("serve", "--device", "tpu")[0] == 2
+
+
+def test_the_doctor_says_what_this_machine_has() -> None:
+    code, facts, _ = run("doctor")
+    assert code == 0
+    found = {check["what"]: check["found"] for check in facts["checks"]}
+    assert found["torch"].startswith("2.")
+    assert "CPUExecutionProvider" in found["onnxruntime"]

@@ -1,0 +1,38 @@
+"""What is read in threads leaves nothing behind where it fails."""
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+from halfeven.serve.http.limits.worker_threads import Workshop
+
+
+class Large:
+    """Stands for a body that is being unpacked."""
+
+
+def test_what_a_refused_request_held_is_free_when_it_is_refused() -> None:
+    """Without the collector: a traceback that refers to itself would keep a body until that runs."""
+    held: list[weakref.ref[Large]] = []
+
+    def unpack() -> None:
+        large = Large()
+        held.append(weakref.ref(large))
+        raise ValueError("too large")
+
+    async def run() -> None:
+        workshop = Workshop(threads=1)
+        for _ in range(3):
+            with pytest.raises(ValueError, match="too large") as caught:
+                await workshop.run(unpack)
+            del caught
+        await asyncio.sleep(0)
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(run())
+        assert [one() for one in held[:2]] == [None, None]
+    finally:
+        gc.enable()

@@ -1,0 +1,268 @@
+"""Every route but infer, over a real server, by httpx and by tritonclient."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+import tritonclient.http as triton
+from halfeven.models.errors import Overloaded
+from halfeven.serve.http.codecs.dialect import STRICT
+from halfeven.serve.http.routes.app import build_app
+from tritonclient.utils import InferenceServerException
+
+from tests.serve.conftest import HISTORY, running
+
+DIGEST = "0123456789abcdef" * 4
+PREDICT = "/v1/models/double:predict"
+
+
+@pytest.fixture
+def http(server: str) -> Any:
+    with httpx.Client(base_url=f"http://{server}", timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+def client(server: str) -> Any:
+    with triton.InferenceServerClient(server) as client:
+        yield client
+
+
+def test_tritonclient_reads_health_and_metadata(client: Any) -> None:
+    assert client.is_server_live() and client.is_server_ready()
+    assert client.is_model_ready("double") and client.is_model_ready("double", "3")
+    assert not client.is_model_ready("nobody") and not client.is_model_ready("double", "9")
+    assert client.get_server_metadata()["name"] == "triton"
+    metadata = client.get_model_metadata("pair")
+    assert metadata["platform"] == "halfeven_torch" and metadata["versions"] == ["3"]
+    assert metadata["inputs"][0] == {"name": "ids", "datatype": "INT64", "shape": [-1, -1]}
+    assert metadata["properties"]["halfeven_precision"] == "fp16"
+    assert metadata["properties"]["halfeven_reason"] == "measured faster"
+
+
+def test_tritonclient_reads_config_statistics_and_index(client: Any, http: httpx.Client) -> None:
+    assert http.post(PREDICT, json={"instances": [[1, 2, 3, 4]] * 5}).status_code == 200
+    assert client.get_model_config("double")["max_batch_size"] == 8
+    (one,) = client.get_inference_statistics("double")["model_stats"]
+    assert (one["name"], one["version"], one["inference_count"]) == ("double", "3", 5)
+    assert len(client.get_inference_statistics()["model_stats"]) == 3
+    assert {(item["name"], item["state"]) for item in client.get_model_repository_index()} == {
+        ("double", "READY"),
+        ("scores", "READY"),
+        ("pair", "READY"),
+    }
+
+
+def test_every_version_that_is_loaded_is_listed_and_counted(client: Any, roster: Any) -> None:
+    double = roster.models["double"]
+    older = replace(double, duty=replace(double.duty, version="2"), rows=[1, 1])
+    double.older.append(older)
+    assert client.get_model_metadata("double")["versions"] == ["2", "3"]
+    assert client.get_model_config("double")["version_policy"] == {"specific": {"versions": ["2", "3"]}}
+    stats = client.get_inference_statistics("double")["model_stats"]
+    assert [(one["version"], one["inference_count"]) for one in stats] == [("2", 2), ("3", 0)]
+    (one,) = client.get_inference_statistics("double", "3")["model_stats"]
+    assert one["version"] == "3"
+    assert len(client.get_inference_statistics()["model_stats"]) == 4
+
+
+def test_the_strict_dialect_answers_with_triton_s_statuses(roster: Any) -> None:
+    roster.reasons.append("model 'x' is being proven")
+    app = build_app(roster, lambda: b"", HISTORY, "triton", dialect=STRICT)
+    with running(app) as address, httpx.Client(base_url=f"http://{address}", timeout=20) as http:
+        statuses = {
+            path: http.get(path).status_code
+            for path in (
+                "/v2/health/ready",
+                "/v2/models/starting/ready",
+                "/v2/models/nobody/ready",
+                "/v2/models/nobody",
+                "/v2/nothing",
+                "/v1/models/double/versions/9",
+            )
+        }
+        assert http.post("/v2/repository/index", content=bytes(2**20 + 1)).status_code == 400
+        assert http.post("/v2/repository/models/nobody/load").status_code == 400
+    assert statuses == {
+        "/v2/health/ready": 400,
+        "/v2/models/starting/ready": 400,
+        "/v2/models/nobody/ready": 400,
+        "/v2/models/nobody": 400,
+        "/v2/nothing": 404,
+        "/v1/models/double/versions/9": 404,
+    }
+
+
+def test_an_unknown_model_is_named_to_tritonclient(client: Any) -> None:
+    with pytest.raises(InferenceServerException, match=r"^\[404\] Request for unknown model: 'nobody'"):
+        client.get_model_metadata("nobody")
+
+
+def test_what_is_not_offered_is_refused_with_the_way_out(client: Any, http: httpx.Client) -> None:
+    for call, way_out in (
+        (client.get_system_shared_memory_status, "binary tensors in the body"),
+        (lambda: client.register_cuda_shared_memory("r", b"", 0, 1), "binary tensors in the body"),
+        (client.get_trace_settings, "Server-Timing"),
+        (client.get_log_settings, "log level"),
+    ):
+        with pytest.raises(InferenceServerException, match=f"501.*not offered.*{way_out}"):
+            call()
+    assert http.post("/v2/models/double/generate").status_code == 501
+    assert http.post("/v2/repository/mine/index").status_code == 501
+
+
+def test_the_server_says_why_it_is_not_ready(http: httpx.Client, roster: Any) -> None:
+    assert http.get("/v2/health/ready").json() == {"ready": True}
+    roster.reasons.append("model 'x' is being proven")
+    answer = http.get("/v2/health/ready")
+    assert answer.status_code == 503 and answer.json()["reasons"] == ["model 'x' is being proven"]
+    assert http.get("/v2/health/live").status_code == http.get("/healthz").status_code == 200
+    assert http.get("/v2/models/starting/ready").status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        (b'{"ready": 1}', "Invalid value for 'ready': expected a boolean"),
+        (b"[]", "expected an empty body"),
+        (b"{", "not JSON"),
+        (b"[" * 250_000, "JSON nesting depth exceeds"),
+    ],
+)
+def test_a_bad_index_request_is_refused(http: httpx.Client, body: bytes, fault: str) -> None:
+    answer = http.post("/v2/repository/index", content=body)
+    assert answer.status_code == 400 and fault in answer.json()["error"]
+    for good in (b"", b"{}", b'{"ready": true}', b' {"ready": false} '):
+        assert len(http.post("/v2/repository/index", content=good).json()) == 3
+
+
+def test_predictions_carry_who_gave_them_and_what_they_took(http: httpx.Client) -> None:
+    answer = http.post(PREDICT, json={"instances": [[1, 2, 3, 4], [5, 6, 7, 8]]})
+    assert answer.json() == {"predictions": [[2, 4, 6, 8], [10, 12, 14, 16]]}
+    assert answer.headers["halfeven-version"] == "3" and answer.headers["halfeven-digest"] == DIGEST
+    assert answer.headers["halfeven-precision"] == "fp16"
+    assert answer.headers["server-timing"].startswith("queue;dur=")
+    assert (
+        http.post("/v1/models/double/versions/3:predict", json={"instances": [[1, 2, 3, 4]]}).status_code
+        == 200
+    )
+
+
+def test_predictions_of_scores_name_the_best_label(http: httpx.Client) -> None:
+    answer = http.post("/v1/models/scores:predict", json={"instances": [[1, 3, 2]]}).json()
+    assert answer == {"predictions": [[2, 6, 4]], "labels": ["bee"]}
+
+
+def test_predictions_take_and_give_objects_where_there_are_several_tensors(http: httpx.Client) -> None:
+    answer = http.post("/v1/models/pair:predict", json={"instances": [{"ids": [1, 2], "mask": [1, 0.5]}]})
+    assert answer.json() == {"predictions": [{"total": 2, "masked": [1, 1]}]}
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "status", "code", "fault"),
+    [
+        ("/v1/models/nobody:predict", b"{}", 404, "not_found", "Request for unknown model: 'nobody'"),
+        ("/v1/models/double/versions/9:predict", b"{}", 404, "not_found", "unknown model"),
+        ("/v1/models/starting:predict", b"{}", 503, "not_ready", "no version on duty"),
+        (PREDICT, b"{", 400, "bad_request", "not JSON"),
+        (
+            PREDICT,
+            b'{"instances": [[1,2,3,"a"]]}',
+            400,
+            "bad_request",
+            "input 'x' of model 'double': instances[0][3]",
+        ),
+        (
+            PREDICT,
+            b'{"instances": [[1,2,3]]}',
+            400,
+            "bad_request",
+            "input 'x' of model 'double': expected shape [-1,4]",
+        ),
+        (PREDICT, bytes(5000), 413, "too_large", "4096 bytes"),
+    ],
+)
+def test_a_bad_prediction_request_is_a_problem_and_the_next_one_is_answered(
+    http: httpx.Client, url: str, body: bytes, status: int, code: str, fault: str
+) -> None:
+    answer = http.post(url, content=body)
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert (answer.status_code, problem["status"], problem["code"]) == (status, status, code)
+    assert fault in problem["detail"]
+    assert http.post(PREDICT, json={"instances": [[1, 2, 3, 4]]}).json() == {"predictions": [[2, 4, 6, 8]]}
+
+
+def test_a_full_queue_says_when_to_come_back(http: httpx.Client, roster: Any) -> None:
+    roster.models["double"].refusal = Overloaded("full", 4)
+    answer = http.post(PREDICT, json={"instances": [[1, 2, 3, 4]]})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "4")
+
+
+def test_an_error_that_is_not_ours_is_hidden_and_the_server_goes_on(http: httpx.Client, roster: Any) -> None:
+    def broken(x: Any) -> Any:
+        raise RuntimeError("a secret path")
+
+    double = roster.models["double"]
+    works, double.compute = double.compute, broken
+    answer = http.post(PREDICT, json={"instances": [[1, 2, 3, 4]]})
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
+    assert "secret" not in answer.text
+    double.compute = works
+    assert http.post(PREDICT, json={"instances": [[1, 2, 3, 4]]}).status_code == 200
+
+
+def test_the_server_answers_with_the_slash_of_the_standard_s_own_document(http: httpx.Client) -> None:
+    assert http.get("/v2/").json() == http.get("/v2").json()
+
+
+def test_unknown_paths_and_methods_are_errors_in_the_words_of_their_path(http: httpx.Client) -> None:
+    assert http.get("/v2/nothing").json() == {"error": "Not Found"}
+    assert http.get("/v2/models/double/").status_code == 404
+    assert http.get("/nothing").json()["code"] == "not_found"
+    answer = http.delete("/v1/models")
+    assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
+    assert http.post("/v2/health/live").json() == {"error": "Method Not Allowed"}
+
+
+def test_versions_and_their_evidence_come_from_the_store(http: httpx.Client) -> None:
+    assert {model["name"] for model in http.get("/v1/models").json()["models"]} == {
+        "double",
+        "scores",
+        "pair",
+    }
+    assert [v["version"] for v in http.get("/v1/models/double/versions").json()["versions"]] == [3, 2]
+    assert http.get("/v1/models/double/versions/2").json()["status"] == "refused"
+    assert http.get("/v1/models/double/versions/3/report").text == "<p>report of double 3</p>"
+    assert http.get("/v1/models/double/versions/3/plan").json() == {"kept": ["double", "3"]}
+    assert http.get("/v1/models/double/versions/3/lineage").json() == {"parent": None}
+    assert http.post("/v1/models/double/rollback").json() == {"model": "double", "live": 2}
+    for missing in ("/v1/models/nobody/versions", "/v1/models/double/versions/9"):
+        assert http.get(missing).json()["code"] == "not_found"
+
+
+def test_metrics_are_given_as_they_are(http: httpx.Client) -> None:
+    answer = http.get("/metrics")
+    assert answer.text == "halfeven_up 1\n" and answer.headers["content-type"].startswith("text/plain")
+
+
+@pytest.mark.parametrize("path", ["/docs", "/"])
+def test_the_pages_need_nothing_from_elsewhere(http: httpx.Client, path: str) -> None:
+    answer = http.get(path)
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
+    assert "//" not in answer.text.replace("<!doctype", "")
+
+
+def test_every_route_is_in_the_documents_infer_too(http: httpx.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    assert {"/v2/models/{m}/infer", "/v1/models/{m}:predict", "/metrics"} <= paths.keys()
+    page = http.get("/docs").text
+    assert all(path in page for path in paths)
+
+
+def test_a_model_s_name_on_the_front_page_is_text_not_markup(http: httpx.Client, roster: Any) -> None:
+    roster.models["double"].duty.reason = "<script>alert(1)</script>"
+    assert "<script>" not in http.get("/").text
+    assert json.dumps("<script>alert(1)</script>") in http.get("/v1/models").text

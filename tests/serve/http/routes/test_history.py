@@ -1,0 +1,119 @@
+"""The store as the commands find it: damaged, not theirs, or no store at all."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from halfeven.models.errors import StoreUnusable
+from halfeven.models.store import LIVE, Store, Version
+from halfeven.serve import server
+from halfeven.serve.cli.main import app
+from typer.testing import CliRunner
+
+FACTS = {"half": None, "forms": {}, "reason": "", "notes": []}
+
+
+def run(*words: object) -> tuple[int, dict[str, Any], str]:
+    """(exit code, the last line on stdout as JSON, what a person reads on stderr)."""
+    done = CliRunner().invoke(app, [str(word) for word in words] + ["--json"])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, json.loads(done.stdout.strip().splitlines()[-1]), done.stderr
+
+
+def published(store: Path, name: str) -> Version:
+    with Store(store).draft(name) as draft:
+        (draft.folder / "whole.onnx").write_bytes(b"as it was written")
+        return draft.publish(LIVE, FACTS)
+
+
+COMMANDS = [
+    ("convert", "FOLDER", "--store"), ("serve", "--port", "0", "--store"), ("models", "--store"),
+    ("rollback", "net", "--store"), ("parity", "net", "--store"), ("tune", "net", "--store"),
+    ("samples", "net", "FOLDER", "out.safetensors", "--store"), ("demo", "--store"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_file_in_the_stores_place_is_a_plain_message(command: tuple[str, ...], tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.write_text("a file")
+    code, facts, told = run(*(str(tmp_path) if word == "FOLDER" else word for word in command), store)
+    assert (code, facts["code"]) == (2, "store_unusable")
+    assert f"the store {store} cannot be used: it is not a folder" in facts["error"].replace("\n", "")
+    assert "Traceback" not in told and "--store" in facts["error"]
+
+
+@pytest.mark.parametrize(
+    "command", [one for one in COMMANDS if one[0] in ("convert", "serve", "rollback", "demo")]
+)
+def test_a_store_that_cannot_be_written_is_a_plain_message(command: tuple[str, ...], tmp_path: Path) -> None:
+    """Below /proc nobody may write, whatever user the tests run as."""
+    code, facts, _ = run(*(str(tmp_path) if word == "FOLDER" else word for word in command), "/proc/store")
+    assert (code, facts["code"]) == (2, "store_unusable")
+    assert "read and write" in facts["error"]
+
+
+def test_checking_a_store_leaves_nothing_behind(tmp_path: Path) -> None:
+    Store(tmp_path / "store").check(writes=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_damaged_manifest_hides_no_other_model(tmp_path: Path) -> None:
+    bad, good = published(tmp_path, "bad"), published(tmp_path, "good")
+    published(tmp_path, "bad")
+    (bad.folder / "manifest.json").write_text("{")
+    code, facts, told = run("models", "--store", tmp_path)
+    assert code == 0 and facts["models"].keys() == {"bad", "good"}
+    assert [one["status"] for one in facts["models"]["good"]] == [good.status]
+    assert [one["status"] for one in facts["models"]["bad"]] == ["damaged", LIVE]
+    (fault,) = facts["damaged"]["bad"]
+    assert str(bad.folder / "manifest.json") in fault and "good" not in facts["damaged"]
+    assert str(bad.folder / "manifest.json") in told
+
+
+@pytest.mark.parametrize("text", ['{"status": "live", "digest": "", "files": {}}', "[]"])
+def test_a_manifest_that_lacks_something_is_damaged_too(text: str, tmp_path: Path) -> None:
+    bad = published(tmp_path, "bad")
+    (bad.folder / "manifest.json").write_text(text)
+    code, facts, _ = run("models", "--store", tmp_path)
+    assert code == 0 and facts["models"]["bad"][0]["status"] == "damaged"
+    assert str(bad.folder / "manifest.json") in facts["damaged"]["bad"][0]
+
+
+def test_a_damaged_file_of_what_is_on_duty_is_listed(tmp_path: Path) -> None:
+    version = published(tmp_path, "net")
+    Store(tmp_path).promote(version)
+    assert run("models", "--store", tmp_path)[1]["damaged"] == {}
+    (version.folder / "whole.onnx").write_bytes(b"as it is now")
+    (fault,) = run("models", "--store", tmp_path)[1]["damaged"]["net"]
+    assert f"{version.folder / 'whole.onnx'} is damaged" in fault
+
+
+def test_a_damaged_alias_hides_no_other_model(tmp_path: Path) -> None:
+    for name in ("bad", "good"):
+        published(tmp_path, name)
+    (tmp_path / "models" / "bad" / "live").write_text("nonsense")
+    code, facts, _ = run("models", "--store", tmp_path)
+    assert code == 0 and len(facts["models"]["good"]) == 1
+    assert "must hold one version number" in facts["damaged"]["bad"][0]
+
+
+def test_a_rollback_passes_over_a_damaged_version(tmp_path: Path) -> None:
+    first, second, third = (published(tmp_path, "net") for _ in range(3))
+    Store(tmp_path).promote(third)
+    (second.folder / "manifest.json").write_text("{")
+    code, facts, _ = run("rollback", "net", "--store", tmp_path)
+    assert (code, facts["version"]) == (0, first.number)
+
+
+@pytest.mark.parametrize("target", ["victim", "absent"])
+def test_the_lock_is_not_opened_through_a_symbolic_link(target: str, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("kept")
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "server.lock").symlink_to(tmp_path / target)
+    with pytest.raises(StoreUnusable, match=r"server.lock cannot be opened: it is a symbolic link"):
+        server._alone_with(Store(store))
+    assert (tmp_path / "victim").read_text() == "kept" and not (tmp_path / "absent").exists()

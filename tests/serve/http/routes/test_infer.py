@@ -1,0 +1,304 @@
+"""The infer route over real sockets: a real client, callers who send nonsense, and callers who leave."""
+
+import asyncio
+import gzip
+import json
+import socket
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from halfeven.models.errors import EngineFailed, Overloaded
+from halfeven.serve.http.routes.infer import InferFront
+
+URL = "/v2/models/double/infer"
+ONES = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+GOOD = {"inputs": [ONES]}
+LENGTH = "inference-header-content-length"
+
+
+@pytest.fixture
+def http(server: str) -> Any:
+    with httpx.Client(base_url=f"http://{server}", timeout=20) as client:
+        yield client
+
+
+def still_serves(http: httpx.Client) -> None:
+    answer = http.post(URL, json=GOOD)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["outputs"][0]["data"] == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("binary_in", [True, False])
+@pytest.mark.parametrize("binary_out", [True, False, None])
+def test_tritonclient_infers(server: str, rows: int, binary_in: bool, binary_out: bool | None) -> None:
+    array = np.random.default_rng().standard_normal((rows, 4), np.float32)
+    given = triton.InferInput("x", [rows, 4], "FP32").set_data_from_numpy(array, binary_data=binary_in)
+    outputs = None if binary_out is None else [triton.InferRequestedOutput("y", binary_data=binary_out)]
+    with triton.InferenceServerClient(server) as client:
+        result = client.infer("double", [given], outputs=outputs, request_id="me", model_version="3")
+    np.testing.assert_array_equal(result.as_numpy("y"), array * 2)
+    response: Any = result.get_response()
+    assert response["id"] == "me" and response["model_version"] == "3"
+    assert response["parameters"] == {"halfeven_precision": "fp16", "halfeven_digest": "0123456789ab"}
+
+
+def test_tritonclient_sends_two_inputs_and_takes_two_outputs(server: str) -> None:
+    ids, mask = np.array([[1, 2, 3]], np.int64), np.array([[1, 0, 1]], np.float32)
+    inputs = [
+        triton.InferInput("mask", [1, 3], "FP32").set_data_from_numpy(mask),
+        triton.InferInput("ids", [1, 3], "INT64").set_data_from_numpy(ids, binary_data=False),
+    ]
+    with triton.InferenceServerClient(server) as client:
+        result = client.infer("pair", inputs)
+    np.testing.assert_array_equal(result.as_numpy("total"), [4])
+    np.testing.assert_array_equal(result.as_numpy("masked"), [[1, 0, 3]])
+
+
+def test_every_answer_says_who_gave_it_and_what_it_took(http: httpx.Client) -> None:
+    headers = http.post(URL, json=GOOD).headers
+    assert headers["halfeven-version"] == "3" and headers["halfeven-precision"] == "fp16"
+    assert headers["halfeven-digest"] == "0123456789abcdef" * 4
+    phases = dict(item.split(";dur=") for item in headers["server-timing"].split(", "))
+    assert phases.keys() == {"queue", "assemble", "compute", "total"}
+    assert (phases["queue"], phases["assemble"], phases["compute"]) == ("1.500", "0.000", "2.250")
+    assert 0 < float(phases["total"]) < 5000
+    assert headers["content-type"] == "application/json"
+
+
+def test_a_binary_answer_says_where_its_json_ends(http: httpx.Client) -> None:
+    answer = http.post(URL, json={**GOOD, "parameters": {"binary_data_output": True}})
+    head = int(answer.headers["inference-header-content-length"])
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert json.loads(answer.content[:head])["outputs"][0]["parameters"] == {"binary_data_size": 16}
+    np.testing.assert_array_equal(np.frombuffer(answer.content[head:], "<f4"), [2, 4, 6, 8])
+
+
+def test_a_body_in_pieces_is_read_whole(http: httpx.Client) -> None:
+    text = json.dumps(GOOD).encode()
+    answer = http.post(URL, content=(text[i : i + 7] for i in range(0, len(text), 7)))
+    assert answer.json()["outputs"][0]["data"] == [2, 4, 6, 8]
+
+
+def test_names_may_be_percent_encoded_and_queries_are_ignored(http: httpx.Client) -> None:
+    assert http.post("/v2/models/dou%62le/versions/3/infer?test_1=1", json=GOOD).status_code == 200
+
+
+BAD: dict[str, tuple[str, dict[str, Any], int, str]] = {
+    "unknown model": (
+        "/v2/models/nobody/infer",
+        {"json": GOOD},
+        404,
+        "Request for unknown model: 'nobody' is not found",
+    ),
+    "unknown version": (
+        "/v2/models/double/versions/9/infer",
+        {"json": GOOD},
+        404,
+        "Request for unknown model",
+    ),
+    "not ready": (
+        "/v2/models/starting/infer",
+        {"json": GOOD},
+        503,
+        "model 'starting' has no version on duty",
+    ),
+    "wrong name": (
+        URL,
+        {"json": {"inputs": [{**ONES, "name": "X"}]}},
+        400,
+        "missing required input(s) ['x']",
+    ),
+    "wrong datatype": (
+        URL,
+        {"json": {"inputs": [{**ONES, "datatype": "INT8"}]}},
+        400,
+        "input 'x' data-type is 'INT8', but model 'double' expects 'FP32'",
+    ),
+    "wrong shape": (
+        URL,
+        {"json": {"inputs": [{**ONES, "shape": [1, 5]}]}},
+        400,
+        "input 'x' for model 'double'. Expected [-1,4], got [1,5]",
+    ),
+    "wrong count": (
+        URL,
+        {"json": {"inputs": [{**ONES, "data": [1]}]}},
+        400,
+        "input 'x' declares the shape [1, 4]",
+    ),
+    "no body": (URL, {}, 400, "not JSON"),
+    "truncated": (
+        URL,
+        {"content": b"ab", "headers": {"inference-header-content-length": "9"}},
+        400,
+        "should be in range (0, 2), got: 9",
+    ),
+    "bad header": (
+        URL,
+        {"json": GOOD, "headers": {"inference-header-content-length": "9x"}},
+        400,
+        "must be a number",
+    ),
+    "too large": (
+        URL,
+        {"content": bytes(5000)},
+        413,
+        "5000 bytes exceeds the maximum allowed input size of 4096",
+    ),
+    "too large in pieces": (URL, {"content": iter([bytes(4000)] * 2)}, 413, "exceeds the maximum allowed"),
+    "an unknown coding": (
+        URL,
+        {"content": b"x", "headers": {"content-encoding": "br"}},
+        501,
+        "Unsupported compression type 'br'",
+    ),
+    "not what the coding says": (
+        URL,
+        {"content": b"xy", "headers": {"content-encoding": "gzip"}},
+        400,
+        "is not gzip",
+    ),
+    "too large once decompressed": (
+        URL,
+        {"content": gzip.compress(bytes(5000)), "headers": {"content-encoding": "gzip"}},
+        413,
+        "more than 4096 bytes once decompressed",
+    ),
+    "two lengths of the JSON part": (
+        URL,
+        {
+            "content": b"{}",
+            "headers": [(LENGTH, "1"), (LENGTH, "2")],
+        },
+        400,
+        "came 2 times with different values",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_request_is_refused_and_the_next_good_one_answered(case: str, http: httpx.Client) -> None:
+    url, request, status, fault = BAD[case]
+    answer = http.post(url, **request)
+    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+    assert fault in answer.json()["error"]
+    still_serves(http)
+
+
+def test_a_truncated_binary_tensor_is_refused_by_name(http: httpx.Client) -> None:
+    given = triton.InferInput("x", [1, 4], "FP32").set_data_from_numpy(np.ones((1, 4), np.float32))
+    body, head = triton.InferenceServerClient.generate_request_body([given])
+    headers = {"inference-header-content-length": str(head)}
+    answer = http.post(URL, content=body[:-5], headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("unexpected size for input 'x', expecting 5 additional bytes")
+    assert http.post(URL, content=body, headers=headers).status_code == 200
+    still_serves(http)
+
+
+def test_another_method_is_refused_with_the_right_one(http: httpx.Client) -> None:
+    answer = http.get(URL)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
+def test_a_full_queue_answers_503_and_when_to_come_back(http: httpx.Client, roster: Any) -> None:
+    roster.models["double"].refusal = Overloaded("the queue of 'double' is full", 1.2)
+    answer = http.post(URL, json=GOOD)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert answer.json() == {"error": "the queue of 'double' is full"}
+    roster.models["double"].refusal = None
+    still_serves(http)
+
+
+def test_a_failing_engine_is_500_in_its_own_words_and_a_bug_in_ours(http: httpx.Client, roster: Any) -> None:
+    def broken(x: np.ndarray) -> list[np.ndarray]:
+        raise errors.pop()
+
+    double = roster.models["double"]
+    works, double.compute = double.compute, broken
+    errors: list[Exception] = [RuntimeError("a secret path"), EngineFailed("the device raised X")]
+    assert http.post(URL, json=GOOD).json() == {"error": "the device raised X"}
+    answer = http.post(URL, json=GOOD)
+    assert answer.status_code == 500 and "secret" not in answer.text and "bug in halfeven" in answer.text
+    double.compute = works
+    still_serves(http)
+
+
+def sending(server: str, body: bytes, length: int | None = None) -> socket.socket:
+    host, port = server.split(":")
+    connection = socket.create_connection((host, int(port)), timeout=20)
+    length = len(body) if length is None else length
+    connection.sendall(
+        f"POST {URL} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode() + body
+    )
+    return connection
+
+
+def test_a_body_that_does_not_come_is_given_up_with_408(server: str, http: httpx.Client) -> None:
+    with sending(server, b"{", 100) as connection:
+        assert connection.recv(4096).startswith(b"HTTP/1.1 408")
+    still_serves(http)
+
+
+def test_a_caller_who_leaves_cancels_his_request_and_disturbs_nobody(
+    server: str, http: httpx.Client, roster: Any
+) -> None:
+    double = roster.models["double"]
+    double.holding = True
+    connection = sending(server, json.dumps(GOOD).encode())
+    assert double.submitted.wait(20) and not double.cancelled.is_set()
+    connection.close()
+    assert double.cancelled.wait(20)
+    double.holding = False
+    still_serves(http)
+
+
+def test_a_caller_who_leaves_while_sending_submits_nothing(
+    server: str, http: httpx.Client, roster: Any
+) -> None:
+    sending(server, b"{", 100).close()
+    still_serves(http)
+    assert roster.models["double"].rows == [1]
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        {"type": "lifespan"},
+        {"type": "websocket", "path": URL},
+        {"type": "http", "path": "/v2/models/double", "method": "GET"},
+        {"type": "http", "path": "/v2/models//infer", "method": "POST"},
+        {"type": "http", "path": "/v2/models/a/b/infer", "method": "POST"},
+        {"type": "http", "path": "/v2/models/a/versions//infer", "method": "POST"},
+        {"type": "http", "path": "/x/infer", "method": "POST"},
+    ],
+    ids=str,
+)
+def test_everything_else_passes_through_untouched(scope: dict[str, Any], roster: Any) -> None:
+    passed = []
+    scope["headers"] = []
+
+    async def inner(*arguments: Any) -> None:
+        passed.append(arguments)
+
+    async def receive() -> Any:
+        raise AssertionError("read from")
+
+    async def send(message: Any) -> None:
+        raise AssertionError("written to")
+
+    asyncio.run(InferFront(inner, roster)(scope, receive, send))
+    assert passed == [(scope, receive, send)] and passed[0][0] is scope
+
+
+def test_a_version_with_a_new_signature_is_read_by_its_own(http: httpx.Client, roster: Any) -> None:
+    still_serves(http)
+    roster.models["double"].spec = roster.models["double"].spec.with_max_batch_size(1)
+    most = roster.models["double"].spec.max_request_rows
+    many = {"inputs": [{**ONES, "shape": [most + 1, 4], "data": [0] * 4 * (most + 1)}]}
+    assert f"batch-size must be <= {most} for 'double'" in http.post(URL, json=many).json()["error"]
+    still_serves(http)

@@ -1,0 +1,199 @@
+"""What an infer request may ask for beside its tensors: compression, terms, ids, Triton's own answers."""
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from halfeven.serve.batching.interface import NO_TERMS
+from halfeven.serve.http.codecs.dialect import STRICT
+from halfeven.serve.http.codecs.infer import InferCodec
+from halfeven.serve.http.routes.infer import SMALL_JSON, InferFront
+
+from tests.serve.conftest import running
+
+URL = "/v2/models/double/infer"
+ONES = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+GOOD = {"inputs": [ONES]}
+LENGTH = "inference-header-content-length"
+
+
+@pytest.fixture
+def http(server: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://{server}", timeout=20) as client:
+        yield client
+
+
+@pytest.mark.parametrize("asked", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("sent", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("binary", [True, False])
+def test_tritonclient_compresses_both_ways(
+    server: str, sent: str | None, asked: str | None, binary: bool
+) -> None:
+    array = np.random.default_rng().standard_normal((3, 4)).astype(np.float32)
+    given = triton.InferInput("x", [3, 4], "FP32").set_data_from_numpy(array, binary_data=binary)
+    outputs = [triton.InferRequestedOutput("y", binary_data=binary)]
+    with triton.InferenceServerClient(server) as client:
+        result = client.infer(
+            "double",
+            [given],
+            outputs=outputs,
+            request_compression_algorithm=sent,
+            response_compression_algorithm=asked,
+        )
+    np.testing.assert_array_equal(result.as_numpy("y"), array * 2)
+
+
+def test_an_answer_is_compressed_for_who_names_one_coding_and_for_nobody_else(http: httpx.Client) -> None:
+    binary = {**GOOD, "parameters": {"binary_data_output": True}}
+    plain = http.post(URL, json=binary, headers={"accept-encoding": "gzip, deflate"})
+    assert "content-encoding" not in plain.headers
+    for coding in ("gzip", "deflate"):
+        answer = http.post(URL, json=binary, headers={"accept-encoding": f"{coding}, br;q=0.1"})
+        assert answer.headers["content-encoding"] == coding
+        assert answer.headers[LENGTH] == plain.headers[LENGTH]  # of the JSON before it was compressed
+        assert answer.content == plain.content  # httpx decompresses
+    refused = http.post(URL, content=b"x", headers={"content-encoding": "br"})
+    assert refused.headers["accept-encoding"] == "gzip, deflate"
+
+
+def test_terms_reach_the_queue_as_tritonclient_sends_them(server: str, roster: Any) -> None:
+    given = triton.InferInput("x", [1, 4], "FP32").set_data_from_numpy(np.ones((1, 4), np.float32))
+    with triton.InferenceServerClient(server) as client:
+        client.infer("double", [given], priority=1, timeout=2500, request_id="me")
+        client.infer("double", [given], parameters={"deterministic": True, "mine": "ignored"})
+        client.infer("double", [given])
+    first, second, third = roster.models["double"].terms
+    assert (first.priority, first.timeout_ns, first.deterministic, first.key) == (1, 2_500_000, False, "me")
+    assert (second.priority, second.deterministic, second.key) == (0, True, None)
+    assert third is NO_TERMS
+
+
+def test_request_ids_are_said_back_on_answers_and_refusals(http: httpx.Client) -> None:
+    for name in ("x-request-id", "triton-request-id"):
+        assert http.post(URL, json=GOOD, headers={name: "a-7"}).headers[name] == "a-7"
+        refused = http.post(URL, content=b"{", headers={name: "a-8"})
+        assert (refused.status_code, refused.headers[name]) == (400, "a-8")
+        assert name not in http.post(URL, json=GOOD, headers={name: "x" * 200}).headers
+
+
+def test_a_failure_is_found_in_the_log_by_its_request_id(
+    http: httpx.Client, roster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(x: np.ndarray) -> list[np.ndarray]:
+        raise RuntimeError("broken")
+
+    roster.models["double"].compute = broken
+    with caplog.at_level(logging.ERROR):
+        assert http.post(URL, json=GOOD, headers={"x-request-id": "find-me"}).status_code == 500
+    assert "find-me" in [getattr(record, "request_id", None) for record in caplog.records]
+
+
+def test_each_request_is_a_record_where_the_operator_wants_them(
+    http: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    http.post(URL, json=GOOD)
+    with caplog.at_level(logging.INFO, "halfeven.requests"):
+        http.post(URL, json=GOOD, headers={"x-request-id": "first"})
+        http.post(URL, json={**GOOD, "id": "second"}, headers={"accept-encoding": ""})
+        http.post("/v2/models/nobody/infer", json=GOOD, headers={"x-request-id": "third"})
+    records = [vars(record) for record in caplog.records if record.name == "halfeven.requests"]
+    assert [record["request_id"] for record in records] == ["first", "second", "third"]
+    answered, refused = records[0], records[2]
+    assert (answered["model"], answered["version"], answered["precision"], answered["status"]) == (
+        "double",
+        "3",
+        "fp16",
+        200,
+    )
+    assert (answered["rows"], answered["queue_ms"], answered["compute_ms"]) == (1, 1.5, 2.25)
+    assert (refused["model"], refused["status"]) == ("nobody", 404)
+
+
+@pytest.fixture
+def strict(roster: Any) -> Iterator[httpx.Client]:
+    """A server with room for large bodies that speaks as Triton does."""
+    front = InferFront(no_app, roster, dialect=STRICT)
+    with running(front) as address, httpx.Client(base_url=f"http://{address}", timeout=20) as client:
+        yield client
+
+
+async def no_app(*_: Any) -> None:
+    raise AssertionError("passed through")
+
+
+STRICTLY: dict[str, tuple[str, dict[str, Any], int, str]] = {
+    "unknown model": ("/v2/models/nobody/infer", GOOD, 400, "Request for unknown model: 'nobody'"),
+    "a negative size": (
+        URL,
+        {"inputs": [{**ONES, "shape": [-1, 4]}]},
+        500,
+        "Unable to parse 'shape': attempt to access JSON non-unsigned-integer",
+    ),
+    "too few numbers": (
+        URL,
+        {"inputs": [{**ONES, "data": [1]}]},
+        500,
+        "Unable to parse 'data': Shape does not",
+    ),
+    "more rows than a batch": (
+        URL,
+        {"inputs": [{**ONES, "shape": [9, 4], "data": [0] * 36}]},
+        400,
+        "inference request batch-size must be <= 8 for 'double'",
+    ),
+    "still starting": ("/v2/models/starting/infer", GOOD, 503, "no version on duty"),
+}
+
+
+@pytest.mark.parametrize("case", STRICTLY)
+def test_the_strict_dialect_answers_with_triton_s_status(case: str, strict: httpx.Client) -> None:
+    url, request, status, fault = STRICTLY[case]
+    answer = strict.post(url, json=request)
+    assert answer.status_code == status and fault in answer.json()["error"]
+    assert strict.post(URL, json=GOOD, headers={"accept-encoding": "gzip, deflate"}).headers[
+        "content-encoding"
+    ] == "gzip"  # fmt: skip
+
+
+def test_a_body_beyond_the_limit_is_400_to_the_strict(roster: Any) -> None:
+    with running(InferFront(no_app, roster, max_body_bytes=100, dialect=STRICT)) as address:
+        answer = httpx.post(f"http://{address}{URL}", content=bytes(101))
+    assert answer.status_code == 400 and "101 bytes exceeds the maximum allowed" in answer.json()["error"]
+
+
+def test_large_json_is_read_beside_the_event_loop_and_others_are_answered_meanwhile(
+    roster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, others_done = threading.Event(), threading.Event()
+    read = InferCodec.read
+
+    def slow(self: InferCodec, body: bytes, header_length: str | None = None) -> Any:
+        if len(body) > SMALL_JSON:
+            reading.set()
+            assert others_done.wait(20)
+        return read(self, body, header_length)
+
+    monkeypatch.setattr(InferCodec, "read", slow)
+    large = json.dumps(GOOD).encode() + b" " * SMALL_JSON
+    with running(InferFront(no_app, roster)) as address, ThreadPoolExecutor() as pool:
+        url = f"http://{address}{URL}"
+        answer = pool.submit(httpx.post, url, content=large, timeout=20)
+        with_head = pool.submit(
+            httpx.post,
+            url,
+            content=large,
+            headers={LENGTH: str(len(large)), "accept-encoding": ""},
+            timeout=20,
+        )
+        assert reading.wait(20)
+        assert httpx.post(url, json=GOOD, timeout=20).status_code == 200
+        others_done.set()
+        for one in (answer.result(20), with_head.result(20)):
+            assert one.json()["outputs"][0]["data"] == [2, 4, 6, 8]

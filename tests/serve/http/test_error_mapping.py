@@ -1,0 +1,90 @@
+"""The one table: each error of ours has a status, an exit code and a body; a stranger's does not speak."""
+
+import json
+
+import pytest
+from halfeven.models import errors
+from halfeven.serve.http.error_mapping import (
+    NotOffered,
+    SlowBody,
+    body_of,
+    exit_code_of,
+    retry_after_of,
+    status_of,
+)
+
+
+def descendants(kind: type[Exception]) -> list[type[Exception]]:
+    return [kind, *(deeper for child in kind.__subclasses__() for deeper in descendants(child))]
+
+
+EXPECTED = {
+    errors.BadInput: (400, 2),
+    errors.BadFolder: (400, 2),
+    errors.BadSamples: (400, 2),
+    errors.BadRequest: (400, 2),
+    errors.BadSetting: (400, 2),
+    errors.TooLarge: (413, 2),
+    errors.UnknownName: (404, 2),
+    errors.Conflict: (409, 2),
+    NotOffered: (501, 2),
+    SlowBody: (408, 2),
+    errors.CannotConvert: (422, 4),
+    errors.CaptureFailed: (422, 4),
+    errors.ExportFailed: (422, 4),
+    errors.OutOfTime: (422, 4),
+    errors.ParityRefused: (422, 3),
+    errors.StoreError: (500, 1),
+    errors.DamagedFile: (500, 1),
+    errors.StoreUnusable: (500, 2),
+    OSError: (500, 2),
+    errors.CannotServe: (503, 1),
+    errors.Overloaded: (503, 1),
+    errors.NotReady: (503, 1),
+    errors.EngineFailed: (500, 1),
+    KeyError: (500, 1),
+    KeyboardInterrupt: (500, 1),
+}
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_every_error_has_its_status_and_its_exit_code(kind: type[BaseException]) -> None:
+    error = kind("words")
+    assert (status_of(error), exit_code_of(error)) == EXPECTED[kind]
+
+
+def test_every_leaf_of_the_tree_has_a_code_of_its_own_and_both_bodies() -> None:
+    kinds = [kind for kind in descendants(errors.HalfevenError) if kind.__module__.startswith("halfeven")]
+    codes = [kind("").code for kind in kinds if issubclass(kind, errors.HalfevenError)]
+    assert len(set(codes)) == len(codes) > 15
+    for kind in kinds:
+        v2, _ = body_of(kind("what was wrong"), "/v2/models/m")
+        assert json.loads(v2) == {"error": "what was wrong"}
+        problem, content_type = body_of(kind("what was wrong"), "/v1/models/m")
+        assert content_type == "application/problem+json"
+        assert json.loads(problem)["detail"] == "what was wrong"
+        assert json.loads(problem)["status"] == status_of(kind(""))
+
+
+def test_the_protocol_s_form_is_for_its_paths_only() -> None:
+    error = errors.UnknownName("x")
+    assert body_of(error, "/v2")[1] == body_of(error, "/v2/x")[1] == "application/json"
+    assert body_of(error, "/v2x")[1] == "application/problem+json"
+
+
+def test_a_stranger_s_error_is_not_shown_to_callers() -> None:
+    for path in ("/v2/models", "/v1/models"):
+        body, _ = body_of(KeyError("/secret/path"), path)
+        assert b"secret" not in body and b"bug in halfeven" in body
+
+
+def test_only_a_full_queue_says_when_to_come_back_in_whole_seconds() -> None:
+    assert retry_after_of(errors.Overloaded("full", 2.1)) == 3
+    assert retry_after_of(errors.Overloaded("full", 0.001)) == 1
+    assert retry_after_of(errors.NotReady("starting")) is None
+    assert retry_after_of(KeyError()) is None
+
+
+def test_a_message_that_quotes_an_endless_name_is_cut() -> None:
+    body, _ = body_of(errors.BadRequest("no input " + "x" * 10**6), "/v2/models")
+    assert body.startswith(b'{"error":"no input xxx') and len(body) < 5000

@@ -1,0 +1,102 @@
+"""One connection of the server without a socket: its transport and its clock are moved by the test."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from halfeven.serve.http.connection.hot_protocol import HotProtocol
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+
+class Wire:
+    """Use it inside a running loop. What the server writes is kept in ``written``; ``unsent`` is what the caller has
+    not taken of it."""
+
+    def __init__(self, app: Any) -> None:
+        self.now, self.timers = 1000.0, list[asyncio.TimerHandle]()
+        self.written, self.unsent = b"", 0
+        self.closed = self.aborted = self.half_closed = self.reading_paused = False
+        config = Config(app, lifespan="off", proxy_headers=False, log_level="critical", timeout_keep_alive=5)
+        config.load()
+        self.protocol = HotProtocol(config, ServerState(), {}, cast(Any, self))
+        self.protocol.connection_made(cast(Any, self))
+
+    async def send(self, *pieces: bytes) -> bytes:
+        """All that was answered so far."""
+        for piece in pieces:
+            if not self.closed:
+                self.protocol.data_received(piece)
+            await self.settled()
+        return self.written
+
+    async def settled(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    def after(self, seconds: float) -> None:
+        """So much later. Timers fire one by one, each at its time."""
+        end = self.now + seconds
+        while due := [timer for timer in self.timers if timer.when() <= end]:
+            timer = min(due, key=lambda one: one.when())
+            self.timers.remove(timer)
+            self.now = max(self.now, timer.when())
+            timer._run()
+        self.now = end
+
+    # As the loop.
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, seconds: float, then: Callable[[], None]) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(self.now + seconds, then, (), cast(Any, self))
+        self.timers.append(timer)
+        return timer
+
+    def create_task(self, steps: Any) -> asyncio.Task[Any]:
+        return asyncio.get_running_loop().create_task(steps)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        raise context["exception"]
+
+    def _timer_handle_cancelled(self, timer: asyncio.TimerHandle) -> None:
+        self.timers.remove(timer)
+
+    # As the transport.
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return default
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def writelines(self, parts: Sequence[bytes]) -> None:
+        self.written += b"".join(parts)
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.half_closed = True
+
+    def pause_reading(self) -> None:
+        self.reading_paused = True
+
+    def resume_reading(self) -> None:
+        self.reading_paused = False

@@ -1,0 +1,278 @@
+"""``halfeven tune``: only what is proven is a candidate, and its word counts only where it was found."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from halfeven.exporters.convert import convert
+from halfeven.models.engines.cpu.setup import CpuSetup
+from halfeven.models.engines.onnx_engine import OnnxEngine
+from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
+from halfeven.models.store import Store, Version, sha256_of
+from halfeven.models.zoo import zoo_folder
+from halfeven.serve.batching.device import DeviceThread
+from halfeven.serve.batching.place import Place
+from halfeven.serve.tuning.delay import DELAYS_US, Simulated, best_delay, simulate
+from halfeven.serve.tuning.search import Measured, Way, choose, load_way, quartile_seconds, thread_counts
+from halfeven.serve.versions.loading.ready import make_ready
+from halfeven.serve.versions.loading.tuned import tuned_for, tuned_path
+
+from tests.serve.cli.test_main import run
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def tuned_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A store with the digits (version 1 proven, version 2 refused) and what ``tune`` said of version 1."""
+    where = tmp_path_factory.mktemp("tuning")
+    folder = Path(shutil.copytree(zoo_folder("digits"), where / "digits"))
+    store = Store(where / "store")
+    assert convert(folder, store).asked_passed
+    with (folder / "model.toml").open("a") as toml:
+        toml.write("\n[parity]\nmax_error_u = 0.0001\n")
+    assert not convert(folder, store).any_passed
+    code, facts, said = run("tune", "digits", "--store", store.root, "--device", "cpu", "--seconds", 1)
+    assert code == 0, said
+    return store.root, facts
+
+
+@pytest.fixture
+def store(tuned_store: tuple[Path, dict[str, Any]], tmp_path: Path) -> Store:
+    return Store(Path(shutil.copytree(tuned_store[0], tmp_path / "store")))
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    thread = DeviceThread()
+    thread.start()
+    yield Place(CPU, thread)
+    thread.stop(30)
+
+
+def change(version: Version, **facts: Any) -> None:
+    path = tuned_path(version, CPU)
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | facts))
+
+
+def reason(version: Version, place: Place) -> str:
+    duty = make_ready(version, place)
+    place.call(duty.engine.close)
+    return duty.reason
+
+
+def test_the_winner_is_kept_with_every_measurement(tuned_store: tuple[Path, dict[str, Any]]) -> None:
+    root, facts = tuned_store
+    version = Store(root).version("digits", 1)
+    kept = json.loads(tuned_path(version, CPU).read_bytes())
+    assert tuned_path(version, CPU).parent == root / "models/digits/tuned"
+    assert kept["winner"] == facts["winner"]
+    assert kept["digest"] == version.digest
+    assert kept["environment"]["torch"] == torch.__version__
+    ways = {(row["form"], row["precision"], row["threads"]) for row in kept["measurements"]}
+    kinds = {("torch", "fp32"), ("onnx", "fp32"), ("torch", "fp16"), ("onnx", "fp16")}
+    assert ways == {(*kind, threads) for kind in kinds for threads in thread_counts(CPU)}
+    assert {row["rows"] for row in kept["measurements"]} == {1, 2, 4, 8, 16, 32, 64}
+    assert 0 <= kept["waited_share"] <= 1
+    assert {one["delay_us"] for one in kept["simulations"]} == set(DELAYS_US)
+    assert Store(root).numbers("digits") == [1, 2]
+
+
+def test_a_refused_half_is_no_candidate(store: Store) -> None:
+    code, facts, said = run("tune", "digits@2", "--store", store.root, "--device", "cpu", "--seconds", 0.1)
+    assert code == 0, said
+    assert {row["precision"] for row in facts["measurements"]} == {"fp32"}
+    assert facts["winner"]["precision"] == "fp32"
+    assert facts["refused"]
+    assert "was refused" in said
+
+
+def test_the_next_load_takes_the_winner_and_says_since_when(
+    store: Store, place: Place, tuned_store: tuple[Path, dict[str, Any]]
+) -> None:
+    version, winner = store.version("digits", 1), tuned_store[1]["winner"]
+    duty = make_ready(version, place)
+    assert (duty.engine.form, duty.precision) == (winner["form"], winner["precision"])
+    assert duty.useful_rows == winner["useful_rows"]
+    assert duty.reason.startswith(
+        f"tuned on {tuned_store[1]['date']}: {winner['form']} {winner['precision']}"
+    )
+    place.call(duty.engine.close)
+
+
+@pytest.mark.parametrize("form", ["torch", "onnx"])
+def test_it_is_the_winner_that_serves_whatever_else_is_faster(store: Store, place: Place, form: str) -> None:
+    version = store.version("digits", 1)
+    winner = {"form": form, "precision": "fp16", "threads": 1, "useful_rows": 4, "queue_delay_us": 0}
+    change(version, winner=winner | {"rows_per_second": 1.0})
+    duty = make_ready(version, place)
+    assert (duty.engine.form, duty.precision, duty.useful_rows) == (form, "fp16", 4)
+    assert duty.digest == version.manifest["files"][f"half.{'pt2' if form == 'torch' else 'onnx'}"]
+    x = np.zeros((3, 1, 8, 8), np.float32)
+    assert place.call(lambda: duty.engine.run([[x]]))[0].shape == (3, 10)
+    place.call(duty.engine.close)
+
+
+def test_a_tuning_never_puts_an_unproven_half_on_duty(store: Store, place: Place) -> None:
+    refused = store.version("digits", 2)
+    winner = {"form": "torch", "precision": "fp16", "threads": 1, "useful_rows": 4, "queue_delay_us": 0}
+    change(refused, digest=refused.digest, winner=winner | {"rows_per_second": 1e9})
+    assert tuned_for(refused, CPU) is not None
+    duty = make_ready(refused, place)
+    assert duty.precision == "fp32"
+    place.call(duty.engine.close)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"digest": "0" * 64},
+        {"environment": {"device": "another", "torch": "1.0", "onnxruntime": "1.0", "cores": 64}},
+        {"winner": {"form": "torch"}},
+    ],
+)
+def test_a_tuning_for_something_else_is_as_if_it_were_not_there(store: Store, facts: dict[str, Any]) -> None:
+    version = store.version("digits", 1)
+    assert tuned_for(version, CPU) is not None
+    change(version, **facts)
+    assert tuned_for(version, CPU) is None
+
+
+@pytest.mark.parametrize("form", ["nonsense", "live"])
+def test_a_winner_that_does_not_run_is_passed_over(store: Store, place: Place, form: str) -> None:
+    version = store.version("digits", 1)
+    winner = {"form": form, "precision": "fp32", "threads": 1, "useful_rows": 4, "queue_delay_us": 0}
+    change(version, winner=winner | {"rows_per_second": 1.0})
+    assert reason(version, place).startswith("measured fastest here")
+
+
+def test_where_a_form_is_asked_for_no_tuning_changes_it(store: Store, place: Place) -> None:
+    folder = store.version("digits", 1).folder
+    spec = json.loads((folder / "spec.json").read_bytes()) | {"form": "torch"}
+    (folder / "spec.json").write_text(json.dumps(spec))
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    manifest["files"]["spec.json"] = sha256_of(folder / "spec.json")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    version = store.version("digits", 1)
+    assert tuned_for(version, CPU) is not None
+    assert reason(version, place).startswith("form = 'torch' asks for it")
+
+
+def test_a_tuning_that_is_not_json_is_passed_over_with_a_warning(
+    store: Store, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    version = store.version("digits", 1)
+    tuned_path(version, CPU).write_text("{")
+    assert reason(version, place).startswith("measured fastest here")
+    assert "run `halfeven tune` again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("nosuch",), "no model 'nosuch'"),
+        (("digits@9",), "no version 9"),
+        (("digits@x",), "no version 'x'"),
+        (("digits", "--seconds", "0"), "--seconds"),
+        (("digits", "--device", "toaster"), "toaster"),
+    ],
+)
+def test_what_cannot_be_tuned_is_exit_2(store: Store, words: tuple[str, ...], says: str) -> None:
+    code, _, said = run("tune", *words, "--store", store.root)
+    assert (code, says in said) == (2, True)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_an_engine_runs_with_the_threads_that_were_tuned(store: Store, place: Place, precision: str) -> None:
+    version = store.version("digits", 1)
+    batch = [[np.zeros((1, 1, 8, 8), np.float32)]]
+    onnx, program = (
+        load_way(version, Way(form, precision, CpuSetup(3)), place) for form in ("onnx", "torch")
+    )
+    assert isinstance(onnx, OnnxEngine)
+    assert onnx._session.get_session_options().intra_op_num_threads == 3
+    place.call(lambda: program.warm_up(batch))
+    place.call(lambda: program.run(batch))
+    assert place.call(torch.get_num_threads) == 3
+
+
+# Choosing, on made-up measurements.
+
+
+def way(form: str, precision: str, threads: int, rows_per_second: float) -> Measured:
+    return Measured(Way(form, precision, CpuSetup(threads)), {1: 1 / rows_per_second})
+
+
+@pytest.mark.parametrize(
+    ("measured", "winner"),
+    [
+        ([way("torch", "fp32", 1, 100), way("onnx", "fp32", 1, 105)], ("onnx", "fp32", 1)),
+        ([way("torch", "fp32", 1, 100), way("torch", "fp16", 1, 109)], ("torch", "fp32", 1)),
+        ([way("torch", "fp32", 1, 100), way("torch", "fp16", 1, 111)], ("torch", "fp16", 1)),
+        ([way("torch", "fp32", 2, 109), way("torch", "fp32", 1, 100)], ("torch", "fp32", 1)),
+        ([way("torch", "fp32", 2, 111), way("torch", "fp32", 1, 100)], ("torch", "fp32", 2)),
+    ],
+)
+def test_a_half_and_a_second_thread_must_each_gain_a_tenth(
+    measured: list[Measured], winner: tuple[str, str, int]
+) -> None:
+    best = choose(measured).way
+    assert (best.form, best.precision, best.threads) == winner
+
+
+def test_throughput_is_compared_at_each_ones_useful_batch() -> None:
+    peaks = Measured(Way("onnx", "fp32", CpuSetup(1)), {1: 1.0, 8: 2.0, 64: 32.0})  # 4 rows/s at 8, 2 at 64
+    rises = Measured(Way("torch", "fp32", CpuSetup(1)), {1: 1.0, 8: 4.0, 64: 18.0})  # 3.6 rows/s at 64
+    assert choose([peaks, rises]) is peaks
+    assert (peaks.useful_rows, rises.useful_rows) == (8, 64)
+
+
+@pytest.mark.parametrize(("gain", "delay"), [(1.05, 0), (1.2, 1000)])
+def test_a_delay_must_gain_a_tenth_for_those_who_come_together(gain: float, delay: int) -> None:
+    plain = [Simulated(0, callers, 100.0, 1.0, 2.0) for callers in (1, 8, 16)]
+    delayed = [Simulated(1000, callers, 100.0 * gain, 1.0, 2.0) for callers in (8, 16)]
+    assert best_delay([*plain, Simulated(1000, 1, 20.0, 1.0, 2.0), *delayed]) == delay
+    assert best_delay([]) == 0
+
+
+class Doubling:
+    form, precision, device = "torch", "fp32", "cpu"
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def warm_up(self, parts: Any) -> None: ...
+
+    def run(self, parts: Any) -> list[np.ndarray]:
+        self.batches.append(len(parts[0]))
+        return [np.concatenate(parts[0]) * 2]
+
+    def close(self) -> None: ...
+
+
+def test_the_simulation_goes_through_the_real_batcher_with_each_delay(place: Place) -> None:
+    four = (TensorSpec("x", "FP32", (Dim(), Dim(2, 2))),)
+    spec = ModelSpec("net", four, (TensorSpec("y", "FP32", (Dim(), Dim(2, 2))),), 4, batching=Batching(7, 3))
+    engine, said = Doubling(), list[str]()
+    found = simulate(spec, engine, place.thread, [np.ones((1, 2), np.float32)], 0.6, said.append)
+    assert [(one.delay_us, one.callers) for one in found] == [
+        (delay_us, callers) for delay_us in DELAYS_US for callers in (1, 4, 8)
+    ]
+    assert len(said) == 2 * len(DELAYS_US)
+    assert max(engine.batches) == 4
+    for one in found:
+        assert 0 < one.p50_ms <= one.p99_ms
+        if one.callers == 1:
+            assert one.p50_ms >= one.delay_us / 1e3  # alone, everybody waits the delay out
+            assert one.per_second <= 1e6 / max(one.delay_us, 1)
+
+
+def test_a_quarter_of_the_runs_is_no_slower_than_what_is_said() -> None:
+    count = iter(range(10_000))
+    assert quartile_seconds(lambda: next(count), 0.0) < 0.1
+    assert next(count) == 4  # one that is not counted and three that are

@@ -1,0 +1,179 @@
+"""What is not measured faster on this processor is not taken: every pass has to gain beside the plain program."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from halfeven.models.engines.cpu.setup import (
+    BRIEF_SPINNING,
+    NO_SPINNING,
+    PACKED_CONVOLUTIONS,
+    PACKED_PRODUCTS,
+    SHARED_ROWS,
+    WITHOUT_LOCK,
+    CpuSetup,
+)
+from halfeven.serve.versions.loading import cpu_choice
+from halfeven.serve.versions.loading.cpu_choice import CpuChoice, choose_setup
+
+Seconds = Callable[[CpuSetup, int], float]  # of a batch, by its setup and rows
+CORES = 4
+
+
+class Simulated:
+    """An engine that takes as long as a formula says; it never sleeps."""
+
+    form, precision, device = "torch", "fp32", "cpu"
+    live: int = 0  # engines that are loaded
+
+    def __init__(self, setup: CpuSetup, possible: set[str], seconds: Seconds) -> None:
+        self.possible, self.setup, self.seconds = possible, setup.only(possible), seconds
+        type(self).live += 1
+
+    @property
+    def in_flight(self) -> int:
+        return 2 if SHARED_ROWS in self.setup.passes else 1
+
+    def warm_up(self, parts: Any) -> None: ...
+
+    def run(self, parts: Any) -> list[np.ndarray]:
+        clock.now += self.seconds(self.setup, len(parts[0][0]))
+        return []
+
+    def launch(self, parts: Any) -> Any:
+        self.run(parts)
+        return self
+
+    def wait(self) -> None: ...
+
+    def close(self) -> None:
+        type(self).live -= 1
+
+
+class Clock:
+    now = 0.0
+
+
+clock = Clock()
+
+
+@pytest.fixture(autouse=True)
+def simulated_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds_on_core(run: Callable[[], object]) -> float:
+        began = clock.now
+        run()
+        return clock.now - began
+
+    monkeypatch.setattr(cpu_choice, "seconds_on_core", seconds_on_core)
+    monkeypatch.setattr(cpu_choice.Crowding, "share", lambda self: 0.0)
+    monkeypatch.setattr(cpu_choice, "usable_cores", lambda: CORES)
+    monkeypatch.setattr(Simulated, "live", 0)
+
+
+def chosen(possible: set[str], seconds: Seconds, most_rows: int = 32) -> CpuChoice:
+    def batch_of(rows: int) -> list[list[np.ndarray]]:
+        return [[np.zeros(rows or 1)]]
+
+    choice = choose_setup(
+        lambda setup: Simulated(setup, possible, seconds), batch_of, most_rows, lambda run: run()
+    )
+    assert Simulated.live == 0, "an engine that was only measured stays loaded"
+    return choice
+
+
+def times(**factors: float) -> Seconds:
+    """1 ms a row on one core, shared evenly by the threads, times a factor for each pass (``_`` for a space)."""
+
+    def seconds(setup: CpuSetup, rows: int) -> float:
+        product = 1e-3 * rows / setup.threads
+        for name, factor in factors.items():
+            product *= factor if name.replace("_", " ") in setup.passes else 1.0
+        return product
+
+    return seconds
+
+
+def test_a_pass_that_is_slower_on_this_processor_is_not_taken_and_one_that_is_faster_is() -> None:
+    both = {PACKED_CONVOLUTIONS, PACKED_PRODUCTS}
+    avx2 = chosen(both, times(packed_convolutions=8.0, packed_products=0.9))
+    assert avx2.setup == CpuSetup(CORES, frozenset({PACKED_PRODUCTS}))
+    avx512 = chosen(both, times(packed_convolutions=0.5, packed_products=0.7))
+    assert avx512.setup == CpuSetup(CORES, frozenset(both))
+    assert chosen(both, times()).setup == CpuSetup(CORES), "no gain, no pass"
+
+
+def test_a_pass_that_gains_with_large_batches_and_loses_with_one_row_is_not_taken() -> None:
+    def seconds(setup: CpuSetup, rows: int) -> float:
+        factor = (1.2 if rows == 1 else 0.5) if PACKED_CONVOLUTIONS in setup.passes else 1.0
+        return factor * 1e-3 * rows / setup.threads
+
+    assert chosen({PACKED_CONVOLUTIONS}, seconds).setup.passes == frozenset()
+
+
+@pytest.mark.parametrize("name", [WITHOUT_LOCK, BRIEF_SPINNING, NO_SPINNING])
+def test_a_pass_whose_gain_shows_beside_other_work_is_taken_unless_it_costs_more_than_noise(
+    name: str,
+) -> None:
+    def costing(factor: float) -> Seconds:
+        return lambda setup, rows: 1e-3 * rows / setup.threads * (factor if name in setup.passes else 1.0)
+
+    assert chosen({name}, costing(1.0)).setup.passes == {name}
+    assert chosen({name}, costing(1.02)).setup.passes == {name}
+    assert chosen({name}, costing(1.04)).setup.passes == frozenset()
+
+
+def test_more_threads_have_to_gain_a_tenth_and_a_brief_batch_never_gets_them() -> None:
+    assert (
+        chosen(set(), lambda setup, rows: 1e-3 * rows / (1.05 if setup.threads > 1 else 1)).setup.threads == 1
+    )
+    assert (
+        chosen(set(), lambda setup, rows: 1e-3 * rows / (1.2 if setup.threads > 1 else 1)).setup.threads
+        == CORES
+    )
+    brief = chosen(set(), lambda setup, rows: 1e-5 * rows / setup.threads)
+    assert brief.setup.threads == 1 and len(brief.measured) == 1
+
+
+def test_on_a_crowded_machine_a_long_batch_gets_every_core_and_nothing_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two threads on one core look slow for as long as the other program runs, and would be chosen for ever."""
+    monkeypatch.setattr(cpu_choice.Crowding, "share", lambda self: 0.5)
+    choice = chosen(set(), lambda setup, rows: 1e-3 * rows)
+    assert choice.setup.threads == CORES and choice.crowded
+
+
+@pytest.mark.parametrize(("row_s", "shared"), [(5e-3, True), (1e-3, False)])
+def test_rows_are_shared_where_they_are_long(row_s: float, shared: bool) -> None:
+    possible = {WITHOUT_LOCK, SHARED_ROWS}
+    choice = chosen(possible, lambda setup, rows: row_s * rows / setup.threads)
+    assert (SHARED_ROWS in choice.setup.passes) == shared
+
+
+def test_a_setup_that_fails_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    def seconds(setup: CpuSetup, rows: int) -> float:
+        if PACKED_PRODUCTS in setup.passes:
+            raise RuntimeError("no kernel")
+        return 1e-3 * rows / setup.threads
+
+    assert chosen({PACKED_PRODUCTS}, seconds).setup == CpuSetup(CORES)
+    assert "no kernel" in caplog.text
+
+
+def test_a_row_that_lasts_long_is_measured_alone_and_once_for_each_setup() -> None:
+    runs: list[int] = []
+
+    def seconds(setup: CpuSetup, rows: int) -> float:
+        runs.append(rows)
+        return 2.0 * rows / setup.threads
+
+    choice = chosen({PACKED_PRODUCTS}, seconds)
+    assert choice.setup == CpuSetup(CORES)
+    assert set(runs) == {1} and len(runs) <= 4
+
+
+def test_a_model_that_is_not_batched_is_measured_as_it_is() -> None:
+    assert chosen({PACKED_PRODUCTS}, times(packed_products=0.5), most_rows=0).setup.passes == {
+        PACKED_PRODUCTS
+    }

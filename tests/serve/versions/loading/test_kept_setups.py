@@ -1,0 +1,129 @@
+"""A setup is measured once for a version: kept with the processor's name, and handed on to what is trained from it."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from halfeven.models.engines.cpu.setup import PACKED_PRODUCTS, CpuSetup
+from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.store import LIVE, Store, Version
+from halfeven.serve.versions.loading import kept_setups, tuned
+from halfeven.serve.versions.loading.cpu_choice import CpuChoice, Timed
+from halfeven.serve.versions.loading.kept_setups import measured_setup
+
+CPU = torch.device("cpu")
+SPEC = ModelSpec("net", (TensorSpec("x", "FP32", (Dim(),)),), (TensorSpec("y", "FP32", (Dim(),)),), 4)
+FOUND = CpuSetup(2, frozenset({PACKED_PRODUCTS}))
+
+
+class Machine:
+    """Stands for a device's thread, and counts how often something was measured."""
+
+    device = CPU
+    measured = 0
+    crowded = False
+
+    def call(self, run: Any) -> Any:
+        return run()
+
+    def choose(self, *_: Any) -> CpuChoice:
+        self.measured += 1
+        return CpuChoice(
+            FOUND, (Timed(CpuSetup(1), {1: 0.5, 4: 2.0}), Timed(FOUND, {1: 0.2, 4: 0.8})), self.crowded
+        )
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
+    monkeypatch.setattr(kept_setups, "choose_setup", machine.choose)
+    monkeypatch.setattr(tuned, "processor", lambda: "Processor One, AVX2")
+    return machine
+
+
+def publish(store: Store, parent: int | None = None) -> Version:
+    with store.draft("net") as draft:
+        draft.write_json("spec.json", SPEC.to_json())
+        return draft.publish(LIVE, {"half": None, "parent": parent})
+
+
+def asked(version: Version, machine: Machine, form: str = "torch", precision: str = "fp32") -> CpuSetup:
+    load = partial(pytest.fail, "nothing is loaded by a fake")
+    return measured_setup(version, form, precision, load, SPEC, lambda _rows: [[np.zeros(1)]], machine)  # type: ignore[arg-type]
+
+
+def test_a_form_of_a_version_is_measured_once(machine: Machine, tmp_path: Path) -> None:
+    version = publish(Store(tmp_path))
+    assert [asked(version, machine) for _ in range(3)] == [FOUND] * 3
+    assert machine.measured == 1
+    asked(version, machine, "onnx")
+    asked(version, machine, precision="bf16")
+    assert machine.measured == 3
+    (path,) = (version.folder.parent / "tuned").glob("setups-cpu-*.json")
+    kept = json.loads(path.read_bytes())
+    assert kept["1 torch fp32"]["conditions"]["processor"] == "Processor One, AVX2"
+    assert [row["rows"] for row in kept["1 torch fp32"]["measured"]] == [1, 4, 1, 4]
+
+
+def test_another_processor_is_measured_anew(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = publish(Store(tmp_path))
+    asked(version, machine)
+    monkeypatch.setattr(tuned, "processor", lambda: "Processor Two, AVX512")
+    asked(version, machine)
+    assert machine.measured == 2
+
+
+def test_a_retrained_version_takes_its_parents(machine: Machine, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    parent = publish(store)
+    asked(parent, machine)
+    assert asked(publish(store, parent=parent.number), machine) == FOUND
+    assert machine.measured == 1
+    asked(publish(store), machine)
+    assert machine.measured == 2
+
+
+def test_what_was_measured_on_a_crowded_machine_is_measured_again(machine: Machine, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    version = publish(store)
+    machine.crowded = True
+    assert asked(version, machine) == FOUND
+    assert asked(publish(store, parent=version.number), machine) == FOUND and machine.measured == 1
+    machine.crowded = False
+    asked(version, machine)
+    asked(version, machine)
+    assert machine.measured == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"1 torch fp32": {}}',
+        '{"1 torch fp32": 3}',
+        '{"1 torch fp32": {"conditions": 1, "threads": "x"}}',
+    ],
+)
+def test_a_damaged_file_costs_a_measurement(machine: Machine, tmp_path: Path, text: str) -> None:
+    version = publish(Store(tmp_path))
+    asked(version, machine)
+    (path,) = (version.folder.parent / "tuned").glob("setups-cpu-*.json")
+    path.write_text(text)
+    assert asked(version, machine) == FOUND and machine.measured == 2
+    assert asked(version, machine) == FOUND and machine.measured == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_a_measurement(
+    machine: Machine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    version = publish(Store(tmp_path))
+    (version.folder.parent / "tuned").write_text("a file where the folder belongs")
+    assert asked(version, machine) == FOUND
+    assert "could not be kept" in caplog.text

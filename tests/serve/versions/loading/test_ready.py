@@ -1,0 +1,111 @@
+"""``form = "auto"`` measures; what is not measured faster by more than the noise is not preferred."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from halfeven.exporters.inputs.samples import Samples
+from halfeven.models.archive.archive import save_program
+from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.store import LIVE, Store
+from halfeven.serve.batching.device import DeviceThread
+from halfeven.serve.batching.place import Place
+from halfeven.serve.versions.loading import ready as readying
+from safetensors.torch import save_file
+from torch import nn
+
+from tests.programs import whole
+
+SPEC = ModelSpec("net", (TensorSpec("x", "FP32", (Dim(),)),), (TensorSpec("y", "FP32", (Dim(),)),), 4)
+SAMPLES = Samples({"x": np.zeros(8, np.float32)})
+
+
+class Timed:
+    """An engine that takes as long as it is told to say."""
+
+    device = "cpu"
+
+    def __init__(self, form: str, precision: str, seconds: float) -> None:
+        self.form, self.precision, self.seconds, self.closed = form, precision, seconds, False
+
+    def warm_up(self, parts: Any) -> None: ...
+
+    def run(self, parts: Any) -> list[np.ndarray]:
+        return [parts[0][0]]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    thread = DeviceThread()
+    thread.start()
+    yield Place(torch.device("cpu"), thread)
+    thread.stop(5)
+
+
+@pytest.mark.parametrize(
+    ("times", "winner"),
+    [
+        ({("torch", "fp32"): 10.0, ("onnx", "fp32"): 6.0, ("torch", "fp16"): 60.0}, ("onnx", "fp32")),
+        ({("torch", "fp32"): 10.0, ("onnx", "fp16"): 9.5}, ("torch", "fp32")),
+        ({("torch", "fp32"): 10.0, ("onnx", "fp16"): 5.0}, ("onnx", "fp16")),
+    ],
+)
+def test_the_fastest_serves_and_a_half_only_where_it_is_clearly_faster(
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    times: dict[tuple[str, str], float],
+    winner: tuple[str, str],
+) -> None:
+    def seconds_of(run: partial[Any]) -> float:
+        return run.func.__self__.seconds  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(readying, "shortest_seconds", seconds_of)
+    candidates = [
+        readying._Candidate(Timed(form, precision, seconds), "file")
+        for (form, precision), seconds in times.items()
+    ]
+    best, why = readying._fastest(SPEC, SAMPLES, candidates, place)
+    assert (best.engine.form, best.engine.precision) == winner
+    assert "measured" in why
+    closed = [candidate.engine.closed for candidate in candidates if candidate is not best]  # type: ignore[attr-defined]
+    assert all(closed) and closed
+
+
+def test_a_form_measured_while_another_program_had_the_core_is_measured_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = {"torch": [30.0, 10.0], "onnx": [20.0, 20.0]}  # the first look at torch was disturbed
+    monkeypatch.setattr(
+        readying,
+        "shortest_seconds",
+        lambda run: looks[run.func.__self__.form].pop(0),
+    )
+    candidates = [readying._Candidate(Timed(form, "fp32", 0.0), "file") for form in looks]
+    best, _ = readying._fastest(SPEC, SAMPLES, candidates, place)
+    assert best.engine.form == "torch" and best.seconds == 10.0
+
+
+def test_a_whole_that_is_passed_over_because_its_file_is_damaged_is_named(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = whole(nn.Linear(3, 2), {"input": torch.randn(4, 3)})
+    with Store(tmp_path).draft("net") as draft:
+        draft.write_json("spec.json", net.spec.to_json())
+        save_program(net.program, draft.folder / "whole.pt2", weights=False)
+        save_file(dict(net.program.state_dict), draft.folder / "weights.safetensors")
+        (draft.folder / "whole.onnx").write_bytes(b"as it was written")
+        version = draft.publish(LIVE, {"half": None})
+    (version.folder / "whole.onnx").write_bytes(b"as it is now")
+    damaged: list[str] = []
+    spec, samples = version.spec(), Samples({"input": np.zeros((4, 3), np.float32)})
+    found = [candidate.file for candidate in readying._wholes(version, spec, samples, place, damaged)]
+    assert found == ["whole.pt2"]
+    assert len(damaged) == 1 and f"{version.folder / 'whole.onnx'} is damaged" in damaged[0]
+    assert damaged[0] in caplog.text

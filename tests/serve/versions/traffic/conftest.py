@@ -1,0 +1,170 @@
+"""Versions that load at once: a store of small files, engines that a test holds in its hand, real HTTP around."""
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from halfeven.models.errors import HalfevenError
+from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.store import LIVE, REFUSED, Store, Version
+from halfeven.serve.batching.interface import OnDuty
+from halfeven.serve.batching.place import Place
+from halfeven.serve.server import build
+from halfeven.serve.settings import Settings
+from halfeven.serve.versions import roster as roster_file
+from halfeven.serve.versions.roster import Roster
+
+from tests.serve.conftest import running
+
+
+def spec(rows: int = 8, name: str = "net", width: int = 4) -> ModelSpec:
+    x = TensorSpec("x", "FP32", (Dim(), Dim(width, width)))
+    y = TensorSpec("y", "FP32", (Dim(), Dim(width, width)), "logits")
+    return ModelSpec(name, (x,), (y,), rows)
+
+
+@dataclass(eq=False)
+class Engine:
+    """y = x, after ``change`` had its way with it; ``fault`` is raised instead. Remembers versions per batch."""
+
+    number: int
+    precision: str = "fp16"
+    form: str = "torch"
+    device: str = "cpu"
+    change: Callable[[np.ndarray], np.ndarray] = lambda y: y
+    fault: Exception | None = None
+    seconds: float = 0.0
+    runs: int = 0
+    rows: int = 0
+    closed: bool = False
+
+    def warm_up(self, parts: Any) -> None: ...
+
+    def run(self, parts: Any) -> list[np.ndarray]:
+        assert not self.closed, "run after close"
+        joined = np.concatenate(parts[0])
+        self.runs += 1
+        self.rows += len(joined)
+        if self.fault is not None:
+            raise self.fault
+        if self.seconds:
+            time.sleep(self.seconds)
+        return [self.change(joined.copy())]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass(eq=False)
+class Versions:
+    """What ``make_ready`` gives: ``halves[n]`` is the newest engine of version n, ``wholes[n]`` its whole.
+
+    ``prepare[n]`` changes an engine before it serves; ``refuse[n]`` is raised; ``gate`` holds loading.
+    """
+
+    halves: dict[int, Engine] = field(default_factory=dict)
+    wholes: dict[int, Engine] = field(default_factory=dict)
+    prepare: dict[int, Callable[[Engine], object]] = field(default_factory=dict)
+    refuse: dict[int, HalfevenError] = field(default_factory=dict)
+    loads: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    gate: threading.Event | None = None
+
+    def make_ready(self, version: Version, place: Place, relieves: OnDuty | None = None) -> OnDuty:
+        number = version.number
+        if self.gate is not None:
+            assert self.gate.wait(20)
+        if number in self.refuse:
+            raise self.refuse[number]
+        self.loads[number] += 1
+        half, whole = Engine(number), Engine(number, "fp32")
+        self.prepare.get(number, lambda engine: None)(half)
+        self.halves[number], self.wholes[number] = half, whole
+        return OnDuty(str(number), version.manifest["digest"], "fp16", half, "made up", whole)
+
+
+@pytest.fixture
+def versions(monkeypatch: pytest.MonkeyPatch) -> Versions:
+    made = Versions()
+    monkeypatch.setattr(roster_file, "make_ready", made.make_ready)
+    return made
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """One model, ``net``, with versions 1 (on duty), 2 and 3."""
+    made = Store(tmp_path / "store")
+    for _ in range(3):
+        publish(made)
+    made.promote(made.version("net", 1))
+    return made
+
+
+def publish(store: Store, status: str = LIVE, of: ModelSpec | None = None, **more: Any) -> Version:
+    own = of or spec()
+    output = {"name": "y", "scale": 1.0, "excused": 0}
+    forms = {"torch": {"passed": status != REFUSED, "digest": "0" * 64}}
+    with store.draft(own.name) as draft:
+        draft.write_json("spec.json", own.to_json())
+        draft.write_json("parity.json", {"forms": {"torch": {"outputs": [output]}}})
+        draft.write_json("nonce.json", {"number": len(store.numbers(own.name))})
+        facts = {"half": "fp16", "forms": forms, "reason": "made up", "notes": [], "created": "today"}
+        return draft.publish(status, facts | more)
+
+
+@contextmanager
+def serving(store: Store, **settings: Any) -> Iterator[tuple[str, Roster]]:
+    app, roster = build(Settings(store=store.root, device="cpu", **settings), store)
+    with running(app, seconds=30) as address:
+        roster.wait(60)
+        yield address, roster
+
+
+def call(address: str, path: str, asked: Any = None) -> tuple[int, Any]:
+    """(status, JSON or text) of a GET, or of a POST where something is asked."""
+    body = None if asked is None else json.dumps(asked).encode()
+    try:
+        request = urllib.request.Request(
+            f"http://{address}{path}", body, {"content-type": "application/json"}
+        )
+        answer = urllib.request.urlopen(request, timeout=30)
+    except urllib.error.HTTPError as error:
+        answer = error
+    content = answer.read()
+    kind = answer.headers["content-type"] or ""
+    return int(answer.status or 0), json.loads(content) if "json" in kind else content.decode()
+
+
+def infer(address: str, value: float = 0.5, id: str | None = None, version: str | None = None) -> str:
+    """The version that answered one request; the answer itself is held against what it must be."""
+    data = [value * (1 - 0.02 * place) for place in range(4)]
+    asked: dict[str, Any] = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": data}]}
+    asked |= {"id": id} if id else {}
+    part = f"/versions/{version}" if version else ""
+    status, answer = call(address, f"/v2/models/net{part}/infer", asked)
+    assert status == 200, answer
+    assert np.allclose(answer["outputs"][0]["data"], data, atol=1e-3), answer
+    return answer["model_version"]
+
+
+def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for another thread's doing."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.01)
+
+
+def attached(roster: Roster) -> int:
+    """How many queues the device thread looks at."""
+    thread = roster.place.thread
+    return len(thread._attached) + len(thread._background)

@@ -1,0 +1,54 @@
+"""A real half whose weights go wrong in memory, under real HTTP traffic: found, relieved, nobody fails."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from halfeven.exporters.convert import Options, convert
+from halfeven.models.store import Store
+from halfeven.serve.bench.callers import Traffic
+from halfeven.serve.versions.orders import events
+
+from tests.model_folders import write_folder
+from tests.serve.versions.traffic.conftest import serving, until
+
+SAMPLED_EVERY = 10
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    store = Store(tmp_path_factory.mktemp("drift") / "store")
+    folder = write_folder(store.root / "net", max_batch_size=8, form="torch", precision={"level": "O3"})
+    facts = convert(folder, store, Options(forms=("torch",)), print).facts
+    assert facts["status"] == "live" and facts["forms"]["torch"]["half_nodes"] > 0
+    return store
+
+
+def weights_of(engine: Any) -> list[torch.Tensor]:
+    return [tensor for tensor in engine._module.weights if tensor.is_floating_point() and tensor.ndim == 2]
+
+
+def test_a_half_whose_weights_change_in_memory_is_relieved_by_its_whole(converted: Store) -> None:
+    rows = {"x": np.random.default_rng().standard_normal((16, 4), np.float32)}
+    with serving(converted, parity_sample=1 / SAMPLED_EVERY) as (address, roster):
+        served = roster.find("net")
+        assert served.duty.precision == "fp16"
+        with Traffic(int(address.rpartition(":")[2]), "net", rows, 3) as callers:
+            until(lambda: callers.answered > 300)
+            assert served.duty.precision == "fp16", "healthy, it is checked and stays"
+            healthy = callers.answered
+            weights = weights_of(served.duty.engine)
+            assert weights
+            for weight in weights:
+                weight.mul_(1.05)
+            until(lambda: roster.find("net").duty.precision == "fp32")
+            noticed = callers.answered - healthy
+            until(lambda: callers.answered > healthy + noticed + 100)
+        assert (callers.failed, callers.faults) == (0, [])
+        # Up to ten until one is checked, then five checked ones, every request checked; the rest was on its way.
+        print(f"noticed after {noticed} answers")
+        assert noticed < 2 * (SAMPLED_EVERY + 5) + 400
+    assert [event["kind"] for event in events(converted, "net")] == ["drift"]
+    with serving(converted) as (_, roster):
+        assert roster.find("net").duty.precision == "fp32", "after a restart as well"

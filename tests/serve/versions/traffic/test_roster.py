@@ -1,0 +1,225 @@
+"""Load, unload, drain, swap: with real HTTP around, and versions that load at once."""
+
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from halfeven.models.errors import BadInput, EngineFailed, NotReady, UnknownName
+from halfeven.models.store import REFUSED, Store
+from halfeven.serve.bench.callers import Traffic
+from halfeven.serve.versions.loading.release import give_back
+from torch.fx import graph_module
+
+from tests.serve.versions.traffic.conftest import (
+    Versions,
+    attached,
+    call,
+    infer,
+    publish,
+    serving,
+    spec,
+    until,
+)
+
+ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
+
+THREADS = ["halfeven-cpu", "halfeven-finetune", "halfeven-roster", "halfeven-watch"]
+
+
+def test_what_was_unloaded_refuses_with_words_and_comes_back_when_loaded(
+    store: Store, versions: Versions
+) -> None:
+    with serving(store) as (address, roster):
+        assert infer(address) == "1"
+        roster.unload("net")
+        assert versions.halves[1].closed and versions.wholes[1].closed
+        with pytest.raises(UnknownName, match="has no available versions: it was unloaded"):
+            roster.find("net")
+        assert roster.index() == [("net", "1", "UNAVAILABLE", "unloaded")]
+        assert roster.ready, "what was unloaded on purpose does not make the server unready"
+        roster.look()
+        assert versions.loads[1] == 1, "looking at the store does not load it again"
+        roster.unload("net")
+        roster.load("net")
+        assert infer(address) == "1"
+        assert roster.index() == [("net", "1", "READY", "")]
+
+
+def test_a_lost_device_is_named_where_readiness_is_asked(store: Store, versions: Versions) -> None:
+    with serving(store) as (address, roster):
+        roster.place.thread.lose("CUDA error: an illegal memory access was encountered")
+        status, answer = call(address, "/v2/health/ready")
+        assert status == 503 and "illegal memory access" in answer["error"]
+
+
+def test_an_unload_ends_when_the_store_says_something_new(store: Store, versions: Versions) -> None:
+    with serving(store) as (address, roster):
+        roster.unload("net")
+        store.promote(store.version("net", 2))
+        until(lambda: roster.on_duty("net") == "2")
+        assert infer(address) == "2"
+
+
+def test_unloading_answers_what_waits_before_it_closes(store: Store, versions: Versions) -> None:
+    with serving(store) as (address, roster), ThreadPoolExecutor(8) as pool:
+        thread = roster.place.thread
+        thread.hold()
+        batcher = roster.find("net").batcher
+        waiting = [pool.submit(infer, address) for _ in range(4)]
+        until(lambda: batcher.waiting == 4)
+        unloading = pool.submit(roster.unload, "net")
+        until(lambda: call(address, "/v2/models/net/infer", {})[0] in (400, 404))
+        assert not versions.halves[1].closed
+        thread.release()
+        assert [one.result(20) for one in waiting] == ["1"] * 4
+        unloading.result(20)
+        assert versions.halves[1].closed
+
+
+def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(store: Store, versions: Versions) -> None:
+    versions.refuse[2] = EngineFailed("it does not run here")
+    with serving(store) as (address, roster):
+        store.promote(store.version("net", 2))
+        with pytest.raises(EngineFailed, match="does not run here"):
+            roster.load("net")
+        assert infer(address) == "1"
+        until(lambda: roster.fault("net", 2) is not None)
+        del versions.refuse[2]
+        roster.load("net")
+        assert infer(address) == "2"
+        assert roster.fault("net") is None
+
+
+def test_where_every_half_was_refused_the_whole_of_a_version_that_waits_for_its_promotion_does_not_serve(
+    tmp_path: Path, versions: Versions
+) -> None:
+    """Version 2 was learnt from version 1: nobody promoted it, and a restart does not either."""
+    store = Store(tmp_path / "store")
+    publish(store, REFUSED)
+    publish(store, awaits_promotion=True, gate={"passed": True})
+    publish(store, REFUSED, awaits_promotion=True)
+    with serving(store) as (address, _):
+        assert infer(address) == "1"
+
+
+def test_loading_what_is_loaded_does_nothing_and_a_config_loads_it_anew(
+    store: Store, versions: Versions
+) -> None:
+    with serving(store) as (address, roster):
+        roster.load("net")
+        assert versions.loads[1] == 1
+        first = versions.halves[1]
+        roster.load("net", {"max_batch_size": 2, "max_queue_size": 7})
+        assert first.closed
+        assert roster.find("net").spec.max_batch_size == 2
+        assert roster.find("net").spec.batching.max_queue_size == 7
+        assert infer(address) == "1"
+        with pytest.raises(BadInput, match="max_batch_size of 'net' was proven from 1 to 8, got 9"):
+            roster.load("net", {"max_batch_size": 9})
+        assert roster.find("net").spec.max_batch_size == 2
+        roster.load("net")
+        assert roster.find("net").spec.max_batch_size == 8, "what a load sets holds until the next"
+        with pytest.raises(UnknownName):
+            roster.load("nobody")
+        with pytest.raises(UnknownName):
+            roster.unload("nobody")
+
+
+def test_a_version_is_found_by_number_label_and_digest(store: Store, versions: Versions) -> None:
+    with serving(store) as (address, roster):
+        store.promote(store.version("net", 2))
+        until(lambda: roster.on_duty("net") == "2")
+        digest = store.version("net", 1).digest
+        for version in ("1", "previous", digest[:8], digest):
+            assert infer(address, version=version) == "1"
+        assert infer(address, version="stable") == "2"
+        for version in ("3", "canary", digest[:7], "g" * 8):
+            with pytest.raises(UnknownName, match=r"loaded are 2 \(stable\), 1 \(previous\)"):
+                roster.find("net", version)
+        assert roster.find("net", "1").spec is roster.find("net").spec, (
+            "codecs are kept by the spec's identity"
+        )
+        assert roster.index() == [("net", "1", "READY", ""), ("net", "2", "READY", "")]
+
+
+def test_while_a_version_is_made_ready_the_index_says_loading_and_others_go_on(
+    store: Store, versions: Versions
+) -> None:
+    other = publish(store, of=spec(name="other"))
+    store.promote(other)
+    with serving(store) as (address, roster):
+        versions.gate = threading.Event()
+        store.promote(store.version("net", 2))
+        until(lambda: ("net", "2", "LOADING", "") in roster.index())
+        assert ("net", "1", "READY", "") in roster.index()
+        assert infer(address) == "1"
+        roster.unload("other")
+        assert ("other", "1", "UNAVAILABLE", "unloaded") in roster.index()
+        versions.gate.set()
+        until(lambda: roster.on_duty("net") == "2")
+
+
+def test_an_alias_that_moved_on_while_its_version_was_made_ready_is_not_obeyed(
+    store: Store, versions: Versions
+) -> None:
+    with serving(store) as (address, roster):
+        versions.gate = threading.Event()
+        store.promote(store.version("net", 2))
+        until(lambda: ("net", "2", "LOADING", "") in roster.index())
+        store.promote(store.version("net", 1))
+        versions.gate.set()
+        until(lambda: versions.loads[2] == 1 and versions.halves[2].closed)
+        assert infer(address) == "1"
+        assert versions.halves[2].runs == 0
+
+
+def test_swaps_rollbacks_loads_and_unloads_under_traffic_fail_nobody_and_leave_nothing(
+    store: Store, versions: Versions
+) -> None:
+    with serving(store, keep_previous_seconds=0.0) as (address, roster):
+        kept = weakref.WeakSet[object]()
+        other = publish(store, of=spec(name="other"))
+        store.promote(other)
+        with Traffic(int(address.rpartition(":")[2]), "net", ROWS, connections=3) as traffic:
+            for _ in range(5):
+                for step in ("promote", "rollback"):
+                    kept.update(roster.find("net").lanes())  # type: ignore[union-attr]
+                    body = {"version": 2} if step == "promote" else {}
+                    status, answer = call(address, f"/v1/models/net/{step}", body)
+                    assert status == 200, answer
+                    assert roster.on_duty("net") == ("2" if step == "promote" else "1")
+                before = traffic.by_version["1"]
+                until(lambda before=before: traffic.by_version["1"] > before)
+                roster.load("other")
+                roster.unload("other")
+        assert (traffic.failed, traffic.faults) == (0, [])
+        assert traffic.by_version["2"] > 0
+        assert attached(roster) == 2, "the batcher on duty and the one that checks it"
+        # Other tests' decoders of pictures left out.
+        names = [thread.name for thread in threading.enumerate()]
+        ours = sorted(n for n in names if n.startswith("halfeven") and not n.startswith("halfeven-predict"))
+        assert ours in (THREADS, sorted([*THREADS, "halfeven-judge_0"])), "no thread per version"
+        gc.unfreeze()
+        gc.collect()
+        assert not kept, "no version that was relieved is left"
+
+
+def test_while_everything_shuts_down_new_requests_are_told_so(store: Store, versions: Versions) -> None:
+    with serving(store) as (_, roster):
+        served = roster.find("net")
+    with pytest.raises(NotReady, match="the server is shutting down"):
+        served.submit([np.zeros((1, 4), np.float32)], 1)
+
+
+def test_sources_that_torch_keeps_of_closed_programs_are_forgotten() -> None:
+    graph = torch.fx.symbolic_trace(torch.nn.ReLU())
+    kept = graph_module._loader.eval_cache
+    assert kept
+    give_back()
+    assert not kept
+    assert graph(torch.tensor(-1.0)) == 0.0, "what is still loaded runs on"

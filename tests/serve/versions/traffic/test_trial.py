@@ -1,0 +1,227 @@
+"""On trial: nobody fails by the new version, and only what it alone gets wrong is held against it."""
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import pytest
+from halfeven.models.errors import EngineFailed, NotReady, Overloaded
+from halfeven.serve.batching.counters import BOUNDS_NS, Tally
+from halfeven.serve.batching.interface import NO_TERMS, Answer, OnDuty, Terms
+from halfeven.serve.versions.traffic.rules import Rules
+from halfeven.serve.versions.traffic.trial import Trial, slowness
+
+from tests.serve.versions.traffic.conftest import Engine, spec
+
+X = [np.ones((1, 4), np.float32)]
+Future = asyncio.Future[Answer]
+
+
+@dataclass(eq=False)
+class Queue:
+    """Answers at once with ``value``, or fails with ``fault``, or refuses; ``holds`` keeps the futures."""
+
+    number: int
+    value: float = 1.0
+    fault: Exception | None = None
+    refusal: Exception | None = None
+    rescued: int = 0
+    holds: bool = False
+    futures: list[Future] = field(default_factory=list)
+
+    def submit(self, arrays: Any, rows: int, terms: Terms = NO_TERMS) -> Future:
+        if self.refusal is not None:
+            raise self.refusal
+        future: Future = asyncio.get_running_loop().create_future()
+        self.futures.append(future)
+        if not self.holds:
+            self.settle(future)
+        return future
+
+    def settle(self, future: Future) -> None:
+        if self.fault is not None:
+            future.set_exception(self.fault)
+        else:
+            duty = OnDuty(str(self.number), "d", "fp16", Engine(self.number))
+            batch = np.full((3, 4), self.value, np.float32)
+            future.set_result(Answer([batch[1:2]], duty, 0, 0, 3, rescued=self.rescued))
+
+
+class Court:
+    """A trial of version 2 against version 1 and what came of it."""
+
+    def __init__(self, spills: bool = False, **rules: Any) -> None:
+        self.new, self.old = Queue(2), Queue(1)
+        self.verdicts: list[tuple[str, dict[str, Any]]] = []
+        self.trial = Trial(
+            spec(), self.new, self.old, Rules(**rules), lambda *found: self.verdicts.append(found), spills
+        )
+
+    async def ask(self, times: int = 1) -> list[str]:
+        answered = [(await self.trial.submit(X, 1)).duty.version for _ in range(times)]
+        for _ in range(4):
+            await asyncio.sleep(0)  # what it looks at once the caller has his answer
+        return answered
+
+
+def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    @wraps(test)
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 20))
+
+    return run
+
+
+@on_a_loop
+async def test_what_the_new_version_fails_the_old_one_answers_and_three_such_end_the_trial() -> None:
+    court = Court()
+    court.new.fault = EngineFailed("new kernels, old bug")
+    assert await court.ask(2) == ["1", "1"]
+    assert not court.verdicts
+    assert await court.ask(3) == ["1", "1", "1"]
+    ((why, numbers),) = court.verdicts
+    assert "3 of 3 answers were faults that the other version did not commit; the last: new kernels" in why
+    assert numbers["faults"]["failed"] == 3
+
+
+@on_a_loop
+async def test_a_request_that_fails_with_both_is_its_own_fault() -> None:
+    court = Court()
+    court.new.fault, court.old.fault = EngineFailed("poison"), EngineFailed("poison here too")
+    for _ in range(5):
+        with pytest.raises(EngineFailed, match=r"poison$"):
+            await court.ask()
+    assert not court.verdicts
+
+
+@on_a_loop
+async def test_answers_that_only_the_new_version_has_not_finite_end_the_trial() -> None:
+    court = Court()
+    court.new.value = np.nan
+    assert await court.ask(3) == ["2", "2", "2"]
+    assert "not finite" in court.verdicts[0][0]
+
+
+@on_a_loop
+async def test_a_model_that_answers_infinities_by_right_is_not_blamed() -> None:
+    court = Court()
+    court.new.value = court.old.value = np.inf
+    await court.ask(10)
+    assert not court.verdicts
+
+
+@on_a_loop
+async def test_rows_that_had_to_be_rescued_are_faults_unless_the_old_version_needs_it_too() -> None:
+    court = Court()
+    court.new.rescued = court.old.rescued = 1
+    await court.ask(5)
+    assert not court.verdicts
+    court.old.rescued = 0
+    await court.ask(3)
+    assert "rescued" in court.verdicts[0][0]
+
+
+@on_a_loop
+async def test_a_rare_fault_among_many_answers_is_borne() -> None:
+    court = Court(fault_share=0.05)
+    await court.ask(300)
+    court.new.fault = EngineFailed("now and then")
+    await court.ask(10)
+    assert not court.verdicts, "10 of 300 is below 5 %"
+    await court.ask(10)
+    assert court.verdicts
+
+
+@on_a_loop
+async def test_faults_of_long_ago_weigh_less() -> None:
+    court = Court(fault_share=0.0)
+    court.new.fault = EngineFailed("once")
+    await court.ask(2)
+    court.new.fault = None
+    await court.ask(2001)
+    assert court.trial.faults["failed"] == 0
+    assert not court.verdicts
+
+
+@on_a_loop
+async def test_a_caller_who_leaves_is_taken_from_the_queue_that_has_him() -> None:
+    court = Court()
+    court.new.holds = True
+    future = court.trial.submit(X, 1)
+    future.cancel()
+    await asyncio.sleep(0)
+    assert court.new.futures[0].cancelled()
+    court.new.holds, court.old.holds = False, True
+    court.new.fault = EngineFailed("asked elsewhere")
+    future = court.trial.submit(X, 1)
+    while not court.old.futures:
+        await asyncio.sleep(0)
+    future.cancel()
+    await asyncio.sleep(0)
+    assert court.old.futures[0].cancelled()
+
+
+@on_a_loop
+async def test_a_full_queue_spills_over_from_a_canary_only() -> None:
+    stable, canary = Court(), Court(spills=True)
+    for court in (stable, canary):
+        court.new.refusal = Overloaded("full")
+    with pytest.raises(Overloaded):
+        await stable.ask()
+    assert await canary.ask() == ["1"]
+    stable.new.refusal = NotReady("on its way out")
+    assert await stable.ask() == ["1"]
+
+
+@on_a_loop
+async def test_a_trial_ends_once_and_an_acquitted_one_never() -> None:
+    court = Court()
+    court.new.value = np.nan
+    await court.ask(20)
+    assert len(court.verdicts) == 1
+    free = Court()
+    free.trial.acquit()
+    free.new.value = np.nan
+    await free.ask(20)
+    assert not free.verdicts
+
+
+def tally(**batches: tuple[int, int]) -> Tally:
+    """Of ``r8=(5, 1000)``: five batches of 8 rows took 1000 ns together, each as long as the others."""
+    made = Tally("1")
+    made.batches = {int(rows[1:]): found for rows, found in batches.items()}
+    for count, took_ns in batches.values():
+        made.compute_buckets[bisect_left(BOUNDS_NS, took_ns // count)] += count
+    return made
+
+
+def test_times_are_compared_at_equal_batch_sizes_only() -> None:
+    old = tally(r1=(100, 100_000), r8=(100, 400_000))
+    ratio, batches = slowness(tally(r8=(50, 200_000), r64=(1000, 99_000_000)), old)
+    assert (ratio, batches) == (1.0, 50), "larger batches under load are nobody's fault"
+    assert slowness(tally(r1=(50, 200_000)), old) == (4.0, 50)
+    assert slowness(tally(r2=(50, 200_000)), old) == (1.0, 0)
+
+
+@on_a_loop
+async def test_a_version_that_is_too_slow_ends_its_trial_once_enough_batches_say_so() -> None:
+    court = Court(slower=3.0, timed_batches=100)
+    old = tally(r1=(100, 100_000))
+    court.trial.look_at_time(tally(r1=(99, 99_000_000)), old)
+    court.trial.look_at_time(tally(r1=(500, 1_400_000)), old)
+    assert not court.verdicts
+    court.trial.look_at_time(tally(r1=(100, 310_000)), old)
+    assert "3.10 times as long" in court.verdicts[0][0]
+
+
+@on_a_loop
+async def test_one_pause_of_the_machine_among_short_batches_decides_nothing() -> None:
+    court = Court(slower=3.0, timed_batches=100)
+    paused = tally(r1=(200, 200_000))
+    paused.batches[1] = (201, 200_000 + 80_000_000)
+    court.trial.look_at_time(paused, tally(r1=(100, 100_000)))
+    assert not court.verdicts
