@@ -110,7 +110,7 @@ PLANTED = {
         "serve → exporters → models",
     ),
     "models/zoo/planted.py": ("from ..spec import Dim\nfrom .. import TensorSpec\n", "own package's door"),
-    "serve/protocol/planted.py": ("from ... import __version__\n", "own package's door"),
+    "serve/batching/planted.py": ("from ... import __version__\n", "own package's door"),
     "exporters/circle.py": ("from .circle_back import x\n", "a circle of imports"),
 }
 
