@@ -21,7 +21,7 @@
     └── CannotServe                     the server, not the asker
         ├── Overloaded                  the queue is full: come back later
         ├── TimedOut                    the request's own timeout passed while it waited
-        ├── NotReady                    starting, draining or without a version on duty
+        ├── NotReady                    starting, draining or without an active version
         └── EngineFailed                the device or the runtime raised while running a batch
 
 Every message says what was wrong, what was expected, what came, and what to do.

@@ -101,7 +101,7 @@ def read_folder(folder: Path) -> ModelFolder:
 
 
 class _Reader(TomlReader):
-    """Turns the parsed TOML into a ModelFolder."""
+    """BatchScheduler the parsed TOML into a ModelFolder."""
 
     def read(self, data: Mapping[str, Any]) -> ModelFolder:
         self.known(data, _TOP, "")

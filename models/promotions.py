@@ -1,4 +1,4 @@
-"""Which versions were put on duty, by whom and over which one; and the lock under which that changes.
+"""Which versions were made active, by whom and over which one; and the lock under which that changes.
 
     <store>/models/<name>/promotions.json   {"2": {"first": {"over": 1, "by": "operator", "at": …}, "last": {…}}}
     <store>/models/<name>/.promoting        locked (flock) while the alias is compared and moved
@@ -38,7 +38,7 @@ def alias_lock(folder: Path) -> Iterator[None]:
 
 
 def read_promotions(folder: Path) -> Promotions:
-    """Every version of the model that was ever put on duty. Raises DamagedFile."""
+    """Every version of the model that was ever made active. Raises DamagedFile."""
     path = folder / "promotions.json"
     try:
         return {int(number): dict(found) for number, found in json.loads(path.read_bytes()).items()}

@@ -1,8 +1,8 @@
 """Versions on disk: written once, never changed. *Open a draft, put the files in, publish.*
 
     <store>/models/<name>/<version>/    manifest.json spec.json samples.safetensors weights.safetensors …
-    <store>/models/<name>/live          the number of the version on duty: a file, moved by atomic rename
-    <store>/models/<name>/promotions.json   which versions were on duty, and by whose order (`promotions.py`)
+    <store>/models/<name>/live          the number of the active version: a file, moved by atomic rename
+    <store>/models/<name>/promotions.json   which versions were active, and by whose order (`promotions.py`)
 
 A draft is a hidden folder beside the versions; publishing fsyncs it and renames it to the next free
 number (the rename that succeeds takes the number). A draft that is not published vanishes.
@@ -30,12 +30,12 @@ from .spec import ModelSpec
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 _NUMBER = re.compile(r"^[1-9][0-9]{0,17}$")
 LIVE, REFUSED = "live", "refused"
-OPERATOR, ROLLBACK = "operator", "rollback"  # by whose order a version goes on duty
+OPERATOR, ROLLBACK = "operator", "rollback"  # by whose order a version becomes active
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One published version. ``status`` is ``live`` (may be on duty) or ``refused`` (kept as evidence)."""
+    """One published version. ``status`` is ``live`` (may be active) or ``refused`` (kept as evidence)."""
 
     name: str
     number: int
@@ -53,7 +53,7 @@ class Version:
 
     @property
     def awaits_promotion(self) -> bool:
-        """Publishing did not put it on duty; whether a promotion did since is in `Store.promotions`."""
+        """Publishing did not make it active; whether a promotion did since is in `Store.promotions`."""
         return bool(self.manifest.get("awaits_promotion"))
 
     def __str__(self) -> str:
@@ -170,7 +170,7 @@ class Store:
         return Version(name, number, folder, _read_manifest(folder / "manifest.json"))
 
     def live_number(self, name: str) -> int | None:
-        """The number in the alias file, or None where nothing is on duty. Cheap: asked every second."""
+        """The number in the alias file, or None where nothing is active. Cheap: asked every second."""
         path = self._folder(name) / "live"
         try:
             text = path.read_text(errors="replace").strip()
@@ -189,27 +189,27 @@ class Store:
         return self.version(name, numbers[-1]) if numbers else None
 
     def promote(self, version: Version, by: str = OPERATOR) -> None:
-        """Put a version on duty. Durable when this returns. Raises Conflict for a refused one."""
+        """Put an active version. Durable when this returns. Raises Conflict for a refused one."""
         with alias_lock(self._folder(version.name)):
             self._promote(version, by)
 
     def promote_over(self, current: int | None, version: Version, by: str) -> None:
-        """Promote only where ``current`` (None: nothing) is still on duty: compared and moved in one step.
+        """Promote only where ``current`` (None: nothing) is still active: compared and moved in one step.
 
-        Raises Conflict where another version was put on duty since, or for a refused one.
+        Raises Conflict where another version was made active since, or for a refused one.
         """
         with alias_lock(self._folder(version.name)):
             found = self.live_number(version.name)
             if found != current:
                 raise Conflict(
-                    f"{version} was to take the place of version {current}, but version {found} is on duty"
+                    f"{version} was to take the place of version {current}, but version {found} is active"
                 )
             self._promote(version, by)
 
     def rollback(self, name: str) -> Version:
-        """Put the newest older version that may serve on duty, and give it; one that waits for its promotion is none.
+        """Put the newest older version that may serve active, and give it; one that waits for its promotion is none.
 
-        Raises UnknownName for an unknown model, Conflict where nothing older may go on duty.
+        Raises UnknownName for an unknown model, Conflict where nothing older may become active.
         """
         if not self.numbers(name):
             raise UnknownName(f"no model '{name}' in the store: it has {self.names()}")
@@ -226,18 +226,18 @@ class Store:
                     self._promote(version, ROLLBACK)
                     return version
         raise Conflict(
-            f"'{name}' has no version before {current} that may go on duty: it has {self.numbers(name)}, and refused "
-            f"or held ones do not count; `halfeven promote {name}@NUMBER` puts another one on duty"
+            f"'{name}' has no version before {current} that may become active: it has {self.numbers(name)}; refused "
+            f"or held ones do not count; `halfeven promote {name}@NUMBER` activates another one"
         )
 
     def promotions(self, name: str) -> Promotions:
-        """Every version that was put on duty: its first and its last promotion, over which one and by whom."""
+        """Every version that was made active: its first and its last promotion, over which one and by whom."""
         return read_promotions(self._folder(name))
 
     def _promote(self, version: Version, by: str) -> None:
         if version.status != LIVE:
             raise Conflict(
-                f"{version} was refused by the parity gate and is never put on duty: {version.manifest.get('reason')}"
+                f"{version} was refused by the parity gate and is never made active: {version.manifest.get('reason')}"
             )
         folder = self._folder(version.name)
         record_promotion(folder, version.number, self.live_number(version.name), by)
@@ -274,7 +274,7 @@ class Draft:
     def publish(self, status: str, facts: Mapping[str, Any]) -> Version:
         """Write the manifest (``facts`` beside the file digests), fsync everything, take the next number.
 
-        A version is not on duty before `Store.promote`.
+        A version is not active before `Store.promote`.
         """
         files = {
             path.relative_to(self.folder).as_posix(): sha256_of(path)

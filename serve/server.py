@@ -64,7 +64,7 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
     director = Director(roster)
     written: dict[str, Phase] = {}
     registry = new_registry(
-        lambda: [one for served in roster.all() for one in served.lanes()], lambda: written
+        lambda: [one for served in roster.all() for one in served.loaded_versions()], lambda: written
     )
     registry.register(RolloutCollector(roster.all, roster.decisions))
     max_body_bytes = settings.max_body_mib * 2**20
@@ -180,9 +180,9 @@ class _Announcing(PoliteServer):
     def _say_ready(self) -> None:
         self._roster.wait()
         for served in self._roster.all():
-            duty = served.duty
-            who = f"{served.name}@{duty.version} is on duty: {duty.precision}, {duty.engine.form}"
-            self._say(f"{who} on {duty.engine.device} ({duty.reason})")
+            prepared = served.prepared
+            who = f"{served.name}@{prepared.version} is active: {prepared.precision}, {prepared.engine.form}"
+            self._say(f"{who} on {prepared.engine.device} ({prepared.reason})")
         for fault in self._roster.not_ready_reasons():
             self._say(f"not ready: {fault}")
         if not (store := self._roster.store).names():

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import yaml
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.serve.batching.counters import Tally
-from halfeven.serve.batching.interface import OnDuty
+from halfeven.serve.batching.counters import Counters
+from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.http.routes.metrics import metrics_text, new_registry
 from halfeven.serve.settings import Settings
 
@@ -195,11 +195,11 @@ class _Engine:
 
 class _Loaded:
     spec = ModelSpec("m", (TensorSpec("x", "FP32", (Dim(),)),), (TensorSpec("y", "FP32", (Dim(),)),))
-    duty = OnDuty("1", "sha", "fp16", _Engine())
+    prepared = PreparedVersion("1", "sha", "fp16", _Engine())
     waiting = 0
 
-    def tallies(self) -> list[Tally]:
-        return [Tally("1")]
+    def tallies(self) -> list[Counters]:
+        return [Counters("1")]
 
 
 def exposed() -> set[str]:

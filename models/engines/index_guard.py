@@ -1,7 +1,7 @@
 """Indices that a program computes are held against their table while it runs: none out of range reaches a device.
 
 On a CUDA device an index out of range is a device-side assert, after which the device answers nobody (`faults.py`). So
-an index that is not proven to be in range (`index_ranges.py`) is clamped, which changes none that is, and whether any
+an index that is not proven to be in range (`index_ranges`) is clamped, which changes none that is, and whether any
 was clamped is one more output. A batch with such an index ends as a bad request, and its requests are run again apart,
 as after any failure: the others get the answers that they would have got alone.
 """

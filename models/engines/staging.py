@@ -23,23 +23,23 @@ from torch import Tensor
 
 from .arrays import to_numpy, to_torch
 
-Lane = Literal["in", "compute", "out"]
+StreamName = Literal["in", "compute", "out"]
 SLOTS = 2  # one computing, one being filled: a third would only wait
 
 
 class Reached(Protocol):
-    """A point in a lane."""
+    """A point in a stream."""
 
     def synchronize(self) -> None:
         """Block until the device is there; raises what its work raised. Others run meanwhile."""
         ...
 
 
-class Lanes(Protocol):
+class Streams(Protocol):
     """A device's queues of work, and its memory. A fake shows the order without a device."""
 
-    def enqueue(self, lane: Lane, work: Callable[[], None], after: Reached | None = None) -> Reached:
-        """Do ``work`` behind what the lane has to do already, and not before ``after``."""
+    def enqueue(self, name: StreamName, work: Callable[[], None], after: Reached | None = None) -> Reached:
+        """Do ``work`` behind what the stream has to do already, and not before ``after``."""
         ...
 
     def on_host(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor: ...
@@ -47,16 +47,16 @@ class Lanes(Protocol):
     def on_device(self, nbytes: int) -> Tensor: ...
 
 
-class CudaLanes:
+class CudaStreams:
     """Three streams of one device. Memory on the host is page-locked, of torch's caching allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        lanes: tuple[Lane, ...] = ("in", "compute", "out")
-        self._streams = {lane: torch.cuda.Stream(device) for lane in lanes}
+        names: tuple[StreamName, ...] = ("in", "compute", "out")
+        self._streams = {name: torch.cuda.Stream(device) for name in names}
 
-    def enqueue(self, lane: Lane, work: Callable[[], None], after: Reached | None = None) -> Reached:
-        stream = self._streams[lane]
+    def enqueue(self, name: StreamName, work: Callable[[], None], after: Reached | None = None) -> Reached:
+        stream = self._streams[name]
         if isinstance(after, torch.cuda.Event):
             stream.wait_event(after)
         with torch.cuda.stream(stream):
@@ -77,9 +77,9 @@ class CudaLanes:
 
 
 @cache
-def cuda_lanes(device: torch.device) -> CudaLanes:
-    """The lanes of a device, which all its models share: they run one after another in any case."""
-    return CudaLanes(device)
+def cuda_streams(device: torch.device) -> CudaStreams:
+    """The streams of a device, which all its models share: they run one after another in any case."""
+    return CudaStreams(device)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,8 +98,8 @@ class Staging:
     ``assemble_ns`` is how long the requests of the batch launched last took to be joined.
     """
 
-    def __init__(self, lanes: Lanes, compute: Callable[..., Sequence[Tensor]]) -> None:
-        self._lanes = lanes
+    def __init__(self, streams: Streams, compute: Callable[..., Sequence[Tensor]]) -> None:
+        self._streams = streams
         self._compute = compute
         self._free = deque(_Slot() for _ in range(SLOTS))
         self.assemble_ns = 0
@@ -114,9 +114,9 @@ class Staging:
             hosts = [self._gathered(slot, index, part) for index, part in enumerate(parts)]
             self.assemble_ns = time.monotonic_ns() - began_ns
             devices = [_shaped(slot.devices[index], host) for index, host in enumerate(hosts)]
-            copied = self._lanes.enqueue("in", lambda: _copy(hosts, devices))
-            computed = self._lanes.enqueue("compute", lambda: self._run(slot, devices), copied)
-            return Staged(self, slot, self._lanes.enqueue("out", lambda: self._take(slot), computed))
+            copied = self._streams.enqueue("in", lambda: _copy(hosts, devices))
+            computed = self._streams.enqueue("compute", lambda: self._run(slot, devices), copied)
+            return Staged(self, slot, self._streams.enqueue("out", lambda: self._take(slot), computed))
         except BaseException:
             self._abandon(slot)
             raise
@@ -128,11 +128,11 @@ class Staging:
         dtype = _torch_dtype(first.dtype)
         nbytes = math.prod(shape) * first.dtype.itemsize
         if index == len(slot.hosts):
-            slot.hosts.append(self._lanes.on_host((nbytes,), torch.uint8))
-            slot.devices.append(self._lanes.on_device(nbytes))
+            slot.hosts.append(self._streams.on_host((nbytes,), torch.uint8))
+            slot.devices.append(self._streams.on_device(nbytes))
         elif slot.hosts[index].numel() < nbytes:
-            slot.hosts[index] = self._lanes.on_host((nbytes,), torch.uint8)
-            slot.devices[index] = self._lanes.on_device(nbytes)
+            slot.hosts[index] = self._streams.on_host((nbytes,), torch.uint8)
+            slot.devices[index] = self._streams.on_device(nbytes)
         joined = slot.hosts[index][:nbytes].view(dtype).view(shape)
         if len(part) == 1:
             np.copyto(to_numpy(joined), first)
@@ -147,14 +147,14 @@ class Staging:
     def _take(self, slot: _Slot) -> None:
         """Into fresh memory on the host; the answers stay referenced until they have arrived there."""
         for answer in slot.answers:
-            host = self._lanes.on_host(answer.shape, answer.dtype)
+            host = self._streams.on_host(answer.shape, answer.dtype)
             slot.taken.append(host.copy_(answer, non_blocking=True))
 
     def _abandon(self, slot: _Slot) -> None:
         """A launch has failed half-way: its first kernels may still be reading the slot."""
         try:
-            for lane in ("in", "compute"):
-                self._lanes.enqueue(lane, _nothing).synchronize()
+            for stream in ("in", "compute"):
+                self._streams.enqueue(stream, _nothing).synchronize()
         finally:
             self.release(slot)
 

@@ -22,7 +22,7 @@ from .cpu.scripted import without_the_lock
 from .cpu.setup import PACKED, PLAIN, SHARED_ROWS, WITHOUT_LOCK, CpuSetup
 from .engine import BRIEF_SECONDS, Launched
 from .index_guard import Guard, GuardedLaunch, guard_indices, rows_alone
-from .staging import SLOTS, Staging, cuda_lanes
+from .staging import SLOTS, Staging, cuda_streams
 
 
 class TorchEngine:
@@ -136,9 +136,9 @@ class TorchEngine:
         """Before the first batch, once the program is on its device: what takes batches there, if it is no CPU."""
         self._staging: Staging | None = None
         if self._device.type == "cuda":
-            lanes = cuda_lanes(self._device)
-            lanes.adopt()
-            self._staging = Staging(lanes, lambda *inputs: self._module(*inputs))
+            streams = cuda_streams(self._device)
+            streams.adopt()
+            self._staging = Staging(streams, lambda *inputs: self._module(*inputs))
 
     def _run_on_cpu(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         if self._are_shared(parts):

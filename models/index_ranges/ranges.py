@@ -1,6 +1,6 @@
 """The valid range of every integer input that indexes a table, derived from the graph of a captured program.
 
-From each place where a table is indexed (`index_sites.py`) back to the inputs (`index_needs.py`). Only what every valid
+From each place where a table is indexed (`sites.py`) back to the inputs (`needs.py`). Only what every valid
 request fulfils becomes a range; what a range does not prove is left to the guard in the engine
 (`engines/index_guard.py`).
 """

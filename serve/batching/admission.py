@@ -158,7 +158,7 @@ class Admission:
     def _wait_ns(self, urgent: bool, now_ns: int) -> float:
         """How long a newcomer would wait: the rest of the batch under way and the full ones before his own.
 
-        Shapes that differ are not joined, so beside the first each lane of them is a batch more.
+        Shapes that differ are not joined, so beside the first each group of them is a batch more.
         """
         queue, pace = self._queue, self._pace
         ahead = self.urgent_rows - queue.taken_urgent_rows if urgent else self.rows - queue.taken_rows
@@ -167,8 +167,8 @@ class Admission:
             wait_ns = 0.0
         if ahead >= queue.limit:
             wait_ns += ahead // queue.limit * pace.full_ns
-        lanes = queue.lanes
-        return wait_ns + (lanes - 1) * pace.full_ns if lanes > 1 and not urgent else wait_ns
+        groups = queue.groups
+        return wait_ns + (groups - 1) * pace.full_ns if groups > 1 and not urgent else wait_ns
 
     def retry_after_s(self, now_ns: int) -> float:
         """When what waits now will have been served, in seconds; a second where nothing has been measured."""

@@ -17,15 +17,15 @@ import numpy as np
 from ...models.errors import BadRequest, NotReady
 from ...models.spec import ModelSpec
 from .admission import Admission
-from .brief_polling import Lingering
-from .counters import Tally
+from .brief_polling import BriefPolling
+from .counters import Counters
 from .deadline import expire_after
 from .device import DeviceThread
 from .execution import Outcome
 from .intake import Intake
-from .interface import NO_TERMS, Answer, OnDuty, Statistics, Terms
+from .interface import NO_TERMS, Answer, PreparedVersion, Statistics, Terms
 from .request_queue import Request
-from .scheduler import Refused, Turns, changed, same_signature
+from .scheduler import BatchScheduler, Refused, changed, same_signature
 
 logger = logging.getLogger("halfeven.batcher")
 # A batch on the event loop that took so long stood in everybody's way; so many hand-overs then go to the device thread.
@@ -33,22 +33,26 @@ _LONG_NS, _LONG_FOR = 2_000_000, 1000
 
 
 class Batcher:
-    """Takes requests on one event loop and runs them on ``device`` by the version that ``duty`` names.
+    """Takes requests on one event loop and runs them on ``device`` by the version that ``prepared`` names.
 
     Use it from one event loop: the futures belong to it. Outputs are handed on as views of what the engine
     returned, so an engine returns fresh arrays from every run. ``background``: its batches wait for those of
     all other models (`DeviceThread.attach`).
     """
 
-    def __init__(self, spec: ModelSpec, device: DeviceThread, duty: OnDuty, background: bool = False) -> None:
+    def __init__(
+        self, spec: ModelSpec, device: DeviceThread, prepared: PreparedVersion, background: bool = False
+    ) -> None:
         self.spec = spec
-        self.duty = duty
+        self.prepared = prepared
         self._device = device
         self._clock = device.clock
-        self._turns = Turns(spec, device, duty, lambda outcomes: self._on_loop(_settle, outcomes))
-        self._queue = self._turns.queue
+        self._scheduler = BatchScheduler(
+            spec, device, prepared, lambda outcomes: self._on_loop(_settle, outcomes)
+        )
+        self._queue = self._scheduler.queue
         self._intake = Intake.of(spec)
-        self._admission = Admission(self._intake, self._queue, self._turns.pace, self._turns.refused)
+        self._admission = Admission(self._intake, self._queue, self._scheduler.pace, self._scheduler.refused)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pending: list[Request] = []
         self._pending_spec = spec
@@ -58,7 +62,7 @@ class Batcher:
         self._long_ago = 0
         self._is_lonely = False  # the last hand-over had one request
         self._ran_alone = False  # in this iteration of the loop
-        self._lingering = Lingering(device.clock, lambda: device.asleep)
+        self._brief_polling = BriefPolling(device.clock, lambda: device.asleep)
         self._drained: asyncio.Event | None = None
         device.attach(self, background)
 
@@ -97,11 +101,11 @@ class Batcher:
         future: asyncio.Future[Answer] = loop.create_future()
         request = Request(arrays, rows, future, now_ns, shapes, nbytes)
         if self._is_lonely and self._goes_alone(loop):
-            self._lingering.asked(now_ns)
+            self._brief_polling.asked(now_ns)
             if not self._answer_here(intake.spec, request):
                 self._hand_over(intake.spec, [request])
             if future.done():
-                self._lingering.answered(loop)
+                self._brief_polling.answered(loop)
             return future
         if not self._pending:
             self._open(loop, intake.spec)
@@ -111,7 +115,7 @@ class Batcher:
     def _goes_alone(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether a request need not wait for others of this iteration: where its batch is brief, and the last ones
         were alone too. A second one in the same iteration shows that they are not."""
-        if self._pending or self._ran_alone or not self._turns.brief:
+        if self._pending or self._ran_alone or not self._scheduler.brief:
             self._is_lonely = False
             return False
         self._ran_alone = True
@@ -199,8 +203,8 @@ class Batcher:
         self._hand_over(self._pending_spec, pending)
 
     def _hand_over(self, spec: ModelSpec, pending: list[Request]) -> None:
-        self._turns.inbox.append((spec, pending))
-        if self._turns.brief and not self._background and self._run_here():
+        self._scheduler.inbox.append((spec, pending))
+        if self._scheduler.brief and not self._background and self._run_here():
             return
         if not self._device.ring():  # the thread ended between accepting and handing over
             _settle([(request, self._not_ready()) for request in pending])
@@ -224,7 +228,7 @@ class Batcher:
         if self._long_ago or self._background or not self._device.borrow():
             return False
         try:
-            answer = self._turns.answer_alone(spec, request)
+            answer = self._scheduler.answer_alone(spec, request)
         finally:
             self._device.give_back()
         if answer is None:
@@ -242,32 +246,32 @@ class Batcher:
 
     def due_ns(self) -> int | None:
         """When the next batch may start, on the device's clock; None where nothing waits."""
-        due_ns = self._turns.due_ns()
+        due_ns = self._scheduler.due_ns()
         if due_ns is None and self._drained is not None and self.waiting == 0:
             self._on_loop(self._drained.set)
         return due_ns
 
-    def turn(self) -> None:
-        """Run the next batch by the one version on duty, and answer its callers together."""
-        self._turns.turn()
+    def step(self) -> None:
+        """Run the next batch by the one active version, and answer its callers together."""
+        self._scheduler.step()
 
     def land(self) -> bool:
         """Wait for a batch that is under way. False where there is none."""
-        return self._turns.land()
+        return self._scheduler.land()
 
-    def swap(self, duty: OnDuty, spec: ModelSpec | None = None) -> OnDuty:
-        """Put another version on duty and return the old one, which no batch uses any more: close it freely.
+    def swap(self, prepared: PreparedVersion, spec: ModelSpec | None = None) -> PreparedVersion:
+        """Put another active version and return the old one, which no batch uses any more: close it freely.
 
-        Only on the device thread, where no batch is under way: ``device.call(lambda: batcher.swap(duty))``.
+        Only on the device thread, where no batch is under way: ``device.call(lambda: batcher.swap(prepared))``.
         Raises RuntimeError elsewhere. ``spec`` is given where the new version's limits differ. Where its inputs or
         outputs differ, the old version first answers everything that was handed over, so this takes as long.
         """
         if not self._device.here:
-            raise RuntimeError("swap on the device thread: device.call(lambda: batcher.swap(duty))")
+            raise RuntimeError("swap on the device thread: device.call(lambda: batcher.swap(prepared))")
         spec = spec or self.spec
         suspicious = self._intake.suspicious or not same_signature(spec, self.spec)
-        old = self._turns.swap(duty, spec)
-        self.spec, self.duty = spec, duty
+        old = self._scheduler.swap(prepared, spec)
+        self.spec, self.prepared = spec, prepared
         self._intake = Intake.of(spec, suspicious)
         self._admission.read(self._intake)
         return old
@@ -285,15 +289,15 @@ class Batcher:
     # From any thread.
 
     def statistics(self, version: str | None = None) -> Statistics:
-        """The counters of a version that is or was on duty here (by default the one on duty).
+        """The counters of a version that is or was active here (by default the active one).
 
         Raises KeyError for a version that never was.
         """
-        return self._turns.tallies[version or self.duty.version].statistics()
+        return self._scheduler.tallies[version or self.prepared.version].statistics()
 
-    def tallies(self) -> list[Tally]:
-        """A copy of the counters of every version that is or was on duty here."""
-        return [tally.copy() for tally in list(self._turns.tallies.values())]
+    def tallies(self) -> list[Counters]:
+        """A copy of the counters of every version that is or was active here."""
+        return [counters.copy() for counters in list(self._scheduler.tallies.values())]
 
 
 def _settle(outcomes: Sequence[Outcome | Refused]) -> None:

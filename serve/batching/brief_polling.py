@@ -14,7 +14,7 @@ _AT_ONCE_NS = 250_000  # its writing and being woken are in it
 _RAREST = 64  # answers
 
 
-class Lingering:
+class BriefPolling:
     """One batcher's. ``clock`` gives nanoseconds; ``idle`` says whether nobody else has a use for the core now."""
 
     def __init__(self, clock: Callable[[], int], idle: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""What is known about the version on duty for longer than one batch: its engines' limits, and whether it works.
+"""What is known about the active version for longer than one batch: its engines' limits, and whether it works.
 
 An engine that fails on everything would cost twice as many runs as a batch has requests, for every batch and for ever.
 So after a few batches of which nobody was answered, a failed one is divided only if the engine still answers a
@@ -13,7 +13,7 @@ import numpy as np
 from ...models.spec import ModelSpec
 from .ceiling import Ceiling
 from .engine_runner import EngineRunner, Fault, Item, Run
-from .interface import OnDuty
+from .interface import PreparedVersion
 from .rescue import Mended, Rescue, Timed
 
 _NOTHING: Mapping[int, Mended] = {}
@@ -33,25 +33,27 @@ class _Probe:
 
 
 class Condition:
-    """One per version on duty, on the device thread. ``lost`` is called once with the reason if its device is gone."""
+    """One per active version, on the device thread. ``lost`` is called once with the reason if its device is gone."""
 
     def __init__(
         self,
         spec: ModelSpec,
-        duty: OnDuty,
+        prepared: PreparedVersion,
         clock: Callable[[], int],
         lost: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self.duty = duty
-        self.ceiling = duty.ceiling if duty.ceiling is not None else Ceiling()
-        self.runner = EngineRunner(spec, duty.engine, clock, self.ceiling)
+        self.prepared = prepared
+        self.ceiling = prepared.ceiling if prepared.ceiling is not None else Ceiling()
+        self.runner = EngineRunner(spec, prepared.engine, clock, self.ceiling)
         self._rescue = (
-            Rescue(EngineRunner(spec, duty.whole, clock, Ceiling())) if duty.whole is not None else None
+            Rescue(EngineRunner(spec, prepared.whole, clock, Ceiling()))
+            if prepared.whole is not None
+            else None
         )
         self.lost: str | None = None
         self._tell_lost = lost
         self._unanswered = 0
-        self._known = _Probe(duty.probe) if duty.probe is not None else None
+        self._known = _Probe(prepared.probe) if prepared.probe is not None else None
         self._one_size = all(dim.fixed for tensor in spec.inputs for dim in tensor.shape[1:])
         self.note_ceiling()
 
@@ -91,7 +93,7 @@ class Condition:
     def device_lost(self, reason: str) -> str:
         """From now on nothing is run; the words that everybody gets."""
         if self.lost is None:
-            self.lost = f"device {self.duty.engine.device} is lost: {reason}; restart the server"
+            self.lost = f"device {self.prepared.engine.device} is lost: {reason}; restart the server"
             self._tell_lost(self.lost)
         return self.lost
 
@@ -99,4 +101,4 @@ class Condition:
         """Let batches of what has one size be formed no larger than the device has memory for."""
         most = self.ceiling.smallest
         if most and self._one_size:
-            self.duty.useful_rows = min(self.duty.useful_rows or most, most)
+            self.prepared.useful_rows = min(self.prepared.useful_rows or most, most)

@@ -39,7 +39,7 @@ class Phase:
 
 
 @dataclass(slots=True, eq=False)
-class Tally:
+class Counters:
     """Counters of one version of one model: read a `copy`. All times are sums over requests, in nanoseconds.
 
     ``compute_ns`` counts a batch's run once for each of its requests, as Triton's does; ``batches`` has
@@ -147,11 +147,11 @@ class Tally:
         with self.lock:
             self.given_up += 1
 
-    def copy(self) -> "Tally":
+    def copy(self) -> "Counters":
         """All counters as of one moment, for a reader on another thread."""
         with self.lock:
             self._add_up()
-            return Tally(
+            return Counters(
                 self.version,
                 self.requests,
                 self.rows,

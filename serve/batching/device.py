@@ -30,7 +30,7 @@ REST_NS = 1_000_000_000
 _NOBODY = None, 0, 0
 
 
-class TakesTurns(Protocol):
+class Schedulable(Protocol):
     """What runs its batches on a device (a batcher). The device thread calls all but ``refuse``.
 
     A turn may leave a batch computing. Before anybody else uses the device, it is landed.
@@ -45,7 +45,7 @@ class TakesTurns(Protocol):
         """When the next batch may start, on the device's clock (past: at once); None where nothing waits."""
         ...
 
-    def turn(self) -> None:
+    def step(self) -> None:
         """Run the batch that the last ``due_ns`` spoke of, or wait for one that was begun."""
         ...
 
@@ -103,8 +103,8 @@ class DeviceThread:
         self._awake = threading.Lock()  # held while the thread looks, runs and calls; not while it sleeps
         self._door = threading.Lock()  # guards: the list of the attached, and calls against stopping
         # The attached: replaced, never changed, so that the thread reads them without a lock.
-        self._attached: tuple[TakesTurns, ...] = ()
-        self._background: tuple[TakesTurns, ...] = ()
+        self._attached: tuple[Schedulable, ...] = ()
+        self._background: tuple[Schedulable, ...] = ()
         self._background_turn_ns: int | None = None  # when the last one began
         self.lost: str | None = None
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -151,7 +151,7 @@ class DeviceThread:
         """The device itself is gone, with everything on it: ``lost`` says why. The first reason stays."""
         self.lost = self.lost or reason
 
-    def attach(self, one: TakesTurns, background: bool = False) -> None:
+    def attach(self, one: Schedulable, background: bool = False) -> None:
         """Give it turns. In the ``background``: when nobody else's batch may start, and once a second."""
         with self._door:
             if background:
@@ -159,13 +159,13 @@ class DeviceThread:
             else:
                 self._attached = (*self._attached, one)
 
-    def detach(self, one: TakesTurns) -> None:
+    def detach(self, one: Schedulable) -> None:
         """Give it no more turns. Await its ``drain()`` first: what still waits would not be answered."""
         with self._door:
             self._attached = tuple(other for other in self._attached if other is not one)
             self._background = tuple(other for other in self._background if other is not one)
 
-    def run_here(self, one: TakesTurns) -> bool:
+    def run_here(self, one: Schedulable) -> bool:
         """Run the batch that waits with ``one`` on the calling thread, while the device's own is asleep.
 
         For batches so short that waking another thread and being woken by it takes longer than they do. False where
@@ -178,7 +178,7 @@ class DeviceThread:
             if due_ns is not None and due_ns > self.clock():
                 return False
             if due_ns is not None:
-                one.turn()
+                one.step()
             return self._due_ns(one) is None
         except BaseException:
             logger.exception("device %s: a turn raised; a mistake of ours, please report it", self.name)
@@ -290,7 +290,7 @@ class DeviceThread:
         if self._is_held(queued):
             return 0 if self._land_all() else None
         now_ns = self.clock()
-        if behind is not None and self._is_its_turn(behind_ns, first, due_ns, now_ns):
+        if behind is not None and self._may_run(behind_ns, first, due_ns, now_ns):
             first, due_ns = behind, behind_ns
             self._background_turn_ns = now_ns
         if first is None:
@@ -299,14 +299,14 @@ class DeviceThread:
             return (due_ns if behind is None else min(due_ns, behind_ns)) - now_ns
         self._land_all(but=first)
         try:
-            first.turn()
+            first.step()
         except BaseException:
             logger.exception("device %s: a turn raised; a mistake of ours, please report it", self.name)
         return 0
 
-    def _earliest(self, several: tuple[TakesTurns, ...]) -> tuple[TakesTurns | None, int, int]:
+    def _earliest(self, several: tuple[Schedulable, ...]) -> tuple[Schedulable | None, int, int]:
         """Whose batch is due first, when, and how many requests wait with all of them."""
-        first: TakesTurns | None = None
+        first: Schedulable | None = None
         due_ns = queued = 0
         for one in several:
             its_ns = self._due_ns(one)
@@ -315,7 +315,7 @@ class DeviceThread:
                 first, due_ns = one, its_ns
         return first, due_ns, queued
 
-    def _is_its_turn(self, behind_ns: int, first: TakesTurns | None, due_ns: int, now_ns: int) -> bool:
+    def _may_run(self, behind_ns: int, first: Schedulable | None, due_ns: int, now_ns: int) -> bool:
         """Whether the background goes before the first of the others."""
         if first is None or behind_ns <= now_ns < due_ns:
             return True
@@ -323,7 +323,7 @@ class DeviceThread:
         waits_since_ns = behind_ns if last_ns is None else max(behind_ns, last_ns)
         return now_ns - waits_since_ns >= BACKGROUND_EVERY_NS
 
-    def _land_all(self, but: TakesTurns | None = None) -> bool:
+    def _land_all(self, but: Schedulable | None = None) -> bool:
         """Wait for everything that computes, and say whether there was anything."""
         landed = False
         for one in (*self._attached, *self._background):
@@ -331,14 +331,14 @@ class DeviceThread:
                 landed = True
         return landed
 
-    def _land(self, one: TakesTurns) -> bool:
+    def _land(self, one: Schedulable) -> bool:
         try:
             return one.land()
         except BaseException:
             logger.exception("device %s: an end raised; a mistake of ours, please report it", self.name)
             return False
 
-    def _due_ns(self, one: TakesTurns) -> int | None:
+    def _due_ns(self, one: Schedulable) -> int | None:
         try:
             return one.due_ns()
         except BaseException:

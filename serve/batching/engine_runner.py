@@ -65,7 +65,7 @@ class Run(Generic[ItemT]):
 
 
 class EngineRunner:
-    """One engine with its buckets and its ceiling; kept for as long as the engine is on duty.
+    """One engine with its buckets and its ceiling; kept for as long as the engine is active.
 
     ``clock`` gives nanoseconds. Everything here is called on the thread that owns the device.
     """

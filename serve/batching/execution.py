@@ -11,9 +11,9 @@ import numpy as np
 from ...models.errors import BadRequest, EngineFailed, HalfevenError, TimedOut
 from ...models.spec import ModelSpec
 from .condition import Condition
-from .counters import Tally
+from .counters import Counters
 from .engine_runner import Fault, Run
-from .interface import Answer, OnDuty
+from .interface import Answer, PreparedVersion
 from .request_queue import Request
 from .rescue import Mended
 
@@ -29,16 +29,16 @@ class Execution:
     def __init__(
         self,
         spec: ModelSpec,
-        duty: OnDuty,
-        tally: Tally,
+        prepared: PreparedVersion,
+        counters: Counters,
         clock: Callable[[], int],
         condition: Condition | None = None,
     ) -> None:
         self.spec = spec
-        self.duty = duty
-        self.tally = tally
+        self.prepared = prepared
+        self.counters = counters
         self.clock = clock
-        self.condition = condition if condition is not None else Condition(spec, duty, clock)
+        self.condition = condition if condition is not None else Condition(spec, prepared, clock)
 
     def outcomes(self, batch: list[Request]) -> list[Outcome]:
         """`begin` and `finish` in one."""
@@ -65,7 +65,7 @@ class Execution:
             return self._all_failed(self._batch, condition.device_lost(fault.text))
         if not condition.worth_dividing():
             condition.nobody_answered()
-            self.tally.gave_up()
+            self.counters.gave_up()
             return self._all_failed(self._batch, self._broken(fault))
         until_ns = self.clock() + condition.patience_ns(run.took_ns)
         outcomes: list[Outcome] = []
@@ -80,18 +80,18 @@ class Execution:
 
     def _answers(self, run: Run[Request], outputs: list[np.ndarray]) -> list[Outcome]:
         """What a run that succeeded answers, with the rows that had to be rescued."""
-        batch, condition, duty = run.items, self.condition, self.duty
+        batch, condition, prepared = run.items, self.condition, self.prepared
         if run.shrunk:
             condition.note_ceiling()
-            self.tally.ran_out(run.shrunk, condition.ceiling.smallest)
+            self.counters.ran_out(run.shrunk, condition.ceiling.smallest)
         condition.answered(batch[0])
         waits_ns = [run.began_ns - request.since_ns for request in batch]
         whole = [wait_ns for request, wait_ns in zip(batch, waits_ns, strict=True) if request.part is None]
-        self.tally.executed(whole, run.rows, run.took_ns, run.assemble_ns)
+        self.counters.executed(whole, run.rows, run.took_ns, run.assemble_ns)
         mended = condition.mended(batch, outputs, run.took_ns)  # before the rows are handed out
         took_ns, rows, assemble_ns = run.took_ns, run.rows, run.assemble_ns
         answers: list[Outcome] = [
-            (request, Answer(share, duty, wait_ns, took_ns, rows, assemble_ns))
+            (request, Answer(share, prepared, wait_ns, took_ns, rows, assemble_ns))
             for request, share, wait_ns in zip(batch, _split(outputs, batch), waits_ns, strict=True)
         ]
         for index, how in mended.items():
@@ -107,7 +107,7 @@ class Execution:
                 self.condition.device_lost(how.fault.text)
             return self._failed(request, EngineFailed(self._not_rescued(how.fault)))
         assert isinstance(answer, Answer)
-        self.tally.rescued(how.rows)
+        self.counters.rescued(how.rows)
         answer.rescued = how.rows
         answer.compute_ns += how.took_ns
         return request, answer
@@ -116,7 +116,7 @@ class Execution:
         """Those that were run last, each with what went wrong."""
         if run.shrunk:
             self.condition.note_ceiling()
-            self.tally.ran_out(run.shrunk, self.condition.ceiling.smallest)
+            self.counters.ran_out(run.shrunk, self.condition.ceiling.smallest)
         if fault.lost:
             self.condition.device_lost(fault.text)
         if fault.refused and len(run.items) == 1:
@@ -131,9 +131,9 @@ class Execution:
         if found is None or isinstance(found.result, Fault):
             return self._failed(request, BadRequest(f"{self._who()}: {fault.text}"))
         wait_ns = found.began_ns - request.since_ns
-        self.tally.executed([wait_ns] if request.part is None else [], found.rows, found.took_ns)
-        share = Answer(found.result, self.duty, wait_ns, found.took_ns, found.rows)
-        self.tally.rescued(request.rows)
+        self.counters.executed([wait_ns] if request.part is None else [], found.rows, found.took_ns)
+        share = Answer(found.result, self.prepared, wait_ns, found.took_ns, found.rows)
+        self.counters.rescued(request.rows)
         share.rescued = request.rows
         return request, share
 
@@ -142,7 +142,7 @@ class Execution:
 
     def _failed(self, request: Request, error: EngineFailed | TimedOut | BadRequest) -> Outcome:
         if request.part is None:
-            self.tally.failed(self.clock() - request.since_ns)
+            self.counters.failed(self.clock() - request.since_ns)
         return request, error
 
     def _describe(self, request: Request, fault: Fault, run: Run) -> str:
@@ -173,7 +173,7 @@ class Execution:
         )
 
     def _who(self) -> str:
-        return f"version {self.duty.version} of model '{self.spec.name}' ({self.duty.precision})"
+        return f"version {self.prepared.version} of model '{self.spec.name}' ({self.prepared.precision})"
 
 
 def _split(outputs: list[np.ndarray], batch: Sequence[Request]) -> list[list[np.ndarray]]:

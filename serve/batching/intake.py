@@ -17,7 +17,7 @@ class Intake:
 
     ``batch_rows``: more are split, more than ``max_rows`` refused; up to ``plain_rows`` there is nothing to be
     thought of where a caller has no terms. ``row_bytes``: of all inputs together, 0 where shapes differ.
-    ``timeout_ns``: for requests that name none, 0 for ever. ``suspicious``: a version with other inputs came on duty
+    ``timeout_ns``: for requests that name none, 0 for ever. ``suspicious``: a version with other inputs became active
     once, and requests may come that were checked against the older one.
     """
 

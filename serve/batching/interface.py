@@ -1,6 +1,6 @@
-"""What the border, the batcher and the roster say to each other: who is on duty, and what an answer carries.
+"""What the border, the batcher and the roster say to each other: which version is active, and what an answer carries.
 
-Only words, no work: `batcher.py` answers, `roster.py` finds, `infer_asgi.py` and `app.py` ask.
+Only words, no work: `batcher.py` answers, `roster.py` finds, `routes/infer.py` and `app.py` ask.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from .ceiling import Ceiling
 
 
 @dataclass(slots=True, eq=False)
-class OnDuty:
+class PreparedVersion:
     """One version, loaded, proven on this device and warm.
 
     ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``fp16-unproven``; ``reason`` says why it is that one.
     ``whole`` is the FP32 original beside a half: it answers again where a half's row is not finite, and checks
     samples of live traffic. ``useful_rows`` is the batch above which more rows bring no more throughput here, or
-    none that the device has memory for (0: not measured). ``ceiling`` remembers out of memory (None: with this duty).
+    none that the device has memory for (0: not measured). ``ceiling`` remembers out of memory (None: while loaded).
     ``invariance`` says how much an answer depends on the size of its batch (empty: not measured). ``probe`` is one
     request of one row that it answers: who fails on that fails on everything. ``setup`` is how its engine uses the CPU.
     """
@@ -69,7 +69,7 @@ class Answer:
     """
 
     outputs: list[np.ndarray]
-    duty: OnDuty
+    prepared: PreparedVersion
     queue_ns: int
     compute_ns: int
     batch_rows: int
@@ -79,11 +79,11 @@ class Answer:
     @property
     def precision(self) -> str:
         """The word that the answer shows."""
-        return "fp32-rescued" if self.rescued else self.duty.precision
+        return "fp32-rescued" if self.rescued else self.prepared.precision
 
 
 class Statistics(TypedDict, total=False):
-    """Plain counters of one version since it went on duty; a missing key is zero.
+    """Plain counters of one version since it became active; a missing key is zero.
 
     Each pair is (count, nanoseconds), per request but for ``batches`` (rows of the batch → executions).
     """
@@ -108,13 +108,13 @@ class Submit(Protocol):
     ) -> asyncio.Future[Answer]:
         """Queue one checked request (arrays in the spec's order). A caller who leaves cancels the future.
 
-        Raises Overloaded where it would wait too long, NotReady where nothing is on duty or the server drains.
+        Raises Overloaded where it would wait too long, NotReady where nothing is active or the server drains.
         """
         ...
 
 
 class Served(Protocol):
-    """A model that has a version on duty. The spec is the same for all versions under one name."""
+    """A model that has an active version. The spec is the same for all versions under one name."""
 
     @property
     def name(self) -> str: ...
@@ -128,11 +128,11 @@ class Served(Protocol):
     def submit(
         self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
     ) -> asyncio.Future[Answer]:
-        """Queue one checked request with the version that is to answer it (on duty, or a canary)."""
+        """Queue one checked request with the version that is to answer it (active, or a canary)."""
         ...
 
     @property
-    def duty(self) -> OnDuty: ...
+    def prepared(self) -> PreparedVersion: ...
 
     def statistics(self) -> Statistics: ...
 
@@ -140,7 +140,7 @@ class Served(Protocol):
 class ServedName(Served, Protocol):
     """A name with all its versions."""
 
-    def lanes(self) -> Sequence[Served]:
+    def loaded_versions(self) -> Sequence[Served]:
         """Every version that is loaded now, each to be asked alone."""
         ...
 
@@ -149,7 +149,7 @@ class Roster(Protocol):
     """Who serves which name."""
 
     def find(self, name: str, version: str | None = None) -> Served:
-        """The model on duty under this name.
+        """The active model under this name.
 
         Raises UnknownName ("Request for unknown model: 'x' is not found"), NotReady where it has no version.
         """
@@ -184,14 +184,14 @@ class RosterControl(Protocol):
     """The verbs of the model repository extension. They block until done: call them in a thread."""
 
     def load(self, name: str, config: LoadConfig | None = None) -> None:
-        """Put the name's live version on duty, again if need be; where that fails, what served goes on serving.
+        """Put the name's live active version, again if need be; where that fails, what served goes on serving.
 
         Raises UnknownName where the store has no such name, another HalfevenError that says why it failed.
         """
         ...
 
     def unload(self, name: str) -> None:
-        """Take the name off duty until `load` (or a new start). Raises UnknownName."""
+        """Take the name inactive until `load` (or a new start). Raises UnknownName."""
         ...
 
     def index(self) -> Sequence[IndexEntry]:

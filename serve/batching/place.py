@@ -14,7 +14,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where versions serve, whether a refused half may be replaced by its FP32 whole (``fallback``), and whether
-    that stands by beside a half on duty (``rescue``)."""
+    that stands by beside an active half (``rescue``)."""
 
     device: torch.device
     thread: DeviceThread

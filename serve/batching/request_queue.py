@@ -1,6 +1,6 @@
 """What waits for the device, by shape, urgency and order of arrival. The device thread alone touches a queue.
 
-Requests of one shape stand in one lane: only they can be joined. Rows are counted, not requests. A caller who
+Requests of one shape stand in one group: only they can be joined. Rows are counted, not requests. A caller who
 has gone, or whose time is up, is dropped when his turn comes and costs nothing more.
 """
 
@@ -80,7 +80,7 @@ class Batch:
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
+class _ShapeGroup:
     """Requests of one shape. ``most``: the rows that may be in one batch by their bytes."""
 
     most: int
@@ -100,9 +100,9 @@ class RequestQueue:
     """``limit``: the rows of a full batch. ``delay_ns``: how long the oldest may wait for a batch to fill.
     ``batch_bytes``: the inputs of one batch, 0 for any.
 
-    After a batch the next may be given a breath (`breathe`): time for those just answered to ask again.
+    After a batch the next may be given a short wait (`wait_for_more`): time for those just answered to ask again.
     ``present`` is how many wait here; the ``taken`` ever left, ``vanished`` of them had gone and the time of
-    ``expired`` was up. Another thread may read these, and how many ``lanes`` there are.
+    ``expired`` was up. Another thread may read these, and how many ``groups`` there are.
     """
 
     def __init__(self, limit: int, delay_ns: int, batch_bytes: int = 0) -> None:
@@ -110,24 +110,24 @@ class RequestQueue:
         self.delay_ns = delay_ns
         self.batch_bytes = batch_bytes
         self._expected = 0
-        self._breath_ends_ns = 0
+        self._wait_ends_ns = 0
         self.present = 0
         self.taken = self.taken_rows = self.taken_urgent_rows = self.taken_bytes = 0
         self.vanished = self.expired = 0
-        self._lanes: dict[Shapes | None, _Lane] = {}
-        self._next: _Lane | None = None
+        self._groups: dict[Shapes | None, _ShapeGroup] = {}
+        self._next: _ShapeGroup | None = None
 
     @property
-    def lanes(self) -> int:
-        return len(self._lanes)
+    def groups(self) -> int:
+        return len(self._groups)
 
     def add(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            lane = self._lanes.get(request.shapes)
-            if lane is None:
-                lane = self._lanes[request.shapes] = self._lane(request)
-            (lane.urgent if request.urgent else lane.ordinary).append(request)
-            lane.rows += request.rows
+            group = self._groups.get(request.shapes)
+            if group is None:
+                group = self._groups[request.shapes] = self._group(request)
+            (group.urgent if request.urgent else group.ordinary).append(request)
+            group.rows += request.rows
             self.present += 1
 
     def pass_by(self, requests: Iterable[Request]) -> None:
@@ -137,25 +137,25 @@ class RequestQueue:
 
     def passable(self, now_ns: int) -> bool:
         """Whether nobody waits here, and who came now would not be kept waiting for others either."""
-        return not self._lanes and not self.delay_ns and now_ns >= self._breath_ends_ns
+        return not self._groups and not self.delay_ns and now_ns >= self._wait_ends_ns
 
     def due_ns(self) -> int | None:
         """When the next batch may start: the oldest request's arrival, later by the delay unless it is full.
 
-        None where nothing waits. The lane that is due first is next, so nobody is overtaken for ever.
+        None where nothing waits. The group that is due first is next, so nobody is overtaken for ever.
         """
         earliest_ns, self._next = None, None
-        for shapes in list(self._lanes):
-            lane = self._lanes[shapes]
-            for line in (lane.ordinary, lane.urgent):
+        for shapes in list(self._groups):
+            group = self._groups[shapes]
+            for line in (group.ordinary, group.urgent):
                 while line and line[0].future.done():
-                    self._drop(lane, line.popleft())
-            if not lane.ordinary and not lane.urgent:
-                del self._lanes[shapes]
+                    self._drop(group, line.popleft())
+            if not group.ordinary and not group.urgent:
+                del self._groups[shapes]
                 continue
-            due_ns = self._due_ns(lane)
+            due_ns = self._due_ns(group)
             if earliest_ns is None or due_ns < earliest_ns:
-                earliest_ns, self._next = due_ns, lane
+                earliest_ns, self._next = due_ns, group
         return earliest_ns
 
     @property
@@ -163,28 +163,28 @@ class RequestQueue:
         """Whether the batch that ``due_ns`` spoke of is as large as a batch may be."""
         return self._next is not None and self._full(self._next)
 
-    def breathe(self, answered: int, until_ns: int) -> None:
+    def wait_for_more(self, answered: int, until_ns: int) -> None:
         """Until then begin no batch smaller than what waits and what was just answered, together (rows)."""
-        self._expected = sum(lane.rows for lane in self._lanes.values()) + answered
-        self._breath_ends_ns = until_ns
+        self._expected = sum(group.rows for group in self._groups.values()) + answered
+        self._wait_ends_ns = until_ns
 
     def form(self) -> Batch:
-        """The batch that ``due_ns`` spoke of: as many requests from the front of its lane as fit.
+        """The batch that ``due_ns`` spoke of: as many requests from the front of its group as fit.
 
         Empty where every caller has gone meanwhile. A request above the limit (a swap lowered it) goes alone.
         """
-        if (lane := self._next) is None:
+        if (group := self._next) is None:
             return Batch([], 0)
-        limit = min(self.limit, lane.most)
+        limit = min(self.limit, group.most)
         requests: list[Request] = []
         rows, special = 0, False
-        while line := lane.line() if lane.urgent else lane.ordinary:
+        while line := group.line() if group.urgent else group.ordinary:
             request = line[0]
             if requests and (rows + request.rows > limit or (request.special and request.alone)):
                 break
             line.popleft()
             if request.future.done():  # a plain read: safe from another thread than the loop's
-                self._drop(lane, request)
+                self._drop(group, request)
                 continue
             requests.append(request)
             rows += request.rows
@@ -192,22 +192,22 @@ class RequestQueue:
                 special = True
                 if request.alone:
                     break
-        return self._batch(lane, requests, rows, special)
+        return self._batch(group, requests, rows, special)
 
     def form_begun(self) -> Batch:
         """The next part of a split request of which a part has run already; empty where there is none."""
-        for lane in self._lanes.values():
-            for line in (lane.ordinary, lane.urgent):
+        for group in self._groups.values():
+            for line in (group.ordinary, group.urgent):
                 while line and (part := line[0].part) is not None and part.whole.begun:
                     request = line.popleft()
                     if not request.future.done():
-                        return self._batch(lane, [request], request.rows, True)
-                    self._drop(lane, request)
+                        return self._batch(group, [request], request.rows, True)
+                    self._drop(group, request)
         return Batch([], 0)
 
-    def _batch(self, lane: _Lane, requests: list[Request], rows: int, special: bool) -> Batch:
-        """They have left the lane for a batch."""
-        lane.rows -= rows
+    def _batch(self, group: _ShapeGroup, requests: list[Request], rows: int, special: bool) -> Batch:
+        """They have left the group for a batch."""
+        group.rows -= rows
         self.present -= len(requests)
         self.taken += len(requests)
         self.taken_rows += rows
@@ -227,9 +227,9 @@ class RequestQueue:
                 request.part.whole.begun = batch.split = True
                 self.taken -= not request.part.last
 
-    def _drop(self, lane: _Lane, request: Request) -> None:
+    def _drop(self, group: _ShapeGroup, request: Request) -> None:
         """Nobody waits for it any more, and it has left its line."""
-        lane.rows -= request.rows
+        group.rows -= request.rows
         self.present -= 1
         self._count(request)
         if request.part is not None:
@@ -248,23 +248,23 @@ class RequestQueue:
         if request.urgent:
             self.taken_urgent_rows += request.rows
 
-    def _lane(self, request: Request) -> _Lane:
+    def _group(self, request: Request) -> _ShapeGroup:
         if not self.batch_bytes:
-            return _Lane(sys.maxsize)
+            return _ShapeGroup(sys.maxsize)
         nbytes = sum(array.nbytes for array in request.arrays)
-        return _Lane(max(1, self.batch_bytes * request.rows // max(nbytes, 1)))
+        return _ShapeGroup(max(1, self.batch_bytes * request.rows // max(nbytes, 1)))
 
-    def _full(self, lane: _Lane) -> bool:
-        return lane.rows >= min(self.limit, lane.most)
+    def _full(self, group: _ShapeGroup) -> bool:
+        return group.rows >= min(self.limit, group.most)
 
-    def _due_ns(self, lane: _Lane) -> int:
-        """An urgent or lone request waits for no others, so for no delay and no breath either."""
-        if lane.urgent:
-            return lane.line()[0].since_ns - (HEAD_START_NS if lane.line() is lane.urgent else 0)
-        head = lane.ordinary[0]
+    def _due_ns(self, group: _ShapeGroup) -> int:
+        """An urgent or lone request waits for no others, so for no delay and no short wait either."""
+        if group.urgent:
+            return group.line()[0].since_ns - (HEAD_START_NS if group.line() is group.urgent else 0)
+        head = group.ordinary[0]
         since_ns = head.since_ns
-        if head.alone or lane.rows >= min(self.limit, lane.most):
+        if head.alone or group.rows >= min(self.limit, group.most):
             return since_ns
-        if lane.rows < self._expected:
-            since_ns = max(since_ns, self._breath_ends_ns)
+        if group.rows < self._expected:
+            since_ns = max(since_ns, self._wait_ends_ns)
         return since_ns + self.delay_ns

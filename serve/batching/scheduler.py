@@ -1,4 +1,4 @@
-"""The device thread's half of a batcher: from the inbox to the outcomes, by the one version on duty.
+"""The device thread's half of a batcher: from the inbox to the outcomes, by the one active version.
 
 An engine that can launch a batch while one is computing is given the next ahead of time, but only a full one: a
 smaller one would have filled meanwhile. Everything else that uses the device finds nothing of ours under way.
@@ -13,17 +13,17 @@ from ...models.errors import EngineFailed, NotReady
 from ...models.spec import ModelSpec
 from .admission import Pace
 from .condition import Condition
-from .counters import Tally
+from .counters import Counters
 from .device import DeviceThread
 from .execution import Execution, Outcome
-from .interface import Answer, OnDuty
+from .interface import Answer, PreparedVersion
 from .request_queue import Batch, Request, RequestQueue
 
 logger = logging.getLogger("halfeven.batcher")
-# Who was answered together often asks again together. Without a breath the first of them would be a batch of
-# its own, and the others would wait for it. The breath is a small share of what the batch took, and ends early when
+# Who was answered together often asks again together. Without a short wait the first of them would be a batch of
+# its own, and the others would wait for it. The wait is a small share of what the batch took, and ends early when
 # everybody is back. A batch so short that a timer would cost more than it saves is followed by none.
-_BREATH_SHARE, _BREATH_MAX_NS, _BREATH_FROM_NS = 25, 2_000_000, 2_500_000
+_WAIT_SHARE, _WAIT_MAX_NS, _WAIT_FROM_NS = 25, 2_000_000, 2_500_000
 Refused = tuple[Request, NotReady]
 Handed = tuple[ModelSpec, list[Request]]  # what one iteration of the event loop brought, checked against this
 
@@ -38,7 +38,7 @@ class _UnderWay:
     failed: list[Outcome] | None = None
 
 
-class Turns:
+class BatchScheduler:
     """Runs one model's batches on ``device``. All methods are the device thread's.
 
     ``answer`` takes the outcomes of a batch, each request once, to their callers. What the event loop hands over
@@ -49,24 +49,26 @@ class Turns:
         self,
         spec: ModelSpec,
         device: DeviceThread,
-        duty: OnDuty,
+        prepared: PreparedVersion,
         answer: Callable[[Sequence[Outcome | Refused]], None],
     ) -> None:
         self.inbox: deque[Handed] = deque()
         self.queue = RequestQueue(limit=1, delay_ns=0)
         self.pace = Pace()
-        self.tallies = {duty.version: Tally(duty.version)}
+        self.tallies = {prepared.version: Counters(prepared.version)}
         self._device = device
         self._clock = device.clock
         self._answer = answer
         self._under_way: deque[_UnderWay] = deque()
-        self._put_on(duty, spec)
+        self._put_on(prepared, spec)
 
-    def _put_on(self, duty: OnDuty, spec: ModelSpec) -> None:
-        self.spec, self.duty = spec, duty
-        self._condition = Condition(spec, duty, self._clock, lost=self._device.lose)
-        self._depth: int = getattr(duty.engine, "in_flight", 1) if hasattr(duty.engine, "launch") else 1
-        self.brief: bool = getattr(duty.engine, "brief", False) and duty.whole is None
+    def _put_on(self, prepared: PreparedVersion, spec: ModelSpec) -> None:
+        self.spec, self.prepared = spec, prepared
+        self._condition = Condition(spec, prepared, self._clock, lost=self._device.lose)
+        self._depth: int = (
+            getattr(prepared.engine, "in_flight", 1) if hasattr(prepared.engine, "launch") else 1
+        )
+        self.brief: bool = getattr(prepared.engine, "brief", False) and prepared.whole is None
         self.queue.delay_ns = spec.batching.max_queue_delay_us * 1000
         self.queue.batch_bytes = spec.batching.max_batch_bytes
         self._set_limit()
@@ -75,13 +77,13 @@ class Turns:
     def _set_limit(self) -> None:
         """Not batched: one request is one execution. More than the useful rows bring nothing, or no memory."""
         most = max(self.spec.max_batch_size, 1)
-        self.queue.limit = min(most, self.duty.useful_rows or most)
+        self.queue.limit = min(most, self.prepared.useful_rows or most)
 
     def refused(self) -> None:
         """One was not let in. From any thread."""
-        tally = self._tally
-        with tally.lock:
-            tally.rejected += 1
+        counters = self._counters
+        with counters.lock:
+            counters.rejected += 1
 
     def due_ns(self) -> int | None:
         """When there is something to do: a batch may start, or one under way is to be waited for."""
@@ -109,7 +111,7 @@ class Turns:
         self.queue.pass_by(requests)
         self._answer([(request, changed(self.spec)) for request in requests if request.counts])
 
-    def turn(self) -> None:
+    def step(self) -> None:
         """Begin the next batch or wait for one that was begun; its callers are answered together."""
         if self._under_way and (len(self._under_way) >= self._depth or not self.queue.fills_a_batch):
             self.land()
@@ -155,10 +157,10 @@ class Turns:
         took_ns, assemble_ns = ended_ns - began_ns, condition.runner.assemble_ns
         condition.answered(request)
         queue.pass_by((request,))
-        self._tally.executed((began_ns - since_ns,), rows, took_ns, assemble_ns)
+        self._counters.executed((began_ns - since_ns,), rows, took_ns, assemble_ns)
         if not self.pace.measured:  # nobody waits for one that is alone: once is enough
             self.pace.ended(rows, since_ns, began_ns, ended_ns, queue.limit)
-        return Answer(outputs, self.duty, began_ns - since_ns, took_ns, rows, assemble_ns)
+        return Answer(outputs, self.prepared, began_ns - since_ns, took_ns, rows, assemble_ns)
 
     def _mistake(self, batch: Batch, error: BaseException) -> list[Outcome]:
         """Out of memory, or a mistake of ours: still everybody is answered."""
@@ -167,7 +169,7 @@ class Turns:
         return [(request, failed) for request in batch.requests]
 
     def finish_begun(self) -> None:
-        """Answer what the version on duty has begun: what is under way, and split requests to their last part."""
+        """Answer what the active version has begun: what is under way, and split requests to their last part."""
         while self.land():
             pass
         while (batch := self._form(self.queue.form_begun)).requests:
@@ -175,7 +177,7 @@ class Turns:
             self.land()
 
     def finish_all(self) -> None:
-        """Answer everything that has been handed over, by the version on duty."""
+        """Answer everything that has been handed over, by the active version."""
         while self.inbox:
             self._receive(*self.inbox.popleft())
         self.finish_begun()
@@ -183,16 +185,16 @@ class Turns:
             self._begin(self._form(self.queue.form))
             self.land()
 
-    def swap(self, duty: OnDuty, spec: ModelSpec) -> OnDuty:
-        """Put another version on duty and return the old one, which no batch uses any more."""
+    def swap(self, prepared: PreparedVersion, spec: ModelSpec) -> PreparedVersion:
+        """Put another active version and return the old one, which no batch uses any more."""
         if same_signature(spec, self.spec):
             self.finish_begun()
         else:
             self.finish_all()
-        old = self.duty
-        if duty.version not in self.tallies:  # a rollback goes on counting
-            self.tallies[duty.version] = Tally(duty.version)
-        self._put_on(duty, spec)
+        old = self.prepared
+        if prepared.version not in self.tallies:  # a rollback goes on counting
+            self.tallies[prepared.version] = Counters(prepared.version)
+        self._put_on(prepared, spec)
         return old
 
     def _form(self, form: Callable[[], Batch]) -> Batch:
@@ -206,7 +208,7 @@ class Turns:
         if not batch.requests:
             return
         began_ns = self._clock()
-        execution = Execution(self.spec, self.duty, self._tally, self._clock, self._condition)
+        execution = Execution(self.spec, self.prepared, self._counters, self._clock, self._condition)
         self.pace.begins(batch.rows, began_ns)
         one = _UnderWay(batch, execution, began_ns)
         self._under_way.append(one)
@@ -219,8 +221,8 @@ class Turns:
         """What the batch took, for the next."""
         ended_ns = self._clock()
         batch, took_ns = one.batch, ended_ns - one.began_ns
-        if len(batch.requests) > 1 and took_ns >= _BREATH_FROM_NS and self._depth == 1:
-            self.queue.breathe(batch.rows, ended_ns + min(took_ns // _BREATH_SHARE, _BREATH_MAX_NS))
+        if len(batch.requests) > 1 and took_ns >= _WAIT_FROM_NS and self._depth == 1:
+            self.queue.wait_for_more(batch.rows, ended_ns + min(took_ns // _WAIT_SHARE, _WAIT_MAX_NS))
         self._set_limit()
         oldest_ns = batch.requests[0].since_ns
         self.pace.ended(batch.rows, oldest_ns, one.began_ns, ended_ns, self.queue.limit)
@@ -235,21 +237,21 @@ class Turns:
                 joined.append((request, outcome))
             elif (whole := request.part.whole.take(request.part.index, outcome)) is not None:
                 if isinstance(whole, Answer):
-                    self._tally.joined(whole.queue_ns, whole.compute_ns)
+                    self._counters.joined(whole.queue_ns, whole.compute_ns)
                 else:
-                    self._tally.failed(self._clock() - request.since_ns)
+                    self._counters.failed(self._clock() - request.since_ns)
                 joined.append((request, whole))
         return joined
 
     @property
-    def _tally(self) -> Tally:
-        return self.tallies[self.duty.version]
+    def _counters(self) -> Counters:
+        return self.tallies[self.prepared.version]
 
     def _count_gone(self, vanished: int, expired: int) -> None:
-        tally = self._tally
-        with tally.lock:
-            tally.vanished += self.queue.vanished - vanished
-            tally.timed_out += self.queue.expired - expired
+        counters = self._counters
+        with counters.lock:
+            counters.vanished += self.queue.vanished - vanished
+            counters.timed_out += self.queue.expired - expired
 
 
 def same_signature(one: ModelSpec, other: ModelSpec) -> bool:
@@ -259,6 +261,6 @@ def same_signature(one: ModelSpec, other: ModelSpec) -> bool:
 
 def changed(spec: ModelSpec) -> NotReady:
     return NotReady(
-        f"a version of model '{spec.name}' with other inputs or outputs came on duty while this request was on its "
+        f"a version of model '{spec.name}' with other inputs or outputs became active while this request was on its "
         "way; read the model's metadata again and send the request as it says"
     )

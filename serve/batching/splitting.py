@@ -1,7 +1,7 @@
 """A request with more rows than a batch takes: run in parts, answered as one. The device thread's.
 
-The parts stand one behind the other in their lane and are ordinary requests to whoever runs them. They share the
-caller's future. A version that has begun one answers all of it: a swap waits for its last part (`Turns.swap`).
+The parts stand one behind the other in their group and are ordinary requests to whoever runs them. They share the
+caller's future. A version that has begun one answers all of it: a swap waits for its last part (`BatchScheduler.swap`).
 """
 
 from dataclasses import dataclass
@@ -51,9 +51,9 @@ class Part:
 
 def _joined(answers: list[Answer]) -> Outcome:
     """One answer: outputs joined along the batch, the longest wait, the sum of what was computed."""
-    duty = answers[0].duty
-    if any(answer.duty is not duty for answer in answers):
-        versions = sorted({answer.duty.version for answer in answers})
+    prepared = answers[0].prepared
+    if any(answer.prepared is not prepared for answer in answers):
+        versions = sorted({answer.prepared.version for answer in answers})
         return EngineFailed(
             f"parts of one request were answered by versions {versions}; a mistake of ours, please report it"
         )
@@ -66,7 +66,7 @@ def _joined(answers: list[Answer]) -> Outcome:
         )
     return Answer(
         outputs,
-        duty,
+        prepared,
         queue_ns=max(answer.queue_ns for answer in answers),
         compute_ns=sum(answer.compute_ns for answer in answers),
         batch_rows=max(answer.batch_rows for answer in answers),

@@ -111,7 +111,7 @@ class Traffic:
 
 
 def served_version(port: int, model: str) -> str | None:
-    """The version on duty, as the server says it; None while it does not answer or has none."""
+    """The active version, as the server says it; None while it does not answer or has none."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request("GET", "/v1/models")

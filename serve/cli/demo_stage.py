@@ -19,7 +19,7 @@ SWAP_SECONDS = 20.0
 
 
 def own_folder(target: Path) -> Path:
-    """The zoo's digits, asking for the torch half on duty: on a CPU ``auto`` would rightly prefer FP32."""
+    """The zoo's digits, asking for the torch half active: on a CPU ``auto`` would rightly prefer FP32."""
     folder = target / MODEL
     shutil.copytree(zoo_folder(MODEL), folder, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "samples.safetensors").chmod(0o644)
@@ -76,7 +76,7 @@ def await_version(port: int, number: int | None, say: Say) -> None:
     while time.monotonic() < began + SWAP_SECONDS:
         found = served_version(port, MODEL)
         if found is not None and number in (None, int(found)):
-            say(f"   version {found} is on duty ({time.monotonic() - began:.1f} s)")
+            say(f"   version {found} is active ({time.monotonic() - began:.1f} s)")
             return
         time.sleep(0.05)
-    raise NotReady(f"version {number or '(any)'} of {MODEL} did not come on duty: the server says {found}")
+    raise NotReady(f"version {number or '(any)'} of {MODEL} did not become active: the server says {found}")

@@ -217,7 +217,7 @@ def samples(
 
 @app.command()
 def finetune(
-    name: Annotated[str, typer.Argument(help="NAME (the version on duty) or NAME@VERSION.")],
+    name: Annotated[str, typer.Argument(help="NAME (the active version) or NAME@VERSION.")],
     data: Annotated[Path, typer.Option("--data", help="safetensors or npz, with target:OUTPUT.")],
     validation: Annotated[Path | None, typer.Option(help="Held-out rows of your own.")] = None,
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
@@ -258,9 +258,9 @@ def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
         for name in opened.names():
             try:
                 found[name] = list(history_of(opened).versions(name))
-            except DamagedFile:  # which version is on duty cannot be read; it is among the damaged
+            except DamagedFile:  # which version is active cannot be read; it is among the damaged
                 found[name] = []
-        table = Table("model", "version", "on duty", "status", "forms", "reason")
+        table = Table("model", "version", "active", "status", "forms", "reason")
         for name, versions in found.items():
             for version in versions:
                 forms = ", ".join(f for f, facts in version["forms"].items() if facts["passed"]) or "-"
@@ -280,13 +280,13 @@ def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
 
 @app.command()
 def rollback(name: str, store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
-    """Put the previous version back on duty; a running server follows within two seconds."""
+    """Put the previous version back active; a running server follows within two seconds."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ..http.routes.history import history_of, store_at
 
         facts = history_of(store_at(store, writes=True)).rollback(name)
-        return facts, f"{name}@{facts['version']} is on duty", 0
+        return facts, f"{name}@{facts['version']} is active", 0
 
     finish(work, as_json)
 
@@ -299,7 +299,7 @@ def promote(
     store: StoreAt = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
-    """Put a version on duty by hand; a running server follows within two seconds."""
+    """Put an active version by hand; a running server follows within two seconds."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...models.errors import BadInput
@@ -309,7 +309,7 @@ def promote(
         if not number:
             raise BadInput(f"{target!r}: expected NAME@VERSION; `halfeven models` lists the versions")
         facts = promote(store_at(store), name, number)
-        return facts, f"{target} is on duty", 0
+        return facts, f"{target} is active", 0
 
     finish(work, as_json)
 

@@ -56,7 +56,7 @@ def bench(
 
 
 def tune(
-    name: Annotated[str, typer.Argument(help="NAME (the version on duty) or NAME@VERSION.")],
+    name: Annotated[str, typer.Argument(help="NAME (the active version) or NAME@VERSION.")],
     store: StoreAt = DEFAULT_STORE,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
     seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 30.0,

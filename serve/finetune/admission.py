@@ -72,7 +72,7 @@ class Admission:
         )
 
     def _parent(self, model: str) -> Version:
-        """``name`` is the version on duty, ``name@version`` that one."""
+        """``name`` is the active version, ``name@version`` that one."""
         name, at, number = model.partition("@")
         if not NAME.fullmatch(name) or not self._store.numbers(name):
             raise UnknownName(f"no model '{name[:80]}' in the store: it has {self._store.names()}")
@@ -82,7 +82,7 @@ class Admission:
         if parent is None:
             raise _bad(
                 "model",
-                f"'{name}' has no version on duty; name one of {self._store.numbers(name)}: '{name}@N'",
+                f"'{name}' has no active version; name one of {self._store.numbers(name)}: '{name}@N'",
             )
         if parent.spec().form == "live":
             raise _bad(

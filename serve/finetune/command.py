@@ -193,7 +193,7 @@ def facts_of(job: Job, url: str) -> dict[str, Any]:
 
 
 def exit_code(facts: Mapping[str, Any], follow: bool = True) -> int:
-    """0 on duty; 3 refused by parity or gate, or held; 2 the data do not fit; 1 anything else.
+    """0 active; 3 refused by parity or gate, or held; 2 the data do not fit; 1 anything else.
 
     A job that nobody follows is done with once the server has it: 0 unless it has failed by then.
     """
@@ -212,7 +212,7 @@ def sentence_of(facts: Mapping[str, Any]) -> str:
     if promotion.get("state") == "held":
         return f"{promotion['message']}; its page: {facts['page']}"
     if facts["status"] == "succeeded":
-        return f"{facts['fine_tuned_model']} is on duty; its page: {facts['page']}"
+        return f"{facts['fine_tuned_model']} is active; its page: {facts['page']}"
     error = facts.get("error") or {}
     why = f": {error['message']}" if error.get("message") else ""
     return f"job {facts['job']} {facts['status']}{why}; its page: {facts['page']}"

@@ -1,6 +1,6 @@
-"""The end of a job's way: its published version is put on duty, held, or refused; and how a job's way can end.
+"""The end of a job's way: its published version is made active, held, or refused; and how a job's way can end.
 
-A version goes on duty only where something judged what was learnt, and only over the parent that it was made from
+A version becomes active only where something judged what was learnt, and only over the parent that it was made from
 and measured against. The comparison and the move are one step, whoever promotes or rolls back meanwhile.
 """
 
@@ -15,7 +15,7 @@ from .ledger import Ledger
 from .reasons import NO_JUDGING_SET, STALE_PARENT
 
 SWAP_SECONDS = 600.0  # another device proves again first
-FINE_TUNING = "fine-tuning"  # by whose order the version goes on duty
+FINE_TUNING = "fine-tuning"  # by whose order the version becomes active
 
 
 class JobFailed(Exception):
@@ -57,32 +57,32 @@ class Conclusion:
                 self._hold(job, version, why)
                 return
             self._promote(job, version)
-        self._await_duty(version)
+        self._await_active(version)
         self._ledger.move(
-            id, SUCCEEDED, stage="done", message=f"{version} is on duty", gate=gate,
+            id, SUCCEEDED, stage="done", message=f"{version} is active", gate=gate,
             fine_tuned_model=str(version), version=version.number,
         )  # fmt: skip
 
     def _hold(self, job: Job, version: Version, why: str) -> None:
-        message = f"{version} is published and held, not put on duty: {why}; {by_hand(version)}"
+        message = f"{version} is published and held, not made active: {why}; {by_hand(version)}"
         self._ledger.move(
             job.id, SUCCEEDED, stage="held", code=NO_JUDGING_SET, message=message,
             gate=version.manifest["gate"], fine_tuned_model=str(version), version=version.number,
         )  # fmt: skip
 
     def _promote(self, job: Job, version: Version) -> None:
-        """Over the parent alone: what is on duty now, and what the gate measured, must both be it."""
+        """Over the parent alone: the version that is active now, and what the gate measured, must both be it."""
         gate, alias = version.manifest["gate"], self._store.live_number(version.name)
         if job.stage == "swapping":
             raise JobFailed(
                 "NOT_SERVED",
-                f"the server ended while {version} was being put on duty, and version {alias} is on duty now: it is "
+                f"the server ended while {version} was being made active, and version {alias} is active now: it is "
                 f"not tried again, for an operator may have gone back; {by_hand(version)}",
                 version.number,
             )
-        on_duty = alias if alias is not None else self._serving(version.name)
-        if not on_duty == gate.get("against", on_duty) == job.parent_version:
-            raise _stale(job, version, on_duty)
+        active = alias if alias is not None else self._serving(version.name)
+        if not active == gate.get("against", active) == job.parent_version:
+            raise _stale(job, version, active)
         self._ledger.note(job.id, stage="swapping", gate=gate)
         try:
             self._store.promote_over(alias, version, FINE_TUNING)
@@ -92,16 +92,16 @@ class Conclusion:
     def _serving(self, name: str) -> int | None:
         """What serves under a name that has no alias: the FP32 whole of a version whose half was refused."""
         self._roster.wait(SWAP_SECONDS)
-        number = self._roster.on_duty(name)
+        number = self._roster.active(name)
         return None if number is None else int(number)
 
-    def _await_duty(self, version: Version) -> None:
+    def _await_active(self, version: Version) -> None:
         deadline = time.monotonic() + SWAP_SECONDS
         while time.monotonic() < deadline and not self._stopping.is_set():
-            if self._roster.on_duty(version.name) == str(version.number):
+            if self._roster.active(version.name) == str(version.number):
                 return
             if (live := self._store.live_number(version.name)) != version.number:
-                told = f"{version} was put on duty, but version {live} was put there since: it did not serve"
+                told = f"{version} was made active, but version {live} was put there since: it did not serve"
                 raise JobFailed("NOT_SERVED", told, version.number)
             if fault := self._roster.fault(version.name, version.number):
                 told = f"{version} was published, but the server did not take it: {fault}"
@@ -109,25 +109,25 @@ class Conclusion:
             time.sleep(0.05)
         if self._stopping.is_set():
             raise ServerStops
-        told = f"{version} was published but did not come on duty in {SWAP_SECONDS:g} s"
+        told = f"{version} was published but did not become active in {SWAP_SECONDS:g} s"
         raise JobFailed("NOT_SERVED", told, version.number)
 
 
 def by_hand(version: Version) -> str:
-    """How an operator puts a version on duty that no job may put there."""
+    """How an operator puts an active version that no job may put there."""
     return (
-        f"to put it on duty all the same: `halfeven promote {version}`, or POST /v1/models/{version.name}/promote with "
+        f"to make it active all the same: `halfeven promote {version}`, or POST /v1/models/{version.name}/promote with "
         f'{{"version": {version.number}}}'
     )
 
 
-def _stale(job: Job, version: Version, on_duty: int | None) -> JobFailed:
+def _stale(job: Job, version: Version, active: int | None) -> JobFailed:
     name, measured = version.name, version.manifest["gate"].get("against")
     told = f" and measured against {name}@{measured}" if measured not in (None, job.parent_version) else ""
     return JobFailed(
         STALE_PARENT,
-        f"{version} was made from {name}@{job.parent_version}{told}, but {name}@{on_duty} is on duty: to put it there "
-        f"would undo what came since. It is published and not put on duty; fine-tune {name} again; "
+        f"{version} was made from {name}@{job.parent_version}{told}, but {name}@{active} is active: to put it there "
+        f"would undo what came since. It is published and not made active; fine-tune {name} again; "
         + by_hand(version),
         version.number,
     )

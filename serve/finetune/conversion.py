@@ -49,7 +49,7 @@ def _convert(request: Mapping[str, Any], say: Any) -> dict[str, Any]:
     parent = store.version(request["model"], request["parent"])
     spec = parent.spec()
     sets = sets_of(parent, load_samples(Path(request["held_out"]), spec))
-    on_duty = {name: scores_from_json(found) for name, found in request["on_duty"].items()}
+    active = {name: scores_from_json(found) for name, found in request["active"].items()}
 
     def further(forms: Mapping[str, Answers]) -> FurtherVerdict:
         say("gating")
@@ -57,7 +57,7 @@ def _convert(request: Mapping[str, Any], say: Any) -> dict[str, Any]:
             form: {name: scores(spec, answers, samples) for name, samples in sets.items()}
             for form, answers in forms.items()
         }
-        return judge(found, on_duty, request["tolerance"], request["against"], request["not_judged"])
+        return judge(found, active, request["tolerance"], request["against"], request["not_judged"])
 
     origin = {"parent": request["parent"], "lineage": request["lineage"], "awaits_promotion": True}
     version = with_new_weights(

@@ -58,31 +58,33 @@ def scores(spec: ModelSpec, answers: Answers, samples: Samples) -> dict[str, Sco
 
 
 def judge(
-    forms: Mapping[str, Mapping[str, Scores]], on_duty: Mapping[str, Scores], tolerance: float,
+    forms: Mapping[str, Mapping[str, Scores]], active: Mapping[str, Scores], tolerance: float,
     against: int | None = None, not_judged: str | None = None,
 ) -> FurtherVerdict:  # fmt: skip
-    """``forms``: form → set (``held_out``, ``judging``) → scores; ``on_duty``: the same sets, who serves now.
+    """``forms``: form → set (``held_out``, ``judging``) → scores; ``active``: the same sets, who serves now.
 
-    On held-out rows nothing may be worse than what is on duty; on the parent's judging samples the loss may
+    On held-out rows nothing may be worse than the active version; on the parent's judging samples the loss may
     not exceed ``tolerance``. For the record, and for the promotion (`concluding.py`): ``against``, the number of
-    the version that was measured as on duty, and ``not_judged``, why these sets judge nothing.
+    the version that was measured as active, and ``not_judged``, why these sets judge nothing.
     """
     faults = []
     for form, sets in forms.items():
         for name, allowed in (("held_out", 0.0), ("judging", tolerance)):
-            for output, old in on_duty.get(name, {}).items():
+            for output, old in active.get(name, {}).items():
                 new = sets[name][output]
                 if not new.loss_against(old) <= allowed + 1e-9:
                     faults.append(_fault(form, name, output, new, old, allowed))
     numbers = {
-        "on_duty": {name: _json(found) for name, found in on_duty.items()},
+        "active": {name: _json(found) for name, found in active.items()},
         "forms": {form: {name: _json(found) for name, found in sets.items()} for form, sets in forms.items()},
         "tolerance": tolerance,
         "against": against,
         "not_judged": not_judged,
         "passed": not faults,
     }
-    return FurtherVerdict(not faults, "; ".join(faults) or "as good as what is on duty, or better", numbers)
+    return FurtherVerdict(
+        not faults, "; ".join(faults) or "as good as the active version, or better", numbers
+    )
 
 
 def scores_from_json(found: Mapping[str, Any]) -> dict[str, Score]:
@@ -98,7 +100,7 @@ def _fault(form: str, name: str, output: str, new: Score, old: Score, allowed: f
     much = f" (at most {allowed:g} worse is allowed)" if allowed else ""
     return (
         f"the {form} form has {new.metric} {new.value:.4g} on {new.rows} {where} for output '{output}', what is on "
-        f"duty has {old.value:.4g}{much}: it was not put on duty; train longer, on more data, or with samples of "
+        f"prepared has {old.value:.4g}{much}: it was not made active; train longer, on more data, or with samples of "
         "the old task among the new"
     )
 

@@ -55,11 +55,11 @@ def reason_of(job: Facts) -> str:
         return str(ours["promotion"].get("message") or "It is held: nothing judged what was learnt.")
     match job.get("status"):
         case "succeeded":
-            return f"{job.get('fine_tuned_model')} passed every check and is on duty."
+            return f"{job.get('fine_tuned_model')} passed every check and is active."
         case "running":
             return f"{str(ours.get('stage') or 'starting').capitalize()}."
         case "cancelled":
-            return "Cancelled as asked; the version on duty was not touched."
+            return "Cancelled as asked; the active version was not touched."
         case "queued" | "validating_files":
             return "Waiting for the trainer: jobs run one at a time."
         case _:
@@ -95,7 +95,7 @@ def gate_checks(gate: Facts) -> list[dict[str, Any]]:
     rows = []
     for form, sets in (gate.get("forms") or {}).items():
         for name, allowed in (("held_out", 0.0), ("judging", finite(gate.get("tolerance")))):
-            for output, old in ((gate.get("on_duty") or {}).get(name) or {}).items():
+            for output, old in ((gate.get("active") or {}).get(name) or {}).items():
                 new = (sets.get(name) or {}).get(output) or {}
                 facts = {"form": form, "set": name, "output": output, "allowed": allowed, **new}
                 rows.append(

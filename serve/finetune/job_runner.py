@@ -41,7 +41,7 @@ _AMP = (
 )  # fmt: skip
 
 
-class Journey:
+class JobRunner:
     """What every job's way needs. ``threads`` and ``nice`` are the trainer's; ``stopping`` ends a way at once."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Journey:
         self.conclude = Conclusion(ledger, store, roster, stopping).conclude
 
     def go(self, job: Job) -> None:
-        """From queued to on duty. Raises JobFailed, Cancelled, ServerStops, or an error of ours."""
+        """From queued to active. Raises JobFailed, Cancelled, ServerStops, or an error of ours."""
         folder = self._store.root / "jobs" / job.id
         shutil.rmtree(folder, ignore_errors=True)
         try:
@@ -99,13 +99,13 @@ class Journey:
         spec, sets = parent.spec(), sets_of(parent, held_out)
         judges = judging_sets(sets, job.validation_file is not None)
         if why := not_judged(spec, data.losses, judges):
-            told = f"the version that this job makes will be published and held, not put on duty: {why}"
+            told = f"the version that this job makes will be published and held, not made active: {why}"
             self._ledger.record(job.id, "warn", told, {"code": NO_JUDGING_SET})
         elif why := classes_not_judged(spec, judges):
             self._ledger.record(job.id, "warn", why)
         if (live := self._store.live_number(job.name)) not in (None, parent.number):
             told = (
-                f"{parent} is not on duty, {job.name}@{live} is: what this job makes will not be put on duty"
+                f"{parent} is not active, {job.name}@{live} is: what this job makes will not be made active"
             )
             self._ledger.record(job.id, "warn", told, {"code": STALE_PARENT})
 
@@ -176,14 +176,14 @@ class Journey:
         trained: Mapping[str, Any], folder: Path,
     ) -> Version:  # fmt: skip
         sets = sets_of(parent, held_out)
-        against, on_duty = self._scores_on_duty(job, parent, sets)
+        against, active = self._scores_of_active(job, parent, sets)
         request = {
             "store": str(self._store.root),
             "model": job.name,
             "parent": parent.number,
             "weights": trained["weights"],
             "held_out": str(folder / "held_out.safetensors"),
-            "on_duty": on_duty,
+            "active": active,
             "against": against,
             "not_judged": not_judged(
                 parent.spec(), data.losses, judging_sets(sets, job.validation_file is not None)
@@ -203,19 +203,19 @@ class Journey:
         done = self._ended(child, last, "conversion")
         return self._store.version(job.name, done["version"])
 
-    def _scores_on_duty(self, job: Job, parent: Version, sets: Sets) -> tuple[int, dict[str, Any]]:
+    def _scores_of_active(self, job: Job, parent: Version, sets: Sets) -> tuple[int, dict[str, Any]]:
         """The version that serves now, and its scores on the sets that the new version will be measured on."""
         spec = parent.spec()
         while True:
-            duty = self._roster.find(job.name).duty
-            answers = partial(_on_thread, self._place, answers_of(spec, duty.engine))
+            prepared = self._roster.find(job.name).prepared
+            answers = partial(_on_thread, self._place, answers_of(spec, prepared.engine))
             try:
                 found = {name: scores(spec, answers, samples) for name, samples in sets.items()}
             except Exception:
-                if self._roster.find(job.name).duty is duty:
+                if self._roster.find(job.name).prepared is prepared:
                     raise
-                continue  # it was relieved, and closed, meanwhile: ask who is on duty now
-            return int(duty.version), {
+                continue  # it was relieved, and closed, meanwhile: ask which version is active now
+            return int(prepared.version), {
                 name: {output: score.to_json() for output, score in each.items()}
                 for name, each in found.items()
             }

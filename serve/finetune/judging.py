@@ -17,7 +17,7 @@ Sets = Mapping[str, Samples]
 
 
 def sets_of(parent: Version, held_out: Samples) -> dict[str, Samples]:
-    """The sets that what is on duty and what was learnt are both measured on; the parent's only with targets."""
+    """The sets that the active version and what was learnt are both measured on; the parent's only with targets."""
     _, judging = stored_samples(parent).split()
     return {HELD_OUT: held_out} | ({JUDGING: judging} if judging.targets else {})
 

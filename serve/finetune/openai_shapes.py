@@ -59,7 +59,7 @@ def job_body(job: Job) -> dict[str, Any]:
 
 
 def _promotion(job: Job) -> dict[str, Any] | None:
-    """Whether the version that the job made went on duty: ``promoted``, ``held`` or ``refused``; None before that."""
+    """Whether the version that the job made became active: ``promoted``, ``held`` or ``refused``; None before that."""
     if job.version is None or job.status == CANCELLED:
         return None
     if job.status == SUCCEEDED:

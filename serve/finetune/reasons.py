@@ -16,7 +16,7 @@ def was_refused(job: Mapping[str, Any]) -> bool:
 
 
 def was_held(job: Mapping[str, Any]) -> bool:
-    """Trained and published, and not put on duty: nothing judged what was learnt."""
+    """Trained and published, and not made active: nothing judged what was learnt."""
     promotion = (job.get("halfeven") or {}).get("promotion") or {}
     return job["status"] == "succeeded" and promotion.get("state") == "held"
 

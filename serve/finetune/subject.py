@@ -1,6 +1,6 @@
 """What a job trains: the operator's module in training mode, or the captured program switched to training.
 
-Loaded in the trainer's process (see trainer.py), where it and capture_child.py are all that touches the
+Loaded in the trainer's process (see trainer.py), where it and capture/child.py are all that touches the
 operator's code.
 """
 

@@ -1,4 +1,4 @@
-"""One thread that takes queued jobs, one at a time, down their whole way (`journey.py`).
+"""One thread that takes queued jobs, one at a time, down their whole way (`job_runner.py`).
 
 It alone moves running jobs in the ledger; the processes only report to it through their pipes, and leave when
 the server goes. The road's own work is never done in this process: serving has the cores first.
@@ -15,7 +15,7 @@ from ..batching.place import Place
 from ..versions.roster import Roster
 from .concluding import Cancelled, JobFailed, ServerStops
 from .files import Files
-from .job_runner import Journey
+from .job_runner import JobRunner
 from .jobs import CANCELLED, FAILED, QUEUED, RUNNING, Job
 from .ledger import Ledger
 
@@ -33,7 +33,7 @@ class Supervisor:
         self._ledger, self._store = ledger, store
         self._bell = threading.Event()
         self._stopping = threading.Event()
-        self._journey = Journey(ledger, files, store, roster, place, self._stopping, threads, nice)
+        self._runner = JobRunner(ledger, files, store, roster, place, self._stopping, threads, nice)
         self._thread = threading.Thread(target=self._live, name="halfeven-finetune", daemon=True)
 
     def start(self) -> None:
@@ -58,7 +58,7 @@ class Supervisor:
             try:
                 job = self._ledger.next_queued()
                 if job is not None:
-                    self._guarded(job, partial(self._journey.go, job))
+                    self._guarded(job, partial(self._runner.go, job))
                     continue
             except Exception:  # a full disk, say: this thread outlives it, and looks again
                 logger.exception("the next job could not be taken; trying again")
@@ -92,22 +92,22 @@ class Supervisor:
             logger.exception("the end of job %s could not be written: %s %s", job.id, code, message)
 
     def _cancelled(self, job: Job) -> None:
-        version = self._journey.published(job)
+        version = self._runner.published(job)
         message = "cancelled while it was running"
         number = None
         if (
             version is not None and self._store.live_number(job.name) == version.number
         ):  # the word came too late
-            self._journey.conclude(job.id, version)
+            self._runner.conclude(job.id, version)
             return
         if version is not None:
-            number, message = version.number, f"cancelled: {version} was published, and not put on duty"
+            number, message = version.number, f"cancelled: {version} was published, and not made active"
         self._ledger.move(job.id, CANCELLED, code="CANCELLED", message=message, version=number)
 
     def _settle_interrupted(self, job: Job) -> None:
         """A server died over this job: it either published its version, or starts again."""
-        if version := self._journey.published(job):
-            self._journey.conclude(job.id, version)
+        if version := self._runner.published(job):
+            self._runner.conclude(job.id, version)
         elif job.attempts >= MAX_ATTEMPTS:
             raise JobFailed(
                 "WORKER_LOST", f"the server died {job.attempts} times over this job; it is not tried again"

@@ -56,7 +56,7 @@ def main(request_file: str) -> NoReturn:
     threading.Thread(target=watch, args=(control, cancelled), daemon=True).start()
     request = json.loads(Path(request_file).read_text())
     try:
-        be_a_good_neighbour(request)
+        yield_to_serving(request)
         last = run(request, report, cancelled)
     except BaseException as error:  # SystemExit of the operator's code too
         last = failure(error, request)
@@ -98,7 +98,7 @@ def leave() -> NoReturn:
     os._exit(1)
 
 
-def be_a_good_neighbour(request: Request) -> None:
+def yield_to_serving(request: Request) -> None:
     """Yield to serving, die with the server, be the first to go when memory runs out; compute repeatably."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: when the thread that started us ends

@@ -13,7 +13,7 @@ from ...models.engines.engine import Engine
 from ...models.spec import ModelSpec
 from ..batching.batcher import Batcher
 from ..batching.device import DeviceThread
-from ..batching.interface import OnDuty
+from ..batching.interface import PreparedVersion
 from ..bench.figures import percentile
 
 DELAYS_US = (0, 200, 1000, 4000)
@@ -85,7 +85,7 @@ async def _loop(
     seconds: float,
 ) -> tuple[list[float], float]:
     """The latency of every answer, and the seconds in which they came."""
-    batcher = Batcher(spec, device, OnDuty("tuning", "", engine.precision, engine))
+    batcher = Batcher(spec, device, PreparedVersion("tuning", "", engine.precision, engine))
     times: list[float] = []
     began = time.perf_counter()
     end = began + seconds

@@ -81,7 +81,7 @@ class Measured:
 def tune(name: str, store: Store, device_word: str, seconds: float, say: Say) -> dict[str, Any]:
     """Measure every way for about ``seconds`` in all, and keep the winner beside the version.
 
-    ``name`` is NAME (the version on duty) or NAME@VERSION. Raises UnknownName, BadSetting, EngineFailed where
+    ``name`` is NAME (the active version) or NAME@VERSION. Raises UnknownName, BadSetting, EngineFailed where
     nothing of the version runs here.
     """
     if not seconds > 0:

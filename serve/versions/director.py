@@ -12,7 +12,7 @@ from ...models.spec import ModelSpec
 from ...models.store import LIVE, Version
 from .orders import Order, events, read_orders, write_orders
 from .roster import Roster
-from .traffic.loaded_version import Lane
+from .traffic.loaded_version import LoadedVersion
 from .traffic.served import ServedModel
 
 
@@ -24,24 +24,24 @@ class Director:
         self._store = roster.store
 
     def promote(self, name: str, version: int) -> dict[str, Any]:
-        """Put a version on duty; a canary or the previous version is not loaded again.
+        """Put an active version; a canary or the previous version is not loaded again.
 
         Raises Conflict for a refused version; where it cannot serve here, what keeps it, and nothing changed.
         """
         with self._roster.working(name):
             wanted = self._live(name, version)
-            lane = self._roster.lane_for(wanted) if self._roster.served(name) else None
+            loaded = self._roster.loaded_version_for(wanted) if self._roster.served(name) else None
             self._store.promote(wanted)
             self._forget(name, wanted)
             self._roster.decisions.tell(name, "promoted", f"{wanted} was promoted")
-            if lane is not None:
-                self._roster.put_on_duty(lane)
+            if loaded is not None:
+                self._roster.activate(loaded)
             else:
                 self._follow(name, wanted)
             return self.describe(name)
 
     def roll_back(self, name: str) -> dict[str, Any]:
-        """Put the newest live version before the one on duty on duty; at once where it is still loaded.
+        """Put the newest live version before the active active one; at once where it is still loaded.
 
         Raises Conflict where there is none.
         """
@@ -55,16 +55,16 @@ class Director:
     def canary(self, name: str, version: int | None, percent: float) -> dict[str, Any]:
         """From now on ``percent`` of the requests (by their id) are for this version; none or 0 ends it.
 
-        Raises BadInput for a share that is none or a version on duty or of another signature.
+        Raises BadInput for a share that is none or an active version or of another signature.
         """
-        with self._ordering(name, "canary", version, percent) as (served, lane):
-            served.set_canary(lane, percent)
+        with self._ordering(name, "canary", version, percent) as (served, loaded):
+            served.set_canary(loaded, percent)
         return self.describe(name)
 
     def shadow(self, name: str, version: int | None, percent: float) -> dict[str, Any]:
         """From now on ``percent`` of the answered requests are put to this version too; none or 0 ends it."""
-        with self._ordering(name, "shadow", version, percent) as (served, lane):
-            served.set_shadow(lane, percent)
+        with self._ordering(name, "shadow", version, percent) as (served, loaded):
+            served.set_shadow(loaded, percent)
         return self.describe(name)
 
     def describe(self, name: str) -> dict[str, Any]:
@@ -80,12 +80,12 @@ class Director:
     def drift(self, name: str) -> dict[str, Any]:
         """What the sampling of live requests found, for each loaded version that is a half."""
         served = self._serving(name)
-        found = [(lane, lane.drift) for lane in served.lanes()]
+        found = [(loaded, loaded.drift) for loaded in served.loaded_versions()]
         return {
             "model": name,
             "versions": [
-                {"version": lane.number, "precision": lane.duty.precision, **drift.numbers()}
-                for lane, drift in found
+                {"version": loaded.number, "precision": loaded.prepared.precision, **drift.numbers()}
+                for loaded, drift in found
                 if drift is not None
             ],
         }
@@ -98,27 +98,27 @@ class Director:
     @contextmanager
     def _ordering(
         self, name: str, role: str, version: int | None, percent: float
-    ) -> Iterator[tuple[ServedModel, Lane | None]]:
+    ) -> Iterator[tuple[ServedModel, LoadedVersion | None]]:
         """Load what is ordered, write the order down, then let the block make it so."""
         if not 0.0 <= percent <= 100.0:
             raise BadInput(f"percent = {percent!r}: expected a share from 0 (which ends the {role}) to 100")
         with self._roster.working(name):
             served = self._serving(name)
-            lane = None
+            loaded = None
             if version is not None and percent > 0.0:
-                lane = self._roster.lane_for(self._fitting(served, version, role))
-            order = Order(lane.number, percent) if lane is not None else None
+                loaded = self._roster.loaded_version_for(self._fitting(served, version, role))
+            order = Order(loaded.number, percent) if loaded is not None else None
             ordered: Mapping[str, Any] = {role: order}
             write_orders(self._store, name, replace(read_orders(self._store, name), **ordered))
-            yield served, lane
+            yield served, loaded
             self._roster.tidy()
-            told = f"the {role} was ended" if lane is None else f"{lane} is the {role}, {percent:g} %"
+            told = f"the {role} was ended" if loaded is None else f"{loaded} is the {role}, {percent:g} %"
             self._roster.decisions.tell(name, role, told, {"version": version, "percent": percent})
 
     def _fitting(self, served: ServedModel, version: int, role: str) -> Version:
-        wanted, stable = self._live(served.name, version), served.posting.stable
+        wanted, stable = self._live(served.name, version), served.traffic.stable
         if wanted.number == stable.number:
-            raise BadInput(f"{wanted} is on duty: a {role} is another version")
+            raise BadInput(f"{wanted} is active: a {role} is another version")
         spec = wanted.spec()
         mine, theirs = stable.version.spec(), spec
         if not _takes_requests_of(mine, theirs):
@@ -133,7 +133,7 @@ class Director:
             raise UnknownName(f"no model '{name}' in the store: it has {self._store.names()}")
         wanted = self._store.version(name, version)
         if wanted.status != LIVE:
-            raise Conflict(f"{wanted} was refused by the parity gate and is never put on duty")
+            raise Conflict(f"{wanted} was refused by the parity gate and is never made active")
         return wanted
 
     def _serving(self, name: str) -> ServedModel:
@@ -145,10 +145,10 @@ class Director:
         """The alias was moved; say so where the server could not follow it."""
         self._roster.follow(name)
         if fault := self._roster.fault(name, version.number):
-            raise NotReady(f"{version} is what the store names, but it could not be put on duty: {fault}")
+            raise NotReady(f"{version} is what the store names, but it could not be made active: {fault}")
 
     def _forget(self, name: str, version: Version) -> None:
-        """A version on duty is no canary and no shadow."""
+        """An active version is no canary and no shadow."""
         ordered = read_orders(self._store, name)
         kept = {
             role: None

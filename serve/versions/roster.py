@@ -1,6 +1,6 @@
 """Who serves which name: follows the store, loads and unloads, and swaps versions with requests in flight.
 
-One thread looks at the aliases twice a second. A version that was put on duty in the store is made ready beside
+One thread looks at the aliases twice a second. A version that was made active in the store is made ready beside
 the one that serves, with a queue of its own, and takes over between two requests; what waits at the old one is
 answered by the old one, which is closed when it no longer has a part to play.
 """
@@ -22,7 +22,7 @@ from .loading.ready import make_ready
 from .loading.release import give_back, let_go_of_files, take_out_of_sight
 from .orders import read_orders
 from .traffic.decisions import Decisions
-from .traffic.loaded_version import DRAIN_SECONDS, Lane
+from .traffic.loaded_version import DRAIN_SECONDS, LoadedVersion
 from .traffic.rules import Rules
 from .traffic.served import ServedModel
 
@@ -70,7 +70,7 @@ class Roster:
             thread.start()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Until everything that was in the store at the start is on duty or has its fault noted."""
+        """Until everything that was in the store at the start is active or has its fault noted."""
         self._first_look.result(timeout_s)
 
     def leave(self) -> None:
@@ -81,29 +81,29 @@ class Roster:
         """Refuse new work, finish what waits, stop the device, close the engines."""
         self._stopping.set()
         for served in self._served.values():
-            for lane in served.lanes():
+            for loaded in served.loaded_versions():
                 try:
                     await asyncio.wait_for(
-                        lane.drain("the server is shutting down; ask another one"), timeout_s
+                        loaded.drain("the server is shutting down; ask another one"), timeout_s
                     )
                 except TimeoutError:
-                    logger.error("%s did not finish what waits within %g s", lane, timeout_s)
+                    logger.error("%s did not finish what waits within %g s", loaded, timeout_s)
         for thread in self._threads:
             await asyncio.to_thread(thread.join, timeout_s)
         self._judge.shutdown(wait=False, cancel_futures=True)
         for served in self._served.values():
-            for lane in served.end():
-                await asyncio.to_thread(lane.close)
+            for loaded in served.end():
+                await asyncio.to_thread(loaded.close)
         await asyncio.to_thread(self.place.thread.stop, timeout_s)
 
     # For every request.
 
-    def find(self, name: str, version: str | None = None) -> ServedModel | Lane:
+    def find(self, name: str, version: str | None = None) -> ServedModel | LoadedVersion:
         """The model, or one loaded version of it by number, label or the first eight digits of a digest."""
         served = self._served.get(name)
         if served is None:
             raise self._absent(name)
-        return served if version is None else served.lane(version)
+        return served if version is None else served.loaded(version)
 
     def all(self) -> list[ServedModel]:
         return [served for _, served in sorted(self._served.items())]
@@ -124,10 +124,10 @@ class Roster:
             return ["models are being made ready"]
         return [fault for name, fault in sorted(self._faults.items()) if name not in self._served]
 
-    def on_duty(self, name: str) -> str | None:
-        """The version on duty under a name, if any."""
+    def active(self, name: str) -> str | None:
+        """The active version under a name, if any."""
         served = self._served.get(name)
-        return served.duty.version if served is not None else None
+        return served.prepared.version if served is not None else None
 
     def served(self, name: str) -> ServedModel | None:
         return self._served.get(name)
@@ -138,10 +138,10 @@ class Roster:
             return None
         return self._faults.get(name)
 
-    # The verbs (`duty.RosterControl`).
+    # The verbs (`prepared.RosterControl`).
 
     def load(self, name: str, config: LoadConfig | None = None) -> None:
-        """Put the name's live version on duty and return when it is; where that fails, what served goes on.
+        """Put the name's live active version and return when it is; where that fails, what served goes on.
 
         ``config`` holds until the next load or version. Raises UnknownName, BadInput for a config that asks for
         more than the version has, NotReady, DamagedFile or EngineFailed.
@@ -154,18 +154,18 @@ class Roster:
             if version is None:
                 if served is None:
                     raise NotReady(f"'{name}' has no version that may serve: every one was refused")
-                version = served.posting.stable.version
+                version = served.traffic.stable.version
             wanted = configured(version.spec(), config)
-            stands = served is not None and served.posting.stable.number == version.number
+            stands = served is not None and served.traffic.stable.number == version.number
             if not (stands and served is not None and served.spec == wanted.on_the_wire()):
-                lane = self.lane_for(version, wanted, anew=True)
+                loaded = self.loaded_version_for(version, wanted, anew=True)
                 self.decisions.tell(name, "loaded", f"{version} was loaded", dict(config or {}))
-                self.put_on_duty(lane, state)
+                self.activate(loaded, state)
             self._unloaded.discard(name)
             self._faults.pop(name, None)
 
     def unload(self, name: str) -> None:
-        """Take the name off duty; returns when everything accepted is answered and the memory given back.
+        """Take the name inactive; returns when everything accepted is answered and the memory given back.
 
         It lasts until `load`, until a version is published or the alias moved, or until the next start.
         """
@@ -179,9 +179,9 @@ class Roster:
             if served is None:
                 return
             self._served = {other: one for other, one in self._served.items() if other != name}
-            lanes = served.end()
-            del served  # it names the lanes
-            self._retire(lanes)
+            loaded_versions = served.end()
+            del served  # it names the loaded_versions
+            self._retire(loaded_versions)
             self.decisions.tell(name, "unloaded", f"'{name}' was unloaded")
 
     def index(self) -> list[IndexEntry]:
@@ -189,7 +189,7 @@ class Roster:
         found: list[IndexEntry] = []
         for name in sorted({*self.store.names(), *self._served}):
             served, loading = self._served.get(name), self._loading.get(name)
-            loaded = [lane.number for lane in served.lanes()] if served else []
+            loaded = [loaded.number for loaded in served.loaded_versions()] if served else []
             found += [(name, str(number), "READY", "") for number in sorted(loaded)]
             if loading is not None and loading not in loaded:
                 found.append((name, str(loading), "LOADING", ""))
@@ -206,22 +206,24 @@ class Roster:
         known = name in self._served or name in self.store.names()
         return self._working[name] if known else threading.RLock()
 
-    def lane_for(self, version: Version, spec: ModelSpec | None = None, anew: bool = False) -> Lane:
-        """The version, loaded: the lane that it has, or a new one. Hold `working`."""
+    def loaded_version_for(
+        self, version: Version, spec: ModelSpec | None = None, anew: bool = False
+    ) -> LoadedVersion:
+        """The version, loaded: the loaded that it has, or a new one. Hold `working`."""
         served = self._served.get(version.name)
-        for lane in served.lanes() if served and not anew else ():
-            if lane.number == version.number:
-                return lane
+        for loaded in served.loaded_versions() if served and not anew else ():
+            if loaded.number == version.number:
+                return loaded
         logger.info("making %s ready", version)
         self._loading[version.name] = version.number
         try:
-            duty = make_ready(version, self.place, served.duty if served else None)
+            prepared = make_ready(version, self.place, served.prepared if served else None)
         finally:
             del self._loading[version.name]
         wire = (spec or version.spec()).on_the_wire()
         # Equal specs are one object, so that a codec made for one version serves all.
-        same = [lane.spec for lane in (served.lanes() if served else ()) if lane.spec == wire]
-        return Lane(version, same[0] if same else wire, self.place, duty)
+        same = [loaded.spec for loaded in (served.loaded_versions() if served else ()) if loaded.spec == wire]
+        return LoadedVersion(version, same[0] if same else wire, self.place, prepared)
 
     def follow(self, name: str) -> None:
         """Do what the store says about this name, now; what goes wrong is noted as its fault."""
@@ -236,7 +238,7 @@ class Roster:
 
     def tidy(self) -> None:
         """Close the versions that have no part to play any more."""
-        self._retire([lane for served in self._served.values() for lane in served.take_leaving()])
+        self._retire([loaded for served in self._served.values() for loaded in served.take_leaving()])
 
     def look(self) -> None:
         """Follow the store once: whatever changed since the last look is made ready and swapped in."""
@@ -281,15 +283,15 @@ class Roster:
         self._unloaded.discard(name)
         version = self._wanted(name, state[0])
         served = self._served.get(name)
-        if version is None or (served is not None and served.posting.stable.number == version.number):
+        if version is None or (served is not None and served.traffic.stable.number == version.number):
             return
-        lane = self.lane_for(version)
+        loaded = self.loaded_version_for(version)
         if self.store.live_number(name) != state[0]:  # it moved on meanwhile: the next look follows
-            if served is None or lane not in served.lanes():
-                self._retire([lane])
+            if served is None or loaded not in served.loaded_versions():
+                self._retire([loaded])
             del self._seen[name]
             return
-        self.put_on_duty(lane, state)
+        self.activate(loaded, state)
         if served is None:
             self._restore_orders(name)
 
@@ -314,60 +316,60 @@ class Roster:
                 return version
         return None
 
-    def put_on_duty(self, lane: Lane, state: State | None = None) -> None:
+    def activate(self, loaded: LoadedVersion, state: State | None = None) -> None:
         """As the store says it (``state``, by default now): noted first, for a version on trial may be gone again
         before this returns, and is not to be followed a second time. Hold `working`."""
-        self._seen[lane.name] = state or self._state(lane.name)
-        served = self._served.get(lane.name)
+        self._seen[loaded.name] = state or self._state(loaded.name)
+        served = self._served.get(loaded.name)
         if served is None:
-            served = ServedModel(lane, self.rules, self.decisions, self._judge)
-            self._served = {**self._served, lane.name: served}
+            served = ServedModel(loaded, self.rules, self.decisions, self._judge)
+            self._served = {**self._served, loaded.name: served}
         else:
-            served.put_on_duty(lane)
+            served.activate(loaded)
             self.tidy()
         if self._first_look.done():  # it does so once, at its end
             take_out_of_sight()
             let_go_of_files()
-        logger.info("%s is on duty in %s (%s)", lane, lane.duty.precision, lane.duty.reason)
+        logger.info("%s is active in %s (%s)", loaded, loaded.prepared.precision, loaded.prepared.reason)
 
     def _restore_orders(self, name: str) -> None:
         """The canary and the shadow that were ordered before this start."""
         served = self._served[name]
         ordered = read_orders(self.store, name)
         for order, take in ((ordered.canary, served.set_canary), (ordered.shadow, served.set_shadow)):
-            if order is None or order.version == served.posting.stable.number:
+            if order is None or order.version == served.traffic.stable.number:
                 continue
             try:
-                take(self.lane_for(self.store.version(name, order.version)), order.percent)
+                take(self.loaded_version_for(self.store.version(name, order.version)), order.percent)
             except HalfevenError as error:
                 told = f"{name}@{order.version} was ordered as a canary or shadow and could not be loaded: {error}"
                 self.decisions.tell(name, "order_failed", told)
 
-    def _retire(self, lanes: Iterable[Lane]) -> None:
-        """Answer what waits, close, and give the memory back. The caller keeps no lane."""
+    def _retire(self, loaded_versions: Iterable[LoadedVersion]) -> None:
+        """Answer what waits, close, and give the memory back. The caller keeps no loaded."""
         retired = False
-        for lane in lanes:
-            if self._drained(lane):
-                lane.close()
-                logger.info("%s is closed", lane)
+        for loaded in loaded_versions:
+            if self._drained(loaded):
+                loaded.close()
+                logger.info("%s is closed", loaded)
             retired = True
-        del lanes
+        del loaded_versions
         if retired:
             give_back()
 
-    def _drained(self, lane: Lane) -> bool:
+    def _drained(self, loaded: LoadedVersion) -> bool:
         """Answer what waits, on the event loop. False where that takes too long: it is closed when it is done."""
         if self._loop is None or self._loop.is_closed():
-            asyncio.run(lane.drain())
+            asyncio.run(loaded.drain())
             return True
-        done = asyncio.run_coroutine_threadsafe(lane.drain(), self._loop)
+        done = asyncio.run_coroutine_threadsafe(loaded.drain(), self._loop)
         try:
             done.result(DRAIN_SECONDS)
         except TimeoutError:
             logger.error(
-                "%s has not answered what waits within %g s; it stays until it has", lane, DRAIN_SECONDS
+                "%s has not answered what waits within %g s; it stays until it has", loaded, DRAIN_SECONDS
             )
-            done.add_done_callback(lambda _: threading.Thread(target=lane.close, daemon=True).start())
+            done.add_done_callback(lambda _: threading.Thread(target=loaded.close, daemon=True).start())
             return False
         return True
 

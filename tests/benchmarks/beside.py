@@ -3,7 +3,7 @@
     python -m tests.benchmarks.beside
 
 One server process, open connections of single images; latencies with no job, then while a job trains; then the
-seconds from a job's last training step to its version on duty.
+seconds from a job's last training step to its active version.
 """
 
 import json
@@ -87,10 +87,10 @@ def main() -> None:
             )
             trained = time.monotonic()
             done = until(remote, job["id"], lambda j: j["status"] in ("succeeded", "failed"))
-            results["last step to on duty, seconds"] = round(time.monotonic() - trained, 2)
+            results["last step to active, seconds"] = round(time.monotonic() - trained, 2)
             results["job"] = done["status"]
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models") as answer:
-                results["on duty"] = json.loads(answer.read())["models"][0]
+                results["active"] = json.loads(answer.read())["models"][0]
         print(json.dumps(results, indent=2))
 
 

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.soak [--seconds 600] [--out DIR]
 
 One server process with two versions of the zoo's digits. Callers send single images at half of what they reach when
-they do not pause; every answer is held against the version that it names. Meanwhile the version on duty changes, and
+they do not pause; every answer is held against the version that it names. Meanwhile the active version changes, and
 other callers hang up in the middle: half of them while sending, half while waiting for the answer.
 """
 
@@ -123,7 +123,7 @@ def answers_of(port: int, images: np.ndarray) -> np.ndarray:
     return np.stack(answers)
 
 
-def put_on_duty(store: Store, port: int, number: int) -> None:
+def activate(store: Store, port: int, number: int) -> None:
     store.promote(store.version(MODEL, number))
     await_version(port, number, lambda _: None)
 
@@ -155,7 +155,7 @@ def soak(seconds: float, target: Path) -> dict[str, Any]:
     with server(store, print) as port:
         expected: dict[str, np.ndarray] = {}
         for number in (1, 2):
-            put_on_duty(store, port, number)
+            activate(store, port, number)
             expected[str(number)] = answers_of(port, images)
         pause_s = _pause_for_half_load(port, images, expected)
         return _run(seconds, store, port, images, expected, pause_s)
@@ -183,7 +183,7 @@ def _run(
     with Callers(port, images, expected, pause_s) as callers:
         vanishing.start()
         while (passed := time.monotonic() - began) < seconds:
-            put_on_duty(store, port, 1 + swaps % 2)
+            activate(store, port, 1 + swaps % 2)
             swaps += 1
             memory.append((passed, resident_mb(port)))
             time.sleep(min(SWAP_EVERY_S, seconds))

@@ -1,4 +1,4 @@
-"""The real server as its users start it, a process of its own, with Triton's test models on duty."""
+"""The real server as its users start it, a process of its own, with Triton's test models active."""
 
 import fcntl
 import json
@@ -45,7 +45,7 @@ class Serving:
 
 @contextmanager
 def served(store: Path, names: Sequence[str], **settings: Any) -> Iterator[Serving]:
-    """``halfeven serve`` on a free port, entered when every model named is on duty. Settings as HALFEVEN_…"""
+    """``halfeven serve`` on a free port, entered when every model named is active. Settings as HALFEVEN_…"""
     chosen = {
         "port": 0,
         "device": "cpu",
@@ -85,7 +85,7 @@ def _address(lines: IO[str], missing: set[str]) -> str:
         missing.discard(line.split("@")[0])
         if address and not missing:
             return address
-    raise AssertionError(f"the server ended before {sorted(missing)} were on duty:\n{''.join(said)}")
+    raise AssertionError(f"the server ended before {sorted(missing)} were active:\n{''.join(said)}")
 
 
 @pytest.fixture(scope="session")

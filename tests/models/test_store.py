@@ -178,7 +178,7 @@ def test_promotion_writes_one_number_and_only_that(store: Store) -> None:
     assert hidden(store) == [".promoting"], "the lock of the alias"
 
 
-def test_a_refused_version_is_kept_but_never_put_on_duty(store: Store) -> None:
+def test_a_refused_version_is_kept_but_never_made_active(store: Store) -> None:
     store.promote(publish(store))
     refused = publish(store, status=REFUSED)
     with pytest.raises(Conflict, match="net@2 was refused"):
@@ -209,14 +209,14 @@ def test_rollback_passes_over_what_waits_for_its_promotion_until_somebody_promot
     assert store.rollback("net").number == 2
 
 
-def test_a_promotion_over_another_version_than_the_one_on_duty_is_refused(store: Store) -> None:
+def test_a_promotion_over_another_version_than_the_active_one_is_refused(store: Store) -> None:
     one, two, three = publish(store), publish(store), publish(store)
     store.promote_over(None, one, "test")
-    with pytest.raises(Conflict, match="the place of version None, but version 1 is on duty"):
+    with pytest.raises(Conflict, match="the place of version None, but version 1 is active"):
         store.promote_over(None, two, "test")
     store.promote_over(1, two, "test")
     store.rollback("net")
-    with pytest.raises(Conflict, match="version 1 is on duty"):
+    with pytest.raises(Conflict, match="version 1 is active"):
         store.promote_over(2, three, "test")
     assert store.live_number("net") == 1
 

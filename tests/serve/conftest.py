@@ -17,7 +17,7 @@ from halfeven.serve.batching.interface import (
     Answer,
     IndexEntry,
     LoadConfig,
-    OnDuty,
+    PreparedVersion,
     Statistics,
     Terms,
 )
@@ -46,7 +46,7 @@ class FakeServed:
 
     spec: ModelSpec
     compute: Callable[..., list[np.ndarray]]
-    duty: OnDuty
+    prepared: PreparedVersion
     holding: bool = False
     refusal: HalfevenError | None = None
     held: list[asyncio.Future[Answer]] = field(default_factory=list)
@@ -76,11 +76,11 @@ class FakeServed:
             self.held.append(future)
             future.add_done_callback(lambda done: self.cancelled.set() if done.cancelled() else None)
         else:
-            future.set_result(Answer(self.compute(*arrays), self.duty, 1_500_000, 2_250_000, rows))
+            future.set_result(Answer(self.compute(*arrays), self.prepared, 1_500_000, 2_250_000, rows))
         self.submitted.set()
         return future
 
-    def lanes(self) -> list["FakeServed"]:
+    def loaded_versions(self) -> list["FakeServed"]:
         return [self, *self.older]
 
     def statistics(self) -> Statistics:
@@ -113,14 +113,18 @@ class FakeRoster:
 
     def index(self) -> list[IndexEntry]:
         gone = [
-            (name, served.duty.version, "UNAVAILABLE", "unloaded") for name, served in self.unloaded.items()
+            (name, served.prepared.version, "UNAVAILABLE", "unloaded")
+            for name, served in self.unloaded.items()
         ]
-        return [*((name, served.duty.version, "READY", "") for name, served in self.models.items()), *gone]
+        return [
+            *((name, served.prepared.version, "READY", "") for name, served in self.models.items()),
+            *gone,
+        ]
 
     def find(self, name: str, version: str | None = None) -> FakeServed:
         if name == "starting":
-            raise NotReady("model 'starting' has no version on duty yet")
-        if name not in self.models or version not in (None, self.models[name].duty.version):
+            raise NotReady("model 'starting' has no active version yet")
+        if name not in self.models or version not in (None, self.models[name].prepared.version):
             raise UnknownName(f"Request for unknown model: '{name}' is not found")
         return self.models[name]
 
@@ -165,8 +169,8 @@ def make_roster() -> FakeRoster:
             lambda ids, mask: [(ids * mask).sum(1).astype(np.float32), (ids * mask).astype(np.float32)],
         ),
     )
-    duty = OnDuty("3", DIGEST, "fp16", FakeEngine(), "measured faster")
-    return FakeRoster({spec.name: FakeServed(spec, compute, duty) for spec, compute in specs})
+    prepared = PreparedVersion("3", DIGEST, "fp16", FakeEngine(), "measured faster")
+    return FakeRoster({spec.name: FakeServed(spec, compute, prepared) for spec, compute in specs})
 
 
 def _known(model: str) -> None:

@@ -31,7 +31,7 @@ from tests.serve.conftest import running
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with three versions of the digits, all asking for the torch half: O1 on duty, O3, and a
+    """A store with three versions of the digits, all asking for the torch half: O1 active, O3, and a
     refused one (an overridden limit that no half can meet)."""
     where = tmp_path_factory.mktemp("digits")
     folder = Path(shutil.copytree(zoo_folder("digits"), where / "digits"))
@@ -136,7 +136,7 @@ def test_every_answer_names_the_version_and_precision_that_made_it(store: Store,
         assert "<html" in get(address, "/v1/models/digits/versions/1/report")[2]
         assert get(address, "/v1/models/digits/versions/1/plan")[2]["level"] == "O1"
         assert get(address, "/v1/models/digits/versions/9/plan")[0] == 404
-        assert 'halfeven_on_duty{model="digits"' in get(address, "/metrics")[2]
+        assert 'halfeven_active_version{model="digits"' in get(address, "/metrics")[2]
         assert get(address, "/v2/models/nobody")[0] == 404
         assert "Request for unknown model" in get(address, "/v2/models/nobody/infer", b"{}")[2]["error"]
 
@@ -152,10 +152,10 @@ def test_a_swap_and_a_rollback_under_traffic_lose_no_request(store: Store, sampl
             before = traffic.by_version["1"]
             until(lambda: traffic.by_version["1"] > before + 20)
         assert (traffic.failed, traffic.faults) == (0, [])
-        assert roster.find("digits").duty.version == "1"
+        assert roster.find("digits").prepared.version == "1"
 
 
-def test_a_version_that_is_refused_on_this_device_does_not_relieve_the_one_on_duty(
+def test_a_version_that_is_refused_on_this_device_does_not_relieve_the_active_one(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(store) as (address, roster):
@@ -163,11 +163,11 @@ def test_a_version_that_is_refused_on_this_device_does_not_relieve_the_one_on_du
         store.promote(store.version("digits", 2))
         until(lambda: roster.fault("digits") is not None)
         assert "not equal on cpu" in (roster.fault("digits") or "")
-        assert roster.find("digits").duty.version == "1"
+        assert roster.find("digits").prepared.version == "1"
         assert get(address, "/v2/health/ready")[0] == 200
 
 
-def test_where_nothing_is_on_duty_the_fp32_whole_of_a_refused_half_serves(
+def test_where_nothing_is_active_the_fp32_whole_of_a_refused_half_serves(
     store: Store, samples: Samples
 ) -> None:
     for number in (1, 2):
@@ -187,8 +187,8 @@ def test_a_half_that_is_not_equal_is_never_served_and_without_fallback_nothing_i
 ) -> None:
     unequal_on_this_device(monkeypatch)
     with serving(store) as (_, roster):
-        assert roster.find("digits").duty.precision == "fp32"
-        assert "not equal on cpu" in roster.find("digits").duty.reason
+        assert roster.find("digits").prepared.precision == "fp32"
+        assert "not equal on cpu" in roster.find("digits").prepared.reason
     with serving(store, fallback="none") as (address, roster):
         status, _, answer = get(address, "/v2/health/ready")
         assert status == 503
@@ -215,7 +215,7 @@ def unequal_on_this_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_proof_from_elsewhere_is_made_again_here(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readying, "holds_here", lambda version, device: False)
     with serving(store) as (_, roster):
-        assert roster.find("digits").duty.precision == "fp16"
+        assert roster.find("digits").prepared.precision == "fp16"
 
 
 def test_a_damaged_file_is_refused_by_name_and_others_go_on(store: Store, samples: Samples) -> None:
@@ -228,7 +228,7 @@ def test_a_damaged_file_is_refused_by_name_and_others_go_on(store: Store, sample
         assert status == 503
         assert "weights.safetensors is damaged" in answer["error"]
         assert get(address, "/v2/models/twin/infer", b"{}")[0] == 503
-        assert roster.find("digits").duty.version == "1"
+        assert roster.find("digits").prepared.version == "1"
 
 
 def test_shutdown_finishes_what_waits(store: Store, samples: Samples) -> None:
@@ -254,7 +254,7 @@ def test_one_server_has_a_store_and_a_second_one_says_so(store: Store) -> None:
 
 
 def test_weights_that_a_gate_refused_serve_in_no_precision(store: Store, tmp_path: Path) -> None:
-    """Only versions whose half alone was refused may serve as an FP32 whole where nothing is on duty."""
+    """Only versions whose half alone was refused may serve as an FP32 whole where nothing is active."""
     digits = store.root / "models" / "digits"
     for number in (1, 2):
         shutil.rmtree(digits / str(number))
@@ -264,17 +264,17 @@ def test_weights_that_a_gate_refused_serve_in_no_precision(store: Store, tmp_pat
     manifest["gate"] = {"passed": False}
     (digits / "4" / "manifest.json").write_text(json.dumps(manifest))
     with serving(store) as (_, roster):
-        assert roster.find("digits").duty.version == "3"
+        assert roster.find("digits").prepared.version == "3"
 
 
 def test_an_engine_that_was_relieved_gives_its_weights_back(store: Store) -> None:
     with serving(store, keep_previous_seconds=0.0) as (_, roster):
-        engine = roster.find("digits").duty.engine
+        engine = roster.find("digits").prepared.engine
         assert isinstance(engine, TorchEngine)
         weights = weakref.ref(engine._module)  # what holds them
         del engine
         store.promote(store.version("digits", 2))
-        until(lambda: roster.find("digits").duty.version == "2")
+        until(lambda: roster.find("digits").prepared.version == "2")
         until(lambda: weights() is None)
 
 

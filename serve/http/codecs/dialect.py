@@ -24,7 +24,7 @@ class Dialect:
     split_large: bool = True  # requests of more rows than max_batch_size; Triton refuses them
     # "gzip, deflate" is what HTTP libraries send unasked. Triton compresses then; here who names one coding gets it.
     compress_lists: bool = False
-    triton_statuses: bool = False  # see border.py
+    triton_statuses: bool = False  # see error_mapping.py
 
 
 OURS = Dialect()

@@ -25,7 +25,7 @@ MAX_HEAD_BYTES = 64 * 1024  # request line and headers; also trailers and chunk 
 MAX_HEADERS = 100  # also of trailers
 MAX_QUEUED = 64  # requests sent ahead on one connection
 _PER_CHUNK = 32  # bytes around each chunk of a body that need no reason
-_LINGER_SECONDS = (
+_REFUSAL_SECONDS = (
     2.0  # from a refusal to the end: closed at once, with bytes unread, it would not reach the caller
 )
 _IDLE_SECONDS = 1.0  # from then on a connection makes room for a newcomer
@@ -209,7 +209,7 @@ class GuardedProtocol(PoliteProtocol):
             cycle.disconnected = True  # what waits for its body learns that none will come
             cycle.message_event.set()
             if self.pipeline or getattr(cycle, "response_started", False):
-                self._close_in(_LINGER_SECONDS)
+                self._close_in(_REFUSAL_SECONDS)
                 return
         elif self._in_message and not self._in_head:  # its answer has been given
             self.transport.close()
@@ -218,7 +218,7 @@ class GuardedProtocol(PoliteProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.pause_reading()  # a caller that goes on sending waits for itself
-        self._close_in(_LINGER_SECONDS)
+        self._close_in(_REFUSAL_SECONDS)
 
     def _write_refusal(self, error: HalfevenError) -> None:
         path = self.url.decode("latin-1")

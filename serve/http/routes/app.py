@@ -1,4 +1,4 @@
-"""The routes, and nothing but the routes. Infer is answered in front of this (`infer_asgi.py`).
+"""The routes, and nothing but the routes. Infer is answered in front of this (`routes/infer.py`).
 
 Bodies are read raw: V2 clients send no content type, and a stranger's one must not decide anything.
 """
@@ -115,7 +115,7 @@ def _add_history(app: FastAPI, roster: Roster, history: History) -> None:
     # Plain functions, not async ones: FastAPI runs them in a thread, and the store's disk may be slow.
     @app.get("/v1/models", tags=["versions"])
     def models() -> Response:
-        """Every model on duty, in short."""
+        """Every active model, in short."""
         return _json({"models": [_in_short(served) for served in roster.all()]})
 
     @app.get("/v1/models/{m}/versions", tags=["versions"])
@@ -148,21 +148,23 @@ def _add_history(app: FastAPI, roster: Roster, history: History) -> None:
 
     @app.post("/v1/models/{m}/rollback", tags=["versions"])
     def rollback(m: str) -> Response:
-        """Put the previous live version back on duty."""
+        """Put the previous live version back active."""
         return _json(history.rollback(m))
 
 
 def _in_short(served: Served) -> dict[str, Any]:
-    duty = served.duty
-    cpu = {"cpu": {"processor": processor(), **duty.setup.to_json()}} if duty.setup is not None else {}
+    prepared = served.prepared
+    cpu = (
+        {"cpu": {"processor": processor(), **prepared.setup.to_json()}} if prepared.setup is not None else {}
+    )
     return {
         "name": served.name,
-        "version": duty.version,
-        "digest": duty.digest,
-        "precision": duty.precision,
-        "reason": duty.reason,
-        "form": duty.engine.form,
-        "device": duty.engine.device,
+        "version": prepared.version,
+        "digest": prepared.digest,
+        "precision": prepared.precision,
+        "reason": prepared.reason,
+        "form": prepared.engine.form,
+        "device": prepared.engine.device,
         **cpu,
     }
 

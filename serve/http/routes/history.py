@@ -56,7 +56,7 @@ def _listed(store: Store, model: str, number: int) -> dict[str, Any]:
 
 
 def damaged_files(store: Store, model: str) -> list[str]:
-    """What is wrong with a model's files, a sentence each: its manifests, and every file of what is on duty.
+    """What is wrong with a model's files, a sentence each: its manifests, and every file of the active version.
 
     The files of the versions before it are not read: they may be many, and large.
     """
@@ -89,7 +89,7 @@ def version_of(store: Store, model: str, number: str) -> Version:
 
 
 def promote(store: Store, model: str, number: str) -> dict[str, Any]:
-    """Put a version on duty; its facts. Raises UnknownName, Conflict for a refused version."""
+    """Put an active version; its facts. Raises UnknownName, Conflict for a refused version."""
     version = version_of(store, model, number)
     store.promote(version)
     return facts_of(version)
@@ -102,8 +102,8 @@ def _lineage(store: Store, version: Version) -> dict[str, Any]:
 
 
 def _promotions(store: Store, version: Version) -> list[dict[str, Any]]:
-    """The first and the last time that it was put on duty: by whom, over which version. ``stale_parent`` names the
-    version that it was made from where that was not the one on duty any more."""
+    """The first and the last time that it was made active: by whom, over which version. ``stale_parent`` names the
+    version that it was made from where that was not the active one any more."""
     found = store.promotions(version.name).get(version.number, {})
     told = [dict(found[key]) for key in ("first", "last") if key in found]
     parent = version.manifest.get("parent")

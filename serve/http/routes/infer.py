@@ -205,9 +205,9 @@ class InferFront:
 
     def finish(self, begun: Begun, answer: Answer, told: Told = NOTHING) -> tuple[Headers, bytes]:
         """The response's headers (content length left out) and body. ``told`` has the id for the log."""
-        duty = answer.duty
-        parameters = {"halfeven_precision": answer.precision, "halfeven_digest": duty.digest[:12]}
-        response = begun.codec.write(begun.request, answer.outputs, duty.version, parameters)
+        prepared = answer.prepared
+        parameters = {"halfeven_precision": answer.precision, "halfeven_digest": prepared.digest[:12]}
+        response = begun.codec.write(begun.request, answer.outputs, prepared.version, parameters)
         headers = answer_headers(answer, perf_counter_ns() - begun.since_ns)
         if response.header_length is None:
             headers.append((b"content-type", b"application/json"))
@@ -276,7 +276,7 @@ def _log_answer(begun: Begun, answer: Answer, request_id: str | None) -> None:
         extra={
             "request_id": request_id or own_id,
             "model": begun.codec.spec.name,
-            "version": answer.duty.version,
+            "version": answer.prepared.version,
             "precision": answer.precision,
             "status": 200,
             "rows": begun.request.rows,
@@ -291,10 +291,10 @@ def answer_headers(answer: Answer, total_ns: int | None = None) -> Headers:
 
     ``total_ns`` is from the body's arrival to here, all of it that is in our hands (None: not told).
     """
-    duty = answer.duty
+    prepared = answer.prepared
     spent = (answer.queue_ns / 1e6, answer.assemble_ns / 1e6, answer.compute_ns / 1e6)
     timing = _PHASES % spent if total_ns is None else _ALL_PHASES % (*spent, total_ns / 1e6)
-    return [*_answered_by(duty.version, duty.digest, answer.precision), (b"server-timing", timing)]
+    return [*_answered_by(prepared.version, prepared.digest, answer.precision), (b"server-timing", timing)]
 
 
 @lru_cache(maxsize=256)

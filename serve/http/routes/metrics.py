@@ -14,15 +14,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ....models.spec import ModelSpec
-from ...batching.counters import BOUNDS_NS, Phase, Tally
-from ...batching.interface import OnDuty
+from ...batching.counters import BOUNDS_NS, Counters, Phase
+from ...batching.interface import PreparedVersion
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _LABELS = ("model", "version")
 _ROW_BOUNDS = tuple(2**power for power in range(11))
 _TRITON_COUNTER = re.compile(rb"^((?:# (?:HELP|TYPE) )?nv_\w+)_total\b", re.MULTILINE)
 
-_COUNTERS: tuple[tuple[str, str, Callable[[Tally], int]], ...] = (
+_COUNTERS: tuple[tuple[str, str, Callable[[Counters], int]], ...] = (
     ("nv_inference_request_success", "Successful inference requests", lambda t: t.requests),
     ("nv_inference_count", "Rows inferred", lambda t: t.rows),
     ("nv_inference_exec_count", "Batches executed", lambda t: t.executions),
@@ -54,7 +54,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Tally], int]], ...] = (
     ("halfeven_out_of_memory", "Runs for which the device had too little memory", lambda t: t.out_of_memory),
     ("halfeven_given_up_batches", "Batches of a broken version that were not divided", lambda t: t.given_up),
 )
-_FAILURES: tuple[tuple[str, Callable[[Tally], int]], ...] = (
+_FAILURES: tuple[tuple[str, Callable[[Counters], int]], ...] = (
     ("REJECTED", lambda t: t.rejected + t.timed_out),  # Triton counts both so
     ("CANCELED", lambda t: t.vanished),
     ("BACKEND", lambda t: t.failures),
@@ -68,12 +68,12 @@ class Measured(Protocol):
     def spec(self) -> ModelSpec: ...
 
     @property
-    def duty(self) -> OnDuty: ...
+    def prepared(self) -> PreparedVersion: ...
 
     @property
     def waiting(self) -> int: ...
 
-    def tallies(self) -> list[Tally]: ...
+    def tallies(self) -> list[Counters]: ...
 
 
 class BatcherCollector(Collector):
@@ -92,28 +92,28 @@ class BatcherCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         batchers = list(self._batchers())
-        tallies = [((b.spec.name, tally.version), tally) for b in batchers for tally in b.tallies()]
+        tallies = [((b.spec.name, counters.version), counters) for b in batchers for counters in b.tallies()]
         yield from _counters(tallies)
         yield from _histograms(tallies)
         yield _write_histogram(self._written())
         yield from _gauges(batchers)
 
 
-_Tallies = list[tuple[tuple[str, str], Tally]]
+_Tallies = list[tuple[tuple[str, str], Counters]]
 
 
 def _counters(tallies: _Tallies) -> Iterator[Metric]:
     for name, text, read in _COUNTERS:
         family = CounterMetricFamily(name, text, labels=_LABELS)
-        for labels, tally in tallies:
-            family.add_metric(labels, read(tally))
+        for labels, counters in tallies:
+            family.add_metric(labels, read(counters))
         yield family
     failed = CounterMetricFamily(
         "nv_inference_request_failure", "Failed inference requests", labels=("model", "reason", "version")
     )
-    for (model, version), tally in tallies:
+    for (model, version), counters in tallies:
         for reason, read in _FAILURES:
-            failed.add_metric((model, reason, version), read(tally))
+            failed.add_metric((model, reason, version), read(counters))
     yield failed
 
 
@@ -124,12 +124,12 @@ def _histograms(tallies: _Tallies) -> Iterator[Metric]:
     )
     compute = HistogramMetricFamily("halfeven_compute_seconds", "A batch's run", labels=_LABELS)
     rows = HistogramMetricFamily("halfeven_batch_rows", "Rows per batch", labels=_LABELS)
-    for labels, tally in tallies:
-        queue.add_metric(labels, _by_time(tally.queue_buckets), tally.queue_ns / 1e9)
-        assemble.add_metric(labels, _by_time(tally.assemble_buckets), tally.assembled_ns / 1e9)
-        spent_ns = sum(spent_ns for _, spent_ns in tally.batches.values())
-        compute.add_metric(labels, _by_time(tally.compute_buckets), spent_ns / 1e9)
-        rows.add_metric(labels, _by_rows(tally.batches), tally.rows)
+    for labels, counters in tallies:
+        queue.add_metric(labels, _by_time(counters.queue_buckets), counters.queue_ns / 1e9)
+        assemble.add_metric(labels, _by_time(counters.assemble_buckets), counters.assembled_ns / 1e9)
+        spent_ns = sum(spent_ns for _, spent_ns in counters.batches.values())
+        compute.add_metric(labels, _by_time(counters.compute_buckets), spent_ns / 1e9)
+        rows.add_metric(labels, _by_rows(counters.batches), counters.rows)
     yield from (queue, assemble, compute, rows)
 
 
@@ -159,20 +159,20 @@ def _gauges(batchers: Iterable[Measured]) -> Iterator[Metric]:
     pending = GaugeMetricFamily(
         "nv_inference_pending_request_count", "Requests waiting for a batch", labels=_LABELS
     )
-    on_duty = GaugeMetricFamily(
-        "halfeven_on_duty", "1 for the version on duty", labels=(*_LABELS, "precision")
+    active = GaugeMetricFamily(
+        "halfeven_active_version", "1 for the active version", labels=(*_LABELS, "precision")
     )
     ceiling = GaugeMetricFamily(
         "halfeven_row_ceiling", "Rows in one run since the device ran out of memory", labels=_LABELS
     )
     for one in batchers:
-        name, duty = one.spec.name, one.duty
-        pending.add_metric((name, duty.version), one.waiting)
-        if duty.ceiling is not None and duty.ceiling.known:
-            ceiling.add_metric((name, duty.version), duty.ceiling.smallest)
+        name, prepared = one.spec.name, one.prepared
+        pending.add_metric((name, prepared.version), one.waiting)
+        if prepared.ceiling is not None and prepared.ceiling.known:
+            ceiling.add_metric((name, prepared.version), prepared.ceiling.smallest)
         if getattr(one, "label", "stable") == "stable":  # a canary, a shadow or the previous version is not
-            on_duty.add_metric((name, duty.version, duty.precision), 1)
-    yield from (pending, on_duty, ceiling)
+            active.add_metric((name, prepared.version, prepared.precision), 1)
+    yield from (pending, active, ceiling)
 
 
 def new_registry(

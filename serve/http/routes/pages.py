@@ -16,13 +16,13 @@ td,th{border-bottom:1px solid #ddd}code{font:14px ui-monospace,monospace}h2{marg
 
 
 def front_page(models: Sequence[Mapping[str, str]]) -> str:
-    """Who is on duty, and where to read on."""
+    """which version is active, and where to read on."""
     keys = ("name", "version", "precision", "form", "device", "reason")
     head = "".join(f"<th>{key}</th>" for key in keys)
     rows = "".join(
         f"<tr>{''.join(f'<td>{escape(model[key])}</td>' for key in keys)}</tr>" for model in models
     )
-    table = f"<table><tr>{head}</tr>{rows}</table>" if models else "<p>No model is on duty.</p>"
+    table = f"<table><tr>{head}</tr>{rows}</table>" if models else "<p>No model is active.</p>"
     links = "".join(
         f'<li><a href="{path}">{path}</a> {what}</li>'
         for path, what in (

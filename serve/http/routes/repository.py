@@ -1,4 +1,4 @@
-"""``/v2/repository``: what is there, and the verbs that put a model on duty and take it off."""
+"""``/v2/repository``: what is there, and the verbs that put an active model and take it off."""
 
 from collections.abc import Callable
 from typing import Any
@@ -43,14 +43,14 @@ def add_repository(
 
     @app.post("/v2/repository/models/{m}/load", tags=["models"])
     async def load(m: str, request: Request) -> Response:
-        """Put a model's live version on duty; answers when it is ready. The one before serves until then."""
+        """Put a model's live active version; answers when it is ready. The one before serves until then."""
         body = await read_order(request, max_body_bytes, body_timeout_s, needs_type=False)
         await run_in_threadpool(_load, roster, m, body)
         return Response()
 
     @app.post("/v2/repository/models/{m}/unload", tags=["models"])
     async def unload(m: str, request: Request) -> Response:
-        """Take a model off duty and give its memory back; what was accepted is still answered."""
+        """Take a model inactive and give its memory back; what was accepted is still answered."""
         body = await read_order(request, timeout_s=body_timeout_s, needs_type=False)
         read_unload(body)
         await run_in_threadpool(_unload, roster, m)

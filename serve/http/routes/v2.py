@@ -1,4 +1,4 @@
-"""The routes of ``/v2`` that say what the server and its models are. Infer is answered in `infer_asgi.py`."""
+"""The routes of ``/v2`` that say what the server and its models are. Infer is answered in `routes/infer.py`."""
 
 from collections.abc import Sequence
 from importlib.metadata import version as installed_version
@@ -38,7 +38,7 @@ def _add_server(app: FastAPI, roster: Roster, server_name: str, as_triton: bool)
 
     @app.get("/v2/health/ready", tags=["server"])
     async def ready() -> Response:
-        """Every model has a version on duty; the reasons otherwise."""
+        """Every model has an active version; the reasons otherwise."""
         if roster.ready:
             return _json({"ready": True})
         reasons = roster.not_ready_reasons()
@@ -51,13 +51,13 @@ def _add_models(app: FastAPI, roster: Roster) -> None:
     @app.get("/v2/models/stats", tags=["models"])
     async def all_statistics() -> Response:
         """The counters of every version that is loaded."""
-        return _statistics([lane for served in roster.all() for lane in served.lanes()])
+        return _statistics([loaded for served in roster.all() for loaded in served.loaded_versions()])
 
     @app.get("/v2/models/{m}/versions/{v}", tags=["models"])
     @app.get("/v2/models/{m}", tags=["models"])
     async def metadata(m: str, v: str | None = None) -> Response:
         """Inputs, outputs, the versions that are loaded, the precision and why it is that one."""
-        return _json(_metadata(roster.find(m, v), _lanes(roster, m)))
+        return _json(_metadata(roster.find(m, v), _loaded_versions(roster, m)))
 
     @app.get("/v2/models/{m}/versions/{v}/ready", tags=["models"])
     @app.get("/v2/models/{m}/ready", tags=["models"])
@@ -75,46 +75,53 @@ def _add_models(app: FastAPI, roster: Roster) -> None:
     @app.get("/v2/models/{m}/config", tags=["models"])
     async def config(m: str, v: str | None = None) -> Response:
         """Triton's ModelConfig, as perf_analyzer reads it."""
-        return _json(config_of(roster.find(m, v), _lanes(roster, m)))
+        return _json(config_of(roster.find(m, v), _loaded_versions(roster, m)))
 
     @app.get("/v2/models/{m}/versions/{v}/stats", tags=["models"])
     @app.get("/v2/models/{m}/stats", tags=["models"])
     async def statistics(m: str, v: str | None = None) -> Response:
         """The counters of one version, or of every one of a model that is loaded."""
         found = roster.find(m, v)
-        return _statistics(_lanes(roster, m) if v is None else [found])
+        return _statistics(_loaded_versions(roster, m) if v is None else [found])
 
 
-def _lanes(roster: Roster, name: str) -> list[Served]:
+def _loaded_versions(roster: Roster, name: str) -> list[Served]:
     """Every version of the name that is loaded, the oldest first."""
-    lanes = [lane for served in roster.all() if served.name == name for lane in served.lanes()]
-    return sorted(lanes, key=_age)
+    loaded_versions = [
+        loaded for served in roster.all() if served.name == name for loaded in served.loaded_versions()
+    ]
+    return sorted(loaded_versions, key=_age)
 
 
-def _age(lane: Served) -> tuple[int, str]:
-    version = lane.duty.version
+def _age(loaded: Served) -> tuple[int, str]:
+    version = loaded.prepared.version
     return (int(version) if version.isdecimal() else 0, version)
 
 
-def _statistics(lanes: Sequence[Served]) -> Response:
-    each = [model_statistics(lane.name, lane.duty.version, lane.statistics()) for lane in lanes]
+def _statistics(loaded_versions: Sequence[Served]) -> Response:
+    each = [
+        model_statistics(loaded.name, loaded.prepared.version, loaded.statistics())
+        for loaded in loaded_versions
+    ]
     return _json({"model_stats": each})
 
 
-def config_of(served: Served, lanes: Sequence[Served]) -> dict[str, Any]:
-    """The ModelConfig of what serves; ``lanes`` are all versions of its name that are loaded."""
-    engine = served.duty.engine
-    return model_config(served.spec, engine.form, engine.device, [lane.duty.version for lane in lanes])
+def config_of(served: Served, loaded_versions: Sequence[Served]) -> dict[str, Any]:
+    """The ModelConfig of what serves; ``loaded_versions`` are all versions of its name that are loaded."""
+    engine = served.prepared.engine
+    return model_config(
+        served.spec, engine.form, engine.device, [loaded.prepared.version for loaded in loaded_versions]
+    )
 
 
-def _metadata(served: Served, lanes: Sequence[Served]) -> dict[str, Any]:
-    duty = served.duty
+def _metadata(served: Served, loaded_versions: Sequence[Served]) -> dict[str, Any]:
+    prepared = served.prepared
     properties = {
-        "halfeven_precision": duty.precision,
-        "halfeven_digest": duty.digest,
-        "halfeven_reason": duty.reason,
-        "halfeven_device": duty.engine.device,
-        "halfeven_batch_invariance": duty.invariance,
+        "halfeven_precision": prepared.precision,
+        "halfeven_digest": prepared.digest,
+        "halfeven_reason": prepared.reason,
+        "halfeven_device": prepared.engine.device,
+        "halfeven_batch_invariance": prepared.invariance,
     }
-    versions = [lane.duty.version for lane in lanes]
-    return model_metadata(served.spec, versions, duty.engine.form, properties)
+    versions = [loaded.prepared.version for loaded in loaded_versions]
+    return model_metadata(served.spec, versions, prepared.engine.form, properties)

@@ -33,18 +33,20 @@ class RolloutCollector(Collector):
 
 
 def _shares(models: list[ServedModel]) -> Iterator[Metric]:
-    loaded = GaugeMetricFamily("halfeven_loaded", "1 for every loaded version", labels=(*_LABELS, "label"))
+    loaded_family = GaugeMetricFamily(
+        "halfeven_loaded", "1 for every loaded version", labels=(*_LABELS, "label")
+    )
     canary = GaugeMetricFamily("halfeven_canary_percent", "Share of the requests", labels=_LABELS)
     shadow = GaugeMetricFamily("halfeven_shadow_percent", "Share of the answers compared", labels=_LABELS)
     for served in models:
-        posting = served.posting
-        for lane, label in posting.lanes().items():
-            loaded.add_metric((served.name, str(lane.number), label), 1)
-        if posting.canary is not None:
-            canary.add_metric((served.name, str(posting.canary.number)), posting.canary_percent)
-        if posting.shadow is not None:
-            shadow.add_metric((served.name, str(posting.shadow.number)), posting.shadow_percent)
-    yield from (loaded, canary, shadow)
+        traffic = served.traffic
+        for loaded, label in traffic.loaded_versions().items():
+            loaded_family.add_metric((served.name, str(loaded.number), label), 1)
+        if traffic.canary is not None:
+            canary.add_metric((served.name, str(traffic.canary.number)), traffic.canary_percent)
+        if traffic.shadow is not None:
+            shadow.add_metric((served.name, str(traffic.shadow.number)), traffic.shadow_percent)
+    yield from (loaded_family, canary, shadow)
 
 
 def _drift(models: list[ServedModel]) -> Iterator[Metric]:
@@ -59,14 +61,14 @@ def _drift(models: list[ServedModel]) -> Iterator[Metric]:
         "halfeven_drift_dropped", "Checks given up: nobody was idle", labels=_LABELS
     )
     for served in models:
-        for lane in served.lanes():
-            if (drift := lane.drift) is None:
+        for loaded in served.loaded_versions():
+            if (drift := loaded.drift) is None:
                 continue
             for output, gap in drift.comparison.gaps().items():
-                where = (served.name, str(lane.number), output)
+                where = (served.name, str(loaded.number), output)
                 _add(gaps, where, gap)
                 over.add_metric(where, gap.over)
-            dropped.add_metric((served.name, str(lane.number)), drift.dropped)
+            dropped.add_metric((served.name, str(loaded.number)), drift.dropped)
     yield from (gaps, over, dropped)
 
 
@@ -83,7 +85,7 @@ def _shadow(models: list[ServedModel]) -> Iterator[Metric]:
     for served in models:
         if (shadow := served.shadow) is None:
             continue
-        version = str(shadow.lane.number)
+        version = str(shadow.loaded.number)
         for output, gap in shadow.comparison.gaps().items():
             _add(gaps, (served.name, version, output), gap)
             flipped.add_metric((served.name, version, output), gap.flipped)

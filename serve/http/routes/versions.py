@@ -32,10 +32,10 @@ def router(director: Director) -> APIRouter:
 def _add_orders(routes: APIRouter, director: Director) -> None:
     @routes.post("/{m}/promote", openapi_extra=_body({"version": _VERSION}, ["version"]))
     async def promote(m: str, request: Request) -> Response:
-        """Put a version on duty; a canary or the previous version at once."""
+        """Put an active version; a canary or the previous version at once."""
         asked = await _asked(request, ("version",))
         if asked.get("version") is None:
-            raise BadInput('expected {"version": NUMBER}: which version is to go on duty')
+            raise BadInput('expected {"version": NUMBER}: which version is to become active')
         return await _answer(lambda: director.promote(m, _version(asked)))
 
     @routes.post("/{m}/canary", openapi_extra=_body({"version": _VERSION, "percent": _PERCENT}))

@@ -1,7 +1,7 @@
-"""Make a version ready for duty: load it, prove its half on this device, choose a form, warm it up.
+"""Make a version ready to serve: load it, prove its half on this device, choose a form, warm it up.
 
 Everything that touches the device runs on the device thread, one short call after another, so that the
-version on duty goes on answering between them.
+version active goes on answering between them.
 """
 
 import logging
@@ -20,7 +20,7 @@ from ....models.errors import DamagedFile, EngineFailed, HalfevenError, NotReady
 from ....models.spec import ModelSpec
 from ....models.store import Version
 from ...batching.ceiling import Ceiling
-from ...batching.interface import OnDuty
+from ...batching.interface import PreparedVersion
 from ...batching.invariance import batch_invariance
 from ...batching.padding import buckets_of
 from ...batching.place import Place
@@ -48,11 +48,11 @@ class _Candidate:
     load: Callable[[], Engine] | None = None  # once more
 
 
-def make_ready(version: Version, place: Place, relieves: OnDuty | None = None) -> OnDuty:
+def make_ready(version: Version, place: Place, replaces: PreparedVersion | None = None) -> PreparedVersion:
     """A loaded, proven and warm version. Blocks for as long as that takes; never on the device thread.
 
-    Where its half is not equal here, its FP32 whole is made ready instead, unless the version ``relieves``
-    one on duty, which then stays, or the fall-back is forbidden: NotReady. Where its half drifted here before, the
+    Where its half is not equal here, its FP32 whole is made ready instead, unless the version ``replaces``
+    active one, which then stays, or the fall-back is forbidden: NotReady. Where its half drifted here before, the
     whole is made ready. Raises DamagedFile or EngineFailed where nothing of the version can be loaded.
     """
     spec = version.spec()
@@ -61,8 +61,8 @@ def make_ready(version: Version, place: Place, relieves: OnDuty | None = None) -
     damaged: list[str] = []
     halves, refusals = ([], [drift]) if drift else proven_halves(version, spec, samples, place, damaged)
     reason = "; ".join(refusals)
-    if refusals and not drift and relieves is not None:
-        raise NotReady(f"{version}: {reason}; version {relieves.version} stays on duty")
+    if refusals and not drift and replaces is not None:
+        raise NotReady(f"{version}: {reason}; version {replaces.version} stays active")
     if refusals and not place.fallback:
         raise NotReady(f"{version}: {reason}; serving its FP32 whole is forbidden by --fallback none")
     wanted_form = spec.form in HALVES
@@ -78,7 +78,7 @@ def make_ready(version: Version, place: Place, relieves: OnDuty | None = None) -
     if chosen.seconds and chosen.load is not None:
         chosen = _anew(spec, samples, chosen, chosen.load, place)
     whole, beside = _whole_beside(version, spec, samples, chosen, place)
-    return OnDuty(
+    return PreparedVersion(
         version=str(version.number),
         digest=version.manifest["files"][chosen.file],
         precision=chosen.engine.precision,

@@ -26,7 +26,7 @@ logger = logging.getLogger("halfeven.roster")
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """``threads`` and ``passes`` are a `CpuSetup`'s (0 threads on a GPU); ``useful_rows`` as in `duty.OnDuty`.
+    """``threads`` and ``passes`` are a `CpuSetup`'s (0 threads on a GPU); ``useful_rows`` as in `PreparedVersion`.
 
     ``queue_delay_us`` is advice for ``batching.max_queue_delay_us``, which stays the operator's.
     """

@@ -12,7 +12,7 @@ from typing import Any
 from ....models.errors import Conflict, HalfevenError
 from ....models.store import Store
 from .. import orders
-from .loaded_version import Lane
+from .loaded_version import LoadedVersion
 
 logger = logging.getLogger("halfeven.rollout")
 TRIAL = "trial"  # by whose order the alias goes back
@@ -28,7 +28,7 @@ class Decisions:
         self._lock = threading.Lock()
         self.counts: dict[tuple[str, str], int] = {}  # (model, kind) → how often
 
-    def rolled_back(self, bad: Lane, good: Lane, why: str, numbers: Numbers) -> None:
+    def rolled_back(self, bad: LoadedVersion, good: LoadedVersion, why: str, numbers: Numbers) -> None:
         """The alias goes back to the version that serves again."""
         told = f"{bad} was rolled back to {good}: {why}"
         try:
@@ -36,10 +36,10 @@ class Decisions:
         except Conflict as error:
             told += f"; the store is not changed ({error})"
         except (HalfevenError, OSError) as error:
-            told += f"; but the store still names {bad} ({error}): a restart would put it on duty again"
+            told += f"; but the store still names {bad} ({error}): a restart would make it active again"
         self.tell(bad.name, "rolled_back", told, {"from": bad.number, "to": good.number, **numbers})
 
-    def canary_ended(self, bad: Lane, why: str, numbers: Numbers) -> None:
+    def canary_ended(self, bad: LoadedVersion, why: str, numbers: Numbers) -> None:
         told = f"the canary {bad} was ended: {why}"
         try:
             ordered = orders.read_orders(self._store, bad.name)
@@ -48,16 +48,16 @@ class Decisions:
             told += f"; but the order stands in the store ({error}): a restart would begin it again"
         self.tell(bad.name, "canary_ended", told, {"version": bad.number, **numbers})
 
-    def relieved(self, lane: Lane, reason: str, numbers: Numbers) -> None:
+    def relieved(self, loaded: LoadedVersion, reason: str, numbers: Numbers) -> None:
         """The half does not come back on this device before it is proven again."""
-        told = f"the half of {lane} was relieved by its FP32 whole: {reason}"
+        told = f"the half of {loaded} was relieved by its FP32 whole: {reason}"
         try:
-            orders.note_drift(lane.version, self._device, reason)
+            orders.note_drift(loaded.version, self._device, reason)
         except OSError as error:
             told += (
                 f"; but that could not be noted in the store ({error}): a restart would try the half again"
             )
-        self.tell(lane.name, "drift", told, {"version": lane.number, **numbers})
+        self.tell(loaded.name, "drift", told, {"version": loaded.number, **numbers})
 
     def tell(self, name: str, kind: str, message: str, numbers: Numbers | None = None) -> None:
         """One event: counted, in the log, and in the store."""

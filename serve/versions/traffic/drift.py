@@ -17,7 +17,7 @@ from ....models.spec import ModelSpec
 from ...batching.interface import NO_TERMS, Answer, Submit, Terms
 from .comparison import Comparison, Scale
 from .rules import Rules
-from .shadow_comparator import Understudy
+from .shadow_comparator import ShadowComparator
 from .split import Spread
 
 OnDrift = Callable[[dict[str, Any]], None]
@@ -34,7 +34,7 @@ class Drift:
         self._foreground = foreground
         self._rules = rules
         self._spread = Spread(rules.parity_sample)
-        self._understudy = Understudy(whole, judge, self._compare)
+        self._comparator = ShadowComparator(whole, judge, self._compare)
         self._recent: deque[bool] = deque(maxlen=rules.drift_of)
         self._suspicious = 0  # requests still to be checked one and all
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class Drift:
     def submit(self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS) -> Any:
         future = self._foreground.submit(arrays, rows, terms)
         if self._suspicious > 0 or self._spread.takes():
-            future.add_done_callback(partial(self._understudy.hear, arrays, rows))
+            future.add_done_callback(partial(self._comparator.hear, arrays, rows))
         return future
 
     def _compare(self, half: Answer, whole: Answer) -> None:
@@ -62,7 +62,7 @@ class Drift:
 
     @property
     def dropped(self) -> int:
-        return self._understudy.dropped
+        return self._comparator.dropped
 
     def numbers(self) -> dict[str, Any]:
         """What was seen, as JSON."""
@@ -70,12 +70,12 @@ class Drift:
             recent = list(self._recent)
         return {
             "share": self._rules.parity_sample,
-            "checked": self._understudy.asked,
-            "dropped": self._understudy.dropped,
-            "failed": self._understudy.failed,
+            "checked": self._comparator.asked,
+            "dropped": self._comparator.dropped,
+            "failed": self._comparator.failed,
             "over_limit": self.over,
             "recent_over": sum(recent),
             "recent": len(recent),
-            "relieved_at": f"{self._rules.drift_over} of the last {self._rules.drift_of}",
+            "fell_back_at": f"{self._rules.drift_over} of the last {self._rules.drift_of}",
             "outputs": self.comparison.to_json(),
         }

@@ -14,8 +14,8 @@ from ....models.errors import NotReady
 from ....models.spec import ModelSpec
 from ....models.store import Version
 from ...batching.batcher import Batcher
-from ...batching.counters import Tally
-from ...batching.interface import NO_TERMS, Answer, OnDuty, Statistics, Submit, Terms
+from ...batching.counters import Counters
+from ...batching.interface import NO_TERMS, Answer, PreparedVersion, Statistics, Submit, Terms
 from ...batching.place import Place
 from .comparison import Scale
 from .drift import Drift
@@ -25,13 +25,13 @@ logger = logging.getLogger("halfeven.rollout")
 DRAIN_SECONDS = 60.0
 
 
-class Lane:
+class LoadedVersion:
     """``drift`` is there while a half whose whole stands by is checked. ``label`` is for people (`ServedModel`)."""
 
-    def __init__(self, version: Version, spec: ModelSpec, place: Place, duty: OnDuty) -> None:
+    def __init__(self, version: Version, spec: ModelSpec, place: Place, prepared: PreparedVersion) -> None:
         self.version = version
         self.spec = spec
-        self.batcher = Batcher(spec, place.thread, duty)
+        self.batcher = Batcher(spec, place.thread, prepared)
         self.drift: Drift | None = None
         self.label = "stable"
         self._place = place
@@ -50,8 +50,8 @@ class Lane:
         return self.version.name
 
     @property
-    def duty(self) -> OnDuty:
-        return self.batcher.duty
+    def prepared(self) -> PreparedVersion:
+        return self.batcher.prepared
 
     @property
     def waiting(self) -> int:
@@ -65,12 +65,12 @@ class Lane:
     def statistics(self) -> Statistics:
         return self.batcher.statistics()
 
-    def tallies(self) -> list[Tally]:
+    def tallies(self) -> list[Counters]:
         return self.batcher.tallies()
 
-    def tally(self) -> Tally:
+    def counters(self) -> Counters:
         """The counters of this version alone."""
-        return next(tally for tally in self.batcher.tallies() if tally.version == str(self.number))
+        return next(counters for counters in self.batcher.tallies() if counters.version == str(self.number))
 
     # A second look.
 
@@ -78,16 +78,16 @@ class Lane:
         self, scale: Scale, rules: Rules, judge: Executor, on_drift: Callable[[dict[str, Any]], None]
     ) -> None:
         """From now on have the whole answer a share of the requests too; nothing where no whole stands by."""
-        duty = self.duty
-        if duty.whole is None or duty.precision == "fp32" or not rules.parity_sample:
+        prepared = self.prepared
+        if prepared.whole is None or prepared.precision == "fp32" or not rules.parity_sample:
             return
-        whole = self.behind(replace(duty, precision="fp32", engine=duty.whole, whole=None))
+        whole = self.behind(replace(prepared, precision="fp32", engine=prepared.whole, whole=None))
         self.drift = Drift(self.spec, self.batcher, whole, scale, rules, judge, on_drift)
         self._front = self.drift
 
-    def behind(self, duty: OnDuty) -> Batcher:
-        """A queue of this lane's that runs only when the device has nothing else to do."""
-        batcher = Batcher(self.spec, self._place.thread, duty, background=True)
+    def behind(self, prepared: PreparedVersion) -> Batcher:
+        """A queue of this loaded's that runs only when the device has nothing else to do."""
+        batcher = Batcher(self.spec, self._place.thread, prepared, background=True)
         self._behind.append(batcher)
         return batcher
 
@@ -98,14 +98,14 @@ class Lane:
 
     def relieve(self, reason: str) -> bool:
         """Put the FP32 whole in the half's place; False where that was done already. Not on the device thread."""
-        half = self.duty
+        half = self.prepared
         if half.whole is None:
             return False
         digest = self.version.manifest["files"].get(_WHOLE.get(half.whole.form, ""), half.digest)
         whole = replace(half, precision="fp32", engine=half.whole, whole=None, reason=reason, digest=digest)
         self._front = self.batcher
         for batcher in (self.batcher, *self._behind):
-            if batcher.duty.engine is half.engine:
+            if batcher.prepared.engine is half.engine:
                 self._place.call(partial(batcher.swap, whole))
         self._place.call(half.engine.close)
         return True
@@ -123,7 +123,9 @@ class Lane:
         for batcher in (self.batcher, *self._behind):
             self._place.thread.detach(batcher)
         self._behind.clear()
-        for engine in {id(e): e for e in (self.duty.engine, self.duty.whole) if e is not None}.values():
+        for engine in {
+            id(e): e for e in (self.prepared.engine, self.prepared.whole) if e is not None
+        }.values():
             try:
                 self._place.call(engine.close)
             except NotReady:  # the device thread has ended: the process is going

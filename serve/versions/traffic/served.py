@@ -1,6 +1,6 @@
-"""One name and its loaded versions: who is on duty, who is tried, who watches, and who stands by.
+"""One name and its loaded versions: which version is active, who is tried, who watches, and who stands by.
 
-A posting says it all and is replaced as a whole; a request sees one posting. What a posting no longer names is
+A traffic says it all and is replaced as a whole; a request sees one traffic. What a traffic no longer names is
 left for the roster to close.
 """
 
@@ -18,10 +18,10 @@ import numpy as np
 from ....models.errors import UnknownName
 from ....models.spec import ModelSpec
 from ...batching.batcher import Batcher
-from ...batching.interface import NO_TERMS, Answer, OnDuty, Statistics, Submit, Terms
+from ...batching.interface import NO_TERMS, Answer, PreparedVersion, Statistics, Submit, Terms
 from .comparison import scale_of
 from .decisions import Decisions
-from .loaded_version import Lane
+from .loaded_version import LoadedVersion
 from .rules import Rules
 from .shadow import Shadow
 from .split import Sticky
@@ -32,25 +32,25 @@ SHORTEST_DIGEST = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Posting:
+class Traffic:
     """``on_trial``: the stable version is watched against the previous one, which is kept until ``until``."""
 
-    stable: Lane
-    previous: Lane | None = None
+    stable: LoadedVersion
+    previous: LoadedVersion | None = None
     until: float = 0.0
     on_trial: bool = False
-    canary: Lane | None = None
+    canary: LoadedVersion | None = None
     canary_percent: float = 0.0
-    shadow: Lane | None = None
+    shadow: LoadedVersion | None = None
     shadow_percent: float = 0.0
 
-    def lanes(self) -> dict[Lane, str]:
+    def loaded_versions(self) -> dict[LoadedVersion, str]:
         """Each loaded version once, under its first label."""
-        named: dict[Lane, str] = {}
+        named: dict[LoadedVersion, str] = {}
         for label in LABELS:
-            lane: Lane | None = getattr(self, label)
-            if lane is not None:
-                named.setdefault(lane, label)
+            loaded: LoadedVersion | None = getattr(self, label)
+            if loaded is not None:
+                named.setdefault(loaded, label)
         return named
 
 
@@ -58,20 +58,20 @@ class ServedModel:
     """``judge`` compares answers and makes decisions durable; ``clock`` gives seconds."""
 
     def __init__(
-        self, stable: Lane, rules: Rules, decisions: Decisions, judge: Executor,
+        self, stable: LoadedVersion, rules: Rules, decisions: Decisions, judge: Executor,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.name = stable.name
-        self.posting = Posting(stable)
+        self.traffic = Traffic(stable)
         self.shadow: Shadow | None = None
-        self.leaving: list[Lane] = []
-        self._trials: dict[tuple[Lane, Lane], Trial] = {}
+        self.leaving: list[LoadedVersion] = []
+        self._trials: dict[tuple[LoadedVersion, LoadedVersion], Trial] = {}
         self._rules, self._decisions, self._judge, self._clock = rules, decisions, judge, clock
         self._lock = threading.RLock()
         self._front: Submit = stable
         self._check(stable)
 
-    # As every caller sees it (`duty.Served`).
+    # As every caller sees it (`prepared.Served`).
 
     def submit(
         self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
@@ -81,36 +81,38 @@ class ServedModel:
 
     @property
     def spec(self) -> ModelSpec:
-        return self.posting.stable.spec
+        return self.traffic.stable.spec
 
     @property
     def batcher(self) -> Batcher:
-        return self.posting.stable.batcher
+        return self.traffic.stable.batcher
 
     @property
-    def duty(self) -> OnDuty:
-        return self.posting.stable.duty
+    def prepared(self) -> PreparedVersion:
+        return self.traffic.stable.prepared
 
     def statistics(self) -> Statistics:
-        return self.posting.stable.statistics()
+        return self.traffic.stable.statistics()
 
-    def lanes(self) -> list[Lane]:
-        """Every loaded version, the one on duty first."""
-        return list(self.posting.lanes())
+    def loaded_versions(self) -> list[LoadedVersion]:
+        """Every loaded version, the active one first."""
+        return list(self.traffic.loaded_versions())
 
-    def lane(self, version: str) -> Lane:
+    def loaded(self, version: str) -> LoadedVersion:
         """A loaded version by number, label or the first digits of a digest. Raises UnknownName."""
-        lanes = self.posting.lanes()
-        for lane in lanes:
-            if str(lane.number) == version:
-                return lane
-        if version in LABELS and (labelled := getattr(self.posting, version)) is not None:
+        loaded_versions = self.traffic.loaded_versions()
+        for loaded in loaded_versions:
+            if str(loaded.number) == version:
+                return loaded
+        if version in LABELS and (labelled := getattr(self.traffic, version)) is not None:
             return labelled
         if len(version) >= SHORTEST_DIGEST:
-            found = [lane for lane in lanes if any(d.startswith(version) for d in _digests(lane))]
+            found = [
+                loaded for loaded in loaded_versions if any(d.startswith(version) for d in _digests(loaded))
+            ]
             if len(found) == 1:
                 return found[0]
-        loaded = ", ".join(f"{lane.number} ({label})" for lane, label in lanes.items())
+        loaded = ", ".join(f"{loaded.number} ({label})" for loaded, label in loaded_versions.items())
         raise UnknownName(
             f"Request for unknown model: '{self.name}' version {version[:80]} is not found: loaded are {loaded}; "
             "ask by number, label or eight digits of the digest"
@@ -118,55 +120,55 @@ class ServedModel:
 
     def describe(self) -> list[dict[str, Any]]:
         """Each loaded version with its label and its share of the traffic, as JSON."""
-        posting = self.posting
-        percent = {"canary": posting.canary_percent, "stable": 100.0 - posting.canary_percent}
+        traffic = self.traffic
+        percent = {"canary": traffic.canary_percent, "stable": 100.0 - traffic.canary_percent}
         return [
             {
-                "version": lane.number,
+                "version": loaded.number,
                 "label": label,
                 "percent": percent.get(label, 0.0),
-                "digest": lane.duty.digest,
-                "precision": lane.duty.precision,
-                "reason": lane.duty.reason,
+                "digest": loaded.prepared.digest,
+                "precision": loaded.prepared.precision,
+                "reason": loaded.prepared.reason,
             }
-            | ({"on_trial": self._trial_numbers(lane)} if self._trial_numbers(lane) else {})
-            | ({"shadow": self.shadow.numbers()} if self.shadow and self.shadow.lane is lane else {})
-            for lane, label in posting.lanes().items()
+            | ({"on_trial": self._trial_numbers(loaded)} if self._trial_numbers(loaded) else {})
+            | ({"shadow": self.shadow.numbers()} if self.shadow and self.shadow.loaded is loaded else {})
+            for loaded, label in traffic.loaded_versions().items()
         ]
 
-    def _trial_numbers(self, lane: Lane) -> dict[str, Any]:
-        return next((trial.numbers() for (own, _), trial in self._trials.items() if own is lane), {})
+    def _trial_numbers(self, loaded: LoadedVersion) -> dict[str, Any]:
+        return next((trial.numbers() for (own, _), trial in self._trials.items() if own is loaded), {})
 
     # Changes; each takes effect between two requests.
 
-    def put_on_duty(self, lane: Lane) -> None:
-        """The version on duty becomes the previous one. A newer version is on trial for as long as that is kept.
+    def activate(self, loaded: LoadedVersion) -> None:
+        """The active version becomes the previous one. A newer version is on trial for as long as that is kept.
 
         The same version loaded again simply takes the place.
         """
-        self._check(lane)
+        self._check(loaded)
         with self._lock:
-            old = self.posting
+            old = self.traffic
             kept = (
-                old.stable if old.stable.number != lane.number and self._rules.keep_previous_s > 0 else None
+                old.stable if old.stable.number != loaded.number and self._rules.keep_previous_s > 0 else None
             )
-            changes: dict[str, Any] = {"stable": lane, "previous": kept}
+            changes: dict[str, Any] = {"stable": loaded, "previous": kept}
             changes["until"] = self._clock() + self._rules.keep_previous_s
-            changes["on_trial"] = kept is not None and lane.number > kept.number
+            changes["on_trial"] = kept is not None and loaded.number > kept.number
             for role in ("canary", "shadow"):
-                if (held := getattr(old, role)) is not None and held.number == lane.number:
+                if (held := getattr(old, role)) is not None and held.number == loaded.number:
                     changes |= {role: None, f"{role}_percent": 0.0}
             self._post(**changes)
 
-    def set_canary(self, lane: Lane | None, percent: float = 0.0) -> None:
-        if lane is not None:
-            self._check(lane)
+    def set_canary(self, loaded: LoadedVersion | None, percent: float = 0.0) -> None:
+        if loaded is not None:
+            self._check(loaded)
         with self._lock:
-            self._post(canary=lane, canary_percent=percent if lane else 0.0)
+            self._post(canary=loaded, canary_percent=percent if loaded else 0.0)
 
-    def set_shadow(self, lane: Lane | None, percent: float = 0.0) -> None:
+    def set_shadow(self, loaded: LoadedVersion | None, percent: float = 0.0) -> None:
         with self._lock:
-            self._post(shadow=lane, shadow_percent=percent if lane else 0.0)
+            self._post(shadow=loaded, shadow_percent=percent if loaded else 0.0)
 
     def let_previous_go(self) -> None:
         """The trial is over, or memory is wanted."""
@@ -175,49 +177,49 @@ class ServedModel:
 
     def let_go_in_time(self) -> None:
         with self._lock:
-            if self.posting.previous is not None and self._clock() >= self.posting.until:
+            if self.traffic.previous is not None and self._clock() >= self.traffic.until:
                 self.let_previous_go()
 
     def look_at_time(self) -> None:
         """Hold the versions on trial against the others' batch times."""
         for (own, other), trial in list(self._trials.items()):
-            trial.look_at_time(own.tally(), other.tally())
+            trial.look_at_time(own.counters(), other.counters())
 
-    def take_leaving(self) -> list[Lane]:
+    def take_leaving(self) -> list[LoadedVersion]:
         with self._lock:
             leaving, self.leaving = self.leaving, []
             return leaving
 
-    def end(self) -> list[Lane]:
-        """Every lane, to be closed."""
+    def end(self) -> list[LoadedVersion]:
+        """Every loaded, to be closed."""
         with self._lock:
             for trial in self._trials.values():
-                trial.acquit()
-            return [*self.take_leaving(), *self.posting.lanes()]
+                trial.clear()
+            return [*self.take_leaving(), *self.traffic.loaded_versions()]
 
     # What is decided here.
 
-    def drifted(self, lane: Lane, numbers: dict[str, Any]) -> None:
+    def drifted(self, loaded: LoadedVersion, numbers: dict[str, Any]) -> None:
         """The whole answers in the half's place from now on; on trial or as a canary the version goes as well."""
         why = (
             f"drift: {numbers['recent_over']} of the last {numbers['recent']} live requests that the FP32 whole "
             f"answered too lie beyond the gate's limit"
         )
-        if lane.relieve(why):
-            self._decisions.relieved(lane, why, numbers)
-        self.condemn(lane, why, numbers)
+        if loaded.relieve(why):
+            self._decisions.relieved(loaded, why, numbers)
+        self.reject(loaded, why, numbers)
 
-    def condemn(self, lane: Lane, why: str, numbers: dict[str, Any]) -> None:
+    def reject(self, loaded: LoadedVersion, why: str, numbers: dict[str, Any]) -> None:
         """A version on trial goes, at once; what makes it durable follows on the judge's thread."""
         with self._lock:
-            posting = self.posting
-            if lane is posting.canary:
+            traffic = self.traffic
+            if loaded is traffic.canary:
                 self._post(canary=None, canary_percent=0.0)
-                self._later(partial(self._decisions.canary_ended, lane, why, numbers))
-            elif lane is posting.stable and posting.on_trial and posting.previous is not None:
-                good = posting.previous
+                self._later(partial(self._decisions.canary_ended, loaded, why, numbers))
+            elif loaded is traffic.stable and traffic.on_trial and traffic.previous is not None:
+                good = traffic.previous
                 self._post(stable=good, previous=None, on_trial=False)
-                self._later(partial(self._decisions.rolled_back, lane, good, why, numbers))
+                self._later(partial(self._decisions.rolled_back, loaded, good, why, numbers))
 
     def _later(self, deed: Callable[[], None]) -> None:
         try:
@@ -225,57 +227,57 @@ class ServedModel:
         except RuntimeError:  # the server is shutting down
             deed()
 
-    def _check(self, lane: Lane) -> None:
-        if lane.drift is None:
-            scale = scale_of(lane.version, lane.duty.engine.form)
-            lane.check(scale, self._rules, self._judge, partial(self.drifted, lane))
+    def _check(self, loaded: LoadedVersion) -> None:
+        if loaded.drift is None:
+            scale = scale_of(loaded.version, loaded.prepared.engine.form)
+            loaded.check(scale, self._rules, self._judge, partial(self.drifted, loaded))
 
     def _post(self, **changes: Any) -> None:
-        old, new = self.posting, replace(self.posting, **changes)
+        old, new = self.traffic, replace(self.traffic, **changes)
         self._shadow_for(new)
         front = self._route(new)
-        self.posting, self._front = new, front
-        for lane, label in new.lanes().items():
-            lane.label = label
-        self.leaving += [lane for lane in old.lanes() if lane not in new.lanes()]
+        self.traffic, self._front = new, front
+        for loaded, label in new.loaded_versions().items():
+            loaded.label = label
+        self.leaving += [loaded for loaded in old.loaded_versions() if loaded not in new.loaded_versions()]
 
-    def _shadow_for(self, posting: Posting) -> None:
-        old, lane = self.shadow, posting.shadow
-        if old is not None and (old.lane is not lane or old.percent != posting.shadow_percent):
+    def _shadow_for(self, traffic: Traffic) -> None:
+        old, loaded = self.shadow, traffic.shadow
+        if old is not None and (old.loaded is not loaded or old.percent != traffic.shadow_percent):
             old.end()
             self.shadow = None
-        if lane is not None and self.shadow is None:
-            scale = scale_of(posting.stable.version)
-            self.shadow = Shadow(lane, posting.shadow_percent, scale, self._judge)
+        if loaded is not None and self.shadow is None:
+            scale = scale_of(traffic.stable.version)
+            self.shadow = Shadow(loaded, traffic.shadow_percent, scale, self._judge)
 
-    def _route(self, posting: Posting) -> Submit:
-        trials = dict(self._trials_of(posting))
+    def _route(self, traffic: Traffic) -> Submit:
+        trials = dict(self._trials_of(traffic))
         for pair, trial in self._trials.items():
             if pair not in trials:
-                trial.acquit()
+                trial.clear()
         self._trials = trials
-        stable, canary = posting.stable, posting.canary
+        stable, canary = traffic.stable, traffic.canary
         front: Submit = stable
-        if posting.previous is not None and posting.on_trial:
-            front = trials[stable, posting.previous]
+        if traffic.previous is not None and traffic.on_trial:
+            front = trials[stable, traffic.previous]
         if self.shadow is not None:
             front = self.shadow.behind(front)
         if canary is None:
             return front
-        share = Sticky(posting.canary_percent / 100, f"{self.name}@{canary.number}")
+        share = Sticky(traffic.canary_percent / 100, f"{self.name}@{canary.number}")
         return _Split(front, trials[canary, stable], share, canary.spec.max_batch_size)
 
-    def _trials_of(self, posting: Posting) -> Iterator[tuple[tuple[Lane, Lane], Trial]]:
+    def _trials_of(self, traffic: Traffic) -> Iterator[tuple[tuple[LoadedVersion, LoadedVersion], Trial]]:
         """Those that go on, and new ones."""
-        pairs: list[tuple[Lane, Lane, bool]] = []
-        if posting.previous is not None and posting.on_trial:
-            pairs.append((posting.stable, posting.previous, False))
-        if posting.canary is not None:
-            pairs.append((posting.canary, posting.stable, True))
+        pairs: list[tuple[LoadedVersion, LoadedVersion, bool]] = []
+        if traffic.previous is not None and traffic.on_trial:
+            pairs.append((traffic.stable, traffic.previous, False))
+        if traffic.canary is not None:
+            pairs.append((traffic.canary, traffic.stable, True))
         for own, other, spills in pairs:
             known = self._trials.get((own, other))
-            condemn = partial(self.condemn, own)
-            yield (own, other), known or Trial(own.spec, own, other, self._rules, condemn, spills)
+            reject = partial(self.reject, own)
+            yield (own, other), known or Trial(own.spec, own, other, self._rules, reject, spills)
 
 
 class _Split:
@@ -291,5 +293,5 @@ class _Split:
         return (self._canary if to_canary else self._stable).submit(arrays, rows, terms)
 
 
-def _digests(lane: Lane) -> tuple[str, ...]:
-    return (lane.duty.digest, lane.version.digest)
+def _digests(loaded: LoadedVersion) -> tuple[str, ...]:
+    return (loaded.prepared.digest, loaded.version.digest)

@@ -18,11 +18,11 @@ from ...batching.interface import Answer, Submit
 logger = logging.getLogger("halfeven.rollout")
 MOST_PENDING = 16  # requests
 MOST_PENDING_BYTES = 64 * 2**20  # of their inputs
-Compare = Callable[[Answer, Answer], None]  # who answered, the understudy
+Compare = Callable[[Answer, Answer], None]  # who answered, the comparator
 
 
-class Understudy:
-    """``background``: where the understudy is asked. ``compare`` runs on ``judge``, one request after another."""
+class ShadowComparator:
+    """``background``: where the comparator is asked. ``compare`` runs on ``judge``, one request after another."""
 
     def __init__(self, background: Submit, judge: Executor, compare: Compare) -> None:
         self._background = background

@@ -1,4 +1,4 @@
-"""A new version on trial beside the one that it relieves, or hopes to.
+"""A new version on trial beside the one that it replaces, or hopes to.
 
 What it cannot answer, the other one answers: no caller fails by it. What only it gets wrong is counted
 against it; a request that fails with both is the request's own fault.
@@ -16,29 +16,29 @@ import numpy as np
 
 from ....models.errors import CannotServe, EngineFailed, HalfevenError, NotReady, Overloaded
 from ....models.spec import ModelSpec
-from ...batching.counters import Tally
+from ...batching.counters import Counters
 from ...batching.interface import NO_TERMS, Answer, Submit, Terms
 from .rules import Rules
 
 Future = asyncio.Future[Answer]
-Condemn = Callable[[str, dict[str, Any]], None]
+Reject = Callable[[str, dict[str, Any]], None]
 ANSWERS_REMEMBERED = 1000  # then both counts are halved: long-past faults weigh less
 MOST_SECOND_OPINIONS = 8
 LOOKED_AT = 2**20  # elements: of a larger batch only so many are looked at on the event loop
 
 
 class Trial:
-    """Stands in front of ``own``, the new version's batcher. ``condemn`` is called once, with why and the numbers.
+    """Stands in front of ``own``, the new version's batcher. ``reject`` is called once, with why and the numbers.
 
     ``spills``: a full queue of its own is answered by the other version as well (a canary's).
     """
 
     def __init__(
-        self, spec: ModelSpec, own: Submit, other: Submit, rules: Rules, condemn: Condemn, spills: bool
+        self, spec: ModelSpec, own: Submit, other: Submit, rules: Rules, reject: Reject, spills: bool
     ) -> None:
         self._spec, self._own, self._other = spec, own, other
         self._rules = rules
-        self._condemn: Condemn | None = condemn
+        self._reject: Reject | None = reject
         self._refusals: tuple[type[CannotServe], ...] = (NotReady, Overloaded) if spills else (NotReady,)
         self._lock = threading.Lock()
         self._clean: list[weakref.ref[np.ndarray]] = []  # the batch whose outputs were found finite last
@@ -140,7 +140,7 @@ class Trial:
 
     # Time.
 
-    def look_at_time(self, own: Tally, other: Tally) -> None:
+    def look_at_time(self, own: Counters, other: Counters) -> None:
         """Compare mean batch times at equal batch sizes: load makes batches larger, and that is no one's fault.
 
         The medians must lie apart as well, or one pause of the machine among short batches would decide.
@@ -155,22 +155,22 @@ class Trial:
             )
 
     def end(self, why: str, more: Mapping[str, Any] | None = None) -> None:
-        """Condemn, once."""
+        """Reject, once."""
         with self._lock:
-            condemn, self._condemn = self._condemn, None
-        if condemn is not None:
-            condemn(why, self.numbers() | dict(more or {}))
+            reject, self._reject = self._reject, None
+        if reject is not None:
+            reject(why, self.numbers() | dict(more or {}))
 
-    def acquit(self) -> None:
+    def clear(self) -> None:
         """Nothing is counted against it any more."""
         with self._lock:
-            self._condemn = None
+            self._reject = None
 
     def numbers(self) -> dict[str, Any]:
         return {"answers": self.answers, "faults": dict(self.faults)}
 
 
-def slowness(own: Tally, other: Tally) -> tuple[float, int]:
+def slowness(own: Counters, other: Counters) -> tuple[float, int]:
     """(how many times as long as ``other``'s its batches took, over how many of them): equal sizes only."""
     spent_ns = expected_ns = 0.0
     batches = 0
@@ -183,10 +183,12 @@ def slowness(own: Tally, other: Tally) -> tuple[float, int]:
     return (spent_ns / expected_ns if expected_ns else 1.0), batches
 
 
-def median_bucket(tally: Tally) -> int:
-    """Which of the tally's buckets of batch times holds the median."""
-    half = sum(tally.compute_buckets) / 2
-    return next((place for place, count in enumerate(accumulate(tally.compute_buckets)) if count >= half), 0)
+def median_bucket(counters: Counters) -> int:
+    """Which of the counters's buckets of batch times holds the median."""
+    half = sum(counters.compute_buckets) / 2
+    return next(
+        (place for place, count in enumerate(accumulate(counters.compute_buckets)) if count >= half), 0
+    )
 
 
 def _leave_with(inner: Future, outer: Future) -> None:

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from halfeven.models.engines.staging import SLOTS, Lane, Staged, Staging
+from halfeven.models.engines.staging import SLOTS, Staged, Staging, StreamName
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -32,35 +32,35 @@ class Work:
 
 @dataclass(eq=False)
 class Shuffled:
-    """Each lane in its order, and nothing before what it is to come after; else any order, by chance.
+    """Each stream in its order, and nothing before what it is to come after; else any order, by chance.
 
     Like torch's allocator it hands out memory again that nobody refers to, here filled with rubbish.
     """
 
     chance: random.Random
-    lanes: dict[str, deque[Work]] = field(
+    streams: dict[str, deque[Work]] = field(
         default_factory=lambda: {"in": deque(), "compute": deque(), "out": deque()}
     )
     order: list[str] = field(default_factory=list)
 
-    def enqueue(self, lane: Lane, work: Callable[[], None], after: Work | None = None) -> Work:
+    def enqueue(self, name: StreamName, work: Callable[[], None], after: Work | None = None) -> Work:
         made = Work(work, after, self)
-        self.lanes[lane].append(made)
+        self.streams[name].append(made)
         while self.chance.random() < 0.5 and self.step():
             pass
         return made
 
     def step(self) -> bool:
         able = [
-            lane
-            for lane, waiting in self.lanes.items()
+            stream
+            for stream, waiting in self.streams.items()
             if waiting and (waiting[0].after is None or waiting[0].after.done)
         ]
         if not able:
             return False
-        lane = self.chance.choice(able)
-        work = self.lanes[lane].popleft()
-        self.order.append(lane)
+        stream = self.chance.choice(able)
+        work = self.streams[stream].popleft()
+        self.order.append(stream)
         try:
             if work.after is not None and work.after.error is not None:
                 raise work.after.error
@@ -165,10 +165,10 @@ class AtOnce(Shuffled):
 
     waited: list[str]
 
-    def enqueue(self, lane: Lane, work: Callable[[], None], after: Work | None = None) -> Work:
+    def enqueue(self, name: StreamName, work: Callable[[], None], after: Work | None = None) -> Work:
         work()
         made = Work(work, after, self, done=True)
-        made.synchronize = lambda: self.waited.append(lane)  # type: ignore[method-assign]
+        made.synchronize = lambda: self.waited.append(name)  # type: ignore[method-assign]
         return made
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from halfeven.models.engines.faults import device_lost, give_back_cached_memory, out_of_memory
 from halfeven.models.engines.memory import cuda_peak_bytes, free_cuda_bytes, rows_that_fit
-from halfeven.models.engines.staging import SLOTS, Staging, cuda_lanes
+from halfeven.models.engines.staging import SLOTS, Staging, cuda_streams
 from halfeven.models.engines.torch_engine import TorchEngine, use_true_fp32
 from torch import Tensor, nn
 
@@ -89,7 +89,7 @@ def test_copies_overlap_computing() -> None:
             torch.mm(square, square)
         return [x[:1]]
 
-    staging = Staging(cuda_lanes(CUDA), compute)
+    staging = Staging(cuda_streams(CUDA), compute)
     parts = [[np.zeros((64, 2**20), np.float32)]]
 
     def seconds(ahead: int) -> float:
@@ -110,7 +110,7 @@ def test_copies_overlap_computing() -> None:
 def test_waiting_lets_other_threads_run() -> None:
     square = torch.randn(8192, 8192, device=CUDA)
     torch.cuda.synchronize()
-    staging = Staging(cuda_lanes(CUDA), lambda x: [torch.stack([(square @ square)[:1] for _ in range(20)])])
+    staging = Staging(cuda_streams(CUDA), lambda x: [torch.stack([(square @ square)[:1] for _ in range(20)])])
     staging.launch([[np.zeros((1, 1), np.float32)]]).wait()
     staged = staging.launch([[np.zeros((1, 1), np.float32)]])
     used, began = time.process_time(), time.perf_counter()
@@ -127,7 +127,7 @@ def test_a_batch_that_does_not_fit_is_out_of_memory_and_the_next_one_is_answered
             torch.empty(2**50, device=CUDA)
         return [x + 1]
 
-    staging = Staging(cuda_lanes(CUDA), huge)
+    staging = Staging(cuda_streams(CUDA), huge)
     for _ in range(3):
         ahead = staging.launch([[np.ones((1, 2), np.float32)]])
         with pytest.raises(torch.OutOfMemoryError) as caught:

@@ -91,7 +91,7 @@ def test_small_numbers_get_the_answer_of_the_wide_ones_to_the_bit(
     for answer, expected in zip(engine.run([parts, ids]), wanted, strict=True):
         assert answer.dtype == expected.dtype
         np.testing.assert_array_equal(answer, expected)
-    # Samples are in the model's datatype, also once the engine is on duty.
+    # Samples are in the model's datatype, also once the engine is active.
     for answer, expected in zip(engine.run([wide, [i.astype(np.int64) for i in ids]]), wanted, strict=True):
         np.testing.assert_array_equal(answer, expected)
     engine.close()

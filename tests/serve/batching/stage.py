@@ -16,7 +16,7 @@ import numpy as np
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import Bell, DeviceThread
-from halfeven.serve.batching.interface import Answer, OnDuty
+from halfeven.serve.batching.interface import Answer, PreparedVersion
 
 POISON = -1.0
 Future = asyncio.Future[Answer]
@@ -101,8 +101,8 @@ def spec(rows: int = 64, width: int = 4, queue: int = 1024, delay_us: int = 0, *
 TOY = spec()
 
 
-def duty(engine: Any, version: str = "1") -> OnDuty:
-    return OnDuty(version, f"sha-{version}", "fp16", engine)
+def prepared(engine: Any, version: str = "1") -> PreparedVersion:
+    return PreparedVersion(version, f"sha-{version}", "fp16", engine)
 
 
 def rows_of(*values: float, width: int = 4) -> list[np.ndarray]:
@@ -124,7 +124,7 @@ async def serving(
     device = DeviceThread(clock=clock)
     device._bell = CountingBell()
     device.start()
-    batcher = Batcher(spec, device, duty(engine))
+    batcher = Batcher(spec, device, prepared(engine))
     try:
         yield batcher, device
     finally:

@@ -93,7 +93,7 @@ async def test_the_rest_of_the_batch_under_way_counts() -> None:
     engine, inside = gated()
     assert engine.gate is not None
     async with serving(engine, spec(rows=4, max_queue_ms=50), clock) as (batcher, _):
-        batcher._turns.pace.ended(4, 1, 0, 100 * MS, 4)  # it knows: 100 ms for four rows
+        batcher._scheduler.pace.ended(4, 1, 0, 100 * MS, 4)  # it knows: 100 ms for four rows
         clock.now_ns = 1000 * MS
         first = batcher.submit(rows_of(*range(4)), 4)
         await inside.wait()

@@ -57,12 +57,17 @@ async def counted(values: np.ndarray, past_the_queue: bool) -> list[Any]:
             assert future.done() and batcher.waiting == 0
             answer = future.result()
             times = answer.queue_ns, answer.compute_ns, answer.batch_rows, answer.rescued
-            seen.append((answer.outputs[0].tolist(), answer.duty.version, times))
+            seen.append((answer.outputs[0].tolist(), answer.prepared.version, times))
             await asyncio.sleep(0)
         assert past == [True] * len(values) * past_the_queue
-        tally = batcher.tallies()[0]
-        turns = batcher._turns
-        seen += [batcher.statistics(), tally.queue_buckets, tally.compute_buckets, tally.assemble_buckets]
+        counters = batcher.tallies()[0]
+        turns = batcher._scheduler
+        seen += [
+            batcher.statistics(),
+            counters.queue_buckets,
+            counters.compute_buckets,
+            counters.assemble_buckets,
+        ]
         seen += [turns.queue.taken, turns.queue.taken_rows, turns.pace.full_ns, turns.pace.easy_rows]
         seen += [engine.batches, set(engine.threads) == {here()}]
     for statistics in seen:
@@ -109,10 +114,10 @@ async def test_a_delay_that_was_asked_for_is_kept_for_one_alone_too() -> None:
         assert past == [False]
 
 
-def test_where_the_others_are_given_a_breath_nobody_passes() -> None:
+def test_where_the_others_are_given_a_wait_nobody_passes() -> None:
     queue = RequestQueue(limit=8, delay_ns=0)
     assert queue.passable(100)
-    queue.breathe(4, until_ns=100)
+    queue.wait_for_more(4, until_ns=100)
     assert not queue.passable(99) and queue.passable(100)
 
 
@@ -132,7 +137,7 @@ async def test_who_waits_already_is_not_passed() -> None:
 async def test_where_the_device_ran_out_of_memory_the_ceiling_holds_for_one_alone_too() -> None:
     engine = Brief()
     async with lonely(engine) as (batcher, _, past):
-        batcher._turns._condition.ceiling.lower(4, 2)
+        batcher._scheduler._condition.ceiling.lower(4, 2)
         answer = await batcher.submit(rows_of(1.0, 2.0, 3.0), 3)
         assert past == [False] and answer.outputs[0].ravel().tolist() == [1, 2, 3]
         assert engine.batches[1:] == [[(2, 4)], [(1, 4)]]
@@ -142,14 +147,14 @@ async def test_where_the_device_ran_out_of_memory_the_ceiling_holds_for_one_alon
 async def test_what_was_checked_against_another_signature_is_not_run_at_once() -> None:
     async with lonely(Brief()) as (batcher, _, _):
         request = Request(rows_of(1.0), 1, asyncio.Future(), 0, None, 0)
-        assert batcher._turns.answer_alone(spec(width=6), request) is None
+        assert batcher._scheduler.answer_alone(spec(width=6), request) is None
 
 
 @async_test
 async def test_nothing_is_run_on_a_device_that_is_lost() -> None:
     engine = Brief()
     async with lonely(engine) as (batcher, _, past):
-        batcher._turns._condition.device_lost("it fell")
+        batcher._scheduler._condition.device_lost("it fell")
         with pytest.raises(EngineFailed, match="it fell"):
             await batcher.submit(rows_of(1.0), 1)
         assert past == [False] and len(engine.batches) == 1

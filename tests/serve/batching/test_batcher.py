@@ -16,9 +16,9 @@ from tests.serve.batching.stage import (
     Clock,
     Fake,
     async_test,
-    duty,
     gated,
     looked,
+    prepared,
     rows_of,
     serving,
     spec,
@@ -36,7 +36,7 @@ async def test_every_caller_gets_its_own_rows() -> None:
         answers = await asyncio.gather(*(batcher.submit([x], len(x)) for x in inputs))
         for x, answer in zip(inputs, answers, strict=True):
             np.testing.assert_array_equal(answer.outputs[0], x[:, :1] * 2)
-            assert answer.duty.version == "1"
+            assert answer.prepared.version == "1"
 
 
 @async_test
@@ -170,13 +170,13 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
         device.release()
         await asyncio.gather(*futures)
         again = batcher.submit(rows_of(4), 1)  # there is room again
-        clock.now_ns += 2_000_000  # the breath after a batch of several
+        clock.now_ns += 2_000_000  # the wait after a batch of several
         await again
         assert (batcher.waiting, batcher.tallies()[0].rejected) == (0, 1)
 
 
 @async_test
-async def test_callers_who_were_answered_together_are_waited_for_a_breath_and_a_lone_one_never() -> None:
+async def test_callers_who_were_answered_together_are_waited_for_briefly_and_a_lone_one_never() -> None:
     clock, engine = Clock(), Fake()
     engine.entered = lambda: setattr(clock, "now_ns", clock.now_ns + 10_000_000)
     async with serving(engine, spec(), clock) as (batcher, device):
@@ -250,7 +250,7 @@ async def test_a_batcher_in_the_background_waits_for_the_others_however_late_the
     order: list[str] = []
     async with serving(Fake(entered=lambda: order.append("foreground"))) as (batcher, device):
         behind = Fake(entered=lambda: order.append("background"))
-        shadow = Batcher(spec(), device, duty(behind), background=True)
+        shadow = Batcher(spec(), device, prepared(behind), background=True)
         device.hold()
         futures = [shadow.submit(rows_of(1), 1)]
         await looked(device)
@@ -334,13 +334,13 @@ async def test_no_batch_mixes_versions_and_the_old_one_may_be_closed_at_once() -
         before = [batcher.submit(rows_of(i), 1) for i in range(3)]
         await inside.wait()
         during = [batcher.submit(rows_of(i), 1) for i in range(3)]
-        swap = device.call(lambda: batcher.swap(duty(new, "2")))
+        swap = device.call(lambda: batcher.swap(prepared(new, "2")))
         assert not swap.done()  # a batch of the old one is under way
         old.gate.set()
         (await asyncio.wrap_future(swap)).engine.close()
         after = [batcher.submit(rows_of(i), 1) for i in range(3)]
         answers = await asyncio.gather(*before, *during, *after)
-    assert [a.duty.version for a in answers] == ["1"] * 3 + ["2"] * 6
+    assert [a.prepared.version for a in answers] == ["1"] * 3 + ["2"] * 6
     assert [a.outputs[0].item() for a in answers] == [0, 1, 2, 0, 2, 4, 0, 2, 4]
 
 
@@ -348,7 +348,7 @@ async def test_no_batch_mixes_versions_and_the_old_one_may_be_closed_at_once() -
 async def test_a_swap_off_the_device_thread_is_refused_with_the_way_to_do_it() -> None:
     async with serving(Fake()) as (batcher, _):
         with pytest.raises(RuntimeError, match=r"device\.call"):
-            batcher.swap(duty(Fake(), "2"))
+            batcher.swap(prepared(Fake(), "2"))
 
 
 @async_test
@@ -357,7 +357,7 @@ async def test_a_swap_that_lowers_the_limit_still_answers_the_large_request_that
     async with serving(engine, spec(rows=8)) as (batcher, device):
         device.hold()
         futures = [batcher.submit(rows_of(*[1.0] * n), n) for n in (6, 2, 2)]
-        await asyncio.wrap_future(device.call(lambda: batcher.swap(duty(engine, "2"), spec(rows=4))))
+        await asyncio.wrap_future(device.call(lambda: batcher.swap(prepared(engine, "2"), spec(rows=4))))
         device.release()
         await asyncio.gather(*futures)
         with pytest.raises(BadRequest, match="<= 64"):
@@ -369,7 +369,7 @@ async def test_a_swap_that_lowers_the_limit_still_answers_the_large_request_that
 async def test_statistics_are_kept_by_version_and_go_on_after_a_rollback() -> None:
     async with serving(Fake()) as (batcher, device):
         await asyncio.gather(*(batcher.submit(rows_of(1, 2), 2) for _ in range(3)))
-        first = await asyncio.wrap_future(device.call(lambda: batcher.swap(duty(Fake(), "2"))))
+        first = await asyncio.wrap_future(device.call(lambda: batcher.swap(prepared(Fake(), "2"))))
         await batcher.submit(rows_of(1), 1)
         with pytest.raises(EngineFailed):
             await batcher.submit(rows_of(POISON), 1)
@@ -418,7 +418,7 @@ async def test_stopping_the_device_finishes_what_waits() -> None:
     device = DeviceThread()
     device.start()
     device.hold()
-    batcher = Batcher(spec(rows=2), device, duty(Fake()))
+    batcher = Batcher(spec(rows=2), device, prepared(Fake()))
     futures = [batcher.submit(rows_of(i), 1) for i in range(5)]
     await looked(device)
     assert await asyncio.to_thread(device.stop, 30)
@@ -432,7 +432,7 @@ async def test_stopping_the_device_finishes_what_waits() -> None:
 async def test_a_request_accepted_but_not_handed_over_when_the_device_stops_is_answered() -> None:
     device = DeviceThread()
     device.start()
-    batcher = Batcher(spec(), device, duty(Fake()))
+    batcher = Batcher(spec(), device, prepared(Fake()))
     future = batcher.submit(rows_of(1), 1)
     assert device.stop(30)  # on the loop, so the flush has had no chance
     with pytest.raises(NotReady):
@@ -443,7 +443,7 @@ def test_answers_to_a_closed_loop_do_not_hurt_the_device(caplog: pytest.LogCaptu
     device = DeviceThread()
     device.start()
     device.hold()
-    batcher = Batcher(spec(), device, duty(Fake()))
+    batcher = Batcher(spec(), device, prepared(Fake()))
 
     async def leave() -> None:
         batcher.submit(rows_of(1), 1)

@@ -16,8 +16,8 @@ from tests.serve.batching.stage import (
     Fake,
     asleep,
     async_test,
-    duty,
     looked,
+    prepared,
     rows_of,
     serving,
     spec,
@@ -79,7 +79,7 @@ async def test_who_asks_alone_again_has_his_answer_at_once_and_company_is_batche
 
 
 class Diary:
-    """In the place of `Lingering`: what the batcher tells it."""
+    """In the place of `BriefPolling`: what the batcher tells it."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -94,7 +94,7 @@ class Diary:
 @async_test
 async def test_the_loop_lingers_after_a_lone_answer_and_after_no_other() -> None:
     async with serving(Brief(), clock=Clock()) as (batcher, device):
-        batcher._lingering = diary = Diary()  # type: ignore[assignment]
+        batcher._brief_polling = diary = Diary()  # type: ignore[assignment]
         await asleep(device)
         await asyncio.gather(*[batcher.submit(rows_of(value), 1) for value in (1.0, 2.0)])
         await batcher.submit(rows_of(3.0), 1)
@@ -119,7 +119,7 @@ async def test_while_the_device_computes_a_brief_batch_waits_for_it() -> None:
     entered = threading.Event()
     slow.entered = entered.set
     async with serving(slow) as (batcher, device):
-        other = Batcher(spec(), device, duty(brief))
+        other = Batcher(spec(), device, prepared(brief))
         first = batcher.submit(rows_of(1.0), 1)
         assert await asyncio.to_thread(entered.wait, 30)
         second = other.submit(rows_of(2.0), 1)
@@ -136,7 +136,7 @@ async def test_while_the_device_computes_a_brief_batch_waits_for_it() -> None:
 async def test_a_call_that_waits_for_the_device_goes_before_a_brief_batch() -> None:
     engine = Brief()
     device = DeviceThread()  # not started: nobody takes the call
-    batcher = Batcher(spec(), device, duty(engine))
+    batcher = Batcher(spec(), device, prepared(engine))
     device.call(lambda: None)
     future = batcher.submit(rows_of(1.0), 1)
     await asyncio.sleep(0)
@@ -176,7 +176,7 @@ async def test_after_a_batch_that_took_long_the_next_go_to_the_device_thread() -
 async def test_what_runs_in_the_background_never_runs_on_the_event_loop() -> None:
     engine = Brief()
     async with serving(Fake()) as (_, device):
-        background = Batcher(spec(), device, duty(engine), background=True)
+        background = Batcher(spec(), device, prepared(engine), background=True)
         await looked(device)
         await background.submit(rows_of(1.0), 1)
         assert here() not in engine.threads

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from halfeven.serve.batching.brief_polling import LOOK_NS, Lingering
+from halfeven.serve.batching.brief_polling import LOOK_NS, BriefPolling
 
 
 class Loop:
@@ -36,49 +36,51 @@ def loop() -> Loop:
 
 
 @pytest.fixture
-def lingering(loop: Loop) -> Lingering:
-    return Lingering(lambda: loop.now_ns, lambda: loop.idle)
+def polling(loop: Loop) -> BriefPolling:
+    return BriefPolling(lambda: loop.now_ns, lambda: loop.idle)
 
 
-def answer(lingering: Lingering, loop: Loop, after_ns: int) -> bool:
+def answer(polling: BriefPolling, loop: Loop, after_ns: int) -> bool:
     """A request that comes so long after the last answer, and whether the loop looked again after its own."""
     loop.now_ns += after_ns
-    lingering.asked(loop.now_ns)
-    lingering.answered(cast(asyncio.AbstractEventLoop, loop))
+    polling.asked(loop.now_ns)
+    polling.answered(cast(asyncio.AbstractEventLoop, loop))
     return loop.turns_without_sleep() > 0
 
 
 def test_after_an_answer_the_loop_looks_again_for_a_moment_and_then_sleeps(
-    lingering: Lingering, loop: Loop
+    polling: BriefPolling, loop: Loop
 ) -> None:
-    lingering.answered(cast(asyncio.AbstractEventLoop, loop))
+    polling.answered(cast(asyncio.AbstractEventLoop, loop))
     assert loop.turns_without_sleep() == LOOK_NS / 10_000
 
 
-def test_another_answer_meanwhile_makes_it_longer_not_twice_as_busy(lingering: Lingering, loop: Loop) -> None:
-    lingering.answered(cast(asyncio.AbstractEventLoop, loop))
-    lingering.answered(cast(asyncio.AbstractEventLoop, loop))
+def test_another_answer_meanwhile_makes_it_longer_not_twice_as_busy(
+    polling: BriefPolling, loop: Loop
+) -> None:
+    polling.answered(cast(asyncio.AbstractEventLoop, loop))
+    polling.answered(cast(asyncio.AbstractEventLoop, loop))
     assert loop.turns_without_sleep() == LOOK_NS / 10_000
 
 
-def test_who_asks_again_at_once_is_always_looked_for(lingering: Lingering, loop: Loop) -> None:
-    assert all(answer(lingering, loop, after_ns=50_000) for _ in range(200))
+def test_who_asks_again_at_once_is_always_looked_for(polling: BriefPolling, loop: Loop) -> None:
+    assert all(answer(polling, loop, after_ns=50_000) for _ in range(200))
 
 
-def test_who_does_not_is_soon_hardly_looked_for(lingering: Lingering, loop: Loop) -> None:
-    looked = [answer(lingering, loop, after_ns=5_000_000) for _ in range(1000)]
+def test_who_does_not_is_soon_hardly_looked_for(polling: BriefPolling, loop: Loop) -> None:
+    looked = [answer(polling, loop, after_ns=5_000_000) for _ in range(1000)]
     assert sum(looked[:10]) < 5
     assert 10 < sum(looked[200:]) < 15
 
 
-def test_who_begins_to_ask_at_once_is_looked_for_again(lingering: Lingering, loop: Loop) -> None:
+def test_who_begins_to_ask_at_once_is_looked_for_again(polling: BriefPolling, loop: Loop) -> None:
     for _ in range(100):
-        answer(lingering, loop, after_ns=5_000_000)
-    looked = [answer(lingering, loop, after_ns=50_000) for _ in range(100)]
+        answer(polling, loop, after_ns=5_000_000)
+    looked = [answer(polling, loop, after_ns=50_000) for _ in range(100)]
     assert all(looked[65:])
 
 
-def test_nobody_is_looked_for_while_another_model_has_the_core(lingering: Lingering, loop: Loop) -> None:
+def test_nobody_is_looked_for_while_another_model_has_the_core(polling: BriefPolling, loop: Loop) -> None:
     loop.idle = False
-    lingering.answered(cast(asyncio.AbstractEventLoop, loop))
+    polling.answered(cast(asyncio.AbstractEventLoop, loop))
     assert loop.turns_without_sleep() == 1

@@ -12,7 +12,7 @@ from halfeven.models.errors import NotReady
 from halfeven.serve.batching.device import BACKGROUND_EVERY_NS, Bell, DeviceThread
 
 
-class Turns:
+class BatchScheduler:
     """A batcher without requests: a list of arrival times, one batch each, told to a common diary."""
 
     def __init__(self, name: str, diary: list[str], *arrivals_ns: int) -> None:
@@ -26,7 +26,7 @@ class Turns:
     def due_ns(self) -> int | None:
         return min(self.arrivals_ns, default=None)
 
-    def turn(self) -> None:
+    def step(self) -> None:
         first_ns = min(self.arrivals_ns)
         self.arrivals_ns.remove(first_ns)
         self.diary.append(f"{self.name}{first_ns}")
@@ -53,8 +53,8 @@ def looked(device: DeviceThread) -> None:
 
 def test_the_oldest_waiting_request_of_all_models_goes_first(device: DeviceThread) -> None:
     diary: list[str] = []
-    device.attach(Turns("a", diary, 1, 4, 5))
-    device.attach(Turns("b", diary, 2, 3, 6))
+    device.attach(BatchScheduler("a", diary, 1, 4, 5))
+    device.attach(BatchScheduler("b", diary, 2, 3, 6))
     device.start()
     assert device.stop(30)
     assert diary == ["a1", "b2", "b3", "a4", "a5", "b6"]
@@ -80,7 +80,7 @@ def test_a_call_cancelled_before_its_turn_is_not_run(device: DeviceThread) -> No
 
 def test_a_long_line_of_calls_does_not_starve_the_batches(device: DeviceThread) -> None:
     diary: list[str] = []
-    device.attach(Turns("a", diary, 1, 2, 3))
+    device.attach(BatchScheduler("a", diary, 1, 2, 3))
     for _ in range(4):
         device.call(lambda: diary.append("call"))
     device.start()
@@ -88,12 +88,12 @@ def test_a_long_line_of_calls_does_not_starve_the_batches(device: DeviceThread) 
     assert diary == ["call", "a1", "call", "a2", "call", "a3", "call"]
 
 
-@pytest.mark.parametrize("where", ["turn", "due_ns"])
+@pytest.mark.parametrize("where", ["step", "due_ns"])
 def test_a_queue_that_raises_kills_neither_the_thread_nor_the_other_models(
     device: DeviceThread, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     diary: list[str] = []
-    broken = Turns("broken", diary, 1)
+    broken = BatchScheduler("broken", diary, 1)
 
     def fail() -> Any:
         broken.arrivals_ns.clear()
@@ -101,7 +101,7 @@ def test_a_queue_that_raises_kills_neither_the_thread_nor_the_other_models(
 
     setattr(broken, where, fail)
     device.attach(broken)
-    device.attach(Turns("a", diary, 2))
+    device.attach(BatchScheduler("a", diary, 2))
     device.start()
     looked(device)
     assert diary == ["a2"] and device.alive
@@ -131,7 +131,7 @@ def test_it_sleeps_without_a_timer_unless_a_batch_is_due_later(device: DeviceThr
         return wait(timeout_ns)
 
     device._bell.wait = noted
-    later = Turns("a", [], 100 + 3_600_000_000_000)
+    later = BatchScheduler("a", [], 100 + 3_600_000_000_000)
     device.start()
     looked(device)
     assert set(slept) <= {None}
@@ -145,7 +145,7 @@ def test_it_sleeps_without_a_timer_unless_a_batch_is_due_later(device: DeviceThr
 def test_held_it_begins_no_batch_but_runs_calls(device: DeviceThread) -> None:
     diary: list[str] = []
     device.hold()
-    device.attach(Turns("a", diary, 1))
+    device.attach(BatchScheduler("a", diary, 1))
     device.start()
     looked(device)
     assert diary == []
@@ -156,7 +156,7 @@ def test_held_it_begins_no_batch_but_runs_calls(device: DeviceThread) -> None:
 
 def test_held_until_so_many_wait_it_goes_on_by_itself(device: DeviceThread) -> None:
     diary: list[str] = []
-    a, b = Turns("a", diary, 1, 2), Turns("b", diary)
+    a, b = BatchScheduler("a", diary, 1, 2), BatchScheduler("b", diary)
     device.hold(until_queued=3)
     device.attach(a)
     device.attach(b)
@@ -172,7 +172,7 @@ def test_held_until_so_many_wait_it_goes_on_by_itself(device: DeviceThread) -> N
 
 def test_stopping_refuses_first_then_finishes_what_waits(device: DeviceThread) -> None:
     diary: list[str] = []
-    turns = Turns("a", diary, 1, 2, 9_999)  # the last is due later: stopping does not wait for it
+    turns = BatchScheduler("a", diary, 1, 2, 9_999)  # the last is due later: stopping does not wait for it
     device.attach(turns)
     device.hold()
     device.start()
@@ -224,7 +224,7 @@ def test_a_bell_rung_many_times_is_heard_once() -> None:
 # In the background
 
 
-class Busy(Turns):
+class Busy(BatchScheduler):
     """Always has a batch, until its number of turns is over; each turn moves the clock on."""
 
     def __init__(self, name: str, diary: list[str], turns: int, then: Callable[[], None]) -> None:
@@ -234,16 +234,16 @@ class Busy(Turns):
     def due_ns(self) -> int | None:
         return 0 if self.arrivals_ns else None
 
-    def turn(self) -> None:
-        super().turn()
+    def step(self) -> None:
+        super().step()
         self.then()
 
 
 def test_in_the_background_a_batch_waits_for_everybody_elses() -> None:
     diary: list[str] = []
     device = DeviceThread(clock=lambda: 100)
-    device.attach(Turns("shadow", diary, 1, 2), background=True)
-    device.attach(Turns("a", diary, 3, 4))
+    device.attach(BatchScheduler("shadow", diary, 1, 2), background=True)
+    device.attach(BatchScheduler("a", diary, 3, 4))
     device.start()
     assert device.stop(30)
     assert diary == ["a3", "a4", "shadow1", "shadow2"]
@@ -270,9 +270,9 @@ def test_under_full_load_the_background_gets_one_turn_a_second_and_no_more() -> 
 
 def test_the_background_may_go_while_everybody_else_waits_for_a_batch_to_fill(device: DeviceThread) -> None:
     diary: list[str] = []
-    later = Turns("a", diary, 9_999)
+    later = BatchScheduler("a", diary, 9_999)
     device.attach(later)
-    device.attach(Turns("shadow", diary, 1), background=True)
+    device.attach(BatchScheduler("shadow", diary, 1), background=True)
     device.start()
     for _ in range(3):
         looked(device)
@@ -284,7 +284,10 @@ def test_it_wakes_for_the_background_as_well(device: DeviceThread) -> None:
     slept: list[int | None] = []
     wait = device._bell.wait
     device._bell.wait = lambda timeout_ns=None: (slept.append(timeout_ns), wait(timeout_ns))[1]
-    a, shadow = Turns("a", [], 100 + 7_200_000_000_000), Turns("s", [], 100 + 3_600_000_000_000)
+    a, shadow = (
+        BatchScheduler("a", [], 100 + 7_200_000_000_000),
+        BatchScheduler("s", [], 100 + 3_600_000_000_000),
+    )
     device.attach(a)
     device.attach(shadow, background=True)
     device.start()
@@ -296,7 +299,7 @@ def test_it_wakes_for_the_background_as_well(device: DeviceThread) -> None:
 
 def test_stopping_refuses_and_finishes_the_background_too(device: DeviceThread) -> None:
     diary: list[str] = []
-    shadow = Turns("shadow", diary, 9_999)
+    shadow = BatchScheduler("shadow", diary, 9_999)
     device.attach(shadow, background=True)
     device.start()
     assert device.stop(30)

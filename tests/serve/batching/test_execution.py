@@ -14,9 +14,9 @@ from halfeven.models.errors import EngineFailed, TimedOut
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.ceiling import Ceiling
 from halfeven.serve.batching.condition import Condition
-from halfeven.serve.batching.counters import Tally
+from halfeven.serve.batching.counters import Counters
 from halfeven.serve.batching.execution import Execution
-from halfeven.serve.batching.interface import Answer, OnDuty
+from halfeven.serve.batching.interface import Answer, PreparedVersion
 from halfeven.serve.batching.request_queue import Request
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,23 +71,23 @@ def spec(rows: int = 64, width: int | str = 4, buckets: Any = ()) -> ModelSpec:
 
 
 class Bench:
-    """One version on duty with all that its batches share; time goes on by one nanosecond at every look."""
+    """One active version with all that its batches share; time goes on by one nanosecond at every look."""
 
-    def __init__(self, engine: Fake, toy: ModelSpec | None = None, **duty: Any) -> None:
+    def __init__(self, engine: Fake, toy: ModelSpec | None = None, **prepared: Any) -> None:
         self.spec, self.now_ns, self.lost = toy or spec(), 0, []
-        self.duty = OnDuty("3", "sha", "fp16", engine, **duty)
-        self.counting = Tally("3")
-        self.condition = Condition(self.spec, self.duty, self.clock, lost=self.lost.append)
+        self.prepared = PreparedVersion("3", "sha", "fp16", engine, **prepared)
+        self.counting = Counters("3")
+        self.condition = Condition(self.spec, self.prepared, self.clock, lost=self.lost.append)
 
     def clock(self) -> int:
         self.now_ns += 1
         return self.now_ns
 
     def execution(self) -> Execution:
-        return Execution(self.spec, self.duty, self.counting, self.clock, self.condition)
+        return Execution(self.spec, self.prepared, self.counting, self.clock, self.condition)
 
     @property
-    def tally(self) -> Tally:
+    def counters(self) -> Counters:
         return self.counting.copy()
 
     def answer(self, *inputs: np.ndarray, **more: Any) -> list[Any]:
@@ -139,8 +139,8 @@ def test_out_of_memory_costs_nobody_an_answer_and_is_not_tried_again(error: Base
     inputs = [some(n) for n in (5, 1, 20, 6)]
     assert_right(bench.answer(*inputs), inputs)
     assert engine.ran == [32, 16, *[8] * 4]
-    assert bench.condition.ceiling.smallest == bench.tally.row_ceiling == bench.duty.useful_rows == 8
-    assert (bench.tally.out_of_memory, bench.tally.executions, bench.tally.failures) == (2, 1, 0)
+    assert bench.condition.ceiling.smallest == bench.counters.row_ceiling == bench.prepared.useful_rows == 8
+    assert (bench.counters.out_of_memory, bench.counters.executions, bench.counters.failures) == (2, 1, 0)
     engine.ran.clear()
     assert_right(bench.answer(*inputs), inputs)
     assert engine.ran == [8] * 4
@@ -151,7 +151,7 @@ def test_one_row_that_does_not_fit_fails_alone_and_lowers_nothing() -> None:
     bench = Bench(engine)
     (answer,) = bench.answer(some(1))
     assert isinstance(answer, EngineFailed) and "out of memory" in str(answer)
-    assert bench.condition.ceiling.smallest == 0 and bench.tally.out_of_memory == 1
+    assert bench.condition.ceiling.smallest == 0 and bench.counters.out_of_memory == 1
 
 
 def test_a_ceiling_outlives_the_process_and_a_deleted_file_resets_it(tmp_path: Path) -> None:
@@ -160,19 +160,19 @@ def test_a_ceiling_outlives_the_process_and_a_deleted_file_resets_it(tmp_path: P
     assert_right(Bench(Fake(most=3), ceiling=Ceiling(path)).answer(*inputs), inputs)
     engine = Fake(most=3)
     again = Bench(engine, ceiling=Ceiling(path))
-    assert again.duty.useful_rows == 2
+    assert again.prepared.useful_rows == 2
     assert_right(again.answer(*inputs), inputs)
     assert engine.ran == [2] * 4
     path.unlink()
     fresh = Bench(Fake(), ceiling=Ceiling(path))
-    assert fresh.duty.useful_rows == 0
+    assert fresh.prepared.useful_rows == 0
     assert_right(fresh.answer(*inputs), inputs)
 
 
 def test_a_measured_useful_batch_stays_where_memory_allows_more() -> None:
     bench = Bench(Fake(most=40), useful_rows=8)
     assert_right(bench.answer(x := some(64)), [x])
-    assert (bench.condition.ceiling.smallest, bench.duty.useful_rows) == (32, 8)
+    assert (bench.condition.ceiling.smallest, bench.prepared.useful_rows) == (32, 8)
 
 
 def test_long_rows_that_do_not_fit_do_not_make_batches_of_short_ones_small() -> None:
@@ -184,7 +184,7 @@ def test_long_rows_that_do_not_fit_do_not_make_batches_of_short_ones_small() -> 
     assert_right(bench.answer(x := some(8, 10)), [x])
     assert_right(bench.answer(x := some(8, 1000)), [x])
     assert engine.ran == [8, 4, 4]
-    assert bench.duty.useful_rows == 0, "batches are formed before their lengths are known"
+    assert bench.prepared.useful_rows == 0, "batches are formed before their lengths are known"
 
 
 def test_poison_among_rows_that_do_not_fit_together_still_fails_alone() -> None:
@@ -221,7 +221,7 @@ def test_only_the_guilty_fail_whoever_they_are(rows: list[int], data: st.DataObj
         assert isinstance(answer, EngineFailed) == (index in guilty)
         if index not in guilty:
             assert_right([answer], [inputs[index]])
-    assert bench.tally.failures == len(guilty) and bench.tally.requests == len(rows) - len(guilty)
+    assert bench.counters.failures == len(guilty) and bench.counters.requests == len(rows) - len(guilty)
 
 
 def test_finding_one_poisonous_request_takes_a_round_per_doubling() -> None:
@@ -245,7 +245,7 @@ def test_an_engine_that_fails_on_everything_costs_two_runs_a_batch_until_it_work
         assert all(isinstance(answer, EngineFailed) for answer in answers)
         costs.append(len(engine.ran))
     assert costs == [31, 31, 31, 2, 2]
-    assert bench.tally.given_up == 2 and bench.tally.failures == 80
+    assert bench.counters.given_up == 2 and bench.counters.failures == 80
     assert "fails on every request" in str(answers[0]) and "weights are gone" in str(answers[0])
     engine.broken = None
     assert_right(bench.answer(x := some()), [x])
@@ -284,7 +284,7 @@ def test_any_number_of_poisonous_batches_does_not_make_an_engine_broken() -> Non
         bench.answer(poison, poison)
     answers = bench.answer(x := some(), poison)
     assert_right(answers[:1], [x])
-    assert isinstance(answers[1], EngineFailed) and bench.tally.given_up == 0
+    assert isinstance(answers[1], EngineFailed) and bench.counters.given_up == 0
 
 
 def test_looking_for_the_guilty_ends_in_time_and_says_that_it_did() -> None:
@@ -372,7 +372,7 @@ def test_a_batch_is_filled_up_with_a_row_of_its_own_and_nobody_sees_it() -> None
     answers = bench.answer(*inputs)
     assert_right(answers, inputs)
     assert engine.ran == [8] and (engine.seen[0][5:] == inputs[0][0]).all()
-    assert answers[0].batch_rows == 5 and bench.tally.rows == 5 and list(bench.tally.batches) == [5]
+    assert answers[0].batch_rows == 5 and bench.counters.rows == 5 and list(bench.counters.batches) == [5]
     assert_right(bench.answer(x := some(2)), [x])
     assert_right(bench.answer(x := some(9)), [x])
     assert engine.ran == [8, 2, 64], "the largest batch is always a bucket"
@@ -422,7 +422,7 @@ def test_only_the_rows_that_are_not_finite_are_run_again_in_fp32() -> None:
     assert [answer.rescued for answer in answers] == [1, 0, 2, 0]
     assert [answer.precision for answer in answers] == ["fp32-rescued", "fp16", "fp32-rescued", "fp16"]
     assert answers[0].compute_ns > answers[1].compute_ns and answers[0].batch_rows == 10
-    assert bench.tally.rescued_rows == 3 and bench.tally.executions == 1 and bench.tally.rows == 10
+    assert bench.counters.rescued_rows == 3 and bench.counters.executions == 1 and bench.counters.rows == 10
 
 
 def test_finite_batches_and_fp32_engines_are_never_run_twice() -> None:
@@ -430,7 +430,7 @@ def test_finite_batches_and_fp32_engines_are_never_run_twice() -> None:
     assert_right(bench.answer(x := some(3)), [x])
     assert whole.ran == []
     (answer,) = Bench(Fake(ends_at=1.0, precision="fp32")).answer(some())
-    assert np.isinf(answer.outputs[0]).all() and answer.precision == "fp16"  # as the duty says
+    assert np.isinf(answer.outputs[0]).all() and answer.precision == "fp16"  # as the prepared version says
 
 
 def test_where_the_whole_is_not_finite_either_its_answer_stands() -> None:
@@ -453,7 +453,7 @@ def test_past_its_time_a_row_is_not_rescued_and_its_neighbours_are() -> None:
     outcomes = [outcome for _, outcome in bench.execution().outcomes(batch)]
     assert isinstance(outcomes[0], TimedOut) and "no finite answer" in str(outcomes[0])
     assert_right(outcomes[1:], [early, lasting])
-    assert whole.ran == [2] and bench.tally.failures == 1
+    assert whole.ran == [2] and bench.counters.failures == 1
 
 
 def test_a_whole_that_fails_on_one_row_fails_only_its_request() -> None:
@@ -491,7 +491,7 @@ def test_rows_are_rescued_after_halving_and_in_buckets_too() -> None:
     assert isinstance(answers.pop(1), EngineFailed)
     inputs.pop(1)
     assert_right(answers, inputs)
-    assert whole.ran == [4] and bench.tally.rescued_rows == 1
+    assert whole.ran == [4] and bench.counters.rescued_rows == 1
 
 
 # Two in flight
@@ -580,6 +580,6 @@ def test_a_batch_above_the_ceiling_is_not_launched() -> None:
 def test_parts_of_a_split_request_are_not_counted_as_requests() -> None:
     bench = Bench(Fake())
     bench.execution().outcomes([request(some(2), part="of a whole"), request(some(1))])
-    assert (bench.tally.requests, bench.tally.rows) == (1, 3)
+    assert (bench.counters.requests, bench.counters.rows) == (1, 3)
     bench.execution().outcomes([request(np.full((1, 4), POISON, np.float32), part="of a whole")])
-    assert bench.tally.failures == 0
+    assert bench.counters.failures == 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from halfeven.models.errors import EngineFailed
 
-from tests.serve.batching.stage import POISON, Fake, async_test, duty, looked, rows_of, serving, spec
+from tests.serve.batching.stage import POISON, Fake, async_test, looked, prepared, rows_of, serving, spec
 
 
 @dataclass(eq=False)
@@ -124,7 +124,7 @@ def test_whatever_else_uses_the_device_waits_for_what_is_in_flight(how: str) -> 
             await asyncio.to_thread(engine.waiting.wait, 30)  # two are in flight
             assert engine.computing == 2
             if how == "swap":
-                device.call(lambda: (batcher.swap(duty(Fake(), "2")), computing.append(engine.computing)))
+                device.call(lambda: (batcher.swap(prepared(Fake(), "2")), computing.append(engine.computing)))
             elif how == "call":
                 device.call(lambda: computing.append(engine.computing))
             elif how == "other":
@@ -137,7 +137,9 @@ def test_whatever_else_uses_the_device_waits_for_what_is_in_flight(how: str) -> 
                 computing.append(engine.computing)
             await looked(device)
             assert computing == [0]
-            assert [(a.outputs[0].item(), a.duty.version) for a in answers] == [(i, "1") for i in range(4)]
+            assert [(a.outputs[0].item(), a.prepared.version) for a in answers] == [
+                (i, "1") for i in range(4)
+            ]
 
     asyncio.run(scene())
 
@@ -151,7 +153,7 @@ class _Other:
     def due_ns(self) -> int | None:
         return 0 if self.queued else None
 
-    def turn(self) -> None:
+    def step(self) -> None:
         self.queued = 0
         self.run()
 

@@ -1,4 +1,4 @@
-"""All of it at once: whatever the mates, whoever leaves, whatever comes on duty in between.
+"""All of it at once: whatever the mates, whoever leaves, whatever becomes active in between.
 
 Each accepted request gets its own right answer exactly once, or its own error, or its caller has gone.
 """
@@ -14,7 +14,7 @@ from halfeven.models.errors import EngineFailed, NotReady, Overloaded, TimedOut
 from halfeven.models.spec import ModelSpec
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
-from halfeven.serve.batching.interface import OnDuty, Terms
+from halfeven.serve.batching.interface import PreparedVersion, Terms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,7 +72,7 @@ def toy(limit: int, signature: int, queue: int) -> ModelSpec:
 
 @dataclass
 class Play:
-    """One run of the steps, with everything that was sent and everybody who was on duty."""
+    """One run of the steps, with everything that was sent and everybody which version was active."""
 
     batcher: Batcher
     device: DeviceThread
@@ -101,7 +101,7 @@ class Play:
         engine = self.kind(factor=len(self.engines) + 1.0)
         self.engines.append(engine)
         version = str(len(self.engines))
-        new = OnDuty(version, f"sha-{version}", "fp16", engine, useful_rows=useful_rows)
+        new = PreparedVersion(version, f"sha-{version}", "fp16", engine, useful_rows=useful_rows)
         its_spec = toy(self.limit, self.signature, self.queue) if new_signature else None
         self.device.call(lambda: self.batcher.swap(new, its_spec).engine.close())
 
@@ -148,7 +148,7 @@ def _judge(future: Future, x: np.ndarray, signatures: int) -> None:
         assert isinstance(error, EngineFailed) and "poison" in str(error)
         return
     answer = future.result()
-    np.testing.assert_array_equal(answer.outputs[0], x[:, :1] * np.float32(answer.duty.version))
+    np.testing.assert_array_equal(answer.outputs[0], x[:, :1] * np.float32(answer.prepared.version))
 
 
 async def _play(steps: list[tuple[Any, ...]], limit: int, queue: int, kind: type[Fake]) -> None:

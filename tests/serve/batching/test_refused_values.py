@@ -8,7 +8,7 @@ import pytest
 import torch
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadRequest
-from halfeven.serve.batching.interface import OnDuty
+from halfeven.serve.batching.interface import PreparedVersion
 
 from tests.index_nets import Binned
 from tests.programs import whole
@@ -52,17 +52,17 @@ async def test_batch_mates_get_the_bits_that_they_get_alone() -> None:
 async def test_what_a_half_alone_refuses_its_whole_answers() -> None:
     half, whole_engine = Refusing(), Fake(factor=3.0)
     async with serving(half, spec(rows=8)) as (batcher, device):
-        rescued = OnDuty("2", "sha", "fp16", half, whole=whole_engine)
+        rescued = PreparedVersion("2", "sha", "fp16", half, whole=whole_engine)
         await asyncio.wrap_future(device.call(lambda: batcher.swap(rescued)))
         device.hold()
         futures = [batcher.submit(rows_of(value), 1) for value in (1.0, BAD, 2.0)]
         device.release()
         answers = await asyncio.gather(*futures)
         await looked(device)
-        tally = batcher.tallies()[-1]
+        counters = batcher.tallies()[-1]
     assert [answer.outputs[0].item() for answer in answers] == [1.0, 21.0, 2.0]
     assert [answer.precision for answer in answers] == ["fp16", "fp32-rescued", "fp16"]
-    assert (tally.requests, tally.rescued_rows) == (3, 1)
+    assert (counters.requests, counters.rescued_rows) == (3, 1)
 
 
 @async_test

@@ -14,9 +14,9 @@ from tests.serve.batching.stage import (
     Clock,
     Fake,
     async_test,
-    duty,
     gated,
     looked,
+    prepared,
     rows_of,
     serving,
     spec,
@@ -44,16 +44,16 @@ async def test_the_answer_has_the_longest_wait_and_the_sum_of_what_was_computed(
     async with serving(engine, spec(rows=4), clock) as (batcher, _):
         answer = await batcher.submit(rows_of(*range(10)), 10)
         assert (answer.queue_ns, answer.compute_ns, answer.batch_rows) == (2000, 3000, 4)
-        tally = batcher.tallies()[0]
-        assert (tally.requests, tally.rows, tally.executions) == (1, 10, 3)
-        assert (tally.queue_ns, tally.compute_ns, sum(tally.queue_buckets)) == (2000, 3000, 1)
+        counters = batcher.tallies()[0]
+        assert (counters.requests, counters.rows, counters.executions) == (1, 10, 3)
+        assert (counters.queue_ns, counters.compute_ns, sum(counters.queue_buckets)) == (2000, 3000, 1)
 
 
 @async_test
 async def test_it_is_cut_by_the_rows_that_are_useful_here_but_one_that_fits_a_batch_is_not() -> None:
     engine = Fake()
     async with serving(engine, spec(rows=8)) as (batcher, device):
-        frugal = duty(engine, "2")
+        frugal = prepared(engine, "2")
         frugal.useful_rows = 3
         await asyncio.wrap_future(device.call(lambda: batcher.swap(frugal)))
         await batcher.submit(rows_of(*range(8)), 8)
@@ -91,8 +91,8 @@ async def test_one_poisoned_part_fails_the_request_once_and_nobody_else() -> Non
             await large
         assert (await mate).outputs[0].item() == 7
         await looked(device)
-        tally = batcher.tallies()[0]
-        assert (tally.failures, tally.requests, tally.vanished, batcher.waiting) == (1, 1, 0, 0)
+        counters = batcher.tallies()[0]
+        assert (counters.failures, counters.requests, counters.vanished, batcher.waiting) == (1, 1, 0, 0)
 
 
 @async_test
@@ -107,8 +107,8 @@ async def test_a_caller_who_leaves_between_two_parts_costs_no_more_and_is_counte
         engine.gate.set()
         await batcher.submit(rows_of(1), 1)
         await looked(device)
-        tally = batcher.tallies()[0]
-        assert (tally.vanished, tally.requests, batcher.waiting) == (1, 1, 0)
+        counters = batcher.tallies()[0]
+        assert (counters.vanished, counters.requests, batcher.waiting) == (1, 1, 0)
     assert [[shape[0] for shape in batch] for batch in engine.batches] == [[2], [1]]
 
 
@@ -142,14 +142,14 @@ def test_a_swap_in_between_never_mixes_versions_in_one_answer(moment: str) -> No
             large = batcher.submit(rows_of(*range(7)), 7)
             if moment == "begun":
                 await inside.wait()
-            swapped = device.call(lambda: batcher.swap(duty(new, "2")))
+            swapped = device.call(lambda: batcher.swap(prepared(new, "2")))
             old.gate.set()
             (await asyncio.wrap_future(swapped)).engine.close()
             device.release()
             answer = await large
             factor = 10.0 if moment == "waiting" else 1.0
             np.testing.assert_array_equal(answer.outputs[0][:, 0], np.arange(7) * factor)
-            assert answer.duty.version == ("2" if moment == "waiting" else "1")
+            assert answer.prepared.version == ("2" if moment == "waiting" else "1")
 
     asyncio.run(scene())
 
@@ -162,11 +162,11 @@ async def test_urgent_requests_pass_between_the_parts_of_a_large_one_and_a_swap_
         large = batcher.submit(rows_of(*range(6)), 6)
         await inside.wait()
         urgent = batcher.submit(rows_of(50), 1, Terms(priority=1))
-        swapped = device.call(lambda: batcher.swap(duty(Fake(factor=10.0), "2")))
+        swapped = device.call(lambda: batcher.swap(prepared(Fake(factor=10.0), "2")))
         old.gate.set()
         await asyncio.wrap_future(swapped)
         assert (await urgent).outputs[0].item() == 500
-        assert (await large).duty.version == "1"
+        assert (await large).prepared.version == "1"
 
 
 @async_test
@@ -186,7 +186,7 @@ async def test_a_large_request_is_one_to_the_limit_of_the_queue_and_its_bytes_co
 async def test_a_deterministic_large_request_has_parts_of_the_largest_batch() -> None:
     engine = Fake()
     async with serving(engine, spec(rows=4)) as (batcher, device):
-        frugal = duty(engine, "2")
+        frugal = prepared(engine, "2")
         frugal.useful_rows = 3
         await asyncio.wrap_future(device.call(lambda: batcher.swap(frugal)))
         await batcher.submit(rows_of(*range(9)), 9, Terms(deterministic=True))

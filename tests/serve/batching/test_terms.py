@@ -46,8 +46,8 @@ async def test_a_timeout_fires_while_a_batch_of_others_is_on_the_device_and_the_
         engine.gate.set()
         assert [(await f).outputs[0].item() for f in (first, patient)] == [1, 3]
         await looked(device)
-        tally = batcher.tallies()[0]
-        assert (tally.timed_out, tally.vanished, tally.requests, batcher.waiting) == (1, 0, 2, 0)
+        counters = batcher.tallies()[0]
+        assert (counters.timed_out, counters.vanished, counters.requests, batcher.waiting) == (1, 0, 2, 0)
     assert engine.batches == [[(1, 4)], [(1, 4)]]
 
 

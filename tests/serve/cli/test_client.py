@@ -27,7 +27,7 @@ ROWS = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.float32)
 
 @pytest.fixture
 def url(server: str, roster: FakeRoster) -> str:
-    roster.models["painting"] = FakeServed(PAINTING, lambda x: [255 - x], roster.models["double"].duty)
+    roster.models["painting"] = FakeServed(PAINTING, lambda x: [255 - x], roster.models["double"].prepared)
     return f"http://{server}"
 
 

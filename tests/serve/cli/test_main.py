@@ -229,7 +229,7 @@ def test_models_lists_versions_and_rollback_needs_one_to_go_back_to(
     assert "no version before 1" in facts["error"] and "halfeven promote net@NUMBER" in facts["error"]
 
 
-def test_promote_puts_a_version_on_duty_by_hand(
+def test_promote_makes_a_version_active_by_hand(
     converted: tuple[Path, dict[str, Any]],
 ) -> None:
     store, _ = converted

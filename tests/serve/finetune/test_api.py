@@ -186,14 +186,14 @@ def test_a_job_is_followed_to_its_model_by_its_events_and_metrics(place: Place) 
     running_job = place.client.fine_tuning.jobs.retrieve(id)
     assert (running_job.status, running_job.estimated_finish) == ("running", 2_000_000_000)
     assert (running_job.model_extra or {})["halfeven"]["progress"] == {"step": 2, "total_steps": 4}
-    place.ledger.move(id, "succeeded", fine_tuned_model="net@3", version=3, message="net@3 is on duty")
+    place.ledger.move(id, "succeeded", fine_tuned_model="net@3", version=3, message="net@3 is active")
     done = place.client.fine_tuning.jobs.retrieve(id)
     assert (done.status, done.fine_tuned_model) == ("succeeded", "net@3")
     assert done.finished_at is not None and done.finished_at >= done.created_at
 
     events = list(place.client.fine_tuning.jobs.list_events(id, limit=2))
     assert [(event.model_extra or {})["number"] for event in events] == [7, 6, 5, 4, 3, 2, 1]
-    assert (events[0].message, events[0].level, events[0].type) == ("net@3 is on duty", "info", "message")
+    assert (events[0].message, events[0].level, events[0].type) == ("net@3 is active", "info", "message")
     assert (events[1].type, events[1].data) == ("metrics", {"step": 4})
     first = httpx.get(f"http://{place.address}/v1/fine_tuning/jobs/{id}/events?order=asc&limit=3").json()
     assert [event["number"] for event in first["data"]] == [1, 2, 3] and first["has_more"] is True
@@ -272,7 +272,7 @@ def test_what_is_not_there_is_a_404_that_says_so(place: Place) -> None:
     [
         ("mute", "'mute' has no output that can be learnt.*'best'"),
         ("bare", "bare@1 has no weights.safetensors"),
-        ("idle", "'idle' has no version on duty.*idle@N"),
+        ("idle", "'idle' has no active version.*idle@N"),
     ],
 )
 def test_a_version_that_cannot_learn_is_refused(place: Place, model: str, words: str) -> None:

@@ -22,7 +22,7 @@ class Roster:
     def __init__(self, store: Store) -> None:
         self.store, self.serving = store, "1"
 
-    def on_duty(self, name: str) -> str | None:
+    def active(self, name: str) -> str | None:
         live = self.store.live_number(name)
         return self.serving if live is None else str(live)
 
@@ -42,7 +42,7 @@ def learnt(store: Store, gate: Gate | None = None, status: str = LIVE) -> Versio
 
 
 class Place:
-    """``net@1`` is on duty, and a job that was made from it runs."""
+    """``net@1`` is active, and a job that was made from it runs."""
 
     def __init__(self, root: Path) -> None:
         self.store, self.ledger = Store(root), Ledger(root / "halfeven.db")
@@ -72,7 +72,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.ledger.close()
 
 
-def test_what_is_judged_and_from_the_parent_on_duty_is_promoted_over_it(place: Place) -> None:
+def test_what_is_judged_and_from_the_active_parent_is_promoted_over_it(place: Place) -> None:
     job = place.conclude(learnt(place.store))
     assert (job.status, job.stage, job.fine_tuned_model) == ("succeeded", "done", "net@2")
     assert job_body(job)["halfeven"]["promotion"] == {"state": "promoted", "code": None, "message": None}
@@ -98,7 +98,7 @@ def test_a_promotion_while_it_was_made_makes_it_stale(place: Place) -> None:
     assert error.code == "STALE_PARENT"
     for words in (
         "net@3 was made from net@1",
-        "net@2 is on duty",
+        "net@2 is active",
         "halfeven promote net@3",
         "fine-tune net again",
     ):

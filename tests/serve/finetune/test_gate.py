@@ -57,25 +57,25 @@ def test_the_squared_error_is_the_mean_over_rows_and_elements() -> None:
 def test_nothing_learnt_may_be_worse_and_little_known_may_be_lost(
     held_out: tuple[float, float], judging: tuple[float, float], passes: bool
 ) -> None:
-    on_duty = {"held_out": of(held_out[0]), "judging": of(judging[0])}
+    active = {"held_out": of(held_out[0]), "judging": of(judging[0])}
     forms = {"torch": {"held_out": of(held_out[1]), "judging": of(judging[1])}}
-    verdict = judge(forms, on_duty, tolerance=0.02)
+    verdict = judge(forms, active, tolerance=0.02)
     assert verdict.passed is passes
     assert verdict.numbers["passed"] is passes
     if not passes:
-        assert "not put on duty" in verdict.reason
+        assert "not made active" in verdict.reason
 
 
 def test_every_form_that_could_serve_is_held_to_it() -> None:
-    on_duty = {"held_out": of(0.5)}
+    active = {"held_out": of(0.5)}
     good, bad = {"held_out": of(0.9)}, {"held_out": of(0.4)}
-    verdict = judge({"torch": good, "onnx": bad}, on_duty, 0.02)
+    verdict = judge({"torch": good, "onnx": bad}, active, 0.02)
     assert not verdict.passed
     assert verdict.reason.startswith("the onnx form")
 
 
 def test_a_growing_squared_error_is_a_loss() -> None:
-    on_duty = {"held_out": {"y": Score("mse", 1.0, 9)}, "judging": {"y": Score("mse", 1.0, 9)}}
+    active = {"held_out": {"y": Score("mse", 1.0, 9)}, "judging": {"y": Score("mse", 1.0, 9)}}
     grown = {"held_out": {"y": Score("mse", 0.5, 9)}, "judging": {"y": Score("mse", 1.03, 9)}}
-    assert not judge({"torch": grown}, on_duty, 0.02).passed
-    assert judge({"torch": grown}, on_duty, 0.05).passed
+    assert not judge({"torch": grown}, active, 0.02).passed
+    assert judge({"torch": grown}, active, 0.05).passed

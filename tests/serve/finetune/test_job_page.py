@@ -56,7 +56,7 @@ def the_gate(after_new: float = 0.975, after_old: float = 0.986) -> dict[str, An
         return {"logits": {"metric": "accuracy", "value": value, "rows": rows}}
 
     return {
-        "on_duty": {"held_out": scored(0.112, 287), "judging": scored(0.991, 216)},
+        "active": {"held_out": scored(0.112, 287), "judging": scored(0.991, 216)},
         "forms": {"onnx": {"held_out": scored(after_new, 287), "judging": scored(after_old, 216)}},
         "tolerance": 0.02,
         "passed": after_new >= 0.112 and 0.991 - after_old <= 0.02,
@@ -115,7 +115,7 @@ def test_a_version_that_is_held_is_called_so_with_its_reason() -> None:
     }
     page = render_job(a_job(promotion=promotion), [], [])
     assert "<strong>Held</strong>" in page and "NO_JUDGING_SET" in page
-    assert "halfeven promote net@2" in page and "is on duty." not in page
+    assert "halfeven promote net@2" in page and "is active." not in page
 
 
 def test_a_failure_that_is_no_refusal_is_called_failed() -> None:
@@ -171,7 +171,7 @@ def test_no_value_of_any_field_breaks_the_page(value: Any) -> None:
     }
     progress = dict.fromkeys(("step", "total_steps", "loss", "scale", "skipped", "eta_seconds"), value)
     gate = the_gate()
-    gate["on_duty"]["held_out"]["logits"]["value"] = gate["tolerance"] = value
+    gate["active"]["held_out"]["logits"]["value"] = gate["tolerance"] = value
     job = a_job("running", progress=progress, gate=gate, summary={"last_loss": value, "seconds": value})
     job["hyperparameters"] = {"scale_floor": value, "clip_norm": value, "n_epochs": value}
     for steps in ([step], [step, {**step, "step": 2}], [{**step, "step": value}], [{}]):

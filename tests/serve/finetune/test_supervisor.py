@@ -31,7 +31,7 @@ LONG = {"n_epochs": 400, "batch_size": 8, "learning_rate": 1e-4, "precision": "b
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The zoo's digits with the torch half on duty, converted in the torch form alone (it is quicker)."""
+    """The zoo's digits with the torch half active, converted in the torch form alone (it is quicker)."""
     where = tmp_path_factory.mktemp("parent")
     folder = Path(shutil.copytree(zoo_folder("digits"), where / "digits"))
     toml = (folder / "model.toml").read_text().replace('form = "auto"', 'form = "torch"')
@@ -88,7 +88,7 @@ def serving(store: Store) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 
 @contextmanager
 def served_to_client(store: Store) -> Iterator[tuple[subprocess.Popen[bytes], int, openai.OpenAI]]:
-    """A server with the digits on duty, and the `openai` client of it."""
+    """A server with the digits active, and the `openai` client of it."""
     with serving(store) as (process, port):
         until(lambda: served_version(port, "digits"))
         address = f"http://127.0.0.1:{port}/v1"
@@ -168,7 +168,7 @@ def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_no
         assert ended(client, other.id).status == "cancelled"
         assert client.fine_tuning.jobs.cancel(job.id).status == "succeeded", "its state, not an error"
         messages = [event.message for event in client.fine_tuning.jobs.list_events(job.id, limit=50)]
-        assert any("on duty" in message for message in messages)
+        assert any("active" in message for message in messages)
         after, version = accuracy(port, shifted(images), labels)
         assert (after >= 0.9, version) == (True, "2")
         assert accuracy(port, images, labels)[0] >= 0.97
@@ -191,7 +191,7 @@ def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_no
     assert store.version("digits", 1).manifest["files"]["whole.pt2"], "the parent stays"
 
 
-def test_what_forgets_is_refused_and_the_version_on_duty_stays(
+def test_what_forgets_is_refused_and_the_active_version_stays(
     store: Store, lesson: Path, tmp_path: Path
 ) -> None:
     """Trained on wrong labels: good on its own held-out rows, useless on what the parent was judged with."""
@@ -213,7 +213,7 @@ def test_what_forgets_is_refused_and_the_version_on_duty_stays(
     assert store.live_number("digits") == 1
 
 
-def test_what_nobody_can_judge_is_held_and_goes_on_duty_by_hand_alone(
+def test_what_nobody_can_judge_is_held_and_becomes_active_by_hand_alone(
     unjudged: Store, lesson: Path, tmp_path: Path
 ) -> None:
     """Every row of the lesson is a zero, the held-out ones too: they find the net perfect that says zero to all."""

@@ -61,9 +61,9 @@ def change(version: Version, **facts: Any) -> None:
 
 
 def reason(version: Version, place: Place) -> str:
-    duty = make_ready(version, place)
-    place.call(duty.engine.close)
-    return duty.reason
+    prepared = make_ready(version, place)
+    place.call(prepared.engine.close)
+    return prepared.reason
 
 
 def test_the_winner_is_kept_with_every_measurement(tuned_store: tuple[Path, dict[str, Any]]) -> None:
@@ -96,13 +96,13 @@ def test_the_next_load_takes_the_winner_and_says_since_when(
     store: Store, place: Place, tuned_store: tuple[Path, dict[str, Any]]
 ) -> None:
     version, winner = store.version("digits", 1), tuned_store[1]["winner"]
-    duty = make_ready(version, place)
-    assert (duty.engine.form, duty.precision) == (winner["form"], winner["precision"])
-    assert duty.useful_rows == winner["useful_rows"]
-    assert duty.reason.startswith(
+    prepared = make_ready(version, place)
+    assert (prepared.engine.form, prepared.precision) == (winner["form"], winner["precision"])
+    assert prepared.useful_rows == winner["useful_rows"]
+    assert prepared.reason.startswith(
         f"tuned on {tuned_store[1]['date']}: {winner['form']} {winner['precision']}"
     )
-    place.call(duty.engine.close)
+    place.call(prepared.engine.close)
 
 
 @pytest.mark.parametrize("form", ["torch", "onnx"])
@@ -110,22 +110,22 @@ def test_it_is_the_winner_that_serves_whatever_else_is_faster(store: Store, plac
     version = store.version("digits", 1)
     winner = {"form": form, "precision": "fp16", "threads": 1, "useful_rows": 4, "queue_delay_us": 0}
     change(version, winner=winner | {"rows_per_second": 1.0})
-    duty = make_ready(version, place)
-    assert (duty.engine.form, duty.precision, duty.useful_rows) == (form, "fp16", 4)
-    assert duty.digest == version.manifest["files"][f"half.{'pt2' if form == 'torch' else 'onnx'}"]
+    prepared = make_ready(version, place)
+    assert (prepared.engine.form, prepared.precision, prepared.useful_rows) == (form, "fp16", 4)
+    assert prepared.digest == version.manifest["files"][f"half.{'pt2' if form == 'torch' else 'onnx'}"]
     x = np.zeros((3, 1, 8, 8), np.float32)
-    assert place.call(lambda: duty.engine.run([[x]]))[0].shape == (3, 10)
-    place.call(duty.engine.close)
+    assert place.call(lambda: prepared.engine.run([[x]]))[0].shape == (3, 10)
+    place.call(prepared.engine.close)
 
 
-def test_a_tuning_never_puts_an_unproven_half_on_duty(store: Store, place: Place) -> None:
+def test_a_tuning_never_makes_an_unproven_half_active(store: Store, place: Place) -> None:
     refused = store.version("digits", 2)
     winner = {"form": "torch", "precision": "fp16", "threads": 1, "useful_rows": 4, "queue_delay_us": 0}
     change(refused, digest=refused.digest, winner=winner | {"rows_per_second": 1e9})
     assert tuned_for(refused, CPU) is not None
-    duty = make_ready(refused, place)
-    assert duty.precision == "fp32"
-    place.call(duty.engine.close)
+    prepared = make_ready(refused, place)
+    assert prepared.precision == "fp32"
+    place.call(prepared.engine.close)
 
 
 @pytest.mark.parametrize(

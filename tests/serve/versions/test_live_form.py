@@ -1,4 +1,4 @@
-"""The live form from ``convert`` to duty: proven here or again, refused when its text is another, never trained."""
+"""The live form from ``convert`` to prepared: proven here or again, refused when its text is another, never trained."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,12 +81,14 @@ def test_what_an_import_root_holds_is_part_of_the_folder(tmp_path: Path) -> None
     assert not again.unchanged and again.version.number == first.version.number + 1
 
 
-def test_a_proven_live_half_is_on_duty_in_the_device_thread(tmp_path: Path, place: Place) -> None:
+def test_a_proven_live_half_is_active_in_the_device_thread(tmp_path: Path, place: Place) -> None:
     version = published(tmp_path).version
-    duty = make_ready(version, place)
-    assert isinstance(duty.engine, LiveEngine) and duty.precision == "fp16"
-    assert duty.digest == version.manifest["files"]["live.json"]
-    answer = place.call(lambda: duty.engine.run([[np.ones((1, 4), np.float32), np.ones((2, 4), np.float32)]]))
+    prepared = make_ready(version, place)
+    assert isinstance(prepared.engine, LiveEngine) and prepared.precision == "fp16"
+    assert prepared.digest == version.manifest["files"]["live.json"]
+    answer = place.call(
+        lambda: prepared.engine.run([[np.ones((1, 4), np.float32), np.ones((2, 4), np.float32)]])
+    )
     assert answer[0].shape == (3, 3) and answer[0].dtype == np.float32
 
 
@@ -105,15 +107,17 @@ def test_on_another_device_a_live_half_is_proven_again(
         return engine
 
     monkeypatch.setattr(readying, "load_half", broken)
-    duty = make_ready(version, place)
-    assert duty.precision == "fp32" and "not equal on cpu" in duty.reason
+    prepared = make_ready(version, place)
+    assert prepared.precision == "fp32" and "not equal on cpu" in prepared.reason
 
 
 def test_a_refused_live_half_leaves_its_fp32_module_to_serve(tmp_path: Path, place: Place) -> None:
     version = published(tmp_path, LOUD).version
     assert version.status == REFUSED
-    duty = make_ready(version, place)
-    assert duty.precision == "fp32" and duty.engine.form == "live" and "was refused" in duty.reason
+    prepared = make_ready(version, place)
+    assert (
+        prepared.precision == "fp32" and prepared.engine.form == "live" and "was refused" in prepared.reason
+    )
 
 
 def test_a_version_whose_text_has_changed_does_not_serve_in_any_precision(

@@ -62,7 +62,7 @@ def held_back() -> FakeRoster:
 
 def release(roster: FakeRoster) -> None:
     double = roster.models["double"]
-    double.held[0].set_result(Answer([np.ones((1, 4), np.float32)], double.duty, 1, 1, 1))
+    double.held[0].set_result(Answer([np.ones((1, 4), np.float32)], double.prepared, 1, 1, 1))
 
 
 def statuses(written: bytes) -> list[int]:

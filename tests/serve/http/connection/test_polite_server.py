@@ -153,7 +153,7 @@ def test_what_is_computed_when_the_port_closes_is_answered_and_told(leaving: Lea
 def answer(leaving: Leaving, double: Any) -> None:
     def settle() -> None:
         for future in double.held:
-            future.set_result(Answer([np.zeros((1, 4), np.float32)], double.duty, 1, 1, 1))
+            future.set_result(Answer([np.zeros((1, 4), np.float32)], double.prepared, 1, 1, 1))
 
     double.held[0].get_loop().call_soon_threadsafe(settle)
 

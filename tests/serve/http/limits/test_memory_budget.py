@@ -222,7 +222,7 @@ def message(**headers: str) -> bytes:
 def wide_roster() -> FakeRoster:
     roster = make_roster()
     spec = ModelSpec("wide", (tensor("x", "FP32", -1, 4096),), (tensor("y", "FP32", -1, 4096),), 8)
-    roster.models["wide"] = FakeServed(spec, lambda x: [x[:, :4]], roster.models["double"].duty)
+    roster.models["wide"] = FakeServed(spec, lambda x: [x[:, :4]], roster.models["double"].prepared)
     return roster
 
 

@@ -57,7 +57,7 @@ def test_tritonclient_reads_config_statistics_and_index(client: Any, http: httpx
 
 def test_every_version_that_is_loaded_is_listed_and_counted(client: Any, roster: Any) -> None:
     double = roster.models["double"]
-    older = replace(double, duty=replace(double.duty, version="2"), rows=[1, 1])
+    older = replace(double, prepared=replace(double.prepared, version="2"), rows=[1, 1])
     double.older.append(older)
     assert client.get_model_metadata("double")["versions"] == ["2", "3"]
     assert client.get_model_config("double")["version_policy"] == {"specific": {"versions": ["2", "3"]}}
@@ -165,7 +165,7 @@ def test_predictions_take_and_give_objects_where_there_are_several_tensors(http:
     [
         ("/v1/models/nobody:predict", b"{}", 404, "not_found", "Request for unknown model: 'nobody'"),
         ("/v1/models/double/versions/9:predict", b"{}", 404, "not_found", "unknown model"),
-        ("/v1/models/starting:predict", b"{}", 503, "not_ready", "no version on duty"),
+        ("/v1/models/starting:predict", b"{}", 503, "not_ready", "no active version"),
         (PREDICT, b"{", 400, "bad_request", "not JSON"),
         (
             PREDICT,
@@ -263,6 +263,6 @@ def test_every_route_is_in_the_documents_infer_too(http: httpx.Client) -> None:
 
 
 def test_a_model_s_name_on_the_front_page_is_text_not_markup(http: httpx.Client, roster: Any) -> None:
-    roster.models["double"].duty.reason = "<script>alert(1)</script>"
+    roster.models["double"].prepared.reason = "<script>alert(1)</script>"
     assert "<script>" not in http.get("/").text
     assert json.dumps("<script>alert(1)</script>") in http.get("/v1/models").text

@@ -82,7 +82,7 @@ def test_a_manifest_that_lacks_something_is_damaged_too(text: str, tmp_path: Pat
     assert str(bad.folder / "manifest.json") in facts["damaged"]["bad"][0]
 
 
-def test_a_damaged_file_of_what_is_on_duty_is_listed(tmp_path: Path) -> None:
+def test_a_damaged_file_of_the_active_version_is_listed(tmp_path: Path) -> None:
     version = published(tmp_path, "net")
     Store(tmp_path).promote(version)
     assert run("models", "--store", tmp_path)[1]["damaged"] == {}

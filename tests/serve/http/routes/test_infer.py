@@ -104,7 +104,7 @@ BAD: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "/v2/models/starting/infer",
         {"json": GOOD},
         503,
-        "model 'starting' has no version on duty",
+        "model 'starting' has no active version",
     ),
     "wrong name": (
         URL,

@@ -148,7 +148,7 @@ STRICTLY: dict[str, tuple[str, dict[str, Any], int, str]] = {
         400,
         "inference request batch-size must be <= 8 for 'double'",
     ),
-    "still starting": ("/v2/models/starting/infer", GOOD, 503, "no version on duty"),
+    "still starting": ("/v2/models/starting/infer", GOOD, 503, "no active version"),
 }
 
 

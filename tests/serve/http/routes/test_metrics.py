@@ -12,9 +12,9 @@ import pytest
 from halfeven.models.errors import EngineFailed, Overloaded
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.serve.batching.batcher import Batcher
-from halfeven.serve.batching.counters import BOUNDS_NS, Phase, Tally
+from halfeven.serve.batching.counters import BOUNDS_NS, Counters, Phase
 from halfeven.serve.batching.device import DeviceThread
-from halfeven.serve.batching.interface import OnDuty
+from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.http.routes.metrics import metrics_text, new_registry
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -40,20 +40,20 @@ SPEC = ModelSpec(
     (TensorSpec("y", "FP32", (Dim(), Dim(1, 1))),),
     batching=Batching(max_queue_size=4),
 )
-DUTY = OnDuty("3", "sha", "fp16-unproven", Doubling())
+PREPARED = PreparedVersion("3", "sha", "fp16-unproven", Doubling())
 
 
 @dataclass
 class Loaded:
     """A batcher as the metrics see it, with counters that a test writes."""
 
-    tally: Tally
+    counters: Counters
     spec: ModelSpec = SPEC
-    duty: OnDuty = field(default_factory=lambda: DUTY)
+    prepared: PreparedVersion = field(default_factory=lambda: PREPARED)
     waiting: int = 0
 
-    def tallies(self) -> list[Tally]:
-        return [self.tally.copy()]
+    def tallies(self) -> list[Counters]:
+        return [self.counters.copy()]
 
 
 def read(*batchers: Any) -> Samples:
@@ -98,7 +98,7 @@ async def _a_busy_minute(device: DeviceThread, batcher: Batcher) -> Samples:
 def test_a_served_minute_is_told_under_tritons_names() -> None:
     device = DeviceThread()
     device.start()
-    batcher = Batcher(SPEC, device, DUTY)
+    batcher = Batcher(SPEC, device, PREPARED)
     samples = asyncio.run(_a_busy_minute(device, batcher))
     assert device.stop(30)
     assert value(samples, "nv_inference_request_success") == 4
@@ -110,17 +110,17 @@ def test_a_served_minute_is_told_under_tritons_names() -> None:
     assert value(samples, "nv_inference_pending_request_count") == 3
     assert value(samples, "halfeven_rejected_requests_total") == 1
     assert value(samples, "halfeven_vanished_callers_total") == 1
-    assert value(samples, "halfeven_on_duty", precision="fp16-unproven") == 1
+    assert value(samples, "halfeven_active_version", precision="fp16-unproven") == 1
     assert value(samples, "halfeven_batch_rows_bucket", le="1") == 0
     assert value(samples, "halfeven_batch_rows_bucket", le="2") == 2
     assert value(samples, "halfeven_batch_rows_sum") == 4
 
 
 def test_times_are_summed_over_requests_in_microseconds_and_sorted_into_buckets() -> None:
-    tally = Tally("3")
-    tally.executed([9_000_000, 2_000_000, 40_000], rows=5, compute_ns=6_000_000, assemble_ns=1_000_000)
-    tally.executed([30_000], rows=1, compute_ns=2_000_000)
-    samples = read(Loaded(tally))
+    counters = Counters("3")
+    counters.executed([9_000_000, 2_000_000, 40_000], rows=5, compute_ns=6_000_000, assemble_ns=1_000_000)
+    counters.executed([30_000], rows=1, compute_ns=2_000_000)
+    samples = read(Loaded(counters))
     assert value(samples, "nv_inference_queue_duration_us") == 11_070
     assert value(samples, "nv_inference_compute_input_duration_us") == 3_000
     assert value(samples, "nv_inference_compute_infer_duration_us") == 17_000
@@ -138,54 +138,54 @@ def test_times_are_summed_over_requests_in_microseconds_and_sorted_into_buckets(
 
 def test_waits_are_sorted_into_buckets_as_one_by_one() -> None:
     random = np.random.default_rng()
-    tally, expected = Tally("3"), [0] * (len(BOUNDS_NS) + 1)
+    counters, expected = Counters("3"), [0] * (len(BOUNDS_NS) + 1)
     for _ in range(50):
         waits_ns = sorted(
             (int(10 ** random.uniform(2, 11)) for _ in range(random.integers(1, 5))), reverse=True
         )
-        tally.executed(waits_ns, len(waits_ns), 1)
+        counters.executed(waits_ns, len(waits_ns), 1)
         for wait_ns in waits_ns:
             expected[bisect.bisect_left(BOUNDS_NS, wait_ns)] += 1
-    assert tally.copy().queue_buckets == expected
+    assert counters.copy().queue_buckets == expected
 
 
 def test_every_reading_has_all_that_was_noted_before_it_and_nothing_twice() -> None:
-    tally, batches = Tally("3"), 5_000
-    writer = threading.Thread(target=lambda: [tally.executed([7, 9], 3, 11, 2) for _ in range(batches)])
+    counters, batches = Counters("3"), 5_000
+    writer = threading.Thread(target=lambda: [counters.executed([7, 9], 3, 11, 2) for _ in range(batches)])
     writer.start()
     while writer.is_alive():
-        now = tally.copy()
+        now = counters.copy()
         assert (now.requests, now.rows) == (2 * now.executions, 3 * now.executions)
         assert now.compute_ns == 22 * now.executions == 22 * sum(now.compute_buckets)
         assert sum(now.queue_buckets) == now.requests and now.batches in (
             {},
             {3: (now.executions, 11 * now.executions)},
         )
-    assert tally.copy().executions == tally.copy().executions == batches
+    assert counters.copy().executions == counters.copy().executions == batches
 
 
 def test_only_names_lose_the_ending_that_triton_does_not_have() -> None:
     named = ModelSpec("nv_x_total", SPEC.inputs, SPEC.outputs)
-    text = metrics_text(new_registry(lambda: [Loaded(Tally("3"), spec=named)])).decode()
+    text = metrics_text(new_registry(lambda: [Loaded(Counters("3"), spec=named)])).decode()
     assert "# TYPE nv_inference_count counter\n" in text
     assert 'nv_inference_count{model="nv_x_total",version="3"} 0.0\n' in text
     assert "halfeven_vanished_callers_total{" in text
 
 
 def test_two_servers_in_one_process_do_not_meet() -> None:
-    one, two = Tally("3"), Tally("3")
+    one, two = Counters("3"), Counters("3")
     one.executed([1], rows=1, compute_ns=1)
     assert value(read(Loaded(one)), "nv_inference_count") == 1
     assert value(read(Loaded(two)), "nv_inference_count") == 0
 
 
-def test_every_version_that_was_on_duty_keeps_its_own_counters() -> None:
+def test_every_version_that_was_active_keeps_its_own_counters() -> None:
     @dataclass
     class Two(Loaded):
-        def tallies(self) -> list[Tally]:
-            return [Tally("2", requests=5), Tally("3", requests=7)]
+        def tallies(self) -> list[Counters]:
+            return [Counters("2", requests=5), Counters("3", requests=7)]
 
-    samples = read(Two(Tally("3")))
+    samples = read(Two(Counters("3")))
     assert value(samples, "nv_inference_request_success", version="2") == 5
     assert value(samples, "nv_inference_request_success") == 7
 
@@ -201,11 +201,11 @@ def test_writing_is_a_phase_of_its_own() -> None:
 
 
 def test_what_went_wrong_and_was_mended_is_counted() -> None:
-    tally = Tally("3")
-    tally.rescued(2)
-    tally.ran_out(1, 8)
-    tally.gave_up()
-    samples = read(Loaded(tally))
+    counters = Counters("3")
+    counters.rescued(2)
+    counters.ran_out(1, 8)
+    counters.gave_up()
+    samples = read(Loaded(counters))
     assert value(samples, "halfeven_rescued_rows_total") == 2
     assert value(samples, "halfeven_out_of_memory_total") == 1
     assert value(samples, "halfeven_given_up_batches_total") == 1

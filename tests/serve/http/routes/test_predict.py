@@ -53,9 +53,9 @@ def whole() -> Iterator[tuple[FakeRoster, str]]:
 @pytest.fixture
 def models(whole: tuple[FakeRoster, str], roster: FakeRoster) -> FakeRoster:
     """The served models, as new."""
-    duty = roster.models["double"].duty
+    prepared = roster.models["double"].prepared
     computing = ((SEEING, summed), (PAINTING, lambda x: [x / 4]), (WIDE, summed))
-    whole[0].models = roster.models | {s.name: FakeServed(s, compute, duty) for s, compute in computing}
+    whole[0].models = roster.models | {s.name: FakeServed(s, compute, prepared) for s, compute in computing}
     return whole[0]
 
 

@@ -17,7 +17,7 @@ import pytest
 from halfeven.models.errors import HalfevenError
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import LIVE, REFUSED, Store, Version
-from halfeven.serve.batching.interface import OnDuty
+from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.batching.place import Place
 from halfeven.serve.server import build
 from halfeven.serve.settings import Settings
@@ -79,7 +79,9 @@ class Versions:
     loads: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     gate: threading.Event | None = None
 
-    def make_ready(self, version: Version, place: Place, relieves: OnDuty | None = None) -> OnDuty:
+    def make_ready(
+        self, version: Version, place: Place, replaces: PreparedVersion | None = None
+    ) -> PreparedVersion:
         number = version.number
         if self.gate is not None:
             assert self.gate.wait(20)
@@ -89,7 +91,7 @@ class Versions:
         half, whole = Engine(number), Engine(number, "fp32")
         self.prepare.get(number, lambda engine: None)(half)
         self.halves[number], self.wholes[number] = half, whole
-        return OnDuty(str(number), version.manifest["digest"], "fp16", half, "made up", whole)
+        return PreparedVersion(str(number), version.manifest["digest"], "fp16", half, "made up", whole)
 
 
 @pytest.fixture
@@ -101,7 +103,7 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> Versions:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """One model, ``net``, with versions 1 (on duty), 2 and 3."""
+    """One model, ``net``, with versions 1 (active), 2 and 3."""
     made = Store(tmp_path / "store")
     for _ in range(3):
         publish(made)

@@ -106,7 +106,7 @@ def test_orders_that_cannot_be_are_refused_and_change_nothing(store: Store, vers
     publish(store, of=spec(width=5))
     with serving(store) as (address, roster):
         assert refusal(address, "canary", version=9, percent=10)[0] == 404
-        assert "on duty: a canary is another version" in refusal(address, "canary", version=1, percent=10)[1]
+        assert "active: a canary is another version" in refusal(address, "canary", version=1, percent=10)[1]
         assert refusal(address, "canary", version=4, percent=10)[0] >= 400
         assert "other inputs or outputs" in refusal(address, "shadow", version=5, percent=10)[1]
         for asked in (
@@ -122,7 +122,7 @@ def test_orders_that_cannot_be_are_refused_and_change_nothing(store: Store, vers
         assert "does not run here" in refusal(address, "canary", version=3, percent=10)[1]
         assert "does not run here" in refusal(address, "promote", version=3)[1]
         assert store.live_number("net") == 1
-        assert [lane.number for lane in roster.all()[0].lanes()] == [1]
+        assert [loaded.number for loaded in roster.all()[0].loaded_versions()] == [1]
         assert not (store.root / "models" / "net" / "rollout.json").exists()
         for verb, more in (("promote", {}), ("canary", {"percent": 1}), ("shadow", {"percent": 1})):
             assert call(address, f"/v1/models/nobody/{verb}", {"version": 1} | more)[0] == 404
@@ -164,14 +164,14 @@ def test_a_shadow_that_fails_or_is_busy_is_counted_and_harms_nobody(store: Store
         served = roster.all()[0]
         until(lambda: served.shadow is not None and served.shadow.failed == 5)
         assert served.shadow is not None
-        served.shadow._understudy._begun += 16  # as if so many were on their way
+        served.shadow._comparator._begun += 16  # as if so many were on their way
         for _ in range(3):
             assert infer(address) == "1"
         until(lambda: served.shadow is not None and served.shadow.dropped == 3)
 
 
 @pytest.mark.parametrize("verb", ["canary", "shadow"])
-def test_a_version_on_duty_is_no_canary_or_shadow_any_more(
+def test_a_active_version_is_no_canary_or_shadow_any_more(
     store: Store, versions: Versions, verb: str
 ) -> None:
     with serving(store) as (address, _):

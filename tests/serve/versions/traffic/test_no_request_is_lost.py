@@ -195,7 +195,7 @@ def test_what_waits_longer_than_a_drain_may_take_is_answered_all_the_same(
     device.hold()
     connection = http.client.HTTPConnection("127.0.0.1", life.port, timeout=20)
     connection.request("POST", "/v2/models/net/infer", body_of(1))
-    until(lambda: life.roster.all()[0].lanes()[0].waiting == 1)
+    until(lambda: life.roster.all()[0].loaded_versions()[0].waiting == 1)
     engine = versions.halves[1]
     life.order("/v2/repository/models/net/unload", {})
     assert not engine.closed

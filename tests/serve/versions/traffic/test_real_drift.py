@@ -33,16 +33,16 @@ def test_a_half_whose_weights_change_in_memory_is_relieved_by_its_whole(converte
     rows = {"x": np.random.default_rng().standard_normal((16, 4), np.float32)}
     with serving(converted, parity_sample=1 / SAMPLED_EVERY) as (address, roster):
         served = roster.find("net")
-        assert served.duty.precision == "fp16"
+        assert served.prepared.precision == "fp16"
         with Traffic(int(address.rpartition(":")[2]), "net", rows, 3) as callers:
             until(lambda: callers.answered > 300)
-            assert served.duty.precision == "fp16", "healthy, it is checked and stays"
+            assert served.prepared.precision == "fp16", "healthy, it is checked and stays"
             healthy = callers.answered
-            weights = weights_of(served.duty.engine)
+            weights = weights_of(served.prepared.engine)
             assert weights
             for weight in weights:
                 weight.mul_(1.05)
-            until(lambda: roster.find("net").duty.precision == "fp32")
+            until(lambda: roster.find("net").prepared.precision == "fp32")
             noticed = callers.answered - healthy
             until(lambda: callers.answered > healthy + noticed + 100)
         assert (callers.failed, callers.faults) == (0, [])
@@ -51,4 +51,4 @@ def test_a_half_whose_weights_change_in_memory_is_relieved_by_its_whole(converte
         assert noticed < 2 * (SAMPLED_EVERY + 5) + 400
     assert [event["kind"] for event in events(converted, "net")] == ["drift"]
     with serving(converted) as (_, roster):
-        assert roster.find("net").duty.precision == "fp32", "after a restart as well"
+        assert roster.find("net").prepared.precision == "fp32", "after a restart as well"

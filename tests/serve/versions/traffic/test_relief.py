@@ -11,7 +11,7 @@ from halfeven.serve.bench.callers import Traffic
 from halfeven.serve.versions.orders import drifted, events, pardon
 from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.traffic.decisions import Decisions
-from halfeven.serve.versions.traffic.loaded_version import Lane
+from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
 
 from tests.serve.versions.traffic.conftest import Engine, Versions, call, infer, serving, until
 
@@ -45,7 +45,7 @@ def test_a_half_that_drifts_is_relieved_by_its_whole_within_the_stated_number_of
     versions.prepare[1] = lambda engine: growing(engine, healthy)
     with serving(store, parity_sample=1 / sampled_every) as (address, roster):
         with traffic(address) as callers:
-            until(lambda: roster.find("net").duty.precision == "fp32")
+            until(lambda: roster.find("net").prepared.precision == "fp32")
             since = callers.answered
             until(lambda: callers.answered > since + 50)
         assert (callers.failed, callers.faults) == (0, [])
@@ -54,8 +54,8 @@ def test_a_half_that_drifts_is_relieved_by_its_whole_within_the_stated_number_of
         assert versions.halves[1].rows - healthy < 2 * (4 + sampled_every + 5) + 400
         assert versions.halves[1].closed
         assert versions.wholes[1].rows > 50
-        duty = roster.find("net").duty
-        assert duty.reason.startswith("drift: 5 of the last")
+        prepared = roster.find("net").prepared
+        assert prepared.reason.startswith("drift: 5 of the last")
         assert infer(address) == "1"
         until(lambda: kinds(store) == ["drift"])
         (event,) = call(address, "/v1/models/net/events")[1]["events"]
@@ -68,7 +68,7 @@ def test_a_half_that_drifts_is_relieved_by_its_whole_within_the_stated_number_of
             'halfeven_drift_over_limit_total{model="net",output="y",version="1"}'
             in call(address, "/metrics")[1]
         )
-    assert drifted(store.version("net", 1), "cpu") == duty.reason, "noted where the next start finds it"
+    assert drifted(store.version("net", 1), "cpu") == prepared.reason, "noted where the next start finds it"
     assert drifted(store.version("net", 1), "cuda:0") is None
     pardon(store.version("net", 1))
     assert drifted(store.version("net", 1), "cpu") is None
@@ -79,12 +79,12 @@ def test_a_healthy_half_is_checked_and_stays(store: Store, versions: Versions) -
     with serving(store, parity_sample=0.5) as (address, roster):
         for _ in range(40):
             infer(address)
-        lane = roster.all()[0].lanes()[0]
-        until(lambda: lane.drift is not None and lane.drift.numbers()["checked"] == 20)
+        loaded = roster.all()[0].loaded_versions()[0]
+        until(lambda: loaded.drift is not None and loaded.drift.numbers()["checked"] == 20)
         told = call(address, "/v1/models/net/drift")[1]["versions"][0]
         assert told["over_limit"] == 0
         assert told["outputs"]["y"]["histogram_u"]["2.0"] + told["outputs"]["y"]["histogram_u"]["4.0"] == 20
-        assert roster.find("net").duty.precision == "fp16"
+        assert roster.find("net").prepared.precision == "fp16"
 
 
 def test_one_strange_request_has_every_request_checked_for_a_while(store: Store, versions: Versions) -> None:
@@ -93,16 +93,16 @@ def test_one_strange_request_has_every_request_checked_for_a_while(store: Store,
         engine, "change", lambda y: y + (y == odd) * np.float32(9e-4 + 4 * U)
     )
     with serving(store, parity_sample=0.001, drift_of=10) as (address, roster):
-        lane = roster.all()[0].lanes()[0]
-        assert lane.drift is not None
-        lane.drift._suspicious = 1  # the next one is checked
+        loaded = roster.all()[0].loaded_versions()[0]
+        assert loaded.drift is not None
+        loaded.drift._suspicious = 1  # the next one is checked
         call(address, "/v2/models/net/infer", asked(float(odd)))
-        until(lambda: lane.drift is not None and lane.drift.over == 1)
+        until(lambda: loaded.drift is not None and loaded.drift.over == 1)
         for _ in range(30):
             infer(address)
-        until(lambda: lane.drift is not None and lane.drift.numbers()["checked"] >= 11)
-        assert lane.drift.numbers()["checked"] <= 13
-        assert roster.find("net").duty.precision == "fp16", "one is not drift"
+        until(lambda: loaded.drift is not None and loaded.drift.numbers()["checked"] >= 11)
+        assert loaded.drift.numbers()["checked"] <= 13
+        assert roster.find("net").prepared.precision == "fp16", "one is not drift"
 
 
 def asked(value: float) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def test_drift_of_a_version_on_trial_rolls_back_to_the_previous_one(store: Store
             until(lambda: callers.by_version["1"] > 20)
             store.promote(store.version("net", 2))
             until(lambda: callers.by_version["2"] > 0)
-            until(lambda: roster.on_duty("net") == "1")
+            until(lambda: roster.active("net") == "1")
             since = callers.by_version["1"]
             until(lambda: callers.by_version["1"] > since + 20)
         assert (callers.failed, callers.faults) == (0, [])
@@ -128,7 +128,7 @@ def test_drift_of_a_version_on_trial_rolls_back_to_the_previous_one(store: Store
         assert "net@2 was rolled back to net@1: drift" in told["message"]
         assert (told["numbers"]["from"], told["numbers"]["to"]) == (2, 1)
         roster.look()
-        assert roster.on_duty("net") == "1"
+        assert roster.active("net") == "1"
 
 
 def fails(engine: Engine) -> None:
@@ -150,7 +150,7 @@ def test_a_promoted_version_that_fails_is_rolled_back_and_no_caller_sees_it(
         assert (callers.failed, callers.faults) == (0, [])
         assert callers.by_version["2"] == 0
         assert store.live_number("net") == 1
-        assert roster.on_duty("net") == "1"
+        assert roster.active("net") == "1"
         assert "a kernel is missing" in events(store, "net")[0]["message"]
 
 
@@ -158,7 +158,7 @@ def test_a_rollback_by_itself_leaves_what_an_operator_promoted_meanwhile(store: 
     """Version 2 failed its trial; version 3 is what the store names by then."""
     bad, good = (SimpleNamespace(name="net", number=n, version=store.version("net", n)) for n in (2, 1))
     store.promote(store.version("net", 3))
-    Decisions(store, "cpu").rolled_back(cast(Lane, bad), cast(Lane, good), "it failed", {})
+    Decisions(store, "cpu").rolled_back(cast(LoadedVersion, bad), cast(LoadedVersion, good), "it failed", {})
     assert store.live_number("net") == 3
     assert "the store is not changed" in events(store, "net")[0]["message"]
 
@@ -168,7 +168,7 @@ def test_answers_that_are_not_finite_roll_back(store: Store, versions: Versions)
     with serving(store, rescue=False, parity_sample=0.0) as (address, roster):
         with traffic(address) as callers:
             call(address, "/v1/models/net/promote", {"version": 2})
-            until(lambda: roster.on_duty("net") == "1")
+            until(lambda: roster.active("net") == "1")
         assert callers.failed == 0
         until(lambda: store.live_number("net") == 1)
 
@@ -179,13 +179,13 @@ def test_a_slow_version_is_rolled_back(store: Store, versions: Versions) -> None
         with traffic(address, connections=1) as callers:
             until(lambda: callers.by_version["1"] > 50)
             call(address, "/v1/models/net/promote", {"version": 2})
-            until(lambda: roster.on_duty("net") == "1")
+            until(lambda: roster.active("net") == "1")
         assert callers.failed == 0
         until(lambda: "rolled_back" in kinds(store))
         assert events(store, "net")[0]["numbers"]["slower"] > 3.0
 
 
-def test_a_canary_that_fails_is_ended_and_what_is_on_duty_stays(store: Store, versions: Versions) -> None:
+def test_a_canary_that_fails_is_ended_and_the_active_version_stays(store: Store, versions: Versions) -> None:
     versions.prepare[3] = fails
     with serving(store) as (address, roster):
         call(address, "/v1/models/net/canary", {"version": 3, "percent": 50})
@@ -193,7 +193,7 @@ def test_a_canary_that_fails_is_ended_and_what_is_on_duty_stays(store: Store, ve
             until(lambda: "canary_ended" in kinds(store))
         assert callers.failed == 0
         until(lambda: versions.halves[3].closed)
-        assert [lane.number for lane in roster.all()[0].lanes()] == [1]
+        assert [loaded.number for loaded in roster.all()[0].loaded_versions()] == [1]
         assert store.live_number("net") == 1
         orders = json.loads((store.root / "models" / "net" / "rollout.json").read_text())
         assert orders["canary"] is None
@@ -204,32 +204,32 @@ def test_a_version_put_back_by_hand_is_not_on_trial_against_the_one_it_relieves(
 ) -> None:
     with serving(store) as (address, roster):
         call(address, "/v1/models/net/promote", {"version": 2})
-        assert roster.all()[0].posting.on_trial
+        assert roster.all()[0].traffic.on_trial
         call(address, "/v1/models/net/rollback", {})
-        assert not roster.all()[0].posting.on_trial
+        assert not roster.all()[0].traffic.on_trial
         versions.halves[1].fault = RuntimeError("it fails as well")
         for _ in range(5):
             assert call(address, "/v2/models/net/infer", asked(0.5))[0] == 500
-        assert roster.on_duty("net") == "1"
+        assert roster.active("net") == "1"
 
 
 def test_what_waits_at_a_version_that_is_rolled_back_is_answered(store: Store, versions: Versions) -> None:
     with serving(store) as (address, roster):
         call(address, "/v1/models/net/promote", {"version": 2})
-        hold_then_condemn(address, roster)
-        assert roster.on_duty("net") == "1"
+        hold_then_reject(address, roster)
+        assert roster.active("net") == "1"
 
 
-def hold_then_condemn(address: str, roster: Roster) -> None:
+def hold_then_reject(address: str, roster: Roster) -> None:
     served = roster.all()[0]
-    bad = served.posting.stable
+    bad = served.traffic.stable
     roster.place.thread.hold()
     answered: list[str] = []
     callers = [threading.Thread(target=lambda: answered.append(infer(address))) for _ in range(4)]
     for caller in callers:
         caller.start()
     until(lambda: bad.waiting == 4)
-    served.condemn(bad, "a test says so", {})
+    served.reject(bad, "a test says so", {})
     roster.place.thread.release()
     for caller in callers:
         caller.join(20)

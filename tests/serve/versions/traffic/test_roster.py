@@ -61,7 +61,7 @@ def test_an_unload_ends_when_the_store_says_something_new(store: Store, versions
     with serving(store) as (address, roster):
         roster.unload("net")
         store.promote(store.version("net", 2))
-        until(lambda: roster.on_duty("net") == "2")
+        until(lambda: roster.active("net") == "2")
         assert infer(address) == "2"
 
 
@@ -133,7 +133,7 @@ def test_loading_what_is_loaded_does_nothing_and_a_config_loads_it_anew(
 def test_a_version_is_found_by_number_label_and_digest(store: Store, versions: Versions) -> None:
     with serving(store) as (address, roster):
         store.promote(store.version("net", 2))
-        until(lambda: roster.on_duty("net") == "2")
+        until(lambda: roster.active("net") == "2")
         digest = store.version("net", 1).digest
         for version in ("1", "previous", digest[:8], digest):
             assert infer(address, version=version) == "1"
@@ -161,7 +161,7 @@ def test_while_a_version_is_made_ready_the_index_says_loading_and_others_go_on(
         roster.unload("other")
         assert ("other", "1", "UNAVAILABLE", "unloaded") in roster.index()
         versions.gate.set()
-        until(lambda: roster.on_duty("net") == "2")
+        until(lambda: roster.active("net") == "2")
 
 
 def test_an_alias_that_moved_on_while_its_version_was_made_ready_is_not_obeyed(
@@ -188,18 +188,18 @@ def test_swaps_rollbacks_loads_and_unloads_under_traffic_fail_nobody_and_leave_n
         with Traffic(int(address.rpartition(":")[2]), "net", ROWS, connections=3) as traffic:
             for _ in range(5):
                 for step in ("promote", "rollback"):
-                    kept.update(roster.find("net").lanes())  # type: ignore[union-attr]
+                    kept.update(roster.find("net").loaded_versions())  # type: ignore[union-attr]
                     body = {"version": 2} if step == "promote" else {}
                     status, answer = call(address, f"/v1/models/net/{step}", body)
                     assert status == 200, answer
-                    assert roster.on_duty("net") == ("2" if step == "promote" else "1")
+                    assert roster.active("net") == ("2" if step == "promote" else "1")
                 before = traffic.by_version["1"]
                 until(lambda before=before: traffic.by_version["1"] > before)
                 roster.load("other")
                 roster.unload("other")
         assert (traffic.failed, traffic.faults) == (0, [])
         assert traffic.by_version["2"] > 0
-        assert attached(roster) == 2, "the batcher on duty and the one that checks it"
+        assert attached(roster) == 2, "the batcher active and the one that checks it"
         # Other tests' decoders of pictures left out.
         names = [thread.name for thread in threading.enumerate()]
         ours = sorted(n for n in names if n.startswith("halfeven") and not n.startswith("halfeven-predict"))

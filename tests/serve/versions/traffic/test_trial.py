@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import EngineFailed, NotReady, Overloaded
-from halfeven.serve.batching.counters import BOUNDS_NS, Tally
-from halfeven.serve.batching.interface import NO_TERMS, Answer, OnDuty, Terms
+from halfeven.serve.batching.counters import BOUNDS_NS, Counters
+from halfeven.serve.batching.interface import NO_TERMS, Answer, PreparedVersion, Terms
 from halfeven.serve.versions.traffic.rules import Rules
 from halfeven.serve.versions.traffic.trial import Trial, slowness
 
@@ -46,9 +46,9 @@ class Queue:
         if self.fault is not None:
             future.set_exception(self.fault)
         else:
-            duty = OnDuty(str(self.number), "d", "fp16", Engine(self.number))
+            prepared = PreparedVersion(str(self.number), "d", "fp16", Engine(self.number))
             batch = np.full((3, 4), self.value, np.float32)
-            future.set_result(Answer([batch[1:2]], duty, 0, 0, 3, rescued=self.rescued))
+            future.set_result(Answer([batch[1:2]], prepared, 0, 0, 3, rescued=self.rescued))
 
 
 class Court:
@@ -62,7 +62,7 @@ class Court:
         )
 
     async def ask(self, times: int = 1) -> list[str]:
-        answered = [(await self.trial.submit(X, 1)).duty.version for _ in range(times)]
+        answered = [(await self.trial.submit(X, 1)).prepared.version for _ in range(times)]
         for _ in range(4):
             await asyncio.sleep(0)  # what it looks at once the caller has his answer
         return answered
@@ -178,21 +178,21 @@ async def test_a_full_queue_spills_over_from_a_canary_only() -> None:
 
 
 @on_a_loop
-async def test_a_trial_ends_once_and_an_acquitted_one_never() -> None:
+async def test_a_trial_ends_once_and_an_cleared_one_never() -> None:
     court = Court()
     court.new.value = np.nan
     await court.ask(20)
     assert len(court.verdicts) == 1
     free = Court()
-    free.trial.acquit()
+    free.trial.clear()
     free.new.value = np.nan
     await free.ask(20)
     assert not free.verdicts
 
 
-def tally(**batches: tuple[int, int]) -> Tally:
+def counters(**batches: tuple[int, int]) -> Counters:
     """Of ``r8=(5, 1000)``: five batches of 8 rows took 1000 ns together, each as long as the others."""
-    made = Tally("1")
+    made = Counters("1")
     made.batches = {int(rows[1:]): found for rows, found in batches.items()}
     for count, took_ns in batches.values():
         made.compute_buckets[bisect_left(BOUNDS_NS, took_ns // count)] += count
@@ -200,28 +200,28 @@ def tally(**batches: tuple[int, int]) -> Tally:
 
 
 def test_times_are_compared_at_equal_batch_sizes_only() -> None:
-    old = tally(r1=(100, 100_000), r8=(100, 400_000))
-    ratio, batches = slowness(tally(r8=(50, 200_000), r64=(1000, 99_000_000)), old)
+    old = counters(r1=(100, 100_000), r8=(100, 400_000))
+    ratio, batches = slowness(counters(r8=(50, 200_000), r64=(1000, 99_000_000)), old)
     assert (ratio, batches) == (1.0, 50), "larger batches under load are nobody's fault"
-    assert slowness(tally(r1=(50, 200_000)), old) == (4.0, 50)
-    assert slowness(tally(r2=(50, 200_000)), old) == (1.0, 0)
+    assert slowness(counters(r1=(50, 200_000)), old) == (4.0, 50)
+    assert slowness(counters(r2=(50, 200_000)), old) == (1.0, 0)
 
 
 @on_a_loop
 async def test_a_version_that_is_too_slow_ends_its_trial_once_enough_batches_say_so() -> None:
     court = Court(slower=3.0, timed_batches=100)
-    old = tally(r1=(100, 100_000))
-    court.trial.look_at_time(tally(r1=(99, 99_000_000)), old)
-    court.trial.look_at_time(tally(r1=(500, 1_400_000)), old)
+    old = counters(r1=(100, 100_000))
+    court.trial.look_at_time(counters(r1=(99, 99_000_000)), old)
+    court.trial.look_at_time(counters(r1=(500, 1_400_000)), old)
     assert not court.verdicts
-    court.trial.look_at_time(tally(r1=(100, 310_000)), old)
+    court.trial.look_at_time(counters(r1=(100, 310_000)), old)
     assert "3.10 times as long" in court.verdicts[0][0]
 
 
 @on_a_loop
 async def test_one_pause_of_the_machine_among_short_batches_decides_nothing() -> None:
     court = Court(slower=3.0, timed_batches=100)
-    paused = tally(r1=(200, 200_000))
+    paused = counters(r1=(200, 200_000))
     paused.batches[1] = (201, 200_000 + 80_000_000)
-    court.trial.look_at_time(paused, tally(r1=(100, 100_000)))
+    court.trial.look_at_time(paused, counters(r1=(100, 100_000)))
     assert not court.verdicts
