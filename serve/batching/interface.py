@@ -1,6 +1,6 @@
-"""What the border, the batcher and the roster say to each other: which version is active, and what an answer carries.
+"""The types between the HTTP routes, the batcher and the roster: prepared versions, terms, answers, statistics.
 
-Only words, no work: `batcher.py` answers, `roster.py` finds, `routes/infer.py` and `app.py` ask.
+Types without work: `batcher.py` answers, `roster.py` finds, `routes/infer.py` and `app.py` ask.
 """
 
 import asyncio

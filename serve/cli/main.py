@@ -136,7 +136,7 @@ def serve(
         typer.Option(help="Share of a half's live requests that its FP32 whole checks; default 0.001."),
     ] = None,
     keep_previous_seconds: Annotated[
-        float | None, typer.Option(help="How long a relieved version stands by and the new one is on trial.")
+        float | None, typer.Option(help="How long a replaced version stands by and the new one is on trial.")
     ] = None,
     rescue: Annotated[
         bool | None, typer.Option("--rescue/--no-rescue", help="Keep the FP32 whole loaded beside a half.")

@@ -214,7 +214,7 @@ class JobRunner:
             except Exception:
                 if self._roster.find(job.name).prepared is prepared:
                     raise
-                continue  # it was relieved, and closed, meanwhile: ask which version is active now
+                continue  # it was replaced, and closed, meanwhile: ask which version is active now
             return int(prepared.version), {
                 name: {output: score.to_json() for output, score in each.items()}
                 for name, each in found.items()

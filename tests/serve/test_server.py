@@ -155,7 +155,7 @@ def test_a_swap_and_a_rollback_under_traffic_lose_no_request(store: Store, sampl
         assert roster.find("digits").prepared.version == "1"
 
 
-def test_a_version_that_is_refused_on_this_device_does_not_relieve_the_active_one(
+def test_a_version_that_is_refused_on_this_device_does_not_replace_the_active_one(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(store) as (address, roster):
@@ -267,7 +267,7 @@ def test_weights_that_a_gate_refused_serve_in_no_precision(store: Store, tmp_pat
         assert roster.find("digits").prepared.version == "3"
 
 
-def test_an_engine_that_was_relieved_gives_its_weights_back(store: Store) -> None:
+def test_an_engine_that_was_replaced_gives_its_weights_back(store: Store) -> None:
     with serving(store, keep_previous_seconds=0.0) as (_, roster):
         engine = roster.find("digits").prepared.engine
         assert isinstance(engine, TorchEngine)

@@ -48,9 +48,9 @@ class Decisions:
             told += f"; but the order stands in the store ({error}): a restart would begin it again"
         self.tell(bad.name, "canary_ended", told, {"version": bad.number, **numbers})
 
-    def relieved(self, loaded: LoadedVersion, reason: str, numbers: Numbers) -> None:
+    def fell_back(self, loaded: LoadedVersion, reason: str, numbers: Numbers) -> None:
         """The half does not come back on this device before it is proven again."""
-        told = f"the half of {loaded} was relieved by its FP32 whole: {reason}"
+        told = f"{loaded} fell back from its half to its FP32 whole: {reason}"
         try:
             orders.note_drift(loaded.version, self._device, reason)
         except OSError as error:

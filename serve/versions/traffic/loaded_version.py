@@ -96,7 +96,7 @@ class LoadedVersion:
         self._place.thread.detach(batcher)
         self._behind.remove(batcher)
 
-    def relieve(self, reason: str) -> bool:
+    def fall_back(self, reason: str) -> bool:
         """Put the FP32 whole in the half's place; False where that was done already. Not on the device thread."""
         half = self.prepared
         if half.whole is None:

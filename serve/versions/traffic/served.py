@@ -1,7 +1,7 @@
-"""One name and its loaded versions: which version is active, who is tried, who watches, and who stands by.
+"""One name and its loaded versions: the stable one, the canary, the shadow and the previous one.
 
-A traffic says it all and is replaced as a whole; a request sees one traffic. What a traffic no longer names is
-left for the roster to close.
+`Traffic` says which version has which part. It is replaced as a whole, so a request sees one state of it. A version
+that it no longer names is left for the roster to close.
 """
 
 import asyncio
@@ -205,8 +205,8 @@ class ServedModel:
             f"drift: {numbers['recent_over']} of the last {numbers['recent']} live requests that the FP32 whole "
             f"answered too lie beyond the gate's limit"
         )
-        if loaded.relieve(why):
-            self._decisions.relieved(loaded, why, numbers)
+        if loaded.fall_back(why):
+            self._decisions.fell_back(loaded, why, numbers)
         self.reject(loaded, why, numbers)
 
     def reject(self, loaded: LoadedVersion, why: str, numbers: dict[str, Any]) -> None:

@@ -206,7 +206,7 @@ def test_swaps_rollbacks_loads_and_unloads_under_traffic_fail_nobody_and_leave_n
         assert ours in (THREADS, sorted([*THREADS, "halfeven-judge_0"])), "no thread per version"
         gc.unfreeze()
         gc.collect()
-        assert not kept, "no version that was relieved is left"
+        assert not kept, "no version that was replaced is left"
 
 
 def test_while_everything_shuts_down_new_requests_are_told_so(store: Store, versions: Versions) -> None:

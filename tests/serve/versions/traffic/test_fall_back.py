@@ -1,4 +1,4 @@
-"""Drift, faults and slowness injected into live versions, under real HTTP traffic: found, relieved, nobody fails."""
+"""Drift, faults and slowness injected into live versions, under real HTTP traffic: found, replaced, no request fails."""
 
 import json
 import threading
@@ -37,7 +37,7 @@ def kinds(store: Store) -> list[str]:
     return [event["kind"] for event in events(store, "net")]
 
 
-def test_a_half_that_drifts_is_relieved_by_its_whole_within_the_stated_number_of_requests(
+def test_a_half_that_drifts_falls_back_to_its_whole_within_the_stated_number_of_requests(
     store: Store, versions: Versions
 ) -> None:
     """After the first request of a drifted half that is checked, five over the limit among the checked suffice."""
@@ -199,7 +199,7 @@ def test_a_canary_that_fails_is_ended_and_the_active_version_stays(store: Store,
         assert orders["canary"] is None
 
 
-def test_a_version_put_back_by_hand_is_not_on_trial_against_the_one_it_relieves(
+def test_a_version_put_back_by_hand_is_not_on_trial_against_the_one_it_replaces(
     store: Store, versions: Versions
 ) -> None:
     with serving(store) as (address, roster):
