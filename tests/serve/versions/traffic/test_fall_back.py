@@ -1,4 +1,4 @@
-"""Drift, faults and slowness injected into live versions, under real HTTP traffic: found, replaced, no request fails."""
+"""Drift, faults and slowness injected into live versions, under HTTP traffic: found, replaced, no request fails."""
 
 import json
 import threading
