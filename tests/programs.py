@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from halfeven.models.capture import child as capture_child
@@ -38,32 +39,56 @@ def whole(
     max_batch_size: int = 64,
 ) -> Whole:
     """Capture ``module`` on ``inputs`` (samples first) with a free batch; ``free``: further free axes of all."""
+    return described(exported(module, inputs, free, max_batch_size), inputs, free, max_batch_size)
+
+
+def exported(
+    module: nn.Module, inputs: Mapping[str, Tensor], free: Mapping[int, Dim] | None, max_batch_size: int
+) -> ExportedProgram:
+    """The program as the child exports it."""
     torch.backends.mha.set_fastpath_enabled(False)  # as the child does
     see_transformers()
     module = module.eval().requires_grad_(False)
-    specs = [_spec(name, tensor, free or {}) for name, tensor in inputs.items()]
-    samples = list(inputs.values())
     with torch.no_grad(), warnings.catch_warnings(), whole_in_fp32():
         warnings.simplefilter("ignore")  # torch warns of the weights of recurrent nets
         answer = module(**inputs)
-        names = [f"y{i}" for i in range(len(answer) if isinstance(answer, tuple) else 1)]
-        request = {
-            "inputs": [{"name": t.name, "dims": [[d.minimum, d.maximum] for d in t.shape]} for t in specs],
-            "outputs": names,
-            "max_batch_size": max_batch_size,
-            "folder": str(Path(__file__).parent),  # whose lines are told
-            "path": [],
-        }
-        program = capture_child.export(torch, capture_child.Flat(module, request), samples, request)
+        request = _request(inputs, free, max_batch_size, len(answer) if isinstance(answer, tuple) else 1)
+        return capture_child.export(
+            torch, capture_child.Flat(module, request), list(inputs.values()), request
+        )
+
+
+def described(
+    program: ExportedProgram,
+    inputs: Mapping[str, Tensor],
+    free: Mapping[int, Dim] | None,
+    max_batch_size: int,
+) -> Whole:
+    """The program as the parent takes it from the child, with its spec."""
     nodes = {node.name: node for node in program.graph.nodes}
     values = [nodes[str(name)].meta["val"] for name in program.graph_signature.user_outputs]
+    request = _request(inputs, free, max_batch_size, len(values))
+    specs = tuple(_spec(name, tensor, free or {}) for name, tensor in inputs.items())
     outputs = [
         TensorSpec(name, _NAMES[v.dtype], tuple(Dim(s, s) if isinstance(s, int) else Dim() for s in v.shape))
-        for name, v in zip(names, values, strict=True)
+        for name, v in zip(request["outputs"], values, strict=True)
     ]
-    example = capture_child.rows_of(samples, min(3, max_batch_size), request)
-    spec = ModelSpec("net", tuple(specs), tuple(outputs), max_batch_size=max_batch_size)
+    example = capture_child.rows_of(list(inputs.values()), min(3, max_batch_size), request)
+    spec = ModelSpec("net", specs, tuple(outputs), max_batch_size=max_batch_size)
     return Whole(normalise(program), spec, example)
+
+
+def _request(
+    inputs: Mapping[str, Tensor], free: Mapping[int, Dim] | None, max_batch_size: int, outputs: int
+) -> dict[str, Any]:
+    specs = [_spec(name, tensor, free or {}) for name, tensor in inputs.items()]
+    return {
+        "inputs": [{"name": t.name, "dims": [[d.minimum, d.maximum] for d in t.shape]} for t in specs],
+        "outputs": [f"y{i}" for i in range(outputs)],
+        "max_batch_size": max_batch_size,
+        "folder": str(Path(__file__).parent),  # whose lines are told
+        "path": [],
+    }
 
 
 def _spec(name: str, tensor: Tensor, free: Mapping[int, Dim]) -> TensorSpec:

@@ -8,12 +8,14 @@ from halfeven.models.archive.admitted_operators import is_admitted
 from halfeven.models.program import walk
 from torch import Tensor
 
-from tests.corpus import CORPUS, FAMILIES, built, captured, fresh
+from tests.corpus import CORPUS, FAMILIES, built, captured, cases, fresh
 
 SAME = 1e-4  # of an output's largest value, as the capture holds a program against its module
 
-every_model = pytest.mark.parametrize("name", CORPUS)
-batched = pytest.mark.parametrize("name", [name for name, case in CORPUS.items() if case.max_batch_size > 1])
+every_model = pytest.mark.parametrize("name", cases(CORPUS))
+batched = pytest.mark.parametrize(
+    "name", cases(name for name, case in CORPUS.items() if case.max_batch_size > 1)
+)
 
 
 def answers(name: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:

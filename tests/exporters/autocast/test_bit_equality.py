@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 
-from tests.corpus import CORPUS, captured, fresh
+from tests.corpus import CORPUS, captured, cases, fresh
 
 # Where the plan keeps more in FP32 than live autocast would.
 KEPT = {
@@ -57,7 +57,7 @@ def is_bit_equal(name: str, lists: str, device: torch.device) -> bool:
     return all(torch.allclose(a.to(b.dtype), b, rtol=0.0, atol=0.0, equal_nan=True) for a, b in pairs)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases(NAMES))
 def test_a_half_program_is_bit_equal_to_live_autocast(name: str) -> None:
     assert is_bit_equal(name, "cpu", torch.device("cpu"))
 

@@ -22,6 +22,7 @@ from torch.fx import GraphModule
 
 from tests.nets import NETS
 from tests.programs import Whole, whole
+from tests.slow import slow_but_every
 
 HALF, FP32 = True, False
 ATEN = torch.ops.aten
@@ -319,9 +320,10 @@ def agree(model: Whole, plan: PrecisionPlan, result: Placed, *inputs: Tensor) ->
     assert (cast_bytes(one) - cast_bytes(other)) == result.bytes_before - result.bytes_after
 
 
-@pytest.mark.parametrize("lists", ["cuda", "cpu"])
-@pytest.mark.parametrize("level", ["O1", "O2"])
-@pytest.mark.parametrize("name", list(NETS))
+EVERY_NET = [(name, level, lists) for name in NETS for level in ("O1", "O2") for lists in ("cuda", "cpu")]
+
+
+@pytest.mark.parametrize(("name", "level", "lists"), slow_but_every(7, EVERY_NET))
 def test_placing_changes_no_bit_of_any_net(name: str, level: str, lists: str) -> None:
     inputs = NETS[name].inputs(8)
     model = whole(NETS[name].build(), inputs)

@@ -16,6 +16,7 @@ from onnx import ModelProto
 from torch import Tensor, nn
 
 from tests.exporters.foreign.onnx_files import convert, errors_u
+from tests.slow import slow_but
 
 
 class Block(nn.Module):
@@ -157,8 +158,10 @@ def exported(name: str) -> ModelProto:
     return program.model_proto
 
 
-@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(
+    ("name", "level"),
+    slow_but({("encoder", "O1")}, [(name, level) for name in NETS for level in ("O1", "O2", "O3")]),
+)
 def test_what_torch_exports_converts_and_is_equal(name: str, level: str, tmp_path: Path) -> None:
     net = NETS[name]
     samples = net.inputs(np.random.default_rng(2), 16)

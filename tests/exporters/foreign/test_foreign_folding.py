@@ -15,7 +15,8 @@ from onnx import ModelProto, TensorProto
 
 from tests.exporters.foreign.onnx_files import convert, element_types, errors_u, parsed
 from tests.exporters.foreign.test_foreign_exported import NETS, exported
-from tests.exporters.foreign.traps import FOREIGN, f32, normal
+from tests.exporters.foreign.traps import EVERY_RUN, FOREIGN, f32, normal
+from tests.slow import slow_but
 
 FLOAT, FLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16
 MODELS = {
@@ -51,7 +52,7 @@ def unfolded(model: ModelProto, monkeypatch: pytest.MonkeyPatch) -> ForeignProgr
         return read(model)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but(EVERY_RUN, MODELS))
 def test_the_whole_answers_as_before_bit_for_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = MODELS[name]()
     before = unfolded(model, monkeypatch)

@@ -18,7 +18,8 @@ from halfeven.models.package import Precision
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from tests.exporters.foreign.onnx_files import convert, element_types, errors_u, nodes_of, parsed
-from tests.exporters.foreign.traps import FOREIGN
+from tests.exporters.foreign.traps import EVERY_RUN, FOREIGN
+from tests.slow import slow_but
 
 FLOAT, FLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16
 ENCODER = (
@@ -123,7 +124,7 @@ def test_a_keep_pattern_reaches_into_the_body_of_the_node_it_names(tmp_path: Pat
     assert not matches(NodeProto(name="iffy", op_type="Relu"), "if")
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("name", slow_but(EVERY_RUN, FOREIGN))
 def test_no_value_is_cast_twice_and_no_name_stands_twice(name: str, tmp_path: Path) -> None:
     trap = FOREIGN[name]
     foreign = convert(

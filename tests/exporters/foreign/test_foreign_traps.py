@@ -8,7 +8,8 @@ import pytest
 from halfeven.exporters.foreign.conversion import ForeignHalf
 
 from tests.exporters.foreign.onnx_files import convert, errors_u
-from tests.exporters.foreign.traps import FOREIGN, Trap
+from tests.exporters.foreign.traps import EVERY_RUN, FOREIGN, Trap
+from tests.slow import slow_but
 
 
 def converted(trap: Trap, path: Path, level: str) -> ForeignHalf:
@@ -26,7 +27,11 @@ def fresh(trap: Trap, foreign: ForeignHalf) -> list[dict[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "level"), [(name, level) for name, trap in FOREIGN.items() for level in trap.levels]
+    ("name", "level"),
+    slow_but(
+        {(name, "O1") for name in EVERY_RUN},
+        [(name, level) for name, trap in FOREIGN.items() for level in trap.levels],
+    ),
 )
 def test_every_trap_is_cured_at_both_ends_of_the_levels(name: str, level: str, tmp_path: Path) -> None:
     trap = FOREIGN[name]

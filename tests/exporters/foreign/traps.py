@@ -440,3 +440,7 @@ def _spread(random: Random, rows: int) -> np.ndarray:
 
 
 FOREIGN = {trap.name: trap for trap in _TRAPS}
+EVERY_RUN = {  # one of a kind, of those that convert soonest: the others are slow
+    "mlp", "a sum beyond half", "islands by Cast", "epsilons under a root, zero and tiny rows", "an If in a Loop",
+    "an LSTM", "one value read by two FP32 nodes", "weights stored in half", "encoder",
+}  # fmt: skip

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
 from tests.control_flow import CONTROL_FLOW
-from tests.corpus import CORPUS, captured, fresh
+from tests.corpus import CORPUS, captured, cases, fresh
 from tests.nets import NETS
 from tests.programs import Whole, whole
+from tests.slow import slow_but
 
 CPU = torch.device("cpu")
 SCRIPTED = CpuSetup(passes=frozenset((WITHOUT_LOCK,)))
@@ -49,7 +50,7 @@ def assert_same_bits(module: GraphModule, inputs: list[Tensor]) -> None:
         assert torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
 
 
-@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("rows", slow_but({5}, [1, 5]))
 @pytest.mark.parametrize("name", sorted(NETS))
 def test_a_net_answers_the_same_bits(name: str, rows: int) -> None:
     net = NETS[name]
@@ -58,7 +59,7 @@ def test_a_net_answers_the_same_bits(name: str, rows: int) -> None:
     assert_same_bits(module, list(net.inputs(rows).values()))
 
 
-@pytest.mark.parametrize("name", sorted(CORPUS))
+@pytest.mark.parametrize("name", cases(sorted(CORPUS)))
 def test_a_model_of_the_corpus_answers_the_same_bits_and_only_control_flow_stays_in_python(name: str) -> None:
     module = as_served(captured(name))
     has_bodies = any(isinstance(node.target, torch._ops.HigherOrderOperator) for _, node in walk(module))
