@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from ..models.engines.placement import resolve_device
+from ..models.engines.device_choice import resolve_device
 from ..models.engines.torch_engine import use_true_fp32
 from ..models.errors import BadSetting, HalfevenError, StoreUnusable
 from ..models.store import Store
@@ -26,7 +26,7 @@ from .batching.device import DeviceThread
 from .batching.place import Place
 from .finetune.api import router
 from .finetune.files import Files
-from .finetune.ledger import Ledger
+from .finetune.job_store import JobStore
 from .finetune.supervisor import Supervisor
 from .http.codecs.dialect import OURS, STRICT
 from .http.connection.hot_protocol import HotProtocol
@@ -79,12 +79,12 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
         dialect=dialect,
     )
     lock = _alone_with(store)
-    ledger = Ledger(store.root / "halfeven.db")
+    job_store = JobStore(store.root / "halfeven.db")
     files = Files(store.root / "files", settings.max_upload_mib * 2**20)
-    supervisor = Supervisor(ledger, files, store, roster, place, settings.trainer_threads)
-    app.include_router(router(ledger, files, store, supervisor.wake))
+    supervisor = Supervisor(job_store, files, store, roster, place, settings.trainer_threads)
+    app.include_router(router(job_store, files, store, supervisor.wake))
     app.include_router(rollout_router(director))
-    app.router.lifespan_context = _lifespan(roster, supervisor, ledger, lock, settings.shutdown_seconds)
+    app.router.lifespan_context = _lifespan(roster, supervisor, job_store, lock, settings.shutdown_seconds)
     front = InferFront(
         PageHeaders(app),
         roster,
@@ -215,7 +215,7 @@ def _alone_with(store: Store) -> IO[bytes]:
 
 
 def _lifespan(
-    roster: Roster, supervisor: Supervisor, ledger: Ledger, lock: IO[bytes], shutdown_seconds: float
+    roster: Roster, supervisor: Supervisor, job_store: JobStore, lock: IO[bytes], shutdown_seconds: float
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -224,7 +224,7 @@ def _lifespan(
         yield
         await asyncio.to_thread(supervisor.stop, shutdown_seconds)
         await roster.stop(shutdown_seconds)
-        ledger.close()
+        job_store.close()
         lock.close()
 
     return lifespan

@@ -1,6 +1,6 @@
 """The valid range of every integer input of a foreign graph that indexes a table (Gather, ScatterND and theirs).
 
-The argument of `models/index_ranges/ranges.py` for ONNX's ops: from each index back to the inputs, through what has an
+As `models/index_ranges` for programs, here for ONNX operators: from each index back to the inputs, through what has an
 inverse. ONNX counts indices from the end too, so ``-n`` to ``n - 1`` are valid; OneHot takes any number. Bodies of
 control flow may not run, so nothing is asked for them. Source: ONNX operators, "Gather", "GatherElements", "GatherND",
 "ScatterElements", "ScatterND".
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 from onnx import NodeProto, helper
 
-from ...models.index_ranges.ranges import spec_with
+from ...models.index_ranges.input_ranges import spec_with
 from ...models.index_ranges.value_bounds import COMPARISONS, MIRRORED, OPPOSITE, Bounds, intersection
 from ...models.spec import ModelSpec
 from .graph import ONNX, ForeignProgram, attribute

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ...models.engines.islands import HALVES
+from ...models.engines.fp32_islands import HALVES
 from ..operations import Counted, Operations
 from ..question import Arrays
 

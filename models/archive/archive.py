@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 
 from ..errors import DamagedFile
 from ..opened_file import OpenedFile
-from .check import CheckedArchive
+from .contents import CheckedArchive
 
 _ONE_AT_A_TIME = threading.Lock()  # torch.export keeps its serialiser in a global
 _ZIP_VERSION = 6  # as torch.export.save writes it

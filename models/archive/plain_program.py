@@ -20,7 +20,7 @@ from ..errors import DamagedFile
 from ..opened_file import OpenedFile
 from ..program import Look, without_idle_nodes
 from .archive import opened_archive
-from .check import MODEL, CheckedArchive
+from .contents import MODEL, CheckedArchive
 
 _SCHEMA = 8
 _DTYPES = {

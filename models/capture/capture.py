@@ -26,7 +26,7 @@ from torch.fx import GraphModule
 from ..archive.archive import load_program
 from ..datatypes import DATATYPES
 from ..errors import BadFolder, CaptureFailed, DamagedFile
-from ..index_ranges.ranges import with_ranges
+from ..index_ranges.input_ranges import with_ranges
 from ..package import ModelFolder
 from ..program import runnable, source_line, walk
 from ..spec import Dim, ModelSpec, TensorSpec

@@ -4,7 +4,7 @@
 
 Imports torch, the model folder and its own siblings by their paths only (``sources.py``: the module,
 ``autocast.py`` and ``regions.py``: islands, ``substitutes.py``: what no archive may hold,
-``check.py``: program against module, ``failures.py`` and ``nonfinite.py``: what is said), so
+``agreement.py``: program against module, ``failures.py`` and ``nonfinite.py``: what is said), so
 that neither can meet our package by accident: a folder that has its own ``models/`` or ``errors.py`` finds its own.
 Writes ``program.pt2``, ``weights.safetensors``
 and ``result.json`` into the request's ``out`` folder; a failure is a ``result.json`` with a sentence and the
@@ -35,7 +35,7 @@ def _failures():
 
 failures = _failures()
 Refused, first_lines, tail = failures.Refused, failures.first_lines, failures.tail
-checks = failures.sibling("check")
+checks = failures.sibling("agreement")
 rows_of, distance, TOLERANCE = checks.rows_of, checks.distance, checks.TOLERANCE
 
 

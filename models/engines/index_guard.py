@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ..errors import BadRequest
-from ..index_ranges.ranges import unproven_sites
+from ..index_ranges.input_ranges import unproven_sites
 from ..index_ranges.sites import Site
 from ..program import source_line
 from ..spec import Dim, ModelSpec

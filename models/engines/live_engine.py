@@ -20,7 +20,7 @@ from ..opened_file import OpenedFile
 from ..spec import ModelSpec
 from ..store import Version
 from .cpu.setup import PLAIN, CpuSetup
-from .islands import HALVES, raise_islands
+from .fp32_islands import HALVES, raise_islands
 from .live_source import LiveSource
 from .torch_engine import TorchEngine
 

@@ -12,10 +12,10 @@ import uvloop
 
 from ...models.errors import BadSetting, HalfevenError
 from ..batching.core_wait import waited_for_core_s
+from .benched_model import BenchedModel, bodies, find
 from .figures import Cpu, figures
 from .loadgen import ClosedLoop, Load, OpenLoop, Target
 from .record import Record
-from .subject import Subject, bodies, find
 
 Say = Callable[[str], object]
 
@@ -86,7 +86,7 @@ def _check(plan: Plan) -> None:
 
 
 def _measure(
-    subject: Subject, target: Target, plan: Plan, callers: int | None, rate: float | None
+    subject: BenchedModel, target: Target, plan: Plan, callers: int | None, rate: float | None
 ) -> dict[str, Any]:
     gc.collect()
     gc.freeze()  # a collection over what is loaded would be measured as the server's
@@ -98,7 +98,7 @@ def _measure(
 
 
 async def _stage(
-    subject: Subject, target: Target, plan: Plan, callers: int | None, rate: float | None
+    subject: BenchedModel, target: Target, plan: Plan, callers: int | None, rate: float | None
 ) -> dict[str, Any]:
     start = time.perf_counter()
     begin = start + plan.warmup_s
@@ -115,7 +115,7 @@ async def _stage(
     return figures(record, cpu, before, after, plan.rows)
 
 
-async def _watch(subject: Subject, record: Record) -> tuple[Cpu, Mapping[str, Any], Mapping[str, Any]]:
+async def _watch(subject: BenchedModel, record: Record) -> tuple[Cpu, Mapping[str, Any], Mapping[str, Any]]:
     """What this thread used during the window, and the server's statistics before and after it."""
     await asyncio.sleep(record.begin - time.perf_counter())
     began_s, used_s, waited_s = time.perf_counter(), time.thread_time(), waited_for_core_s()
@@ -125,7 +125,7 @@ async def _watch(subject: Subject, record: Record) -> tuple[Cpu, Mapping[str, An
     return cpu, await before, await asyncio.to_thread(_statistics, subject)
 
 
-def _statistics(subject: Subject) -> Mapping[str, Any]:
+def _statistics(subject: BenchedModel) -> Mapping[str, Any]:
     """The server's V2 statistics, empty where it keeps none or does not answer."""
     try:
         return subject.get(f"{subject.path}/stats")

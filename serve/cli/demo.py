@@ -17,8 +17,8 @@ from rich.text import Text
 from ...exporters.convert import Conversion, Options, convert
 from ...exporters.inputs.samples import Samples, load_samples
 from ...exporters.report.page import size_text
+from ...models.engines.device_choice import resolve_device
 from ...models.engines.load import load_whole
-from ...models.engines.placement import resolve_device
 from ...models.package import read_folder
 from ...models.store import Store, Version
 from ..bench.callers import Caller, Traffic

@@ -100,7 +100,7 @@ def parity(
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.report.page import render_terminal
         from ..http.routes.history import store_at
-        from .parity import judge_again, judge_saved
+        from .parity_command import judge_again, judge_saved
 
         if limit:
             facts = judge_saved(target, store_at(store), limit)

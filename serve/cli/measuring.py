@@ -36,7 +36,7 @@ def bench(
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ..bench import command
-        from ..bench.page import render_page
+        from ..bench.bench_page import render_page
         from ..bench.shown import render
 
         callers = "1,8,32" if concurrency is None and rate is None else concurrency

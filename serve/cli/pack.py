@@ -8,7 +8,7 @@ from ...exporters.inputs.samples import load_samples
 from ...models.errors import BadInput
 from ...models.package import read_folder
 from ...models.store import Store
-from .parity import version_called
+from .parity_command import version_called
 
 
 def pack(target: str, pictures: Path, out: Path, store: Store) -> Mapping[str, Any]:

@@ -11,8 +11,8 @@ from ...models.store import NAME, Store, Version
 from .datasets import TrainingData, check_no_overlap, learnable_outputs, read_training, split
 from .files import Files
 from .hyperparameters import read_hyperparameters, resolve
+from .job_store import JobStore
 from .jobs import JobRequest
-from .ledger import Ledger
 
 _NEEDED = ("weights.safetensors", "whole.pt2")
 _KEYS = (
@@ -43,8 +43,8 @@ class Admission:
     One at a time: a training file is read whole, and ten of them at once would not fit.
     """
 
-    def __init__(self, ledger: Ledger, files: Files, store: Store) -> None:
-        self._ledger, self._files, self._store = ledger, files, store
+    def __init__(self, job_store: JobStore, files: Files, store: Store) -> None:
+        self._job_store, self._files, self._store = job_store, files, store
         self._reading = threading.Lock()
 
     def read(self, asked: Any) -> JobRequest:
@@ -120,7 +120,7 @@ class Admission:
             return training.rows
 
     def _data(self, parent: Version, param: str, file: str) -> TrainingData:
-        record = self._ledger.file(file)
+        record = self._job_store.file(file)
         try:
             return read_training(self._files.path(record.sha256), parent.spec(), self._files.max_bytes)
         except BadSamples as error:

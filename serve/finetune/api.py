@@ -23,8 +23,8 @@ from ..http.error_mapping import NotOffered
 from ..http.json_body import read_order
 from .admission import Admission
 from .files import IN_MEMORY, Files, Upload
+from .job_store import JobStore
 from .jobs import FileRecord
-from .ledger import Ledger
 from .openai_shapes import event_body, file_body, job_body, page_of
 
 JOBS = "/v1/fine_tuning/jobs"
@@ -38,13 +38,13 @@ _NOT_OFFERED = {
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
-def router(ledger: Ledger, files: Files, store: Store, wake: Callable[[], None]) -> APIRouter:
+def router(job_store: JobStore, files: Files, store: Store, wake: Callable[[], None]) -> APIRouter:
     """Every route under ``/v1/files`` and ``/v1/fine_tuning``. ``wake`` is called, from any thread, after a job
     was created or is to be cancelled."""
     routes = APIRouter(tags=["fine-tuning"])
-    _add_files(routes, ledger, files)
-    _add_jobs(routes, ledger, Admission(ledger, files, store), wake)
-    _add_reading(routes, ledger)
+    _add_files(routes, job_store, files)
+    _add_jobs(routes, job_store, Admission(job_store, files, store), wake)
+    _add_reading(routes, job_store)
     return routes
 
 
@@ -52,7 +52,7 @@ def _json(value: object, headers: dict[str, str] | None = None) -> Response:
     return Response(orjson.dumps(value), 200, headers, "application/json")
 
 
-def _add_files(routes: APIRouter, ledger: Ledger, files: Files) -> None:
+def _add_files(routes: APIRouter, job_store: JobStore, files: Files) -> None:
     # Between a content's name on the disk and its row: delete must not come there.
     renaming = threading.Lock()
 
@@ -62,7 +62,7 @@ def _add_files(routes: APIRouter, ledger: Ledger, files: Files) -> None:
         )
         with renaming:
             files.keep(upload)
-            return ledger.add_file(record)
+            return job_store.add_file(record)
 
     @routes.post("/v1/files")
     async def upload(request: Request) -> Response:
@@ -79,22 +79,22 @@ def _add_files(routes: APIRouter, ledger: Ledger, files: Files) -> None:
         purpose: str | None = None,
     ) -> Response:
         """Every uploaded file, the newest first."""
-        records = [record for record in ledger.files() if purpose in (None, record.purpose)]
+        records = [record for record in job_store.files() if purpose in (None, record.purpose)]
         if order == "asc":
             records.reverse()
         if after is not None:
-            records = records[records.index(ledger.file(after)) + 1 :]
+            records = records[records.index(job_store.file(after)) + 1 :]
         return _json(page_of(records[: limit + 1], limit, file_body))
 
     @routes.get("/v1/files/{id}")
     def retrieve(id: str) -> Response:
         """One file's facts."""
-        return _json(file_body(ledger.file(id)))
+        return _json(file_body(job_store.file(id)))
 
     @routes.get("/v1/files/{id}/content")
     def content(id: str) -> Response:
         """One file's bytes."""
-        record = ledger.file(id)
+        record = job_store.file(id)
         headers = {"content-length": str(record.bytes), "x-content-type-options": "nosniff"}
         chunks = _chunks(files.path(record.sha256))
         return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
@@ -102,9 +102,9 @@ def _add_files(routes: APIRouter, ledger: Ledger, files: Files) -> None:
     @routes.delete("/v1/files/{id}")
     def delete(id: str) -> Response:
         """Forget a file; its bytes go with the last name they have."""
-        sha256 = ledger.file(id).sha256
+        sha256 = job_store.file(id).sha256
         with renaming:
-            if ledger.delete_file(id):
+            if job_store.delete_file(id):
                 files.remove(sha256)
         return _json({"id": id, "object": "file", "deleted": True})
 
@@ -115,12 +115,12 @@ def _chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def _add_jobs(routes: APIRouter, ledger: Ledger, admission: Admission, wake: Callable[[], None]) -> None:
+def _add_jobs(routes: APIRouter, job_store: JobStore, admission: Admission, wake: Callable[[], None]) -> None:
     def admit(body: bytes, key: str | None) -> Response:
         asked = parse(body)
-        if key and isinstance(asked, dict) and (known := ledger.replayed(key, asked)):
+        if key and isinstance(asked, dict) and (known := job_store.replayed(key, asked)):
             return _json(job_body(known), {"idempotent-replayed": "true"})
-        job, created = ledger.create_job(admission.read(asked), key)
+        job, created = job_store.create_job(admission.read(asked), key)
         wake()
         return _json(job_body(job), None if created else {"idempotent-replayed": "true"})
 
@@ -134,7 +134,7 @@ def _add_jobs(routes: APIRouter, ledger: Ledger, admission: Admission, wake: Cal
     @routes.post(JOBS + "/{id}/cancel")
     def cancel(id: str) -> Response:
         """Cancel a job; of a finished one this is its state."""
-        job = ledger.request_cancel(id)
+        job = job_store.request_cancel(id)
         wake()
         return _json(job_body(job))
 
@@ -157,44 +157,44 @@ def _key(key: str | None) -> str | None:
     return key
 
 
-def _add_reading(routes: APIRouter, ledger: Ledger) -> None:
+def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
     @routes.get(JOBS)
     def listing(request: Request, after: str | None = None, limit: Limit = 20) -> Response:
         """Every job, the newest first; `metadata[key]=value` chooses."""
-        found = ledger.jobs(after, limit + 1, _metadata(request))
+        found = job_store.jobs(after, limit + 1, _metadata(request))
         return _json(page_of(found, limit, job_body))
 
     @routes.get(JOBS + "/{id}")
     def retrieve(id: str) -> Response:
         """One job: its state, its progress, and at the end its model or its reason."""
-        return _json(job_body(ledger.job(id)))
+        return _json(job_body(job_store.job(id)))
 
     @routes.get(JOBS + "/{id}/events")
     def events(
         id: str, after: str | None = None, limit: Limit = 20, order: Literal["asc", "desc"] = "desc"
     ) -> Response:
         """What happened to a job, the newest first; `order=asc` with `after` goes on from the last one seen."""
-        return _json(page_of(ledger.events(id, after, limit + 1, order == "asc"), limit, event_body))
+        return _json(page_of(job_store.events(id, after, limit + 1, order == "asc"), limit, event_body))
 
     @routes.get(JOBS + "/{id}/metrics")
     def metrics(id: str, most: Annotated[int, Query(ge=2, le=100_000)] = 2000) -> Response:
         """Loss, loss scale, gradient norm and skips by step; of more than `most` every k-th."""
-        return _json({"object": "list", "data": ledger.steps(id, most)})
+        return _json({"object": "list", "data": job_store.steps(id, most)})
 
     @routes.get(JOBS + "/{id}/checkpoints")
     def checkpoints(id: str) -> Response:
         """None are kept: what a job makes is one version, or nothing."""
-        ledger.job(id)
+        job_store.job(id)
         return _json({"object": "list", "data": [], "has_more": False})
 
     @routes.get(JOBS + "/{id}/page")
     def page(id: str) -> Response:
         """The job for people."""
-        job = job_body(ledger.job(id))
-        newest = [event_body(event) for event in ledger.events(id, limit=_MOST_EVENTS)]
+        job = job_body(job_store.job(id))
+        newest = [event_body(event) for event in job_store.events(id, limit=_MOST_EVENTS)]
         from .job_page import render_job  # brings jinja2: 7 MB that most servers never need
 
-        return HTMLResponse(render_job(job, ledger.steps(id), newest[::-1]))
+        return HTMLResponse(render_job(job, job_store.steps(id), newest[::-1]))
 
 
 def _metadata(request: Request) -> dict[str, str]:

@@ -10,8 +10,8 @@ import time
 from ...models.errors import Conflict
 from ...models.store import LIVE, Store, Version
 from ..versions.roster import Roster
+from .job_store import JobStore
 from .jobs import FAILED, SUCCEEDED, Job
-from .ledger import Ledger
 from .reasons import NO_JUDGING_SET, STALE_PARENT
 
 SWAP_SECONDS = 600.0  # another device proves again first
@@ -38,17 +38,17 @@ class ServerStops(Exception):
 class Conclusion:
     """``stopping`` ends the waiting for the roster."""
 
-    def __init__(self, ledger: Ledger, store: Store, roster: Roster, stopping: threading.Event) -> None:
-        self._ledger, self._store, self._roster, self._stopping = ledger, store, roster, stopping
+    def __init__(self, job_store: JobStore, store: Store, roster: Roster, stopping: threading.Event) -> None:
+        self._job_store, self._store, self._roster, self._stopping = job_store, store, roster, stopping
 
     def conclude(self, id: str, version: Version) -> None:
         """Settle a job by the version that it published. Raises JobFailed, Cancelled, ServerStops."""
-        job, gate = self._ledger.job(id), version.manifest["gate"]
+        job, gate = self._job_store.job(id), version.manifest["gate"]
         if version.status != LIVE:
             refused_by_gate = gate is not None and not gate["passed"]
             code = "METRIC_REGRESSED" if refused_by_gate else "PARITY_FAILED"
             message = version.manifest["reason"]
-            self._ledger.move(id, FAILED, code=code, message=message, gate=gate, version=version.number)
+            self._job_store.move(id, FAILED, code=code, message=message, gate=gate, version=version.number)
             return
         if self._store.live_number(version.name) != version.number:
             if job.cancel_requested:
@@ -58,14 +58,14 @@ class Conclusion:
                 return
             self._promote(job, version)
         self._await_active(version)
-        self._ledger.move(
+        self._job_store.move(
             id, SUCCEEDED, stage="done", message=f"{version} is active", gate=gate,
             fine_tuned_model=str(version), version=version.number,
         )  # fmt: skip
 
     def _hold(self, job: Job, version: Version, why: str) -> None:
         message = f"{version} is published and held, not made active: {why}; {by_hand(version)}"
-        self._ledger.move(
+        self._job_store.move(
             job.id, SUCCEEDED, stage="held", code=NO_JUDGING_SET, message=message,
             gate=version.manifest["gate"], fine_tuned_model=str(version), version=version.number,
         )  # fmt: skip
@@ -83,7 +83,7 @@ class Conclusion:
         active = alias if alias is not None else self._serving(version.name)
         if not active == gate.get("against", active) == job.parent_version:
             raise _stale(job, version, active)
-        self._ledger.note(job.id, stage="swapping", gate=gate)
+        self._job_store.note(job.id, stage="swapping", gate=gate)
         try:
             self._store.promote_over(alias, version, FINE_TUNING)
         except Conflict:

@@ -1,6 +1,6 @@
 """One job's way: its data are checked, a process trains, another converts and gates, the result is promoted.
 
-It writes into the ledger what happens on the way; how the job ends is said by what is raised, and written by
+It writes into the job store what happens on the way; how the job ends is said by what is raised, and written by
 `supervisor.py`.
 """
 
@@ -21,15 +21,15 @@ from ...models.engines.load import whole_program
 from ...models.store import Store, Version
 from ..batching.place import Place
 from ..versions.roster import Roster
-from .child import Child
 from .concluding import Cancelled, Conclusion, JobFailed, ServerStops
 from .datasets import TrainingData, read_training, seen_in_training, split
 from .files import Files
 from .gate import scores
+from .job_store import JobStore
 from .jobs import RUNNING, Job
 from .judging import Sets, classes_not_judged, judging_sets, not_judged, sets_of
-from .ledger import Ledger
 from .reasons import NO_JUDGING_SET, STALE_PARENT
+from .worker_process import Child
 
 TRAINER = Path(__file__).with_name("trainer.py")
 REPORT_EVERY_S = 0.25
@@ -45,12 +45,12 @@ class JobRunner:
     """What every job's way needs. ``threads`` and ``nice`` are the trainer's; ``stopping`` ends a way at once."""
 
     def __init__(
-        self, ledger: Ledger, files: Files, store: Store, roster: Roster, place: Place,
+        self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
         stopping: threading.Event, threads: int, nice: int,
     ) -> None:  # fmt: skip
-        self._ledger, self._files, self._store, self._roster = ledger, files, store, roster
+        self._job_store, self._files, self._store, self._roster = job_store, files, store, roster
         self._place, self._stopping, self._threads, self._nice = place, stopping, threads, nice
-        self.conclude = Conclusion(ledger, store, roster, stopping).conclude
+        self.conclude = Conclusion(job_store, store, roster, stopping).conclude
 
     def go(self, job: Job) -> None:
         """From queued to active. Raises JobFailed, Cancelled, ServerStops, or an error of ours."""
@@ -58,8 +58,8 @@ class JobRunner:
         shutil.rmtree(folder, ignore_errors=True)
         try:
             folder.mkdir(parents=True)
-            self._ledger.move(job.id, RUNNING, stage="checking")
-            self._run(self._ledger.job(job.id), folder)
+            self._job_store.move(job.id, RUNNING, stage="checking")
+            self._run(self._job_store.job(job.id), folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -76,22 +76,22 @@ class JobRunner:
         data, train, held_out = self._data(job, parent)
         held_out.save(folder / "held_out.safetensors")
         self._warn(job, parent, data, held_out)
-        self._ledger.note(job.id, stage="training")
+        self._job_store.note(job.id, stage="training")
         done = self._train(job, parent, data, train, folder)
-        self._ledger.note(job.id, stage="converting", summary=done["summary"])
+        self._job_store.note(job.id, stage="converting", summary=done["summary"])
         self.conclude(job.id, self._convert(job, parent, data, held_out, done, folder))
 
     def _data(self, job: Job, parent: Version) -> tuple[TrainingData, np.ndarray, Samples]:
         """The training file, the rows of it to learn from, and what is held out."""
         spec = parent.spec()
-        data = read_training(self._files.path(self._ledger.file(job.training_file).sha256), spec)
+        data = read_training(self._files.path(self._job_store.file(job.training_file).sha256), spec)
         if job.validation_file is not None:
-            path = self._files.path(self._ledger.file(job.validation_file).sha256)
+            path = self._files.path(self._job_store.file(job.validation_file).sha256)
             return data, np.arange(data.rows), read_training(path, spec).samples
         train, held = split(data.rows, job.hyperparameters["validation_split"], job.seed)
         if twins := seen_in_training(data, train, held):
             told = f"{len(twins)} held-out rows also stand among the training rows: they flatter the score"
-            self._ledger.record(job.id, "warn", told, {"rows": twins[:10]})
+            self._job_store.record(job.id, "warn", told, {"rows": twins[:10]})
         return data, train, data.samples.take(held)
 
     def _warn(self, job: Job, parent: Version, data: TrainingData, held_out: Samples) -> None:
@@ -100,14 +100,14 @@ class JobRunner:
         judges = judging_sets(sets, job.validation_file is not None)
         if why := not_judged(spec, data.losses, judges):
             told = f"the version that this job makes will be published and held, not made active: {why}"
-            self._ledger.record(job.id, "warn", told, {"code": NO_JUDGING_SET})
+            self._job_store.record(job.id, "warn", told, {"code": NO_JUDGING_SET})
         elif why := classes_not_judged(spec, judges):
-            self._ledger.record(job.id, "warn", why)
+            self._job_store.record(job.id, "warn", why)
         if (live := self._store.live_number(job.name)) not in (None, parent.number):
             told = (
                 f"{parent} is not active, {job.name}@{live} is: what this job makes will not be made active"
             )
-            self._ledger.record(job.id, "warn", told, {"code": STALE_PARENT})
+            self._job_store.record(job.id, "warn", told, {"code": STALE_PARENT})
 
     def _train(
         self, job: Job, parent: Version, data: TrainingData, train: np.ndarray, folder: Path
@@ -120,15 +120,15 @@ class JobRunner:
             if line["type"] == "started":
                 total = max(1, line["total_steps"])
                 what = f"training the {line.get('trained', 'module')}: {total} steps"
-                self._ledger.record(job.id, "info", what, line)
+                self._job_store.record(job.id, "info", what, line)
             elif line["type"] == "step":
                 steps.append(line)
                 if line["skipped"]:
                     told = f"step {line['step']} was skipped: {line['cause']} (loss scale {line['scale']:g})"
-                    self._ledger.record(job.id, "warn", told, line, kind="metrics")
+                    self._job_store.record(job.id, "warn", told, line, kind="metrics")
                 elif line["step"] * METRICS_EVENTS % total < METRICS_EVENTS:
                     told = f"step {line['step']} of {total}: loss {line['loss']:.4g}"
-                    self._ledger.record(job.id, "info", told, line, kind="metrics")
+                    self._job_store.record(job.id, "info", told, line, kind="metrics")
                 if time.monotonic() - reported >= REPORT_EVERY_S:
                     reported = time.monotonic()
                     self._note_steps(job, steps, total, child.seconds)
@@ -193,11 +193,11 @@ class JobRunner:
             "threads": self._threads,
             "nice": self._nice,
         }
-        child = Child.of_module("halfeven.serve.finetune.conversion", request, folder / "convert")
+        child = Child.of_module("halfeven.serve.finetune.weights_to_version", request, folder / "convert")
         last: Mapping[str, Any] = {}
         for line in self._lines(job, child):
             if line["type"] == "stage":
-                self._ledger.note(job.id, stage=line["stage"])
+                self._job_store.note(job.id, stage=line["stage"])
             else:
                 last = line
         done = self._ended(child, last, "conversion")
@@ -224,7 +224,7 @@ class JobRunner:
         return {
             "by": "fine-tuning",
             "job": job.id,
-            "dataset": self._ledger.file(job.training_file).sha256,
+            "dataset": self._job_store.file(job.training_file).sha256,
             "rows": data.rows,
             "seed": job.seed,
             "hyperparameters": dict(job.hyperparameters),
@@ -239,7 +239,7 @@ class JobRunner:
             for line in child.lines(every_s=0.1):
                 if self._stopping.is_set():
                     raise ServerStops
-                if asked_at is None and self._ledger.job(job.id).cancel_requested:
+                if asked_at is None and self._job_store.job(job.id).cancel_requested:
                     asked_at = time.monotonic()
                     child.say("cancel")
                 if asked_at is not None and time.monotonic() > asked_at + CANCEL_SECONDS:
@@ -265,9 +265,11 @@ class JobRunner:
     def _note_steps(self, job: Job, steps: list[Mapping[str, Any]], total: int, seconds: float) -> None:
         if not steps:
             return
-        self._ledger.record_steps(job.id, steps)
+        self._job_store.record_steps(job.id, steps)
         last = steps[-1]
-        skipped = sum(step["skipped"] for step in steps) + self._ledger.job(job.id).progress.get("skipped", 0)
+        skipped = sum(step["skipped"] for step in steps) + self._job_store.job(job.id).progress.get(
+            "skipped", 0
+        )
         eta = seconds / last["step"] * (total - last["step"])
         progress = {
             "step": last["step"],
@@ -277,7 +279,7 @@ class JobRunner:
             "skipped": skipped if last["step"] > len(steps) else sum(step["skipped"] for step in steps),
             "eta_seconds": round(eta, 1),
         }
-        self._ledger.note(job.id, progress=progress, estimated_finish=int(time.time() + eta))
+        self._job_store.note(job.id, progress=progress, estimated_finish=int(time.time() + eta))
 
 
 def _on_thread(place: Place, answers: Answers, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""The words of the ledger: files, jobs, events, and the one state machine.
+"""The words of the job store: files, jobs, events, and the one state machine.
 
     validating_files ─▶ queued ⇄ running ─▶ succeeded        every one that is not final ─▶ failed · cancelled
 
@@ -64,7 +64,7 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One row of the ledger. ``revision`` rises with every change of state; ``attempts`` counts the starts.
+    """One row of the job store. ``revision`` rises with every change of state; ``attempts`` counts the starts.
 
     ``code`` and ``message`` say why a job failed, was cancelled or succeeded with a version that is held, ``param``
     which parameter was at fault. ``version`` is the number of the version that the job made, refused or not;

@@ -1,6 +1,6 @@
 """One thread that takes queued jobs, one at a time, down their whole way (`job_runner.py`).
 
-It alone moves running jobs in the ledger; the processes only report to it through their pipes, and leave when
+It alone moves running jobs in the job store; the processes only report to it through their pipes, and leave when
 the server goes. The road's own work is never done in this process: serving has the cores first.
 """
 
@@ -16,8 +16,8 @@ from ..versions.roster import Roster
 from .concluding import Cancelled, JobFailed, ServerStops
 from .files import Files
 from .job_runner import JobRunner
+from .job_store import JobStore
 from .jobs import CANCELLED, FAILED, QUEUED, RUNNING, Job
-from .ledger import Ledger
 
 logger = logging.getLogger("halfeven.finetune")
 MAX_ATTEMPTS = 3
@@ -27,13 +27,13 @@ class Supervisor:
     """``threads`` and ``nice`` are the trainer's: by default it yields to serving."""
 
     def __init__(
-        self, ledger: Ledger, files: Files, store: Store, roster: Roster, place: Place,
+        self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
         threads: int = 1, nice: int = 10,
     ) -> None:  # fmt: skip
-        self._ledger, self._store = ledger, store
+        self._job_store, self._store = job_store, store
         self._bell = threading.Event()
         self._stopping = threading.Event()
-        self._runner = JobRunner(ledger, files, store, roster, place, self._stopping, threads, nice)
+        self._runner = JobRunner(job_store, files, store, roster, place, self._stopping, threads, nice)
         self._thread = threading.Thread(target=self._live, name="halfeven-finetune", daemon=True)
 
     def start(self) -> None:
@@ -51,12 +51,12 @@ class Supervisor:
         self._thread.join(timeout_s)
 
     def _live(self) -> None:
-        for job in self._ledger.unfinished():
+        for job in self._job_store.unfinished():
             if job.status == RUNNING:
                 self._guarded(job, partial(self._settle_interrupted, job))
         while not self._stopping.is_set():
             try:
-                job = self._ledger.next_queued()
+                job = self._job_store.next_queued()
                 if job is not None:
                     self._guarded(job, partial(self._runner.go, job))
                     continue
@@ -86,8 +86,8 @@ class Supervisor:
 
     def _fail(self, job: Job, code: str, message: str, version: int | None = None) -> None:
         try:
-            if not self._ledger.job(job.id).finished:
-                self._ledger.move(job.id, FAILED, code=code, message=message, version=version)
+            if not self._job_store.job(job.id).finished:
+                self._job_store.move(job.id, FAILED, code=code, message=message, version=version)
         except Exception:
             logger.exception("the end of job %s could not be written: %s %s", job.id, code, message)
 
@@ -102,7 +102,7 @@ class Supervisor:
             return
         if version is not None:
             number, message = version.number, f"cancelled: {version} was published, and not made active"
-        self._ledger.move(job.id, CANCELLED, code="CANCELLED", message=message, version=number)
+        self._job_store.move(job.id, CANCELLED, code="CANCELLED", message=message, version=number)
 
     def _settle_interrupted(self, job: Job) -> None:
         """A server died over this job: it either published its version, or starts again."""
@@ -114,4 +114,4 @@ class Supervisor:
             )
         else:
             message = "the server that ran this job is gone; it starts again from its first step"
-            self._ledger.move(job.id, QUEUED, stage="queued", message=message)
+            self._job_store.move(job.id, QUEUED, stage="queued", message=message)

@@ -120,7 +120,7 @@ def run(request: Request, report: Callable[[Line], None], cancelled: threading.E
         precision=request["precision"],
         seed=request["seed"],
     )
-    pupil = subject.subject_of(request, parent)
+    pupil = subject.trainee_of(request, parent)
     lesson = task.Task(request, pupil.forward)
     steps = amp.total_steps(len(lesson.rows), settings)
     report({"type": "started", "total_steps": steps, **pupil.facts()})

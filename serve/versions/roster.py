@@ -21,7 +21,7 @@ from .configured import configured
 from .loading.ready import make_ready
 from .loading.release import give_back, let_go_of_files, take_out_of_sight
 from .orders import read_orders
-from .traffic.decisions import Decisions
+from .traffic.automatic_decisions import Decisions
 from .traffic.loaded_version import DRAIN_SECONDS, LoadedVersion
 from .traffic.rules import Rules
 from .traffic.served import ServedModel

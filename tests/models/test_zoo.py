@@ -12,7 +12,7 @@ import pytest
 import torch
 from halfeven.exporters.inputs.synthetic import generate
 from halfeven.models.capture.capture import capture
-from halfeven.models.index_ranges.ranges import unproven_sites, with_ranges
+from halfeven.models.index_ranges.input_ranges import unproven_sites, with_ranges
 from halfeven.models.package import read_folder
 from halfeven.models.program import runnable
 from halfeven.models.zoo import zoo_folder

@@ -6,8 +6,8 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ...versions.traffic.automatic_decisions import Decisions
 from ...versions.traffic.comparison import BOUNDS_U, Gap
-from ...versions.traffic.decisions import Decisions
 from ...versions.traffic.served import ServedModel
 
 _LABELS = ("model", "version")

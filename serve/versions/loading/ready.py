@@ -15,7 +15,7 @@ from ....exporters.inputs.samples import Samples, stored_samples
 from ....exporters.reprove import holds_here, reprove
 from ....models.engines.engine import Engine
 from ....models.engines.load import load_half, load_whole
-from ....models.engines.widening import widened
+from ....models.engines.wire_widening import widened
 from ....models.errors import DamagedFile, EngineFailed, HalfevenError, NotReady
 from ....models.spec import ModelSpec
 from ....models.store import Version

@@ -19,13 +19,13 @@ from ....models.errors import UnknownName
 from ....models.spec import ModelSpec
 from ...batching.batcher import Batcher
 from ...batching.interface import NO_TERMS, Answer, PreparedVersion, Statistics, Submit, Terms
+from .automatic_decisions import Decisions
 from .comparison import scale_of
-from .decisions import Decisions
 from .loaded_version import LoadedVersion
 from .rules import Rules
 from .shadow import Shadow
 from .split import Sticky
-from .trial import Trial
+from .version_trial import Trial
 
 LABELS = ("stable", "canary", "shadow", "previous")
 SHORTEST_DIGEST = 8

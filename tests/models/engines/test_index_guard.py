@@ -11,7 +11,7 @@ from halfeven.models.capture.capture import normalise
 from halfeven.models.engines.index_guard import Guard, GuardedLaunch, guard_indices, rows_alone
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadRequest
-from halfeven.models.index_ranges.ranges import with_ranges
+from halfeven.models.index_ranges.input_ranges import with_ranges
 from halfeven.models.program import runnable
 from halfeven.models.spec import Dim
 from torch import Tensor, nn

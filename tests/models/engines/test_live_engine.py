@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from halfeven.models.engines import private_imports
-from halfeven.models.engines.islands import raise_islands
+from halfeven.models.engines.fp32_islands import raise_islands
 from halfeven.models.engines.live_engine import LiveEngine, LiveModule, live_json, live_module
 from halfeven.models.engines.live_source import LiveSource
 from halfeven.models.errors import BadFolder, CaptureFailed, DamagedFile, EngineFailed

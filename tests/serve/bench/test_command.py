@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import Overloaded
-from halfeven.serve.bench.subject import bodies, find
+from halfeven.serve.bench.benched_model import bodies, find
 from safetensors.numpy import save_file
 
 from tests.serve.cli.test_main import run

@@ -1,6 +1,6 @@
 """The routes as the `openai` client, and callers who mean no good, meet them on a real server.
 
-Nothing trains here: the test moves jobs through their states by the ledger, as the supervisor does.
+Nothing trains here: the test moves jobs through their states by the job store, as the supervisor does.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import Store, Version
 from halfeven.serve.finetune.api import router
 from halfeven.serve.finetune.files import Files
-from halfeven.serve.finetune.ledger import Ledger
+from halfeven.serve.finetune.job_store import JobStore
 from halfeven.serve.http.routes.app import build_app
 from safetensors.numpy import save
 
@@ -46,9 +46,9 @@ def publish(store: Store, name: str, *outputs: TensorSpec, without: str = "") ->
 
 @dataclass
 class Place:
-    """One server with its ledger, and a client of it."""
+    """One server with its job store, and a client of it."""
 
-    ledger: Ledger
+    job_store: JobStore
     files: Files
     store: Store
     address: str
@@ -76,15 +76,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     store.promote(publish(store, "mute", tensor("best", "INT64", -1, kind="indices")))
     store.promote(publish(store, "bare", logits, without="weights.safetensors"))
     publish(store, "idle", logits)
-    ledger, files = Ledger(root / "halfeven.db"), Files(root / "files", LIMIT)
+    job_store, files = JobStore(root / "halfeven.db"), Files(root / "files", LIMIT)
     woken: list[str] = []
     app = build_app(make_roster(), lambda: b"", HISTORY)
-    app.include_router(router(ledger, files, store, lambda: woken.append("woken")))
+    app.include_router(router(job_store, files, store, lambda: woken.append("woken")))
     with running(app) as address:
         url = f"http://{address}/v1"
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
-            yield Place(ledger, files, store, address, client, woken)
-    ledger.close()
+            yield Place(job_store, files, store, address, client, woken)
+    job_store.close()
 
 
 def posted(place: Place, body: bytes) -> httpx.Response:
@@ -162,7 +162,7 @@ def test_a_job_is_made_in_openai_s_shape_and_its_numbers_are_settled(place: Plac
         None,
     )
     assert (job.hyperparameters.n_epochs, job.hyperparameters.batch_size) == (4, 2)
-    settled = place.ledger.job(job.id).hyperparameters
+    settled = place.job_store.job(job.id).hyperparameters
     assert (settled["learning_rate"], settled["precision"], settled["growth_interval"]) == (0.01, "bf16", 20)
     assert "auto" not in settled.values()
     assert (job.model_extra or {})["halfeven"]["parent_version"] == 2
@@ -173,20 +173,20 @@ def test_a_job_is_made_in_openai_s_shape_and_its_numbers_are_settled(place: Plac
 def test_a_version_may_be_named_and_a_validation_file_leaves_all_rows_for_training(place: Place) -> None:
     job = place.create(model="net@1", validation_file=place.upload(), hyperparameters={"batch_size": 1000})
     assert (job.model, job.hyperparameters.batch_size) == ("net@1", ROWS)
-    assert place.ledger.job(job.id).parent_version == 1
+    assert place.job_store.job(job.id).parent_version == 1
 
 
 def test_a_job_is_followed_to_its_model_by_its_events_and_metrics(place: Place) -> None:
     id = place.create().id
-    place.ledger.move(id, "running", stage="training")
-    place.ledger.note(id, progress={"step": 2, "total_steps": 4}, estimated_finish=2_000_000_000)
-    place.ledger.record_steps(id, [{"step": n, "loss": 1 / n, "scale": 65536.0} for n in range(1, 5)])
+    place.job_store.move(id, "running", stage="training")
+    place.job_store.note(id, progress={"step": 2, "total_steps": 4}, estimated_finish=2_000_000_000)
+    place.job_store.record_steps(id, [{"step": n, "loss": 1 / n, "scale": 65536.0} for n in range(1, 5)])
     for step in range(1, 5):
-        place.ledger.record(id, "info", f"step {step}", {"step": step}, "metrics")
+        place.job_store.record(id, "info", f"step {step}", {"step": step}, "metrics")
     running_job = place.client.fine_tuning.jobs.retrieve(id)
     assert (running_job.status, running_job.estimated_finish) == ("running", 2_000_000_000)
     assert (running_job.model_extra or {})["halfeven"]["progress"] == {"step": 2, "total_steps": 4}
-    place.ledger.move(id, "succeeded", fine_tuned_model="net@3", version=3, message="net@3 is active")
+    place.job_store.move(id, "succeeded", fine_tuned_model="net@3", version=3, message="net@3 is active")
     done = place.client.fine_tuning.jobs.retrieve(id)
     assert (done.status, done.fine_tuned_model) == ("succeeded", "net@3")
     assert done.finished_at is not None and done.finished_at >= done.created_at
@@ -206,8 +206,8 @@ def test_a_job_is_followed_to_its_model_by_its_events_and_metrics(place: Place) 
 
 def test_a_failed_job_tells_its_reason(place: Place) -> None:
     id = place.create().id
-    place.ledger.move(id, "running")
-    place.ledger.move(id, "failed", code="SCALE_COLLAPSE", message="the loss scale fell to its floor")
+    place.job_store.move(id, "running")
+    place.job_store.move(id, "failed", code="SCALE_COLLAPSE", message="the loss scale fell to its floor")
     job = place.client.fine_tuning.jobs.retrieve(id)
     assert job.error is not None
     assert (job.error.code, job.error.message) == ("SCALE_COLLAPSE", "the loss scale fell to its floor")
@@ -227,11 +227,11 @@ def test_a_queued_job_is_cancelled_and_a_finished_one_gives_its_state(place: Pla
     waiting, finished = place.create().id, place.create().id
     assert place.client.fine_tuning.jobs.cancel(waiting).status == "cancelled"
     assert place.client.fine_tuning.jobs.cancel(waiting).status == "cancelled"
-    place.ledger.move(finished, "running")
+    place.job_store.move(finished, "running")
     woken = len(place.woken)
     assert place.client.fine_tuning.jobs.cancel(finished).status == "running"
-    assert place.ledger.job(finished).cancel_requested and len(place.woken) == woken + 1
-    place.ledger.move(finished, "succeeded", fine_tuned_model="net@3")
+    assert place.job_store.job(finished).cancel_requested and len(place.woken) == woken + 1
+    place.job_store.move(finished, "succeeded", fine_tuned_model="net@3")
     assert place.client.fine_tuning.jobs.cancel(finished).status == "succeeded"
 
 
@@ -382,13 +382,13 @@ BAD_FILES: dict[str, tuple[Any, list[str]]] = {
 def test_data_that_do_not_fit_are_refused_at_once_with_tensor_and_rows(place: Place, case: str) -> None:
     make, words = BAD_FILES[case]
     file = place.upload(make(), f"{case}.bin")
-    before = len(place.ledger.jobs(limit=1000))
+    before = len(place.job_store.jobs(limit=1000))
     with pytest.raises(openai.BadRequestError) as caught:
         place.create(training_file=file)
     told = str(caught.value)
     assert [word for word in [*words, f"training_file '{case}.bin' ({file})"] if word not in told] == [], told
     assert (caught.value.code, caught.value.param) == ("bad_training_file", "training_file")
-    assert len(place.ledger.jobs(limit=1000)) == before
+    assert len(place.job_store.jobs(limit=1000)) == before
 
 
 def test_a_validation_file_with_rows_of_the_training_file_is_refused(place: Place) -> None:
@@ -412,7 +412,7 @@ def test_one_key_is_one_job_under_eight_at_once_and_after_its_file_has_gone(plac
     with ThreadPoolExecutor(8) as pool:
         ids = set(pool.map(create, range(8)))
     assert len(ids) == 1
-    assert sum(job.training_file == file for job in place.ledger.jobs(limit=1000)) == 1
+    assert sum(job.training_file == file for job in place.job_store.jobs(limit=1000)) == 1
     with pytest.raises(openai.BadRequestError, match="with another request"):
         place.create(training_file=file, seed=5, extra_headers=key)
     (id,) = ids

@@ -1,4 +1,4 @@
-"""How a job ends by its published version, whatever moved meanwhile: a real store and ledger, a roster that follows."""
+"""How a job ends by its published version, whatever moved meanwhile: real stores, a roster that follows."""
 
 import threading
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from halfeven.models.store import LIVE, REFUSED, Store, Version
 from halfeven.serve.finetune.concluding import Cancelled, Conclusion, JobFailed
+from halfeven.serve.finetune.job_store import JobStore
 from halfeven.serve.finetune.jobs import FileRecord, Job, JobRequest
-from halfeven.serve.finetune.ledger import Ledger
 from halfeven.serve.finetune.openai_shapes import job_body
 
 Gate = dict[str, Any]
@@ -45,17 +45,17 @@ class Place:
     """``net@1`` is active, and a job that was made from it runs."""
 
     def __init__(self, root: Path) -> None:
-        self.store, self.ledger = Store(root), Ledger(root / "halfeven.db")
+        self.store, self.job_store = Store(root), JobStore(root / "halfeven.db")
         self.roster: Any = Roster(self.store)
         self.store.promote(publish(self.store))
-        self.ledger.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))
-        self.id = self.ledger.create_job(JobRequest("net", "net", 1, "file-1", {}, 3))[0].id
-        self.ledger.move(self.id, "running", stage="gating")
-        self.conclusion = Conclusion(self.ledger, self.store, self.roster, threading.Event())
+        self.job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))
+        self.id = self.job_store.create_job(JobRequest("net", "net", 1, "file-1", {}, 3))[0].id
+        self.job_store.move(self.id, "running", stage="gating")
+        self.conclusion = Conclusion(self.job_store, self.store, self.roster, threading.Event())
 
     def conclude(self, version: Version) -> Job:
         self.conclusion.conclude(self.id, version)
-        return self.ledger.job(self.id)
+        return self.job_store.job(self.id)
 
     def refused(self, version: Version) -> JobFailed:
         live = self.store.live_number("net")
@@ -69,7 +69,7 @@ class Place:
 def place(tmp_path: Path) -> Iterator[Place]:
     made = Place(tmp_path / "store")
     yield made
-    made.ledger.close()
+    made.job_store.close()
 
 
 def test_what_is_judged_and_from_the_active_parent_is_promoted_over_it(place: Place) -> None:
@@ -109,8 +109,8 @@ def test_a_rollback_while_it_was_made_makes_it_stale_and_going_forward_again_doe
     """The parent is version 2; version 1 is what a rollback goes to."""
     parent = publish(place.store)
     place.store.promote(parent)
-    id = place.ledger.create_job(JobRequest("net", "net", 2, "file-1", {}, 3))[0].id
-    place.ledger.move(id, "running", stage="gating")
+    id = place.job_store.create_job(JobRequest("net", "net", 2, "file-1", {}, 3))[0].id
+    place.job_store.move(id, "running", stage="gating")
     place.id = id
     version = learnt(place.store, {"against": 2})
     place.store.rollback("net")
@@ -128,13 +128,13 @@ def test_what_was_measured_against_another_version_than_its_parent_is_stale(plac
 def test_a_promotion_between_the_look_and_the_move_is_not_undone(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version, other, note = learnt(place.store), publish(place.store), place.ledger.note
+    version, other, note = learnt(place.store), publish(place.store), place.job_store.note
 
     def late(*words: Any, **given: Any) -> None:
         place.store.promote(other)
         note(*words, **given)
 
-    monkeypatch.setattr(place.ledger, "note", late)
+    monkeypatch.setattr(place.job_store, "note", late)
     with pytest.raises(JobFailed) as caught:
         place.conclude(version)
     assert caught.value.code == "STALE_PARENT" and place.store.live_number("net") == 3
@@ -142,14 +142,14 @@ def test_a_promotion_between_the_look_and_the_move_is_not_undone(
 
 def test_after_a_crash_behind_the_promotion_the_job_ends_as_promoted(place: Place) -> None:
     version = learnt(place.store)
-    place.ledger.note(place.id, stage="swapping")
+    place.job_store.note(place.id, stage="swapping")
     place.store.promote_over(1, version, "fine-tuning")
     assert place.conclude(version).status == "succeeded"
 
 
 def test_after_a_crash_in_the_promotion_an_operator_s_rollback_is_not_undone(place: Place) -> None:
     version = learnt(place.store)
-    place.ledger.note(place.id, stage="swapping")
+    place.job_store.note(place.id, stage="swapping")
     place.store.promote_over(1, version, "fine-tuning")
     place.store.rollback("net")
     error = place.refused(version)
@@ -158,7 +158,7 @@ def test_after_a_crash_in_the_promotion_an_operator_s_rollback_is_not_undone(pla
 
 def test_a_job_that_is_to_be_cancelled_promotes_nothing(place: Place) -> None:
     version = learnt(place.store)
-    place.ledger.request_cancel(place.id)
+    place.job_store.request_cancel(place.id)
     with pytest.raises(Cancelled):
         place.conclude(version)
     assert place.store.live_number("net") == 1

@@ -22,7 +22,7 @@ from halfeven.models.zoo import zoo_folder
 from halfeven.serve.bench.callers import Caller, served_version
 from halfeven.serve.cli.demo_digits import shifted, write_training_file
 from halfeven.serve.cli.demo_stage import await_port
-from halfeven.serve.finetune.ledger import Ledger
+from halfeven.serve.finetune.job_store import JobStore
 from safetensors.numpy import load_file, save_file
 
 QUICK = {"n_epochs": 2, "batch_size": 32, "learning_rate": 3e-3, "precision": "bf16"}
@@ -260,12 +260,12 @@ def test_after_kill_9_of_the_server_no_trainer_runs_and_the_next_server_takes_th
         process.kill()
         process.wait()
         until(lambda: trainers(store) == [], 10.0)
-    ledger = Ledger(store.root / "halfeven.db")
-    assert {job.id: job.status for job in ledger.unfinished()} == {
+    job_store = JobStore(store.root / "halfeven.db")
+    assert {job.id: job.status for job in job_store.unfinished()} == {
         running.id: "running",
         waiting.id: "queued",
     }
-    ledger.close()
+    job_store.close()
     with served_to_client(store) as (_, _, client):
         events = until(
             lambda: [

@@ -16,7 +16,8 @@ import pytest
 import torch
 from halfeven.models.archive.archive import save_program
 from halfeven.models.zoo.digits.model import build
-from halfeven.serve.finetune import subject, trainer
+from halfeven.serve.finetune import trainee as subject
+from halfeven.serve.finetune import trainer
 from halfeven.serve.finetune.task import LOSSES, Task
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn

@@ -15,7 +15,7 @@ from halfeven.models.engines.cpu.packed import pack_weights
 from halfeven.models.engines.cpu.scripted import without_the_lock
 from halfeven.models.engines.cpu.setup import WITHOUT_LOCK, CpuSetup
 from halfeven.models.engines.torch_engine import TorchEngine
-from halfeven.models.index_ranges.ranges import with_ranges
+from halfeven.models.index_ranges.input_ranges import with_ranges
 from halfeven.models.program import runnable, walk
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule

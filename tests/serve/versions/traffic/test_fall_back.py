@@ -10,7 +10,7 @@ from halfeven.models.store import Store
 from halfeven.serve.bench.callers import Traffic
 from halfeven.serve.versions.orders import drifted, events, pardon
 from halfeven.serve.versions.roster import Roster
-from halfeven.serve.versions.traffic.decisions import Decisions
+from halfeven.serve.versions.traffic.automatic_decisions import Decisions
 from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
 
 from tests.serve.versions.traffic.conftest import Engine, Versions, call, infer, serving, until

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from halfeven.models.errors import BadFolder
-from halfeven.models.index_ranges.ranges import unproven_sites, with_ranges
+from halfeven.models.index_ranges.input_ranges import unproven_sites, with_ranges
 from halfeven.models.index_ranges.sites import index_sites
 from halfeven.models.program import runnable
 from halfeven.models.spec import Dim, ModelSpec

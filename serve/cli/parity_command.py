@@ -13,8 +13,8 @@ from ...exporters.evidence import facts_of
 from ...exporters.gate.rejudge import LIMITS, rejudge
 from ...exporters.inputs.samples import load_samples, stored_samples
 from ...exporters.reprove import reprove
+from ...models.engines.device_choice import resolve_device
 from ...models.engines.load import load_half
-from ...models.engines.placement import resolve_device
 from ...models.engines.torch_engine import use_true_fp32
 from ...models.errors import BadInput, BadSetting, UnknownName
 from ...models.store import Store, Version

@@ -1,6 +1,6 @@
 """From new weights to a published version, in a process of its own: beside serving, and gone when it goes.
 
-    python -m halfeven.serve.finetune.conversion REQUEST.json
+    python -m halfeven.serve.finetune.weights_to_version REQUEST.json
 
 Reports one JSON object per line on stdout: ``{"type": "stage", …}`` while it travels, ``{"type": "done", …}`` or
 ``{"type": "failed", …}`` at the end. Its stdin is the server's end of a pipe: when that closes it leaves.

@@ -38,7 +38,7 @@ child = _capture_child()
 
 
 @dataclass
-class Subject:
+class Trainee:
     """What is trained. ``same_as``: names nothing reads, each with the name of the tied weight that is read."""
 
     module: nn.Module
@@ -56,7 +56,7 @@ class Subject:
         return state | {name: state[twin] for name, twin in self.same_as.items()}
 
 
-def subject_of(request: Request, parent: Mapping[str, Tensor]) -> Subject:
+def trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
     """The operator's module; the captured program where there is none, or none that can be built any more."""
     note = ""
     if request["source"] is not None:
@@ -69,7 +69,7 @@ def subject_of(request: Request, parent: Mapping[str, Tensor]) -> Subject:
     return from_program(request, note)
 
 
-def from_source(request: Request, parent: Mapping[str, Tensor]) -> Subject:
+def from_source(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
     source = request["source"]
     os.chdir(source["folder"])
     sys.path[:0] = [source["folder"], *source["path"]]
@@ -80,10 +80,10 @@ def from_source(request: Request, parent: Mapping[str, Tensor]) -> Subject:
         raise child.Refused(f"the module has no {fit.unexpected_keys[:5]}, which the weights have")
     flat = child.Flat(module, request)
     learn(module.to(request["device"]).train())
-    return Subject(module, flat.module, "module")
+    return Trainee(module, flat.module, "module")
 
 
-def from_program(request: Request, note: str) -> Subject:
+def from_program(request: Request, note: str) -> Trainee:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about the absent sample inputs
         program = torch.export.load(request["program"])
@@ -96,7 +96,7 @@ def from_program(request: Request, note: str) -> Subject:
     module._forward_pre_hooks_with_kwargs.clear()
     switch_to_training(module)
     learn(module)
-    return Subject(module, module, "program", note, tied(module))
+    return Trainee(module, module, "program", note, tied(module))
 
 
 def learn(module: nn.Module) -> None:

@@ -11,7 +11,7 @@ from halfeven.exporters.onnx.export import write_onnx
 from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.engines.torch_engine import TorchEngine
-from halfeven.models.engines.widening import Widening, widened
+from halfeven.models.engines.wire_widening import Widening, widened
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.wire import Wire
 from torch import Tensor, nn

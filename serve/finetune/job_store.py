@@ -41,10 +41,10 @@ _EVENT = ", ".join(field.name for field in fields(Event))
 _UNFINISHED = f"status NOT IN ({', '.join(repr(status) for status in sorted(FINAL))})"
 
 
-class Ledger:
+class JobStore:
     """``<store>/halfeven.db``. Every method may be called from any thread and blocks for the disk.
 
-    Raises StoreError where the disk fails, DamagedFile where the file is no ledger. ``now`` gives Unix seconds.
+    Raises StoreError where the disk fails, DamagedFile where the file is no job_store. ``now`` gives Unix seconds.
     """
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:

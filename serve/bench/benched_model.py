@@ -31,7 +31,7 @@ _PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class BenchedModel:
     """One model at one server. ``headers`` go with every request."""
 
     url: SplitResult
@@ -64,7 +64,7 @@ class Subject:
         return f"POST {self.path}/infer HTTP/1.1\r\n{head}\r\n".encode() + body
 
 
-def find(url: str, name: str, shapes: Sequence[str], headers: Sequence[str]) -> Subject:
+def find(url: str, name: str, shapes: Sequence[str], headers: Sequence[str]) -> BenchedModel:
     """The model as the server describes it, its free dimensions as ``shapes`` has them (``ids=128``).
 
     Raises BadSetting where nobody answers or an option is wrong, UnknownName where there is no such model.
@@ -81,11 +81,11 @@ def find(url: str, name: str, shapes: Sequence[str], headers: Sequence[str]) -> 
         raise BadInput(
             f"{url} does not describe '{name}' as the V2 protocol does: {error!r} missing"
         ) from None
-    return Subject(parts, spec, sent)
+    return BenchedModel(parts, spec, sent)
 
 
 def bodies(
-    subject: Subject, rows: int, wire: str, data: Path | None, seed: int = 0
+    subject: BenchedModel, rows: int, wire: str, data: Path | None, seed: int = 0
 ) -> list[tuple[bytes, dict[str, str]]]:
     """Up to 16 different requests of ``rows`` rows, (body, headers) each: from a file, or plausible ones."""
     if wire not in WIRES:

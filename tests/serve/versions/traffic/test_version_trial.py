@@ -13,7 +13,7 @@ from halfeven.models.errors import EngineFailed, NotReady, Overloaded
 from halfeven.serve.batching.counters import BOUNDS_NS, Counters
 from halfeven.serve.batching.interface import NO_TERMS, Answer, PreparedVersion, Terms
 from halfeven.serve.versions.traffic.rules import Rules
-from halfeven.serve.versions.traffic.trial import Trial, slowness
+from halfeven.serve.versions.traffic.version_trial import Trial, slowness
 
 from tests.serve.versions.traffic.conftest import Engine, spec
 
