@@ -279,7 +279,7 @@ def test_a_page_loads_nothing_from_another_host_and_has_no_script(server: str, p
 
 
 def test_the_pages_of_jobs_reports_and_load_tests_have_no_script() -> None:
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     templates = [*(root / "serve").rglob("*.html"), *(root / "exporters").rglob("*.html")]
     assert len(templates) >= 3
     for template in templates:

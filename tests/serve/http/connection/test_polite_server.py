@@ -305,8 +305,8 @@ def test_what_is_still_computed_when_the_time_is_over_is_refused_with_words(leav
 
 SCRIPT = """
 import os, sys, uvicorn
-from halfeven.serve.polite_protocol import PoliteProtocol
-from halfeven.serve.polite_server import PoliteServer
+from halfeven.serve.http.connection.polite_protocol import PoliteProtocol
+from halfeven.serve.http.connection.polite_server import PoliteServer
 
 async def app(scope, receive, send):
     if scope["type"] == "lifespan":

@@ -14,7 +14,7 @@ from tests.model_folders import write_folder
 
 BATCHES = """
 import ctypes, resource, sys
-from halfeven.serve.rollout.memory import give_back_freed, one_heap
+from halfeven.serve.versions.loading.release import give_back_freed, one_heap
 
 if "one_heap" in sys.argv:
     one_heap()
@@ -59,7 +59,7 @@ WEIGHTS = """
 import sys
 import torch
 from safetensors.torch import load_file
-from halfeven.serve.rollout.memory import let_go_of_files
+from halfeven.serve.versions.loading.release import let_go_of_files
 
 def mapped():
     found = 0
@@ -104,7 +104,7 @@ def test_weights_that_were_read_are_let_go_and_can_be_read_again(
 LIBRARIES = """
 import torch
 import halfeven.serve.server
-from halfeven.serve.rollout.memory import let_go_of_files
+from halfeven.serve.versions.loading.release import let_go_of_files
 
 def mapped():
     found = 0
