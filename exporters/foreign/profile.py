@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
+from ..policy.classes import Trait, has
 from .graph import FLOAT, ForeignProgram
 from .oracle import Oracle
 
@@ -16,7 +17,6 @@ LARGEST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38}
 SMALLEST = {"fp16": 2.0**-24, "bf16": 2.0**-133}
 SENTINEL = 1e9  # what is as large is not a number but a mark, as in the gate
 _GUARDED = ("Sqrt", "Div", "Log", "Reciprocal", "Pow", "ReduceL2", "LpNormalization")
-_ANGLES = ("Sin", "Cos", "Tan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def suspicion(node: NodeProto, ranges: Mapping[str, Range], dtype: str) -> float
         score += 100.0
     if lost > 0:
         score += 50.0 + 10.0 * lost
-    if node.op_type in _ANGLES and largest > 8:
+    if has(node.op_type, Trait.PERIODIC) and largest > 8:
         score += 40.0 + largest / 1e4
     if node.op_type in _GUARDED:
         score += 10.0
