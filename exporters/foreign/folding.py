@@ -2,6 +2,9 @@
 
 Each node runs by itself in ONNX Runtime, in FP32, as the whole would run it at every call. What is drawn at
 random, quantised, or much larger than what it is made of stays in the graph.
+
+onnxscript's `fold_constants` is not right here: it computes with numpy, whose Exp, Tanh, Erf, Softmax and Pow differ
+from ONNX Runtime's in the last bits, and it takes out a Cast of float to float, by which the file asks for FP32.
 """
 
 from collections import Counter
