@@ -8,9 +8,9 @@ from onnx import NodeProto
 
 from ..policy.classes import Trait, has
 from ..ranges.maskrules import NEUTRAL
+from ..ranges.ranges import Range
 from ..ranges.sentinels import HIGH
 from .graph import ForeignProgram
-from .profile import SENTINEL, Range
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,7 @@ class Rules:
     def product(self, node: NodeProto, mask: Masked) -> Masked:
         """With zeros and ones alone, as all samples show."""
         held = self.ranges.get(node.output[0], Range())
-        size = abs(mask.value)
-        if not (
-            mask.pure and held.largest == held.smallest == size and held.highest <= 0 and not held.infinite
-        ):
+        if not (mask.pure and held.holds_only(mask.value)):
             raise Unknown(f"'{node.name}' multiplies a mask with more than zeros and ones")
         return Masked(mask.value)
 
@@ -104,6 +101,6 @@ class Rules:
     def ordinary(self, name: str) -> float:
         """The largest magnitude of a value without sentinels."""
         held = self.ranges.get(name)
-        if held is None or held.infinite or held.largest >= SENTINEL:
+        if held is None or held.infinite or held.sentinels:
             raise Unknown(f"'{name}' itself holds infinities or numbers of 1e9 and more")
         return held.largest

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from onnx import ModelProto, NodeProto, helper
 
+from ..gate.divergence import SENTINEL
 from ..policy.classes import Trait, has
+from ..ranges.ranges import Range
 from ..ranges.sentinels import HIGH, LOW, MAX_SCORE, SLACK, ulp, witness
 from .graph import FLOAT, ForeignProgram, Names, names_in, read_by, walk
 from .maskrules import Masked, Rules, Unknown
 from .oracle import Oracle
-from .profile import SENTINEL, Range
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -37,13 +37,6 @@ HALF_IS_INF = 20  # the first opset whose IsInf takes a half
 # Slots that stay FP32 although the schema would take a half there: scales, regions, probabilities.
 FP32_SLOTS = {"Resize": {1, 2}, "Upsample": {1}, "Dropout": {1}, "GridSample": {1}}
 
-# Slots whose value is only added to something.
-ADDED_SLOTS = {
-    "Add": {0, 1}, "Sub": {0, 1}, "Sum": set(range(64)), "Gemm": {2}, "Conv": {2}, "ConvTranspose": {2},
-    "LSTM": {3}, "GRU": {3}, "RNN": {3}, "LayerNormalization": {2}, "GroupNormalization": {2},
-    "InstanceNormalization": {2}, "BatchNormalization": {2, 3},
-}  # fmt: skip
-
 
 _BY_LISTS = {
     Lists.FP32: Rule.FP32,

@@ -184,10 +184,7 @@ class Rules:
     def _holds_only(self, node: Node, value: float) -> bool:
         """Whether a tensor held nothing but zeros and one mask value on all samples."""
         held = self._profile.range(self._prefix + node.name)
-        if held is None or held.non_finite or held.highest > 0.0 or held.sentinel_highest > 0.0:
-            return False
-        lows = {held.lowest, -held.smallest, held.sentinel_lowest, held.sentinel_highest}
-        return lows <= {0.0, _float32(value)} and not (held.sentinels and held.largest)
+        return held is not None and held.holds_only(value)
 
     def _is_bool(self, node: Node) -> bool:
         values = [
