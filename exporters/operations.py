@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .policy.classes import Trait, class_of, has
 from .question import Answers, Arrays
 
 PER_NODE = 1 << 19  # half of what was measured: the machine was not idle
@@ -20,28 +21,21 @@ PER_ELEMENT = 16
 
 Shape = Sequence[int]
 
-# By the names of ATen and of ONNX.
-_MATRIX = frozenset(["mm", "matmul", "linear", "bmm", "mv", "MatMul", "Gemm"])
-_ADDED_TO = frozenset(["addmm", "baddbmm", "addmv"])
-_CONVOLUTION = frozenset(["conv1d", "conv2d", "conv3d", "convolution", "_convolution", "Conv"])
-_TRANSPOSED = frozenset(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "ConvTranspose"])
-_ATTENTION = frozenset(["scaled_dot_product_attention", "Attention"])
-_RECURRENT = frozenset(["lstm", "gru", "rnn_tanh", "rnn_relu", "LSTM", "GRU", "RNN"])
-
 
 def multiply_adds(op: str, operands: Sequence[Shape], result: Shape) -> int:
     """Of one node. ``operands``: the shapes of its tensors, in order; 0 for what is no product."""
-    if op in _MATRIX and operands[0]:
+    name = class_of(op).name
+    if name in ("matrix product", "dot product") and operands[0]:
         return math.prod(result) * operands[0][-1]
-    if op in _ADDED_TO:
+    if name == "product and sum":
         return math.prod(result) * operands[1][-1]
-    if op in _CONVOLUTION:
+    if name == "convolution":
         return math.prod(result) * math.prod(operands[1][1:])
-    if op in _TRANSPOSED:
+    if name == "transposed convolution":
         return math.prod(operands[0]) * math.prod(operands[1][1:])
-    if op in _ATTENTION:  # scores and values: the keys' number for each element
+    if has(op, Trait.ATTENTION):  # scores and values: the keys' number for each element
         return 2 * math.prod(result) * operands[1][-2]
-    if op in _RECURRENT:  # every weight once for each row and step
+    if has(op, Trait.RECURRENT):  # every weight once for each row and step
         weights = sum(math.prod(shape) for shape in operands[1:] if len(shape) > 1)
         return math.prod(operands[0][:-1]) * weights
     return 0

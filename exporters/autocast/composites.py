@@ -14,14 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 
 from ...models.program import walk
-from .policy import RECURRENT, OpLists, Rule, names
+from ..policy.classes import Rule, Trait, has
+from .policy import OpLists
 from .surgery import fake_mode, put_in_place, traced
-
-# They only rearrange; tracing each to see that would take time.
-_REARRANGING = names(
-    "reshape reshape_as flatten unflatten contiguous view_as expand_as broadcast_to to type_as chunk split "
-    "tensor_split narrow movedim moveaxis swapaxes swapdims ravel where numpy_T mT"
-)
 
 
 def open_composites(module: GraphModule, lists: OpLists) -> GraphModule:
@@ -74,8 +69,8 @@ def _is_composite(node: Node, lists: OpLists) -> bool:
     gives_tensors = any("Tensor" in str(result.type) for result in op._schema.returns)
     return (
         gives_tensors
-        and name not in _REARRANGING
-        and name not in RECURRENT
+        and name != "where"  # it and copies only rearrange: tracing each to see that would take time
+        and not has(name, Trait.COPIES, Trait.RECURRENT)
         and lists.rule(op) is Rule.INPUT
         and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     )

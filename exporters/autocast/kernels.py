@@ -18,13 +18,12 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_aggregate
 
+from ..policy.classes import Trait, has
 from .bodies import typed
 from .dtypes import Dtypes, tensors_of
 from .plan import Action, Kept, PrecisionPlan
 from .rewrite import Autocast
 
-# As ONNX they scatter and reduce, which ONNX Runtime refuses in half, but only when it runs.
-_REDUCING = ("scatter_add", "scatter_reduce", "index_add", "index_reduce", "put", "index_put", "scatter")
 _Kind = tuple[OpOverload, tuple[torch.dtype, ...], tuple[str, ...], str]
 _known: dict[_Kind, str] = {}
 
@@ -147,8 +146,9 @@ class _Recorder(Autocast):
 
 
 def _scatters_and_reduces(call: _Call) -> bool:
+    """As ONNX it is a Scatter that reduces, which ONNX Runtime refuses in half, but only when it runs."""
     name = call.op_name.removesuffix("_")
-    if name not in _REDUCING:
+    if not has(name, Trait.SCATTERS):
         return False
     if name in ("index_put", "put"):
         return bool(call.kwargs.get("accumulate", call.args[3] if len(call.args) > 3 else False))

@@ -16,7 +16,8 @@ from torch.fx import GraphModule, Node
 from ...models.errors import BadSetting
 from ...models.package import Precision
 from ...models.program import walk
-from .policy import EMBEDDINGS, LISTS, NORMALISATION, RECURRENT, OpLists, Rule
+from ..policy.classes import NO_HALF_KERNEL, Rule, Trait, class_of, has
+from .policy import LISTS, OpLists
 
 
 class Action(Enum):
@@ -34,6 +35,7 @@ _BY_RULE = {
     Rule.LOWER: Action.HALF,
     Rule.FP32: Action.FP32,
     Rule.FP32_DTYPE: Action.FP32_DTYPE,
+    Rule.FP32_BACK: Action.FP32_BACK,
     Rule.WIDEST: Action.WIDEST,
     Rule.BANNED: Action.FP32,  # live autocast raises; in FP32 it is harmless
     Rule.INPUT: Action.INPUT,
@@ -125,8 +127,8 @@ def _kept(nodes: Mapping[str, Node], actions: dict[str, Action], precision: Prec
     """What the level or the operator keeps in FP32; ``actions`` are set to that."""
     kept = []
     if precision.level in ("O2", "O3"):  # at O1 they are FP32 by policy
-        loops = [(name, node) for name, node in nodes.items() if op_name(node) in RECURRENT]
-        kept += [Kept(name, op_name(node), "no half kernel on every device") for name, node in loops]
+        loops = [(name, node) for name, node in nodes.items() if has(op_name(node), Trait.RECURRENT)]
+        kept += [Kept(name, op_name(node), NO_HALF_KERNEL) for name, node in loops]
     for name, pattern in _matches(nodes, precision.keep):
         may_be_half = actions[name] in (Action.HALF, Action.INPUT, Action.WIDEST)
         if may_be_half and precision.level != "O0" and not is_mutable(nodes[name]):
@@ -164,19 +166,11 @@ def foldable(plan: PrecisionPlan, node: Node) -> bool:
 def _action(node: Node, precision: Precision, lists: OpLists) -> Action:
     name, target = op_name(node), node.target
     assert isinstance(target, OpOverload)
-    if precision.level == "O0":
-        return Action.INPUT
-    if name in RECURRENT:
-        return Action.FP32
-    if precision.level == "O1":
-        if name in EMBEDDINGS and precision.embeddings == "half":
-            return Action.HALF
+    if precision.level == "O1" and not has(name, Trait.RECURRENT, Trait.EMBEDDING):
         return _BY_RULE[lists.rule(target)]
-    if is_mutable(node):
+    if precision.level in ("O2", "O3") and is_mutable(node):
         return Action.INPUT
-    if precision.level == "O2" and name in NORMALISATION:
-        return Action.FP32_BACK
-    return Action.HALF
+    return _BY_RULE[class_of(name).rule(precision)]
 
 
 def _matches(nodes: Mapping[str, Node], patterns: Sequence[str]) -> list[tuple[str, str]]:

@@ -1,28 +1,16 @@
-"""Which ops run in which precision: the lists of torch.autocast, as data, and the levels above them.
+"""The registries of torch.autocast: CUDA's, whose rules plans follow, and the CPU's, for comparison with live autocast.
 
-Source: torch 2.13, ``aten/src/ATen/autocast_mode.h`` (AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32,
-AT_FORALL_FP32_SET_OPT_DTYPE, AT_FORALL_PROMOTE) for CUDA and ``autocast_mode.cpp`` (TORCH_LIBRARY_IMPL
-aten, AutocastCPU) for CPU; the two norm overloads that CUDA gives a dtype argument stand under FP32, which
-rounds the same. A name stands for all overloads unless one is given. What is on no list runs in
-the dtype of its inputs. Levels are Apex's (``apex.amp`` opt_levels O0 to O3).
+Source: CUDA's from the table (`exporters/policy/classes.py`); the CPU's from torch 2.13,
+``aten/src/ATen/autocast_mode.cpp`` (TORCH_LIBRARY_IMPL aten, AutocastCPU). A name stands for all overloads unless one
+is given. What is on no list runs in the dtype of its inputs.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 
 from torch._ops import OpOverload
 
-
-class Rule(Enum):
-    """What autocast does with an op's floating inputs."""
-
-    LOWER = "lower precision"
-    FP32 = "FP32"
-    FP32_DTYPE = "FP32 by its dtype argument"
-    WIDEST = "widest input type"
-    BANNED = "banned"
-    INPUT = "input type"
+from ..policy.classes import Rule, aten_names, class_of
 
 
 def names(text: str) -> frozenset[str]:
@@ -58,33 +46,11 @@ class OpLists:
 
 CUDA = OpLists(
     device="cuda",
-    lower=names("""
-        _convolution _convolution.deprecated convolution conv1d conv2d conv3d conv_tbc conv_transpose1d
-        conv_transpose2d conv_transpose3d cudnn_convolution cudnn_convolution_transpose prelu addmm addmv addr
-        matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot
-        _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
-        scaled_dot_product_attention _scaled_dot_product_flash_attention
-    """),
-    fp32=names("""
-        acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
-        pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm
-        norm.Scalar norm.ScalarOpt_dim frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity
-        poisson_nll_loss
-        cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss
-        mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
-        multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
-        _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d
-        _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa
-        upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
-    """),
-    fp32_dtype=names("""
-        prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
-        linalg_matrix_norm.str_ord sum sum.dim_IntList
-    """),
-    widest=names("""
-        addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
-    """),
-    banned=names("binary_cross_entropy"),
+    lower=aten_names(Rule.LOWER),
+    fp32=aten_names(Rule.FP32) - class_of("lstm").aten,  # autocast has the cells inside on its lists
+    fp32_dtype=aten_names(Rule.FP32_DTYPE),
+    widest=aten_names(Rule.WIDEST),
+    banned=aten_names(Rule.BANNED),
 )
 
 CPU = OpLists(
@@ -117,13 +83,3 @@ CPU = OpLists(
 )
 
 LISTS: Mapping[str, OpLists] = {"cuda": CUDA, "cpu": CPU}
-
-# O2 keeps these in FP32 and gives their result back in half, as Apex's keep_batchnorm_fp32 does.
-NORMALISATION = names(
-    "batch_norm native_batch_norm _native_batch_norm_legit_no_training layer_norm native_layer_norm group_norm "
-    "native_group_norm instance_norm rms_norm"
-)
-EMBEDDINGS = names("embedding embedding_bag")
-# Loops over time in one op. Autocast acts inside them, where a plan cannot look, and a CPU has no FP16 kernel
-# for all of them (oneDNN's LSTM): FP32 at every level.
-RECURRENT = names("lstm gru rnn_tanh rnn_relu")

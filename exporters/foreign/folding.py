@@ -2,6 +2,9 @@
 
 Each node runs by itself in ONNX Runtime, in FP32, as the whole would run it at every call. What is drawn at
 random, quantised, or much larger than what it is made of stays in the graph.
+
+onnxscript's `fold_constants` is not right here: it computes with numpy, whose Exp, Tanh, Erf, Softmax and Pow differ
+from ONNX Runtime's in the last bits, and it takes out a Cast of float to float, by which the file asks for FP32.
 """
 
 from collections import Counter
@@ -10,22 +13,16 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
+from ..policy.classes import Trait, has
 from .graph import FLOATING, ONNX, bodies, graphs, walk
 from .one_node import Key, key_of, session
-from .op_lists import AS_IS, ops
 from .shapes import settle_sizes
 from .typing import value_types
 from .widening import rename_reads
 
 SMALL = 1 << 16  # bytes: constants up to this size are made whatever they are made of
-_COMPARISONS = ops("Equal Less LessOrEqual Greater GreaterOrEqual")
 _ENDLESS = (1 << 31) - 1  # as exporters write the end of an axis
 GROWTH = 4  # times the bytes of its inputs may a larger one have
-_NOT_FOLDED = ops("""
-    RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial Dropout
-    QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul MatMulInteger
-    ConvInteger
-""")
 
 
 def fold(model: ModelProto, weights: dict[str, np.ndarray]) -> None:
@@ -83,7 +80,8 @@ def _drop_idle(model: ModelProto, weights: Mapping[str, np.ndarray]) -> None:
 def _ignores_precision(node: NodeProto, weights: Mapping[str, np.ndarray]) -> bool:
     """Whether a node tells the same of a number in half and of that number in FP32."""
     zero = any((weights[name] == 0).all() for name in node.input if name in weights)
-    return node.op_type in AS_IS or (node.op_type in _COMPARISONS and zero)
+    is_seen = has(node.op_type, Trait.SEES_SIZES, Trait.SEES_PRECISION)
+    return is_seen or (has(node.op_type, Trait.COMPARES) and zero)
 
 
 def _takes_all(node: NodeProto, weights: Mapping[str, np.ndarray]) -> bool:
@@ -114,7 +112,7 @@ class _Folding:
     def folds(self, node: NodeProto) -> bool:
         """Whether a node has become constants and is needed no more."""
         inputs = [name for name in node.input if name]
-        if not inputs or bodies(node) or node.domain not in ONNX or node.op_type in _NOT_FOLDED:
+        if not inputs or bodies(node) or node.domain not in ONNX or has(node.op_type, Trait.NOT_FOLDED):
             return False
         if any(name not in self.weights or self.weights[name].dtype == object for name in inputs):
             return False

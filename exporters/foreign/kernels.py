@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import onnx
 from onnx import NodeProto
 
+from ..policy.classes import NO_HALF_KERNEL, Trait, has
 from .graph import HALVES, ForeignProgram, attribute, schema_of
 from .one_node import Key, key_of, output_types, refusal
 from .op_lists import FP32_SLOTS
@@ -52,6 +53,8 @@ class Kernels:
     def refusal(self, node: NodeProto) -> str | None:
         """Why a node cannot compute in half; None where it can."""
         floats = [slot for slot, name in enumerate(node.input) if self.program.is_float(name)]
+        if floats and has(node.op_type, Trait.RECURRENT):
+            return NO_HALF_KERNEL
         if not self.slots(node):
             return f"{node.op_type} takes no {self.dtype} at opset {self.program.opset}" if floats else None
         if node.op_type.startswith("Scatter") and attribute(node, "reduction", b"none") != b"none":

@@ -12,9 +12,10 @@ import numpy as np
 from onnx import NodeProto
 
 from ..gate.parity import UNIT_ROUNDOFF
+from ..ranges.ranges import Range
 from .graph import FLOAT, FLOATING, ForeignProgram, attribute, graphs
 from .op_lists import Rule, ops
-from .profile import LARGEST, Range
+from .profile import LARGEST
 from .weights import Entry
 
 COUNTS = {"fp16": 512.0, "bf16": 64.0}  # half holds all integers up to four times as many
@@ -71,8 +72,7 @@ def _asks_for_infinity(name: str, makers: Mapping[str, NodeProto]) -> bool:
 
 
 def _least(ranges: Mapping[str, Range], name: str) -> float:
-    found = ranges.get(name, Range())
-    return found.smallest if np.isfinite(found.smallest) else 0.0
+    return ranges[name].smallest if name in ranges else 0.0
 
 
 def _division(node: NodeProto, name: str) -> bool:
@@ -139,7 +139,7 @@ def narrow_casts(
     for node in program.nodes:
         if node.op_type != "Cast" or rules.get(node.name) is not Rule.AS_IS or attribute(node, "to") != FLOAT:
             continue
-        seen = ranges.get(node.output[0], Range(infinite=True))
+        seen = ranges.get(node.output[0])
         counts = program.types.get(node.input[0]) not in FLOATING
-        if counts and not seen.infinite and seen.largest <= COUNTS[dtype]:
+        if counts and seen and not seen.infinite and seen.extreme <= COUNTS[dtype]:
             yield node

@@ -6,18 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto
 
+from ..policy.classes import Trait, has
 from ..ranges.maskrules import NEUTRAL
+from ..ranges.ranges import Range
 from ..ranges.sentinels import HIGH
 from .graph import ForeignProgram
-from .op_lists import ops
-from .profile import SENTINEL, Range
-
-SOFTMAX = "Softmax"
-_COPIES = ops("""
-    Identity Reshape Flatten Squeeze Unsqueeze Transpose Expand Tile Slice Split Gather GatherElements ReduceMax
-""")
-_COMPARISONS = ops("Equal Greater GreaterOrEqual Less LessOrEqual IsInf IsNaN")
-_SIZES_ONLY = ops("Shape Size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +40,7 @@ class Rules:
         """Raises Unknown where the node does with a sentinel what no rule is known for."""
         held = [name for name in node.input if name in self.masked]
         op = node.op_type
-        if not held or op in _SIZES_ONLY or op == SOFTMAX:
+        if not held or has(op, Trait.SEES_SIZES, Trait.SOFTMAX):
             return None
         if op == "Where" and node.input[0] not in self.masked:
             return self.choice(node, list(node.input[1:]))
@@ -57,11 +50,11 @@ class Rules:
             return self.product(node, self.masked[held[0]])
         if op == "Add" and len(held) == 1:
             return self.sum(node, held[0])
-        if op in _COMPARISONS:
+        if has(op, Trait.COMPARES, Trait.SEES_PRECISION):
             return self.comparison(node)
         if op == "Clip" and held == [node.input[0]]:
             return self.clipped(node)
-        if (op in _COPIES or op == "Trilu") and held == [node.input[0]]:
+        if (has(op, Trait.COPIES) or op in ("Trilu", "ReduceMax")) and held == [node.input[0]]:
             mask = self.masked[held[0]]
             return replace(mask, pure=False) if op == "Trilu" else mask
         raise Unknown(f"it reaches '{node.name}' ({op})")
@@ -81,10 +74,7 @@ class Rules:
     def product(self, node: NodeProto, mask: Masked) -> Masked:
         """With zeros and ones alone, as all samples show."""
         held = self.ranges.get(node.output[0], Range())
-        size = abs(mask.value)
-        if not (
-            mask.pure and held.largest == held.smallest == size and held.highest <= 0 and not held.infinite
-        ):
+        if not (mask.pure and held.holds_only(mask.value)):
             raise Unknown(f"'{node.name}' multiplies a mask with more than zeros and ones")
         return Masked(mask.value)
 
@@ -111,6 +101,6 @@ class Rules:
     def ordinary(self, name: str) -> float:
         """The largest magnitude of a value without sentinels."""
         held = self.ranges.get(name)
-        if held is None or held.infinite or held.largest >= SENTINEL:
+        if held is None or held.infinite or held.sentinels:
             raise Unknown(f"'{name}' itself holds infinities or numbers of 1e9 and more")
         return held.largest

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from onnx import ModelProto, NodeProto, helper
 
+from ..gate.divergence import SENTINEL
+from ..policy.classes import Trait, has
+from ..ranges.ranges import Range
 from ..ranges.sentinels import HIGH, LOW, MAX_SCORE, SLACK, ulp, witness
 from .graph import FLOAT, ForeignProgram, Names, names_in, read_by, walk
-from .maskrules import SOFTMAX, Masked, Rules, Unknown
+from .maskrules import Masked, Rules, Unknown
 from .oracle import Oracle
-from .profile import SENTINEL, Range
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -133,7 +135,7 @@ class _Flow:
             group.join(other)
         mine = [self.masked[name] for name in (*followed, *constants)]
         group.most = max([group.most, *(mask.bound for mask in mine), found.bound if found else 0.0])
-        if node.op_type == SOFTMAX:
+        if has(node.op_type, Trait.SOFTMAX):
             group.sinks.append((node, mine[0]))
         for name in constants:
             del self.masked[name]

@@ -2,33 +2,29 @@
 
 Functions are inlined, an old opset is converted up, nodes are sorted and named, every value has a name of its
 own in all graphs, constants are taken out, and what the file has in half is widened to the FP32 whole.
+
+Sorting and lifting are onnx_ir's passes. Two of its passes are not right here and stay out: NameFixPass lets both
+branches of an If use one name, and OutputFixPass renames an input of the model that is an output as well.
 """
 
-import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+import onnx_ir as ir
+from onnx import ModelProto, helper, numpy_helper
 from onnx.inliner import inline_local_functions
 from onnx.version_converter import convert_version
+from onnx_ir.passes.common import (
+    LiftConstantsToInitializersPass,
+    RemoveInitializersFromInputsPass,
+    TopologicalSortPass,
+)
 
 from ...models.errors import BadFolder
 from .folding import fold
-from .graph import (
-    BODIES,
-    ONNX,
-    ForeignProgram,
-    Names,
-    attribute,
-    bodies,
-    graphs,
-    names_in,
-    opset_of,
-    read_by,
-    walk,
-)
+from .graph import BODIES, ONNX, ForeignProgram, Names, attribute, bodies, graphs, names_in, opset_of, walk
 from .reading import check
 from .sequences import unfold
 from .typing import value_types
@@ -42,24 +38,18 @@ _SEQUENCES = ("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence", "
 def normalise(model: ModelProto, path: Path) -> ForeignProgram:
     """Raises BadFolder for what is not valid or not taken, naming the construct."""
     notes: list[str] = []
-    for graph in graphs(model.graph):
-        sort(graph, path)
-    check(path, model)
+    model = _sorted(model, path)
     if model.functions:
         notes.append(f"{len(model.functions)} local functions were inlined")
-        model = inline_local_functions(model)
-        for graph in graphs(model.graph):
-            sort(graph, path)
+        model = _sorted(inline_local_functions(model), path)
     model = _raise_opset(model, path, notes)
     unfold(model)
     _refuse_what_is_not_taken(model, path)
-    _close(model)
-    _rename(model)
-    weights = _lift(model)
+    _close_bodies(model)
+    model, weights = _named_and_lifted(model)
     model.ir_version = min(max(model.ir_version, 8), 10)  # 10: what runtimes of the last years read
     for stale in (model.graph.value_info, model.metadata_props, model.graph.quantization_annotation):
         del stale[:]
-    model = ModelProto.FromString(model.SerializeToString())  # frees the constants that were in the old one
     model, weights, islands, halved = widened(model, weights, notes)
     fold(model, weights)
     return ForeignProgram(
@@ -67,32 +57,25 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
     )
 
 
-def sort(graph: GraphProto, path: Path) -> None:
-    """Order a graph's nodes so that each stands after what it reads; nodes keep their order where they can."""
-    made_by = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
-    waits = [{made_by[name] for name in read_by(node) if name in made_by} for node in graph.node]
-    readers: dict[int, list[int]] = {}
-    for index, sources in enumerate(waits):
-        for source in sources:
-            readers.setdefault(source, []).append(index)
-    ready = [index for index, sources in enumerate(waits) if not sources]
-    heapq.heapify(ready)
-    order: list[int] = []
-    while ready:
-        index = heapq.heappop(ready)
-        order.append(index)
-        for reader in readers.get(index, ()):
-            waits[reader].discard(index)
-            if not waits[reader]:
-                heapq.heappush(ready, reader)
-    if len(order) < len(graph.node):
-        stuck = next(node for index, node in enumerate(graph.node) if waits[index])
-        raise BadFolder(f"{path}: the graph runs in a circle through '{stuck.name or stuck.op_type}'")
-    if order != sorted(order):
-        nodes = [graph.node[index] for index in order]
-        copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(copies)
+def _sorted(model: ModelProto, path: Path) -> ModelProto:
+    """The model, checked, with each node after what it reads. A sorted one is not read by onnx_ir here."""
+    try:
+        check(path, model)
+        return model
+    except BadFolder as fault:
+        try:
+            _close_bodies(model)
+            whole = ir.from_proto(model)
+            TopologicalSortPass()(whole)
+        except Exception as error:
+            if "cycle" in str(error):
+                raise BadFolder(
+                    f"{path}: the graph runs in a circle: a node reads what depends on it"
+                ) from error
+            raise fault from error
+    model = ir.to_proto(whole)
+    check(path, model)
+    return model
 
 
 def _raise_opset(model: ModelProto, path: Path, notes: list[str]) -> ModelProto:
@@ -121,114 +104,82 @@ def _refuse_what_is_not_taken(model: ModelProto, path: Path) -> None:
             )
         if bodies(node) and node.op_type not in BODIES:
             raise BadFolder(f"{path}: node '{node.name}' is a {node.op_type}, whose body is not looked into")
+        if node.op_type == "Constant" and attribute(node, "sparse_value") is not None:
+            raise BadFolder(
+                f"{path}: node '{node.name}' is a sparse constant, which is not taken: save it dense"
+            )
 
 
-def _close(model: ModelProto) -> None:
-    """Every output of every graph is made by a node of that very graph, and no value is two outputs."""
+def _close_bodies(model: ModelProto) -> None:
+    """Every output of a body is made by a node of that very body, and no value is two of its outputs.
+
+    onnx_ir takes a body's output that the outer graph makes for a new value, made by no node.
+    """
     names = Names(names_in(model.graph))
     for graph in graphs(model.graph):
         made = {name for node in graph.node if node.op_type != "Constant" for name in node.output}
-        inputs = {value.name for value in graph.input}
-        main = graph is model.graph
-        for value in graph.output:
+        for value in graph.output if graph is not model.graph else ():
             if value.name in made:
                 made.discard(value.name)
-            elif not main:
-                own = names.fresh(f"{value.name}__out")
-                graph.node.append(helper.make_node("Identity", [value.name], [own]))
-                value.name = own
-            elif value.name not in inputs:
-                _hand_out_constant(graph, value.name, names)
+                continue
+            own = names.fresh(f"{value.name}__out")
+            graph.node.append(helper.make_node("Identity", [value.name], [own]))
+            value.name = own
 
 
-def _hand_out_constant(graph: GraphProto, name: str, names: Names) -> None:
+def _named_and_lifted(model: ModelProto) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    """The model without constants, and its constants by name; names are unique over all graphs.
+
+    Values and named nodes of the main graph keep their names. An initialiser that was an input as well is none.
+    """
+    whole = ir.from_proto(model)
+    for place, value in enumerate(whole.graph.outputs):
+        _give_out_constant(whole.graph, place, value)
+    main = (*whole.graph.inputs, *whole.graph.initializers.values(), *_made_in(whole.graph))
+    _name(whole.graph, "", Names(), Names(value.name for value in main if value.name))
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(whole)
+    RemoveInitializersFromInputsPass()(whole)
+    weights = {}
+    for graph in whole.graphs():
+        weights |= {name: _array(value) for name, value in graph.initializers.items()}
+        graph.initializers.clear()
+    return ir.to_proto(whole), weights
+
+
+def _give_out_constant(graph: ir.Graph, place: int, value: ir.Value) -> None:
     """An output of the model that is a constant keeps its name; the constant gets another."""
-    inner = names.fresh(f"{name}__value")
-    for tensor in graph.initializer:
-        if tensor.name == name:
-            tensor.name = inner
-    _substitute(graph, {name: inner}, outputs=False)
-    graph.node.append(helper.make_node("Identity", [inner], [name]))
-
-
-def _substitute(graph: GraphProto, renamed: Mapping[str, str], outputs: bool = True) -> None:
-    """Rename values in a graph and in what its bodies capture."""
-    for node in graph.node:
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-        node.output[:] = [renamed.get(name, name) for name in node.output]
-        for body in bodies(node).values():
-            _substitute(body, renamed)
-    if outputs:
-        for value in graph.output:
-            value.name = renamed.get(value.name, value.name)
-
-
-def _rename(model: ModelProto) -> None:
-    """Names that are unique over all graphs, for values and for nodes; those of the main graph stay."""
-    main = model.graph
-    own = {value.name for value in (*main.input, *main.output, *main.initializer)}
-    values = Names(own | {name for node in main.node for name in node.output})
-    _rename_nodes(main, "", Names())
-    for node in main.node:
-        for body in bodies(node).values():
-            _rename_body(body, {}, values)
-
-
-def _rename_nodes(graph: GraphProto, prefix: str, names: Names) -> None:
-    for node in graph.node:
-        node.name = names.fresh(prefix + (node.name or node.op_type.lower()))
-    for node in graph.node:
-        for which, body in bodies(node).items():
-            _rename_nodes(body, f"{node.name}.{which}.", names)
-
-
-def _rename_body(graph: GraphProto, outer: Mapping[str, str], names: Names) -> None:
-    own = [value.name for value in (*graph.input, *graph.initializer)]
-    own += [name for node in graph.node for name in node.output if name]
-    renamed = {**outer, **{name: names.fresh(name) for name in own}}
-    for value in (*graph.input, *graph.initializer, *graph.output):
-        value.name = renamed.get(value.name, value.name)
-    for node in graph.node:
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-        node.output[:] = [renamed.get(name, name) for name in node.output]
-        for body in bodies(node).values():
-            _rename_body(body, renamed, names)
-    del graph.value_info[:]
-
-
-def _lift(model: ModelProto) -> dict[str, np.ndarray]:
-    """Take all constants out of all graphs; an initialiser that was an input as well is no input any more."""
-    weights: dict[str, np.ndarray] = {}
-    for graph in graphs(model.graph):
-        mine = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-        for node in graph.node:
-            if node.op_type == "Constant" and node.domain in ONNX and (value := _constant(node)) is not None:
-                mine[node.output[0]] = value
-        kept = [n for n in graph.node if not (n.op_type == "Constant" and n.output[0] in mine)]
-        inputs = [value for value in graph.input if value.name not in mine]
-        _replace(graph.node, kept)
-        _replace(graph.input, inputs)
-        del graph.initializer[:]
-        weights |= mine
-    return weights
-
-
-def _replace(field, items: Sequence) -> None:  # type: ignore[no-untyped-def]
-    """Give a repeated protobuf field these of its items."""
-    if len(field) == len(items):
+    maker = value.producer()
+    if value.is_graph_input() or (maker is not None and maker.op_type != "Constant"):
         return
-    copies = [type(item).FromString(item.SerializeToString()) for item in items]
-    del field[:]
-    field.extend(copies)
+    given = ir.node("Identity", [value])
+    taken = Names([*graph.initializers, *(each.name for each in _made_in(graph) if each.name)])
+    name, out = value.name, given.outputs[0]
+    value.name = taken.fresh(f"{name}__value")
+    out.name, out.type, out.shape = name, value.type, value.shape
+    graph.append(given)
+    given.name = ""  # `_name` gives it one, as to all nodes
+    graph.outputs[place] = out
 
 
-def _constant(node: NodeProto) -> np.ndarray | None:
-    entry = node.attribute[0]
-    value = attribute(node, entry.name)
-    if isinstance(value, TensorProto):
-        return numpy_helper.to_array(value)
-    if entry.name in ("value_float", "value_floats"):
-        return np.asarray(value, np.float32)
-    if entry.name in ("value_int", "value_ints"):
-        return np.asarray(value, np.int64)
-    return None
+def _made_in(graph: ir.Graph) -> Iterator[ir.Value]:
+    return (value for node in graph for value in node.outputs)
+
+
+def _name(graph: ir.Graph, prefix: str, nodes: Names, values: Names) -> None:
+    """Names that are unique over all graphs: nodes of the main graph first, then those of its bodies."""
+    for node in graph:
+        node.name = nodes.fresh(prefix + (node.name or node.op_type.lower()))
+    for node in graph:
+        for attribute_ in node.attributes.values():
+            if attribute_.type is ir.AttributeType.GRAPH:
+                body = attribute_.as_graph()
+                for value in (*body.inputs, *body.initializers.values(), *_made_in(body)):
+                    value.name = values.fresh(value.name) if value.name else value.name
+                _name(body, f"{node.name}.{attribute_.name}.", nodes, values)
+
+
+def _array(value: ir.Value) -> np.ndarray:
+    assert value.const_value is not None
+    if value.const_value.dtype is ir.DataType.STRING:  # text, where onnx_ir has bytes
+        return numpy_helper.to_array(ir.to_proto(value.const_value))
+    return value.const_value.numpy()

@@ -16,10 +16,10 @@ from onnx import (
     shape_inference,
 )
 
+from ..policy.classes import Rule, Trait, class_of, has
 from .graph import ONNX, schema_of
 
 PROVIDERS = ("CPUExecutionProvider",)
-HEAVY = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "LSTM", "GRU", "RNN", "Attention"}
 _ORT_TYPES = {
     "float": TensorProto.FLOAT,
     "float16": TensorProto.FLOAT16,
@@ -80,8 +80,12 @@ def _session(key: Key, threads: int) -> onnxruntime.InferenceSession:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # A pool of threads for each of a thousand nodes is too many.
-    options.intra_op_num_threads = threads if NodeProto.FromString(key[0]).op_type in HEAVY else 1
+    options.intra_op_num_threads = threads if _is_heavy(NodeProto.FromString(key[0]).op_type) else 1
     return onnxruntime.InferenceSession(_model(key).SerializeToString(), options, providers=list(PROVIDERS))
+
+
+def _is_heavy(op: str) -> bool:
+    return class_of(op).o1 is Rule.LOWER or has(op, Trait.RECURRENT)
 
 
 @functools.lru_cache(maxsize=65536)

@@ -1,7 +1,6 @@
-"""The lists of torch.autocast, said of ONNX's ops.
+"""The rules of the table of operation classes (`exporters/policy/classes.py`) for the nodes of an ONNX file.
 
-Source: `exporters/autocast/policy.py` (torch 2.13's CUDA registry), op by op of what torch's ONNX exporters write for
-each torch op; ONNX's own ops that torch has no counterpart for stand with their nearest relative.
+What depends on the node and not on its class is here: what the file itself casts, embeddings, operand slots.
 """
 
 from enum import Enum
@@ -9,6 +8,8 @@ from enum import Enum
 from onnx import NodeProto
 
 from ...models.package import Precision
+from ..policy.classes import CLASSES, OpClass, Trait, class_of, has
+from ..policy.classes import Rule as Lists
 from .graph import BODIES, FLOAT, ONNX, ForeignProgram, attribute
 
 
@@ -29,39 +30,22 @@ def ops(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-LOWER = ops("MatMul Gemm Conv ConvTranspose DeformConv Einsum LSTM GRU RNN PRelu Attention")
-FP32 = ops("""
-    Acos Acosh Asin Asinh Atanh Cosh Sinh Tan Exp Log Reciprocal Pow Softplus
-    LayerNormalization GroupNormalization InstanceNormalization RMSNormalization MeanVarianceNormalization
-    LpNormalization LRN Softmax LogSoftmax SoftmaxCrossEntropyLoss NegativeLogLikelihoodLoss
-    ReduceSum ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp CumSum CumProd
-    Resize Upsample AffineGrid
-""")
-NORMALISATION = ops("""
-    BatchNormalization LayerNormalization GroupNormalization InstanceNormalization RMSNormalization
-    MeanVarianceNormalization LpNormalization LRN
-""")
-# Ranges, selections and boxes are exact or large; quantised, random and spectral ops have no half to speak of.
-LEFT_ALONE = ops("""
-    Range TopK NonMaxSuppression RoiAlign MaxRoiPool Unique
-    QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul MatMulInteger ConvInteger
-    RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial
-    DFT STFT MelWeightMatrix HannWindow HammingWindow BlackmanWindow CastLike Det ImageDecoder Adagrad Adam
-    Momentum Gradient TfIdfVectorizer
-""")
-# Exact on what they choose, or FP32 inside: where all is to be half the search decides.
-HALF_AT_O3 = ops("TopK DFT")
+LOWER = frozenset().union(  # products: half is worth most there
+    *(found.onnx for found in CLASSES if found.o1 is Lists.LOWER or Trait.RECURRENT in found.traits)
+)
 HALF_IS_INF = 20  # the first opset whose IsInf takes a half
-AS_IS = ops("Shape Size IsNaN IsInf")
 # Slots that stay FP32 although the schema would take a half there: scales, regions, probabilities.
 FP32_SLOTS = {"Resize": {1, 2}, "Upsample": {1}, "Dropout": {1}, "GridSample": {1}}
 
-# Slots whose value is only added to something.
-ADDED_SLOTS = {
-    "Add": {0, 1}, "Sub": {0, 1}, "Sum": set(range(64)), "Gemm": {2}, "Conv": {2}, "ConvTranspose": {2},
-    "LSTM": {3}, "GRU": {3}, "RNN": {3}, "LayerNormalization": {2}, "GroupNormalization": {2},
-    "InstanceNormalization": {2}, "BatchNormalization": {2, 3},
-}  # fmt: skip
+
+_BY_LISTS = {
+    Lists.FP32: Rule.FP32,
+    Lists.FP32_DTYPE: Rule.FP32,
+    Lists.FP32_BACK: Rule.FP32_BACK,
+    Lists.WIDEST: Rule.FOLLOW,
+    Lists.INPUT: Rule.FOLLOW,
+    Lists.LEFT_ALONE: Rule.LEFT_ALONE,
+}
 
 
 def rules(program: ForeignProgram, precision: Precision) -> dict[str, Rule]:
@@ -72,24 +56,26 @@ def rules(program: ForeignProgram, precision: Precision) -> dict[str, Rule]:
 
 
 def _rule(node: NodeProto, program: ForeignProgram, precision: Precision) -> Rule:
-    op, level = node.op_type, precision.level
-    if level == "O0" or node.name in program.islands:
-        return Rule.ISLAND if level != "O0" else Rule.FP32
-    if node.domain not in ONNX or (op in LEFT_ALONE and not (level == "O3" and op in HALF_AT_O3)):
+    if precision.level == "O0" or node.name in program.islands:
+        return Rule.ISLAND if precision.level != "O0" else Rule.FP32
+    if node.domain not in ONNX or (node.op_type == "IsInf" and program.opset < HALF_IS_INF):
         return Rule.LEFT_ALONE
-    if op == "Cast":
+    if node.op_type == "Cast":
         return _cast_rule(node, program)
-    if op == "IsInf" and program.opset < HALF_IS_INF:
-        return Rule.LEFT_ALONE
-    if op in AS_IS:
+    if has(node.op_type, Trait.SEES_SIZES, Trait.SEES_PRECISION):
         return Rule.AS_IS
-    if op == "Gather" and _is_embedding(node, program):
-        return Rule.HALF if precision.embeddings == "half" or level in ("O2", "O3") else Rule.ISLAND
-    if op in LOWER:
-        return Rule.HALF
-    if level == "O1":
-        return Rule.FP32 if op in FP32 else Rule.FOLLOW
-    return Rule.FP32_BACK if level == "O2" and op in NORMALISATION else Rule.HALF_IF_FED
+    if node.op_type == "Gather" and _is_embedding(node, program):
+        return Rule.HALF if class_of("embedding").rule(precision) is Lists.LOWER else Rule.ISLAND
+    return _of_class(class_of(node.op_type), precision)
+
+
+def _of_class(found: OpClass, precision: Precision) -> Rule:
+    rule = found.rule(precision)
+    if Trait.RECURRENT in found.traits and precision.level != "O1":
+        return Rule.HALF  # `Kernels.refusal` refuses it: it is kept, and the report says why
+    if rule is Lists.LOWER:
+        return Rule.HALF if found.o1 is Lists.LOWER else Rule.HALF_IF_FED
+    return _BY_LISTS[rule]
 
 
 def _cast_rule(node: NodeProto, program: ForeignProgram) -> Rule:

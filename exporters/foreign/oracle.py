@@ -21,7 +21,6 @@ from .weights import TORCH
 from .widening import widen_attributes
 
 Arrays = Mapping[str, np.ndarray]
-Round = Callable[[np.ndarray], np.ndarray]
 Observe = Callable[[str, np.ndarray, int], None]  # name, value, element type in the graph
 
 _BY_TYPE: dict[int, torch.dtype] = {type_: TORCH[name] for name, type_ in HALVES.items()}

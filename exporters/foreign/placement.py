@@ -11,18 +11,13 @@ from dataclasses import dataclass, field, replace
 from onnx import NodeProto
 
 from ..autocast.mincut import Flow
+from ..policy.classes import CLASSES, Trait, has
 from .dtypes import Dtypes, Kind
 from .graph import BODIES, ForeignProgram, bodies, captured, walk
 from .kernels import Kernels
-from .op_lists import Rule, ops
+from .op_lists import Rule
 
-# round(op(x)) == op(round(x)): what moves values, and what picks one by its order (equal but for a zero's sign)
-MOVEMENTS = ops("""
-    Identity Reshape Flatten Squeeze Unsqueeze Transpose Expand Tile Slice Split Concat Gather
-    GatherElements GatherND DepthToSpace SpaceToDepth Compress ReverseSequence Trilu Where Pad Neg Abs
-""")
-SELECTIONS = ops("Relu Clip Max Min MaxPool GlobalMaxPool ReduceMax ReduceMin")
-_SEES_SIZES = ("Shape", "Size")
+MOVEMENTS = frozenset().union(*(found.onnx for found in CLASSES if Trait.MOVES in found.traits))
 
 
 def place(
@@ -72,7 +67,7 @@ class _Reading:
     def read(self) -> None:
         graph = self.program.graph
         fixed = {name for node in graph.node for name in self.read_as_they_come(node)}
-        transparent = MOVEMENTS if _tells_signs_of_zero(self.program) else MOVEMENTS | SELECTIONS
+        free = [Trait.MOVES] if _tells_signs_of_zero(self.program) else [Trait.MOVES, Trait.SELECTS]
         for name in self.program.weights:
             self.value(name, 0)
         for value in graph.input:
@@ -80,7 +75,7 @@ class _Reading:
         for node in graph.node:
             for name in node.output:
                 self.value(name, self.numel.get(name, 1))
-            if node.op_type in transparent and fixed.isdisjoint(node.output) and self.is_free(node):
+            if has(node.op_type, *free) and fixed.isdisjoint(node.output) and self.is_free(node):
                 self.add_free(node)
             elif not (node.op_type in BODIES and bodies(node)):
                 self.add_reader(node)
@@ -101,7 +96,7 @@ class _Reading:
     def read_as_they_come(self, node: NodeProto) -> set[str]:
         """What a node reads in whatever dtype it comes; of one with bodies, what they capture."""
         slots = self.dtypes.reads.get(node.name, {})
-        sizes = node.op_type in _SEES_SIZES
+        sizes = has(node.op_type, Trait.SEES_SIZES)
         inner = {name for body in bodies(node).values() for name in captured(body)}
         return set() if sizes else inner | {n for slot, n in enumerate(node.input) if slot not in slots}
 

@@ -14,6 +14,8 @@ from ...models.spec import ModelSpec
 from ..autocast.plan import Kept
 from ..inputs.samples import Samples
 from ..operations import UNKNOWN, Operations
+from ..ranges.ranges import Range
+from ..ranges.suspicion import suspicion
 from ..search.delta_debugging import NOT_ASKED, Budget, Found, Score, outcome
 from ..search.lessons import NOT_ALL, taught
 from ..search.ranking import head_first
@@ -23,9 +25,9 @@ from .kernels import Kernels
 from .leeway import guards_a_division, may_be_lost, may_overflow, narrow_casts, replaces_infinity
 from .masks import rewrite_masks
 from .merging import Merging
-from .op_lists import ADDED_SLOTS, Rule, rules
+from .op_lists import Rule, rules
 from .placement import place
-from .profile import LARGEST, SENTINEL, Range, profile, suspicion
+from .profile import LARGEST, node_profile, profile
 from .rewrite import HalfGraph, rewrite
 from .ties import find_tied
 from .trials import ENOUGH, Answers, Trials
@@ -173,8 +175,10 @@ class Draft:
     def candidates(self, spec: ModelSpec) -> list[str]:
         """The half nodes, most suspicious first."""
         half = self.assign().half
+        suspects = suspicion(node_profile(self.program, self.ranges, self.precision.dtype, 0))
+        found = {one.node: one.score for one in suspects}
         scores = {
-            node.name: suspicion(node, self.ranges, self.precision.dtype) + 200.0 * (node.name in self.doubts)
+            node.name: found.get(node.name, 0.0) + 200.0 * (node.name in self.doubts)
             for node in self.program.nodes
             if node.name in half
         }
@@ -215,7 +219,7 @@ class Draft:
         spared = self._before_fp32(before, readers)
         for node in self.program.nodes:
             for name in sorted(self._half_reads(node, before)):
-                reason = self._does_not_survive(name, before, added=_only_added(node, name))
+                reason = self._does_not_survive(name, before)
                 if reason and everywhere and self._may_be_lost(node, name, readers, everywhere):
                     self.doubts.setdefault(node.name, reason)
                 elif reason and all(reader.name in spared for reader in readers[name]):
@@ -270,9 +274,9 @@ class Draft:
                 found.add(node.name)
         return found
 
-    def _does_not_survive(self, name: str, dtypes: Dtypes, added: bool) -> str | None:
+    def _does_not_survive(self, name: str, dtypes: Dtypes) -> str | None:
         constant = name in self.program.weights
-        reason = self.ledger.fault(name, added) if constant else None
+        reason = self.ledger.fault(name) if constant else None
         if not constant and self._is_sentinel(name):
             reason = f"'{name}' holds a sentinel ({self._size(name)}), which half has not"
         elif not constant and dtypes.kinds[name] == Kind.CONSTANT and self._overflows(name):
@@ -282,13 +286,13 @@ class Draft:
         return reason
 
     def _is_sentinel(self, name: str) -> bool:
-        return self._overflows(name) and self.ranges[name].largest >= SENTINEL
+        return self._overflows(name) and self.ranges[name].sentinels > 0
 
     def _overflows(self, name: str) -> bool:
-        return name in self.ranges and self.ranges[name].largest > LARGEST[self.precision.dtype]
+        return name in self.ranges and self.ranges[name].extreme > LARGEST[self.precision.dtype]
 
     def _size(self, name: str) -> str:
-        return f"{self.ranges[name].largest:.3g}"
+        return f"{self.ranges[name].extreme:.3g}"
 
     def _half_reads(self, node: NodeProto, dtypes: Dtypes) -> set[str]:
         reads = dtypes.reads.get(node.name, {})
@@ -327,11 +331,6 @@ class Draft:
 def _in_fp32(node: NodeProto, name: str, dtypes: Dtypes) -> bool:
     reads = dtypes.reads.get(node.name, {})
     return all(reads.get(slot) is False for slot, read in enumerate(node.input) if read == name)
-
-
-def _only_added(node: NodeProto, name: str) -> bool:
-    slots = {slot for slot, read in enumerate(node.input) if read == name}
-    return slots <= ADDED_SLOTS.get(node.op_type, set())
 
 
 def matches(node: NodeProto, pattern: str) -> bool:

@@ -1,90 +1,53 @@
-"""Ranges of every FP32 value of the whole over calibration samples, and which half nodes they make suspicious.
+"""Ranges of every FP32 value of the whole over calibration samples, as `exporters/ranges` has them for programs.
 
 Integers are not magnitudes: only FP32 values are looked at, one at a time, as the whole runs.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
-from onnx import NodeProto
 
-from .graph import FLOAT, ForeignProgram
+from ...models.engines.arrays import to_torch
+from ..ranges.profile import NodeProfile, Profile
+from ..ranges.ranges import Limits, Range, Tally
+from .graph import FLOAT, ForeignProgram, graphs, read_by
 from .oracle import Oracle
+from .weights import TORCH
 
-LARGEST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38}
-SMALLEST = {"fp16": 2.0**-24, "bf16": 2.0**-133}
-SENTINEL = 1e9  # what is as large is not a number but a mark, as in the gate
-_GUARDED = ("Sqrt", "Div", "Log", "Reciprocal", "Pow", "ReduceL2", "LpNormalization")
-_ANGLES = ("Sin", "Cos", "Tan")
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """``largest`` finite magnitude, ``smallest`` non-zero one (inf where there is none), share under half's least.
-
-    ``numel``: elements, of the largest batch. ``highest`` finite number, with its sign.
-    """
-
-    largest: float = 0.0
-    smallest: float = float("inf")
-    vanishing: float = 0.0
-    infinite: bool = False
-    numel: int = 0
-    highest: float = float("-inf")
-
-    def joined(self, other: "Range") -> "Range":
-        return Range(
-            max(self.largest, other.largest),
-            min(self.smallest, other.smallest),
-            max(self.vanishing, other.vanishing),
-            self.infinite or other.infinite,
-            max(self.numel, other.numel),
-            max(self.highest, other.highest),
-        )
-
-
-def range_of(array: np.ndarray, dtype: str) -> Range:
-    size = np.abs(array[np.isfinite(array) & (array != 0)])
-    infinite = not bool(np.isfinite(array).all())
-    highest = float(array.max(initial=-np.inf, where=np.isfinite(array)))
-    if not size.size:
-        return Range(infinite=infinite, numel=array.size, highest=highest)
-    lost = float((size < SMALLEST[dtype] / 2).mean())
-    return Range(float(size.max()), float(size.min()), lost, infinite, array.size, highest)
+LARGEST = {dtype: Limits.of(half).largest for dtype, half in TORCH.items()}
 
 
 def profile(
     program: ForeignProgram, batches: Iterable[Mapping[str, np.ndarray]], dtype: str
 ) -> dict[str, Range]:
     """Value → range over all batches; constants have theirs too."""
-    ranges = {
-        name: range_of(array, dtype) for name, array in program.weights.items() if program.is_float(name)
-    }
+    tallies: dict[str, Tally] = {}
 
     def observe(name: str, array: np.ndarray, type_: int) -> None:
         if type_ == FLOAT:
-            ranges[name] = ranges.get(name, Range()).joined(range_of(array, dtype))
+            tally = tallies.setdefault(name, Tally(Limits.of(TORCH[dtype])))
+            tally.add(to_torch(np.require(array, requirements="W")))
 
+    for name, array in program.weights.items():
+        observe(name, np.asarray(array), program.types.get(name, 0))
     oracle = Oracle(program.model, program.weights, observe=observe)
     for inputs in batches:
         oracle.run(inputs)
-    return ranges
+    return {name: tally.range() for name, tally in tallies.items()}
 
 
-def suspicion(node: NodeProto, ranges: Mapping[str, Range], dtype: str) -> float:
-    """How likely half is to harm a node: overflow first, then what vanishes, then large angles and guards."""
-    around = [ranges[name] for name in (*node.input, *node.output) if name in ranges]
-    if not around:
-        return 0.0
-    largest, lost = max(item.largest for item in around), max(item.vanishing for item in around)
-    score = float(np.log2(1 + largest)) / 16
-    if largest > LARGEST[dtype]:
-        score += 100.0
-    if lost > 0:
-        score += 50.0 + 10.0 * lost
-    if node.op_type in _ANGLES and largest > 8:
-        score += 40.0 + largest / 1e4
-    if node.op_type in _GUARDED:
-        score += 10.0
-    return score
+def node_profile(program: ForeignProgram, ranges: Mapping[str, Range], dtype: str, batches: int) -> Profile:
+    """The ranges by node, for `ranges.suspicion` and the report; inputs and constants by their own names."""
+    makers = {name: node.name for node in program.nodes for name in node.output}
+    given = {value.name: "placeholder" for graph in graphs(program.graph) for value in graph.input}
+    given |= dict.fromkeys(program.weights, "get_attr")
+    nodes = {
+        name: NodeProfile(name, kind, (), ranges[name]) for name, kind in given.items() if name in ranges
+    }
+    for node in program.nodes:
+        if held := [ranges[name] for name in node.output if name in ranges]:
+            read = [name for name in node.input if name in ranges] or sorted(read_by(node) & set(ranges))
+            reads = tuple(makers.get(name, name) for name in read)
+            nodes[node.name] = NodeProfile(node.name, node.op_type, reads, reduce(Range.joined, held))
+    return Profile(TORCH[dtype], batches, nodes)

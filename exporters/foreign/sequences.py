@@ -1,4 +1,7 @@
-"""Sequences that only carry the parts of a split to their readers, as torch.onnx writes torch.split, become a Split."""
+"""Sequences that only carry the parts of a split to their readers, as torch.onnx writes torch.split, become a Split.
+
+onnxscript's `fold_constants` does so too, but cannot be asked for it alone: see `folding.py`.
+"""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,8 @@
 """Sizes that the declared shapes settle are constants: the width of a head, and the scale that is made of it.
 
 Exporters compute `1 / sqrt(shape(x)[-1])` at every call. What ONNX's shape inference knows for certain of an
-inner value is as true in the half; what hangs on a free dimension stays as it is.
+inner value is as true in the half; what hangs on a free dimension stays as it is. onnxscript's `fold_constants` leaves
+`Gather(Shape(x), -1)` where another dimension of x is free.
 """
 
 from collections import Counter

@@ -15,14 +15,13 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helpe
 from ..gate.choosers import Choice
 from ..gate.divergence import SENTINEL
 from ..gate.ties import MARGIN_U, excused
+from ..policy.classes import Trait, has
 from .graph import ONNX, attribute, element_type
 from .one_node import key_of, session
-from .op_lists import ops
 
 Arrays = Mapping[str, np.ndarray]
 
 _CHOOSERS = {"TopK": (1, -1), "ArgMax": (0, 0), "ArgMin": (0, 0)}  # op → which result has indices, its axis
-_SHAPES = ops("Reshape Flatten Squeeze Unsqueeze Transpose Slice Split Expand Gather Identity")
 _INTEGERS = {getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)}
 
 
@@ -59,7 +58,7 @@ def _traced(output: str, made_by: Mapping[str, tuple[NodeProto, int]]) -> Tied |
         node, slot = made_by[name]
         if node.op_type in _CHOOSERS:
             return Tied(output, node, tuple(reversed(path))) if slot == _CHOOSERS[node.op_type][0] else None
-        if node.op_type not in _SHAPES and not (
+        if not has(node.op_type, Trait.COPIES) and not (
             node.op_type == "Cast" and attribute(node, "to") in _INTEGERS
         ):
             return None

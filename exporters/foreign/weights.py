@@ -1,44 +1,17 @@
-"""Constants in half: rounded to nearest even with sign and zeros kept, never clamped, with a ledger.
+"""The constants of an ONNX file in half: rounded to nearest even with sign and zeros kept, with a ledger.
 
-A constant that overflows or loses more than `BUDGET` in half is not halved: whoever reads it stays in FP32.
+The readers of a constant over budget (`exporters/policy/weights.py`) stay in FP32.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from ...models.engines.arrays import to_numpy, to_torch
+from ..policy.weights import Entry, measure
 
-BUDGET = 2.0**-6  # relative error of the worst slice; rounding alone costs 2^-11 (2^-8 for bf16)
-NEGLIGIBLE = 2.0**-20  # slices this far below the largest are not held against it, as in the gate
 TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What half precision does to one constant.
-
-    ``error`` is the relative one of the worst slice, ``whole_error`` that of the constant as a whole: where it is
-    added to something, its own small elements do not matter.
-    """
-
-    name: str
-    error: float
-    whole_error: float
-    underflowed: float  # share of the non-zero elements that become zero
-    saturated: int  # finite elements that become infinite
-    largest: float
-
-    def fault(self, dtype: str, added: bool) -> str | None:
-        """Why it cannot be half, or None where it can; ``added``: all its reader does is to add it."""
-        if self.saturated:
-            return f"constant '{self.name}' reaches {self.largest:.3g}, beyond {dtype}'s range"
-        error = self.whole_error if added else self.error
-        if not error <= BUDGET:
-            return f"constant '{self.name}' would lose {error:.2g} of itself in {dtype}"
-        return None
 
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
@@ -70,53 +43,19 @@ class Ledger:
         self._halves.pop(name, None)
 
     def entry(self, name: str) -> Entry:
+        """What half does to the constant as it is in the file."""
         if name not in self._entries:
-            self._entries[name] = _entry(name, self._weights[name], self.half(name).astype(np.float32))
+            whole = np.array(self._weights[name], np.float32)
+            self._entries[name] = measure(name, to_torch(whole), TORCH[self._dtype])
         return self._entries[name]
 
-    def fault(self, name: str, added: bool = False) -> str | None:
-        return self.entry(name).fault(self._dtype, added)
+    def fault(self, name: str) -> str | None:
+        """Why the constant cannot be half; None where it can."""
+        entry = self.entry(name)
+        return f"{entry.reason}: {entry.evidence}" if entry.over_budget else None
 
 
 def _in_range(whole: np.ndarray, half: np.ndarray) -> np.ndarray:
     inward = np.nextafter(half, np.sign(whole).astype(half.dtype))  # from 0 outwards, from infinity inwards
     gone = ((half == 0) & (whole != 0)) | (np.isinf(half) & np.isfinite(whole))
     return np.where(gone, inward, half)
-
-
-def _entry(name: str, whole: np.ndarray, half: np.ndarray) -> Entry:
-    finite = np.isfinite(whole)
-    alive = finite & (whole != 0)
-    saturated = int((finite & ~np.isfinite(half)).sum())
-    lost = float((alive & (half == 0)).sum()) / max(1, int(alive.sum()))
-    largest = float(np.abs(whole, where=finite, out=np.zeros_like(whole)).max(initial=0.0))
-    with np.errstate(invalid="ignore", over="ignore"):
-        gap = np.where(finite, half - whole, 0.0)
-    finite_whole = np.where(finite, whole, 0.0)
-    return Entry(
-        name, _worst_slice(finite_whole, gap), _relative(finite_whole, gap), lost, saturated, largest
-    )
-
-
-def _relative(whole: np.ndarray, gap: np.ndarray) -> float:
-    size, error = (float(np.sqrt(np.square(part, dtype=np.float64).sum())) for part in (whole, gap))
-    return error / size if size else 0.0
-
-
-def _worst_slice(whole: np.ndarray, gap: np.ndarray) -> float:
-    """The worst relative error (L2) among the slices along the first and the last axis; elements of a vector."""
-    if not whole.size or not np.isfinite(gap).all():
-        return float("inf") if whole.size else 0.0
-    if whole.ndim < 2:
-        return _worst(np.abs(whole), np.abs(gap))
-    found = []
-    for axis in (0, whole.ndim - 1):
-        others = tuple(other for other in range(whole.ndim) if other != axis)
-        found.append(_worst(*(np.sqrt(np.square(p, dtype=np.float64).sum(others)) for p in (whole, gap))))
-    return max(found)
-
-
-def _worst(size: np.ndarray, error: np.ndarray) -> float:
-    judged = (size > 0) & (size >= NEGLIGIBLE * np.max(size, initial=0.0))
-    ratio = np.divide(error, size, out=np.zeros_like(error), where=judged)
-    return float(np.max(ratio, initial=0.0))

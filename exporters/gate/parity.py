@@ -33,7 +33,6 @@ from .verdict import AdversarialVerdict, DecisionVerdict, Failure, OrderVerdict,
 UNIT_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 SENTINEL_LANDS = 1e4
 MAX_ACCURACY_LOSS = 0.002
-MAX_KL_NATS = 1e-4
 MAX_PLOTTED_SAMPLES = 512
 
 

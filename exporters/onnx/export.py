@@ -23,9 +23,6 @@ from .names import name_as
 from .ops import written_out
 
 OPSET = 20
-OPSET_OF_NESTED_BODIES = (
-    18  # torch.onnx 2.13 cannot convert a body in a body from this, which it writes itself
-)
 BODIES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 SELF_CONTAINED_BELOW = 2**31 - 2**24  # bytes of weights: protobuf's limit, with room for the graph itself
 DATA = ".data"  # suffix of the weights' own file, beside a larger model's

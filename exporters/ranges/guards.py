@@ -13,15 +13,11 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from ...models.program import walk
+from ..policy.classes import Trait, has
 
 LARGEST = 1e-3  # a constant above it is an offset, not a guard
 
-_ADDED = ("add", "add_", "sub", "sub_", "rsub")
-_FLOORS = ("clamp", "clamp_", "clamp_min", "clamp_min_", "maximum", "fmax")
-_ROOTS = ("sqrt", "sqrt_", "rsqrt", "rsqrt_", "reciprocal", "reciprocal_", "log", "log_", "log2", "log10")
-_DIVISIONS = ("div", "div_", "true_divide", "divide")
 _OF_TWO: dict[Any, str] = {torch.ops.aten.max.other: "maximum", torch.ops.aten.min.other: "minimum"}
-_PASSING = ("expand_as", "to", "_to_copy", "clone", "contiguous", "lift_fresh_copy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +90,7 @@ def constant(value: Any) -> float | None:
         return constant(value.args[2 if name == "new_full" else 1])
     if name == "scalar_tensor":
         return constant(value.args[0])
-    if name in _PASSING or name == "detach_" or is_view(value):
+    if has(name, Trait.COPIES) or is_view(value):
         return constant(value.args[0])
     return None
 
@@ -102,7 +98,7 @@ def constant(value: Any) -> float | None:
 def _guard(node: Node) -> tuple[Node | None, float]:
     """What a node guards and the constant; no node where it is no guard."""
     name = aten_name(node)
-    if name not in _ADDED + _FLOORS:
+    if not has(name, Trait.ADDS, Trait.FLOORS):
         return None, 0.0
     arguments = [*node.args[:2], *(node.kwargs[key] for key in ("min", "other") if key in node.kwargs)]
     tensors = [arg for arg in arguments if isinstance(arg, Node) and constant(arg) is None]
@@ -117,11 +113,11 @@ def _readers(node: Node) -> Iterator[Node]:
     """Roots, logarithms and divisions that read a node, directly or through what leaves its numbers alone."""
     for user in node.users:
         name = aten_name(user)
-        if name in _PASSING or is_view(user):
+        if has(name, Trait.COPIES) or is_view(user):
             yield from _readers(user)
         elif (
-            name in _ROOTS
-            or (name in _DIVISIONS and user.args[1] is node)
+            has(name, Trait.ROOT)
+            or (has(name, Trait.DIVIDES) and user.args[1] is node)
             or (name in ("pow", "pow_") and isinstance(user.args[1], int | float) and user.args[1] < 1)
         ):
             yield user

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from ..policy.classes import Trait, has
 from .guards import aten_name, is_view
-from .maskrules import ATTENTION, SOFTMAX, Masked, Rules, Site, Unknown
+from .maskrules import Masked, Rules, Site, Unknown
 from .profile import Profile
 
 
@@ -46,7 +47,7 @@ class _Flow:
             state, fault = self._rules.look(node), self._rules.fault
         except Unknown as unknown:
             state, fault = None, str(unknown)
-        is_sink = bool(sources) and aten_name(node) in (*SOFTMAX, ATTENTION)
+        is_sink = bool(sources) and has(aten_name(node), Trait.SOFTMAX, Trait.ATTENTION)
         if state is None and not (fault or is_sink or self._rules.sites):
             return
         group = self._join(node, sources)

@@ -9,45 +9,11 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from ..policy.classes import Trait, has
 from .guards import aten_name, is_view
 from .profile import Profile
 
-SOFTMAX = ("softmax", "_softmax")
-ATTENTION = "scaled_dot_product_attention"
-_COPIES = frozenset(
-    {
-        "clone",
-        "contiguous",
-        "lift_fresh_copy",
-        "detach_",
-        "to",
-        "_to_copy",
-        "repeat",
-        "flip",
-        "roll",
-        "index_select",
-        "gather",
-        "index",
-        "getitem",
-        "expand_as",
-        "triu",
-        "tril",
-    }
-)
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-_SIZES_ONLY = frozenset(
-    {
-        "sym_size",
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "rand_like",
-        "new_zeros",
-        "new_ones",
-        "new_empty",
-        "full_like",
-    }
-)
+_ALSO_COPIES = ("getitem", "triu", "tril")
 # op → the positions of the two tensors or numbers of which each element is one
 _CHOICES = {
     "masked_fill": (0, 2),
@@ -59,7 +25,6 @@ _CHOICES = {
     "minimum": (0, 1),
 }
 _MADE = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}  # op → position of its number
-_FLOORS = ("maximum", "clamp", "clamp_", "clamp_min", "clamp_min_")
 NEUTRAL = 1e3  # a comparison with less has the same result for the sentinel and for what replaces it
 
 
@@ -125,22 +90,22 @@ class Rules:
             return self._choice(node, [node.args[place] for place in _CHOICES[name]], _CHOICES[name])
         if name == "mul" and self._is_product(node):
             return self._product(node)
-        if not sources or name in _SIZES_ONLY:
+        if not sources or has(name, Trait.SEES_SIZES):
             return None
         if name in ("cat", "stack"):
             return self._choice(node, list(node.args[0]), None)  # type: ignore[arg-type]
         return self._rule(name)(node)
 
     def _rule(self, name: str) -> Callable[[Node], Masked | None]:
-        if name in _COMPARISONS:
+        if has(name, Trait.COMPARES):
             return self._comparison
-        if name in _FLOORS:
+        if has(name, Trait.FLOORS):
             return self._floor
         if name in ("add", "add_", "sub", "sub_"):
             return self._sum
         if name in ("mul", "mul_"):
             return self._gated
-        if name in (*SOFTMAX, ATTENTION):
+        if has(name, Trait.SOFTMAX, Trait.ATTENTION):
             return self._sink
         return self._copy
 
@@ -219,10 +184,7 @@ class Rules:
     def _holds_only(self, node: Node, value: float) -> bool:
         """Whether a tensor held nothing but zeros and one mask value on all samples."""
         held = self._profile.range(self._prefix + node.name)
-        if held is None or held.non_finite or held.highest > 0.0 or held.sentinel_highest > 0.0:
-            return False
-        lows = {held.lowest, -held.smallest, held.sentinel_lowest, held.sentinel_highest}
-        return lows <= {0.0, _float32(value)} and not (held.sentinels and held.largest)
+        return held is not None and held.holds_only(value)
 
     def _is_bool(self, node: Node) -> bool:
         values = [
@@ -296,14 +258,14 @@ class Rules:
         )
 
     def _sink(self, node: Node) -> None:
-        others = node.args[:3] if aten_name(node) == ATTENTION else ()
+        others = node.args[:3] if has(aten_name(node), Trait.ATTENTION) else ()
         if any(arg in self.masked for arg in others):
             raise Unknown(f"a mask reaches query, key or value of {node.name}")
 
     def _copy(self, node: Node) -> Masked | None:
         name, source = aten_name(node), node.args[0] if node.args else None
         value = node.meta.get("val")
-        if name not in _COPIES and not is_view(node):
+        if not (has(name, Trait.COPIES) or name in _ALSO_COPIES or is_view(node)):
             raise Unknown(f"it reaches {node.name} ({name or node.op})")
         if source not in self.masked:  # only the sizes of a mask are read, or it is an index
             if name == "expand_as":

@@ -17,31 +17,11 @@ from torch.fx.node import map_aggregate
 
 from ...models.program import walk
 from ..autocast.bodies import ran
+from ..policy.classes import Trait, class_of, has
 from .guards import Guard, aten_name, find_guards, is_view
 from .ranges import Limits, Range, Tally
 
 _MEASURED = (torch.float32, torch.float16, torch.bfloat16)  # float64 never takes part, as in autocast
-_PRODUCTS = ("matmul", "mm", "bmm", "mv", "dot", "baddbmm", "addmm", "linear")
-_REDUCTIONS = [
-    "sum",
-    "mean",
-    "var",
-    "std",
-    "var_mean",
-    "std_mean",
-    "norm",
-    "linalg_vector_norm",
-    "prod",
-    "logsumexp",
-    "cumsum",
-    "layer_norm",
-    "rms_norm",
-    "group_norm",
-    "native_layer_norm",
-    "native_group_norm",
-    "softmax",
-    "log_softmax",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +143,17 @@ class _Profiler(Interpreter):
     def _measure_sums(self, node: Node, tally: _Measured, result: Tensor) -> None:
         name = aten_name(node)
         args, _ = self.fetch_args_kwargs_from_env(node)
-        if name in _PRODUCTS:
-            left = args[1] if name in ("addmm", "baddbmm") else args[0]
+        if has(name, Trait.PRODUCT):
+            left = args[1] if class_of(name).name == "product and sum" else args[0]
             tally.reduces = max(tally.reduces, left.shape[-1])
         elif "conv" in name and isinstance(args[1], Tensor):
             tally.reduces = max(tally.reduces, args[1].numel() // args[1].shape[0])
-        elif name in _REDUCTIONS:
+        elif has(name, Trait.REDUCES):
             source = args[0]
             same = source.numel() == result.numel()
             length = source.shape[-1] if same and source.ndim else source.numel() // max(result.numel(), 1)
             tally.reduces = max(tally.reduces, length)
-        elif name == "scaled_dot_product_attention":
+        elif has(name, Trait.ATTENTION):
             tally.scores = max(tally.scores, _largest_score(node, args))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..gate.divergence import SENTINEL
 
+_COUNTS = ("count", "zeros", "non_finite", "sentinels", "under_smallest", "under_normal", "over")
 _CHUNK = 1 << 18  # elements; a megabyte stays in the cache for the passes over it
 
 
@@ -32,7 +33,7 @@ class Range:
     and what is not finite; ``smallest`` (non-zero) and ``largest`` are 0 where there was nothing.
 
     Of non-zero elements: ``under_smallest`` are 0 in half (or nearly: under 2⁻²⁴ for FP16), ``under_normal``
-    (2⁻¹⁴) have lost precision, ``over`` are beyond half's largest.
+    (2⁻¹⁴) have lost precision, ``over`` are beyond half's largest. ``numel``: elements of the largest tensor.
     """
 
     count: int = 0
@@ -47,10 +48,40 @@ class Range:
     under_smallest: int = 0
     under_normal: int = 0
     over: int = 0
+    numel: int = 0
 
     @property
     def largest(self) -> float:
         return max(self.highest, -self.lowest)
+
+    @property
+    def extreme(self) -> float:
+        """The largest finite magnitude, sentinels included."""
+        return max(self.largest, -self.sentinel_lowest, self.sentinel_highest)
+
+    @property
+    def infinite(self) -> bool:
+        return self.non_finite > 0
+
+    def holds_only(self, sentinel: float) -> bool:
+        """Whether there was nothing but zeros and one mask value (below zero)."""
+        if self.non_finite or self.highest > 0.0 or self.sentinel_highest > 0.0:
+            return False
+        lows = {self.lowest, -self.smallest, self.sentinel_lowest, self.sentinel_highest}
+        return lows <= {0.0, float(torch.tensor(sentinel, dtype=torch.float32))} and not (
+            self.sentinels and self.largest
+        )
+
+    def joined(self, other: "Range") -> "Range":
+        """What both tensors held, as one."""
+        if not (self.count and other.count):
+            return self if self.count else other
+        mine, others = asdict(self), asdict(other)
+        sums = {name: mine[name] + others[name] for name in _COUNTS}
+        least = {name: min(mine[name], others[name]) for name in ("sentinel_lowest", "lowest")}
+        most = {name: max(mine[name], others[name]) for name in ("sentinel_highest", "highest", "numel")}
+        smallest = min(filter(None, (self.smallest, other.smallest)), default=0.0)
+        return Range(**sums, **least, **most, smallest=smallest)
 
     def share(self, count: int) -> float:
         """``count`` as a share of the finite non-zero elements that are no sentinels."""
@@ -76,12 +107,14 @@ class Tally:
     smallest: float = math.inf
     sentinel_lowest: float = math.inf
     sentinel_highest: float = -math.inf
+    numel: int = 0
 
     @property
     def seen(self) -> bool:
         return self.of.seen if self.of is not None else bool(self.counts)
 
     def add(self, tensor: Tensor) -> None:
+        self.numel = max(self.numel, tensor.numel())
         for chunk in tensor.reshape(-1).split(_CHUNK):
             self._add(chunk.float())
 
@@ -132,4 +165,4 @@ class Tally:
         ends = (self.sentinel_lowest, self.sentinel_highest, self.lowest, self.highest, self.smallest)
         names = ("sentinel_lowest", "sentinel_highest", "lowest", "highest", "smallest")
         found = {name: end if math.isfinite(end) else 0.0 for name, end in zip(names, ends, strict=True)}
-        return replace(Range(**self.counts), **found)
+        return replace(Range(**self.counts, numel=self.numel), **found)

@@ -23,9 +23,10 @@ from torch.fx import GraphModule, Node
 from ...models.program import walk
 from ..autocast.plan import Kept
 from ..gate.divergence import SENTINEL
+from ..policy.classes import Trait, has
 from .guards import aten_name
 from .maskflow import Group, mask_flow
-from .maskrules import ATTENTION, Masked, Site
+from .maskrules import Masked, Site
 from .profile import Profile
 from .repairs import Repair, insert
 
@@ -91,7 +92,7 @@ def _doubt(group: Group, masked: Mapping[Node, Masked], prefix: str, profile: Pr
         absorbed = bound < ulp(state.value) / 2.0
         if (_needs_floor(sink, state) or state.floored) and not absorbed:
             return f"{state.value:.3g} does not absorb scores of {bound:.3g} at {sink.name}, even in FP32"
-        if aten_name(sink) == ATTENTION and not _broadcasts(sink, masked, state):
+        if has(aten_name(sink), Trait.ATTENTION) and not _broadcasts(sink, masked, state):
             return f"the shape of the mask of {sink.name} is not known well enough"
         if not witness(state.value, bound, _needs_floor(sink, state)):
             return f"the rewritten softmax at {sink.name} differs"
@@ -108,12 +109,12 @@ def ulp(value: float) -> float:
 
 
 def _needs_floor(sink: Node, state: Masked) -> bool:
-    return not state.exact or aten_name(sink) == ATTENTION
+    return not state.exact or has(aten_name(sink), Trait.ATTENTION)
 
 
 def _scores(sink: Node, state: Masked, prefix: str, profile: Profile) -> float:
     """The largest magnitude of what the softmax sees beside the sentinel."""
-    if aten_name(sink) != ATTENTION:
+    if not has(aten_name(sink), Trait.ATTENTION):
         return state.bound
     node = profile.nodes.get(prefix + sink.name)
     if node is None:
@@ -156,7 +157,7 @@ def _rewrite(
     floors: dict[Node, Node] = {}
     for sink in group.sinks:
         mask = _mask_of(sink, masked)
-        if aten_name(sink) == ATTENTION:
+        if has(aten_name(sink), Trait.ATTENTION):
             _quiet_rows(sink, mask)
             done.append(f"query 0 in rows masked altogether before {prefix}{sink.name}")
         elif not masked[mask].exact:

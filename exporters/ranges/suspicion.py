@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ..policy.classes import Trait, has
 from .guards import Guard
 from .profile import NodeProfile, Profile
 from .ranges import Limits, Range
@@ -16,8 +17,6 @@ _HEADROOM = 4.0  # the gate also tries real samples times 4
 _LOST_BITS = 3.0  # a difference 2⁻³ of its terms errs by 8u where the gate allows 4u
 _LONG = 4096  # elements of a sum
 _LARGE_ARGUMENT = 64.0  # half's step there is 2⁻⁴
-_PERIODIC = ("sin", "cos", "tan")
-_EXPONENTIAL = ("exp", "expm1", "softmax", "log_softmax", "logsumexp")
 
 
 class Suspicion(NamedTuple):
@@ -81,14 +80,14 @@ def _of_range(held: Range, limits: Limits) -> Iterator[tuple[float, str]]:
 
 def _of_argument(profile: Profile, node: NodeProfile) -> Iterator[Suspicion]:
     """Functions that turn an absolute error of a large argument into a relative one of their result."""
-    kind = node.op.rstrip("_")
-    if kind not in _PERIODIC + _EXPONENTIAL or not node.reads:
+    periodic = has(node.op, Trait.PERIODIC)
+    if not (periodic or has(node.op, Trait.EXPONENTIAL)) or not node.reads:
         return
     largest = profile.nodes[node.reads[0]].range.largest
     if largest <= _LARGE_ARGUMENT:
         return
     step = _step(largest, profile)
-    base = 70.0 if kind in _PERIODIC else 30.0
+    base = 70.0 if periodic else 30.0
     score = base + min(4.0 * math.log2(step / 2**-4), 40.0)
     reason = f"argument of {node.op} reaches {largest:.4g}: half's step there is {step:g}"
     yield Suspicion(node.node, score, reason)
@@ -103,7 +102,7 @@ def _step(magnitude: float, profile: Profile) -> float:
 
 def _of_difference(profile: Profile, node: NodeProfile) -> Iterator[Suspicion]:
     """A sum far smaller than its terms, which leaves their rounding; and a term lost beside the other."""
-    if node.op.rstrip("_") not in ("add", "sub", "rsub") or not node.reads:
+    if not has(node.op, Trait.ADDS) or not node.reads:
         return
     terms = [profile.nodes[read].range.largest for read in node.reads]
     left, largest = node.range.largest, max(terms)

@@ -5,8 +5,9 @@ import math
 
 import torch
 from halfeven.exporters import sections
-from halfeven.exporters.autocast.ledger import Entry, Ledger
+from halfeven.exporters.autocast.ledger import Ledger
 from halfeven.exporters.autocast.traffic import Cast, Worth
+from halfeven.exporters.policy.weights import Entry
 from halfeven.exporters.ranges.profile import profile
 from halfeven.exporters.search.delta_debugging import Found, Score
 from halfeven.models.program import runnable
@@ -47,7 +48,7 @@ def test_the_cast_map_is_told_largest_first_and_bounded():
 
 def test_weights_that_stay_fp32_come_first_then_those_that_lost_most():
     def entry(name: str, error_u: float, saturated: int = 0) -> Entry:
-        return Entry(name, 10, 0.1, error_u, 0.0, 0.0, saturated)
+        return Entry(name, 10, 0.1, error_u, 0.0, 0.0, saturated, 1.0)
 
     ledger = Ledger(
         (entry("small", 0.1), entry("large", 0.3), entry("kept", 0.01, 2), entry("lost", math.inf))

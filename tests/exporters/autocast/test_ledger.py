@@ -5,9 +5,10 @@ import math
 
 import pytest
 import torch
-from halfeven.exporters.autocast.ledger import measure, weigh
+from halfeven.exporters.autocast.ledger import weigh
 from halfeven.exporters.autocast.plan import Action, make_plan
 from halfeven.exporters.autocast.rewrite import rewrite
+from halfeven.exporters.policy.weights import measure
 from halfeven.models.package import Precision
 from halfeven.models.program import runnable
 from torch import Tensor, nn

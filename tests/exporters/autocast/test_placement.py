@@ -12,7 +12,8 @@ from halfeven.exporters.autocast.placement import Placed, place
 from halfeven.exporters.autocast.plan import Action, PrecisionPlan, make_plan
 from halfeven.exporters.autocast.rewrite import HalfProgram, rewrite
 from halfeven.exporters.autocast.traffic import Worth, cast_map, saved_bytes, worth
-from halfeven.exporters.autocast.transparent import MOVEMENTS, SELECTIONS, is_transparent, tells_signs_of_zero
+from halfeven.exporters.autocast.transparent import is_transparent, tells_signs_of_zero
+from halfeven.exporters.policy.classes import CLASSES, Trait, has
 from halfeven.models.package import Precision
 from halfeven.models.program import runnable
 from hypothesis import given, settings
@@ -74,6 +75,7 @@ OPS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "contiguous": lambda x, y: ATEN.contiguous(x.transpose(1, 2)),
     "clone": lambda x, y: ATEN.clone(x),
     "alias": lambda x, y: ATEN.alias(x),
+    "ravel": lambda x, y: ATEN.ravel(x),
     "detach": lambda x, y: ATEN.detach(x),
     "cat": lambda x, y: ATEN.cat([x, y], 1),
     "concat": lambda x, y: ATEN.concat([x, y], 1),
@@ -124,6 +126,7 @@ OPS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "clamp_max": lambda x, y: ATEN.clamp_max(x, 0.5),
     "amax": lambda x, y: ATEN.amax(x, [2, 3]),
     "amin": lambda x, y: ATEN.amin(x, [1], True),
+    "fmax": lambda x, y: ATEN.fmax(x, y),
     "maximum": lambda x, y: ATEN.maximum(x, y),
     "minimum": lambda x, y: ATEN.minimum(x, y),
     "max_pool1d": lambda x, y: ATEN.max_pool1d(x[0], [3], [2], [1]),
@@ -133,7 +136,8 @@ OPS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 
 def test_every_transparent_op_is_tried() -> None:
-    assert set(OPS) == MOVEMENTS | SELECTIONS
+    listed = [found.aten for found in CLASSES if found.traits & {Trait.MOVES, Trait.SELECTS}]
+    assert set(OPS) == set().union(*listed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
@@ -146,7 +150,7 @@ def test_rounding_before_a_transparent_op_is_rounding_after_it(name: str, dtype:
         assert len(list(pieces(after))) == len(list(pieces(before))) > 0
         for a, b, w in zip(pieces(after), pieces(before), pieces(wide), strict=True):
             assert b.dtype == dtype and torch.equal(a.to(dtype), b) and torch.equal(w, b.float())
-            if name in MOVEMENTS:
+            if has(name, Trait.MOVES):
                 assert torch.equal(a.to(dtype).view(torch.int16), b.view(torch.int16)), "a sign of a zero"
 
 

@@ -11,8 +11,9 @@ from halfeven.exporters.foreign.graph import ForeignProgram
 from halfeven.exporters.foreign.leeway import may_be_lost, may_overflow, narrow_casts
 from halfeven.exporters.foreign.normalise import normalise
 from halfeven.exporters.foreign.op_lists import rules
-from halfeven.exporters.foreign.profile import Range, profile
+from halfeven.exporters.foreign.profile import profile
 from halfeven.exporters.foreign.weights import Ledger
+from halfeven.exporters.ranges.ranges import Range
 from halfeven.models.package import Precision
 from onnx import TensorProto
 
@@ -118,7 +119,7 @@ def test_what_may_be_left_to_the_search(text: str, size: float, least: float, lo
     readers = {
         name: [n for n in program.nodes if name in n.input] for n in program.nodes for name in n.output
     }
-    ranges = {node.output[0]: Range(10.0, least)}
+    ranges = {node.output[0]: Range(count=2, highest=10.0, smallest=least)}
     assert may_be_lost(node, Ledger(program.weights, "fp16").entry("tiny"), readers, ranges, "fp16") is lost
 
 

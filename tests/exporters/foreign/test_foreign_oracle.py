@@ -187,11 +187,15 @@ def test_the_ledger_says_what_half_would_cost() -> None:
     dead_row = f32(healthy * 0.05)
     dead_row[3] = 2e-7  # three and a third of the least that half has
     bias, big, mask = f32([0.5, -0.25, 1e-7]), f32([7e4]), f32([-np.inf, 0])
-    ledger = Ledger({"w": healthy, "row": dead_row, "b": bias, "big": big, "mask": mask}, "fp16")
-    assert ledger.fault("w") is None and ledger.entry("w").error < 2.0**-11
-    assert "would lose" in str(ledger.fault("row"))
-    assert ledger.fault("b", added=True) is None
-    assert "beyond fp16's range" in str(ledger.fault("big")) and ledger.entry("big").saturated == 1
+    numbers = {"tiny": healthy * f32(1e-7), "eps": f32(1e-6), "gone": f32(1e-9)}
+    ledger = Ledger({"w": healthy, "row": dead_row, "b": bias, "big": big, "mask": mask} | numbers, "fp16")
+    assert ledger.fault("w") is None and ledger.entry("w").error_u < 1
+    assert (
+        ledger.fault("row") is None and ledger.fault("b") is None
+    )  # a share of the norm: the samples decide
+    assert "'tiny' does not fit in half: rounding error" in str(ledger.fault("tiny"))
+    assert ledger.fault("eps") is None and "would become zero" in str(ledger.fault("gone"))
+    assert "would become infinite" in str(ledger.fault("big")) and ledger.entry("big").saturated == 1
     assert ledger.fault("mask") is None
     assert Ledger({"big": big}, "bf16").fault("big") is None
 

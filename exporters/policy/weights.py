@@ -1,0 +1,84 @@
+"""What rounding to half does to a weight, and whether half can hold it: of captured programs and of ONNX files alike.
+
+Weights are rounded as torch's ``.to(half)`` does: to the nearest even, subnormal below 2⁻¹⁴ (fp16), zero below
+2⁻²⁵, infinite from 65,520 on. Nothing is clamped: a weight whose largest number would become infinite, or
+whose rounding error is out of proportion (`BUDGET`), stays FP32.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BUDGET = 4.0  # ‖rounded − weight‖ ÷ ‖weight‖, in u: what rounds well stays under 1, what underflows does not
+
+
+NUMBER = 2.0**-6  # the same of a single number, as an eps is: it may be subnormal, but not vanish
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One weight. ``worst``: largest error ÷ largest magnitude; ``error_u``: norm of the errors ÷ norm, in u;
+    shares are of its non-zero elements; ``saturated`` counts finite elements that become infinite; ``largest``: finite
+    magnitude."""
+
+    weight: str
+    elements: int
+    worst: float
+    error_u: float
+    underflowed: float
+    subnormal: float
+    saturated: int
+    largest: float
+
+    @property
+    def over_budget(self) -> bool:
+        fits = self.worst <= NUMBER if self.elements == 1 else self.error_u <= BUDGET
+        return self.saturated > 0 or not fits
+
+    @property
+    def reason(self) -> str:
+        return f"the weight '{self.weight}' does not fit in half"
+
+    @property
+    def evidence(self) -> str:
+        if self.saturated:
+            return f"{self.saturated} of {self.elements} elements would become infinite"
+        return (
+            f"rounding error {self.error_u:.3g}u of its norm, {self.underflowed:.2%} of it would become zero"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        told = asdict(self) | {"fp32": self.over_budget}
+        return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in told.items()}
+
+
+def measure(name: str, weight: Tensor, half: torch.dtype) -> Entry:
+    """What rounding ``weight`` (FP32) to ``half`` does to it."""
+    with torch.no_grad():
+        limits = torch.finfo(half)
+        rounded = weight.to(half)
+        saturated = int((rounded.isinf() & weight.isfinite()).sum())
+        nonzero = int(torch.count_nonzero(weight))
+        lost = nonzero - int(torch.count_nonzero(rounded))
+        tiny = int(torch.count_nonzero(rounded.abs() < limits.smallest_normal)) - (weight.numel() - nonzero)
+        finite = weight[weight.isfinite()]
+        gap = (weight - rounded.float())[weight.isfinite()]
+        largest, norm = float(finite.abs().max()) if finite.numel() else 0.0, _norm(finite)
+        return Entry(
+            name,
+            weight.numel(),
+            worst=float(gap.abs().max()) / largest if largest else 0.0,
+            error_u=_norm(gap) / norm / (limits.eps / 2) if norm else 0.0,
+            underflowed=lost / max(nonzero, 1),
+            subnormal=max(tiny - lost, 0) / max(nonzero, 1),
+            saturated=saturated,
+            largest=largest,
+        )
+
+
+def _norm(tensor: Tensor) -> float:
+    """In float64: squares of numbers near 1e-30 are nothing in FP32."""
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
