@@ -38,15 +38,15 @@ _SEQUENCES = ("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence", "
 def normalise(model: ModelProto, path: Path) -> ForeignProgram:
     """Raises BadFolder for what is not valid or not taken, naming the construct."""
     notes: list[str] = []
-    model = _sorted(model, path)
+    model = in_order(model, path)
     if model.functions:
         notes.append(f"{len(model.functions)} local functions were inlined")
-        model = _sorted(inline_local_functions(model), path)
+        model = in_order(inline_local_functions(model), path)
     model = _raise_opset(model, path, notes)
     unfold(model)
     _refuse_what_is_not_taken(model, path)
-    _close_bodies(model)
-    model, weights = _named_and_lifted(model)
+    close_bodies(model)
+    model, weights = named_and_lifted(model)
     model.ir_version = min(max(model.ir_version, 8), 10)  # 10: what runtimes of the last years read
     for stale in (model.graph.value_info, model.metadata_props, model.graph.quantization_annotation):
         del stale[:]
@@ -57,14 +57,14 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
     )
 
 
-def _sorted(model: ModelProto, path: Path) -> ModelProto:
+def in_order(model: ModelProto, path: Path) -> ModelProto:
     """The model, checked, with each node after what it reads. A sorted one is not read by onnx_ir here."""
     try:
         check(path, model)
         return model
     except BadFolder as fault:
         try:
-            _close_bodies(model)
+            close_bodies(model)
             whole = ir.from_proto(model)
             TopologicalSortPass()(whole)
         except Exception as error:
@@ -110,7 +110,7 @@ def _refuse_what_is_not_taken(model: ModelProto, path: Path) -> None:
             )
 
 
-def _close_bodies(model: ModelProto) -> None:
+def close_bodies(model: ModelProto) -> None:
     """Every output of a body is made by a node of that very body, and no value is two of its outputs.
 
     onnx_ir takes a body's output that the outer graph makes for a new value, made by no node.
@@ -127,7 +127,7 @@ def _close_bodies(model: ModelProto) -> None:
             value.name = own
 
 
-def _named_and_lifted(model: ModelProto) -> tuple[ModelProto, dict[str, np.ndarray]]:
+def named_and_lifted(model: ModelProto) -> tuple[ModelProto, dict[str, np.ndarray]]:
     """The model without constants, and its constants by name; names are unique over all graphs.
 
     Values and named nodes of the main graph keep their names. An initialiser that was an input as well is none.

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from halfeven.exporters.foreign.graph import FLOAT, HALVES, graphs, walk
-from halfeven.exporters.foreign.normalise import _close, _lift, _rename, sort
+from halfeven.exporters.foreign.normalise import close_bodies, in_order, named_and_lifted
 from halfeven.exporters.foreign.oracle import Oracle
 from halfeven.exporters.foreign.sequences import unfold
 from halfeven.exporters.foreign.typing import value_types
@@ -172,13 +172,12 @@ def _short(error: Exception) -> str:
 def as_it_stands(model: ModelProto, path: Path) -> tuple[ModelProto, dict[str, np.ndarray]]:
     if model.functions:
         model = inline_local_functions(model)
+    model = in_order(model, path)
     unfold(model)
     for graph in graphs(model.graph):
-        sort(graph, path)
         del graph.value_info[:]
-    _close(model)
-    _rename(model)
-    return model, _lift(model)
+    close_bodies(model)
+    return named_and_lifted(model)
 
 
 def size_of(model: ModelProto, weights: Arrays) -> Size:
