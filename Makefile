@@ -39,7 +39,7 @@ demo: $(ALONE)
 	$(BIN)/halfeven demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
 # The tests come last, so that pytest's closing line closes the output.
 check: lint types resolves peers older test-all
@@ -52,7 +52,7 @@ older: $(READY)
 	  tests/models/test_row_shares.py tests/models/test_scripted.py tests/serve/test_tuning.py tests/serve/test_readying.py
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .

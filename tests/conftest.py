@@ -58,19 +58,11 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    _draws.begin(item.nodeid.removesuffix(f"@{_worker_group(item)}"))  # xdist writes it there
-
-
-def _worker_group(item: pytest.Item) -> str:
-    """The tests that one worker runs, for ``--dist loadgroup``: a file's, and all that share the conformance server."""
-    file = item.path.relative_to(ROOT)
-    return "tests/conformance" if file.parts[1] == "conformance" else str(file)
+    _draws.begin(item.nodeid)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked ``gpu`` are skipped, and so counted, where there is no CUDA device."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_worker_group(item)))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -17,12 +17,18 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".pytest_cache" / "kept"
 CAPTURE = ("models/**/*", "tests/corpus/*.py", "tests/nets.py", "tests/programs.py")
 CONVERSION = ("models/**/*", "exporters/**/*", "tests/model_folders.py", "tests/conformance/hosted.py")
+MACHINE = (
+    torch.__version__,
+    sys.version,
+    torch.backends.cpu.get_cpu_capability(),
+    os.getenv("ONEDNN_MAX_CPU_ISA"),
+)
 
 
 @cache
 def _sources(patterns: tuple[str, ...]) -> str:
-    """A digest of the versions and of every file of the checkout that the patterns find."""
-    digest = hashlib.sha256(f"{torch.__version__} {sys.version}".encode())
+    """A digest of versions, processor, and every file of the checkout that the patterns find."""
+    digest = hashlib.sha256(str(MACHINE).encode())
     for file in sorted(file for pattern in patterns for file in ROOT.glob(pattern)):
         if file.is_file() and "__pycache__" not in file.parts:
             digest.update(f"\0{file.relative_to(ROOT)}\0".encode() + file.read_bytes())
@@ -63,9 +69,11 @@ def _write(program: ExportedProgram, file: Path) -> None:
     written.replace(file)
 
 
-def kept_store(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder of this name as ``make`` wrote it: nobody may write to it. Workers wait for the one that makes it."""
-    folder = _place(name, CONVERSION)
+def kept_store(file: str, make: Callable[[Path], None]) -> Path:
+    """A folder as ``make``, a function of this test file, wrote it: to be copied, never written to. Workers wait for
+    the one that makes it."""
+    path = str(Path(file).relative_to(ROOT))
+    folder = _place(path, (*CONVERSION, path))
     FOLDER.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

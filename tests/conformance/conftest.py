@@ -95,7 +95,7 @@ def hosted() -> Path:
     def make(folder: Path) -> None:
         host(Store(folder / "store"), folder / "models", MODELS)
 
-    return kept_store("conformance", make) / "store"
+    return kept_store(__file__, make) / "store"
 
 
 @pytest.fixture(scope="session")
