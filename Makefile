@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+ALONE  := $(VENV)/alone
 READY  := $(VENV)/ready
 PEERS  := .peers
 GPU_SECONDS := 530
@@ -10,9 +11,9 @@ GPU_SECONDS := 530
 .PHONY: help venv demo test test-all check lint types layers resolves older peers gpu weights clean
 
 help:
-	@echo "make demo      the whole story on real digits, under two minutes after installing"
-	@echo "make test      the tests; without a GPU those that need one are skipped, and counted"
-	@echo "make check     what CI runs: form, types, layers, dependencies, all tests, the slow ones too"
+	@echo "make demo      installs the package alone; the whole story on real digits, under two minutes after that"
+	@echo "make test      the tests but the slow ones, in minutes; those that need a GPU are skipped without one"
+	@echo "make check     what CI runs: form, types, dependencies, all tests, the slow ones too"
 	@echo "make peers     other projects' clients, which the conformance tests drive where they are (make check has them)"
 	@echo "make gpu       the GPU tests and the GPU benchmark, with PYTHON=… as it is (nothing is installed)"
 	@echo "make weights   train the zoo's digits again"
@@ -20,21 +21,28 @@ help:
 
 venv: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+# The package and what it needs, and nothing to develop it with: enough for the demo. pip shows how far it is.
+$(ALONE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "halfeven needs Python 3.11 or later, and $(PYTHON) is older: try make PYTHON=python3.12"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing halfeven and what it needs into $(VENV); torch is the largest part by far"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+# The development tools as well.
+$(READY): $(ALONE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-demo: $(READY)
+demo: $(ALONE)
 	$(BIN)/halfeven demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
 # The tests come last, so that pytest's closing line closes the output.
-check: lint types layers resolves peers older test-all
+check: lint types resolves peers older test-all
 
 # The engines once more as on a processor with AVX2 and no bf16 units.
 older: export ONEDNN_MAX_CPU_ISA := AVX2

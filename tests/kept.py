@@ -1,7 +1,10 @@
-"""Captured programs kept between processes and runs, until the source that captures them or torch changes."""
+"""What takes long to make, kept between processes and runs until the source that makes it, or torch, changes."""
 
+import fcntl
 import hashlib
 import os
+import shutil
+import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -11,22 +14,41 @@ import torch
 from torch.export import ExportedProgram
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / ".pytest_cache" / "programs"
-SOURCE = ("models/**/*.py", "tests/corpus/*.py", "tests/nets.py", "tests/programs.py")
+FOLDER = ROOT / ".pytest_cache" / "kept"
+CAPTURE = ("models/**/*", "tests/corpus/*.py", "tests/nets.py", "tests/programs.py")
+CONVERSION = ("models/**/*", "exporters/**/*", "tests/model_folders.py", "tests/conformance/hosted.py")
+MACHINE = (
+    torch.__version__,
+    sys.version,
+    torch.backends.cpu.get_cpu_capability(),
+    os.getenv("ONEDNN_MAX_CPU_ISA"),
+)
 
 
 @cache
-def _source() -> str:
-    files = sorted(file for pattern in SOURCE for file in ROOT.glob(pattern))
-    digest = hashlib.sha256(f"{torch.__version__} {torch.get_default_dtype()}".encode())
-    for file in files:
-        digest.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes())
-    return digest.hexdigest()
+def _sources(patterns: tuple[str, ...]) -> str:
+    """A digest of versions, processor, and every file of the checkout that the patterns find."""
+    digest = hashlib.sha256(str(MACHINE).encode())
+    for file in sorted(file for pattern in patterns for file in ROOT.glob(pattern)):
+        if file.is_file() and "__pycache__" not in file.parts:
+            digest.update(f"\0{file.relative_to(ROOT)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def _place(name: str, patterns: tuple[str, ...], suffix: str = "") -> Path:
+    return FOLDER / f"{hashlib.sha256(name.encode()).hexdigest()[:12]}-{_sources(patterns)}{suffix}"
+
+
+def _drop_older(place: Path) -> None:
+    """What stands there under the same name, made from other sources."""
+    for older in place.parent.glob(f"{place.name[:12]}-*"):
+        if older.stem != place.stem:
+            shutil.rmtree(older) if older.is_dir() else older.unlink(missing_ok=True)
 
 
 def kept_program(name: str, capture: Callable[[], ExportedProgram]) -> ExportedProgram:
     """The program of this name as it was captured; captured now where it is not kept, or cannot be read."""
-    file = FOLDER / f"{hashlib.sha256(f'{_source()} {name}'.encode()).hexdigest()[:32]}.pt2"
+    file = _place(name, CAPTURE, ".pt2")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of what it writes by itself
         if not file.exists():
@@ -41,6 +63,24 @@ def kept_program(name: str, capture: Callable[[], ExportedProgram]) -> ExportedP
 def _write(program: ExportedProgram, file: Path) -> None:
     """At once, so that no other worker reads half of it."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    written = file.with_name(f"{file.stem}-{os.getpid()}.pt2")
+    _drop_older(file)
+    written = file.with_name(f"{os.getpid()}-{file.name}")
     torch.export.save(program, written)
     written.replace(file)
+
+
+def kept_store(file: str, make: Callable[[Path], None]) -> Path:
+    """A folder as ``make``, a function of this test file, wrote it: to be copied, never written to. Workers wait for
+    the one that makes it."""
+    path = str(Path(file).relative_to(ROOT))
+    folder = _place(path, (*CONVERSION, path))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            _drop_older(folder)
+            written = folder.with_suffix(".new")
+            shutil.rmtree(written, ignore_errors=True)
+            make(written)
+            written.rename(folder)
+    return folder

@@ -222,6 +222,7 @@ def test_no_file_and_no_function_is_too_long_to_be_read_at_once() -> None:
     assert too_long == []
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_rooms_and_nothing_outside_halfeven(built_wheel: Path) -> None:
     with zipfile.ZipFile(built_wheel) as archive:
         inside = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
@@ -230,6 +231,7 @@ def test_the_wheel_holds_every_file_of_the_rooms_and_nothing_outside_halfeven(bu
     assert inside == {f"halfeven/{name}" for name in expected | {"__init__.py", "py.typed"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", ["with its own door", "without a door"])
 def test_a_repository_with_its_own_models_package_keeps_it_beside_us(
     door: str, unpacked_wheel: Path, tmp_path: Path

@@ -6,6 +6,8 @@ cannot read, and watch what was learnt walk the same road. Everything goes throu
 have: the road of `exporters.convert`, a server process, HTTP.
 """
 
+import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,6 +29,7 @@ from ..http.routes.history import store_at
 from .demo_digits import OUTPUT, SEED, shifted_samples, write_training_file
 from .demo_stage import MODEL, Say, await_version, own_folder, server
 
+PROGRAM = "halfeven"
 STEADY_SECONDS = 1.5
 CONNECTIONS = 8
 BATCH = 40
@@ -175,10 +178,21 @@ def _caption(facts: dict[str, Any]) -> Text:
         f"digits as they were {before['old']:.1%} → {after['old']:.1%}",
         f"while it learnt and was swapped in: {_told(facts['learning_traffic'])}",
         f"{facts['requests_per_second']} requests per second from {CONNECTIONS} connections of one Python client",
-        *(f"report of version {v['version']}: {v['report']}" for v in facts["versions"]),
         f"all of it in {facts['seconds']} s",
+        "",
+        *(
+            f"open the report of version {v['version']} in a browser: {v['report']}"
+            for v in facts["versions"]
+        ),
+        f"run next: {_program()} serve --store {facts['store']}",
+        "then open http://127.0.0.1:8000",
     ]
     return Text("\n".join(lines), style="default")
+
+
+def _program() -> str:
+    """The command as this shell finds it, or where it is installed."""
+    return PROGRAM if shutil.which(PROGRAM) else str(Path(sys.executable).with_name(PROGRAM))
 
 
 def _told(traffic: dict[str, Any]) -> str:

@@ -1,6 +1,5 @@
 """The real server as its users start it, a process of its own, with Triton's test models active."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ import pytest
 from halfeven.models.store import Store
 
 from tests.conformance.hosted import MODELS, host
+from tests.kept import kept_store
 
 LIMIT = 2**20  # bytes: the smallest limit that a server can be started with
 BODY_SECONDS = 3
@@ -89,18 +89,13 @@ def _address(lines: IO[str], missing: set[str]) -> str:
 
 
 @pytest.fixture(scope="session")
-def hosted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with every model of `hosted.MODELS`, to be copied. Made once for all workers of a run: each
-    conversion takes seconds."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "hosted"
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "done").exists():
-            host(Store(folder / "store"), folder / "models", MODELS)
-            (folder / "done").touch()
-    return folder / "store"
+def hosted() -> Path:
+    """A store with every model of `hosted.MODELS`, to be copied."""
+
+    def make(folder: Path) -> None:
+        host(Store(folder / "store"), folder / "models", MODELS)
+
+    return kept_store(__file__, make) / "store"
 
 
 @pytest.fixture(scope="session")

@@ -155,6 +155,7 @@ def test_what_the_document_forbids_is_refused(
     assert http.post(SIMPLE, json=message).status_code == 400
 
 
+@pytest.mark.slow
 def test_schemathesis_finds_no_fault_of_ours(serving: Serving, document: Any, tmp_path: Path) -> None:
     (tmp_path / "openapi.json").write_text(json.dumps(reaching(document)))
     (tmp_path / "schemathesis.toml").write_text(CONFIG)

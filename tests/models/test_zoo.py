@@ -81,6 +81,7 @@ def test_another_seed_holds_out_other_images() -> None:
     assert not torch.equal(training.split(labels, seed=1)[1], training.split(labels, seed=2)[1])
 
 
+@pytest.mark.slow
 def test_the_script_run_twice_writes_the_same_files_and_a_net_that_reads(tmp_path: Path) -> None:
     written = [_run_script(tmp_path / name) for name in ("once", "again")]
     assert written[0] == written[1]
@@ -230,6 +231,7 @@ def test_hardly_a_first_choice_is_closer_than_half_precision_can_tell(name: str)
             assert float(close.float().mean()) <= 0.005
 
 
+@pytest.mark.slow
 @needs_transformers
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
 def test_a_transformers_folder_is_captured_with_its_free_length(name: str) -> None:
@@ -285,5 +287,6 @@ def test_a_transformers_folder_is_made_again_by_its_script(name: str, tmp_path: 
     assert all(torch.equal(made[key], shipped[key]) for key in made)
 
 
+@pytest.mark.slow
 def test_the_wheel_stays_small(built_wheel: Path) -> None:
     assert built_wheel.stat().st_size < 2_000_000

@@ -26,14 +26,11 @@ from halfeven.serve.settings import Settings, read_settings
 from halfeven.serve.versions.loading import ready as readying
 from halfeven.serve.versions.roster import Roster
 
+from tests.kept import kept_store
 from tests.serve.conftest import running
 
 
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with three versions of the digits, all asking for the torch half: O1 active, O3, and a
-    refused one (an overridden limit that no half can meet)."""
-    where = tmp_path_factory.mktemp("digits")
+def _convert(where: Path) -> None:
     folder = Path(shutil.copytree(zoo_folder("digits"), where / "digits"))
     toml = (folder / "model.toml").read_text().replace('form = "auto"', 'form = "torch"')
     (folder / "model.toml").write_text(toml)
@@ -44,7 +41,13 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "model.toml").write_text(toml + "\n[parity]\nmax_error_u = 0.0001\n")
     assert not convert(folder, store, Options(forms=("torch",))).any_passed
     store.promote(first.version)
-    return store.root
+
+
+@pytest.fixture(scope="module")
+def converted() -> Path:
+    """A store with three versions of the digits, all asking for the torch half: O1 on duty, O3, and a
+    refused one (an overridden limit that no half can meet)."""
+    return kept_store(__file__, _convert) / "store"
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tests.nets import NETS
 from tests.programs import whole
+from tests.slow import slow_but
 
 CPU = torch.device("cpu")
 
@@ -44,7 +45,7 @@ def test_what_has_no_half_kernel_stays_fp32_and_says_what_the_device_said(level:
             torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("level", ["O1", "O3"])
+@pytest.mark.parametrize("level", slow_but({"O3"}, ["O1", "O3"]))
 @pytest.mark.parametrize("name", NETS)
 def test_what_has_kernels_is_left_alone(name: str, level: str) -> None:
     model = whole(NETS[name].build(), NETS[name].inputs(8))

@@ -3,8 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,11 +165,19 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Captures:
-    """Every case is captured once, three at a time (one of them sleeps); a test asks for its own."""
+    """Every case is captured once, when a test first asks for it."""
 
-    def __init__(self, root: Path, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self._running: dict[str, Future[Captured]] = {name: pool.submit(self._run, name) for name in CASES}
+        self._ended: dict[str, Captured | HalfevenError] = {}
+
+    def _end(self, name: str) -> Captured | HalfevenError:
+        if name not in self._ended:
+            try:
+                self._ended[name] = self._run(name)
+            except HalfevenError as error:
+                self._ended[name] = error
+        return self._ended[name]
 
     def _run(self, name: str) -> Captured:
         case = dict(CASES[name])
@@ -182,12 +189,14 @@ class Captures:
         return capture(folder, samples_of(shapes), limits or Limits(seconds=120.0))
 
     def captured(self, name: str) -> Captured:
-        return self._running[name].result()
+        ended = self._end(name)
+        assert isinstance(ended, Captured), ended
+        return ended
 
     def failed(self, name: str, error: type[HalfevenError] = CaptureFailed) -> str:
-        with pytest.raises(error) as caught:
-            self._running[name].result()
-        return str(caught.value)
+        ended = self._end(name)
+        assert isinstance(ended, error), ended
+        return str(ended)
 
     def module(self, name: str) -> nn.Module:
         """The case's module, built here, with its weights if they are safetensors."""
@@ -198,9 +207,8 @@ class Captures:
 
 
 @pytest.fixture(scope="module")
-def captures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Captures]:
-    with ThreadPoolExecutor(max_workers=3) as pool:
-        yield Captures(tmp_path_factory.mktemp("captures"), pool)
+def captures(tmp_path_factory: pytest.TempPathFactory) -> Captures:
+    return Captures(tmp_path_factory.mktemp("captures"))
 
 
 def answers(captured: Captured, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -234,6 +242,7 @@ def test_inputs_go_by_name_and_outputs_of_a_dictionary_come_in_the_specs_order(c
         )
 
 
+@pytest.mark.slow
 def test_inputs_go_in_order_where_forward_has_no_such_names(captures: Captures) -> None:
     a, x = samples_of({"a": (4,), "x": (4,)}, count=3).values()
     np.testing.assert_allclose(answers(captures.captured("in-order"), a, x)[1], a - x, rtol=1e-6)
@@ -253,6 +262,7 @@ def test_code_that_raises_is_told_with_file_and_line(captures: Captures) -> None
     assert "ValueError: of mine" in message and f'File "{file}", line {line}, in forward' in message
 
 
+@pytest.mark.slow
 def test_an_error_deep_inside_torch_still_shows_the_users_own_line(captures: Captures) -> None:
     message = captures.failed("raises-deep")
     assert "shape '[-1, 5]' is invalid" in message
@@ -266,6 +276,7 @@ def test_code_that_hangs_is_stopped_and_what_it_started_too(captures: Captures) 
     assert not _alive(captures.root / "hangs/pid")
 
 
+@pytest.mark.slow
 def test_what_the_code_started_does_not_outlive_a_failure(captures: Captures) -> None:
     assert "ZeroDivisionError" in captures.failed("raises-at-once")
     assert not _alive(captures.root / "raises-at-once/pid")
@@ -282,6 +293,7 @@ def test_code_that_ends_the_process_is_told_so(captures: Captures) -> None:
     assert "ended its process (exit status 0)" in message and "my last words" in message
 
 
+@pytest.mark.slow
 def test_a_source_that_names_no_function_is_told(captures: Captures) -> None:
     assert "model.py has no function 'build'" in captures.failed("no-function")
 
@@ -297,6 +309,7 @@ def test_the_programs_weights_are_those_of_the_file(captures: Captures) -> None:
     assert {name: t.tolist() for name, t in state.items()} == {name: t.tolist() for name, t in STATE.items()}
 
 
+@pytest.mark.slow
 def test_half_weights_are_widened_and_that_is_said(captures: Captures) -> None:
     captured = captures.captured("half-pth")
     for name, expected in HALF_STATE.items():
@@ -315,12 +328,14 @@ def test_a_model_whose_rows_depend_on_each_other_gets_batches_of_one_and_a_note(
     assert len(captured.notes) == 1 and "max_batch_size was set to 1" in captured.notes[0]
 
 
+@pytest.mark.slow
 def test_a_batch_size_that_was_baked_in_is_refused_in_torchs_words(captures: Captures) -> None:
     assert "specialized it to be a constant (3)" in captures.failed("baked")
     message = captures.failed("branches")
     assert "Could not guard on data-dependent expression" in message and "if x.sum() > 0" in message
 
 
+@pytest.mark.slow
 def test_a_forward_that_answers_differently_each_time_is_refused(captures: Captures) -> None:
     message = captures.failed("random")
     assert "output 'y'" in message and "random, or does it keep state" in message
@@ -333,17 +348,20 @@ def test_a_free_dimension_gets_the_range_that_the_program_takes(captures: Captur
         check_against(captures.module("free"), captured, (2, length, 4))
 
 
+@pytest.mark.slow
 def test_bounds_in_model_toml_are_kept_where_the_program_takes_them(captures: Captures) -> None:
     assert captures.captured("bounded").spec.inputs[0].shape[1] == Dim(2, 8)
     message = captures.failed("too-free", BadFolder)
     assert "input 'x'" in message and "1..512" in message and "1..16" in message
 
 
+@pytest.mark.slow
 def test_dimensions_that_must_be_equal_get_one_name(captures: Captures) -> None:
     spec = captures.captured("equal").spec
     assert [t.shape[1] for t in spec.inputs] == [Dim(name="length"), Dim(name="length")]
 
 
+@pytest.mark.slow
 def test_outputs_that_are_not_what_model_toml_says_are_told(captures: Captures) -> None:
     message = captures.failed("other-type", BadFolder)
     assert "output 'y'" in message and "FP32" in message and "FP64" in message
@@ -367,6 +385,7 @@ def test_what_forward_gives_must_be_the_tensors_that_model_toml_names(answer: An
     assert words in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_batch_takes_exact_shapes_and_may_give_free_ones(captures: Captures) -> None:
     captured = captures.captured("unbatched")
     assert not captured.spec.batched
@@ -380,6 +399,7 @@ def test_a_capture_leaves_nothing_but_the_folder_as_it_was(captures: Captures) -
     assert left == {"model.py", "model.toml"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", [True, False], ids=["with its own door", "without a door"])
 def test_from_the_wheel_a_repository_keeps_its_own_models_package(
     door: bool, unpacked_wheel: Path, tmp_path: Path

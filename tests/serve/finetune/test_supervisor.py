@@ -25,19 +25,23 @@ from halfeven.serve.cli.demo_stage import await_port
 from halfeven.serve.finetune.job_store import JobStore
 from safetensors.numpy import load_file, save_file
 
+from tests.kept import kept_store
+
 QUICK = {"n_epochs": 2, "batch_size": 32, "learning_rate": 3e-3, "precision": "bf16"}
 LONG = {"n_epochs": 400, "batch_size": 8, "learning_rate": 1e-4, "precision": "bf16"}
 
 
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The zoo's digits with the torch half active, converted in the torch form alone (it is quicker)."""
-    where = tmp_path_factory.mktemp("parent")
+def _convert(where: Path) -> None:
     folder = Path(shutil.copytree(zoo_folder("digits"), where / "digits"))
     toml = (folder / "model.toml").read_text().replace('form = "auto"', 'form = "torch"')
     (folder / "model.toml").write_text(toml)
     assert convert(folder, Store(where / "store"), Options(forms=("torch",))).asked_passed
-    return where / "store"
+
+
+@pytest.fixture(scope="module")
+def converted() -> Path:
+    """The zoo's digits with the torch half on duty, converted in the torch form alone (it is quicker)."""
+    return kept_store(__file__, _convert) / "store"
 
 
 @pytest.fixture(scope="module")
