@@ -152,12 +152,6 @@ def package_cycles(edges: dict[Name, set[Name]], packages: set[Name]) -> set[fro
     return {frozenset(".".join(name) for name in ring) for ring in rings if len(ring) > 1}
 
 
-# These names stood for several files when the test learned to see it. The list may only become shorter.
-NAMES_TO_MEND = """
-    wire
-"""
-
-
 def packages_of(modules: dict[Name, Path]) -> set[Name]:
     return {name for name, file in modules.items() if file.name == "__init__.py" and name}
 
@@ -190,7 +184,7 @@ def shared_names(modules: dict[Name, Path]) -> set[str]:
 
 
 def test_a_base_name_stands_for_one_file_or_its_packages_tell_the_files_apart() -> None:
-    assert shared_names(sources(ROOT)) == set(NAMES_TO_MEND.split())
+    assert shared_names(sources(ROOT)) == set()
 
 
 def test_side_by_side_packages_tell_files_apart_and_rooms_do_not() -> None:

@@ -45,7 +45,7 @@ def _convert(where: Path) -> None:
 
 @pytest.fixture(scope="module")
 def converted() -> Path:
-    """A store with three versions of the digits, all asking for the torch half: O1 on duty, O3, and a
+    """A store with three versions of the digits, all asking for the torch half: O1 active, O3, and a
     refused one (an overridden limit that no half can meet)."""
     return kept_store(__file__, _convert) / "store"
 

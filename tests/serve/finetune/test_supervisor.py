@@ -40,7 +40,7 @@ def _convert(where: Path) -> None:
 
 @pytest.fixture(scope="module")
 def converted() -> Path:
-    """The zoo's digits with the torch half on duty, converted in the torch form alone (it is quicker)."""
+    """The zoo's digits with the torch half active, converted in the torch form alone (it is quicker)."""
     return kept_store(__file__, _convert) / "store"
 
 
