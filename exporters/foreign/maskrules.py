@@ -7,25 +7,10 @@ import numpy as np
 from onnx import NodeProto
 
 from ..policy.classes import Trait, has
-from ..ranges.maskrules import NEUTRAL
+from ..ranges.maskrules import NEUTRAL, Masked, Unknown, chosen
 from ..ranges.ranges import Range
 from ..ranges.sentinels import HIGH
 from .graph import ForeignProgram
-
-
-@dataclass(frozen=True, slots=True)
-class Masked:
-    """A value that may hold a sentinel. ``exact``: masked elements hold ``value`` and nothing else. ``pure``: all
-    elements do. ``bound``: magnitude of the others, and of what was added."""
-
-    value: float
-    exact: bool = True
-    pure: bool = False
-    bound: float = 0.0
-
-
-class Unknown(Exception):
-    """No rule covers this: the sentinel cannot be followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +45,8 @@ class Rules:
         raise Unknown(f"it reaches '{node.name}' ({op})")
 
     def choice(self, node: NodeProto, names: list[str]) -> Masked:
-        masks = [self.masked[name] for name in names if name in self.masked]
-        if len({mask.value for mask in masks}) > 1:
-            raise Unknown(f"'{node.name}' mixes mask values")
-        bounds = [self.masked[name].bound if name in self.masked else self.ordinary(name) for name in names]
-        return Masked(
-            masks[0].value,
-            exact=all(mask.exact for mask in masks),
-            pure=len(masks) == len(names) and all(mask.pure for mask in masks),
-            bound=max(bounds),
-        )
+        parts = [self.masked[name] if name in self.masked else self.ordinary(name) for name in names]
+        return chosen(parts, f"'{node.name}'")
 
     def product(self, node: NodeProto, mask: Masked) -> Masked:
         """With zeros and ones alone, as all samples show."""

@@ -14,10 +14,11 @@ from onnx import ModelProto, NodeProto, helper
 
 from ..gate.divergence import SENTINEL
 from ..policy.classes import Trait, has
+from ..ranges.maskrules import Masked, Unknown
 from ..ranges.ranges import Range
-from ..ranges.sentinels import HIGH, LOW, MAX_SCORE, SLACK, ulp, witness
+from ..ranges.sentinels import HIGH, LOW, MAX_SCORE, SLACK, softmax_doubt
 from .graph import FLOAT, ForeignProgram, Names, names_in, read_by, walk
-from .maskrules import Masked, Rules, Unknown
+from .maskrules import Rules
 from .oracle import Oracle
 
 Arrays = Mapping[str, np.ndarray]
@@ -89,10 +90,8 @@ def _doubt(group: _Group) -> str:
     if bound > MAX_SCORE:
         return f"scores may reach {bound:.3g}, expected at most {MAX_SCORE:g}"
     for node, mask in group.sinks:
-        if not mask.exact and not SLACK * mask.bound < ulp(mask.value) / 2:
-            return f"{mask.value:.3g} does not absorb scores of {bound:.3g} at '{node.name}', even in FP32"
-        if not witness(mask.value, SLACK * mask.bound, not mask.exact):
-            return f"the rewritten softmax '{node.name}' differs"
+        if doubt := softmax_doubt(mask, SLACK * mask.bound, not mask.exact, f"'{node.name}'"):
+            return doubt
     return ""
 
 

@@ -48,8 +48,9 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
     close_bodies(model)
     model, weights = named_and_lifted(model)
     model.ir_version = min(max(model.ir_version, 8), 10)  # 10: what runtimes of the last years read
-    for stale in (model.graph.value_info, model.metadata_props, model.graph.quantization_annotation):
-        del stale[:]
+    for graph in graphs(model.graph):
+        del graph.value_info[:], graph.quantization_annotation[:]
+    del model.metadata_props[:]
     model, weights, islands, halved = widened(model, weights, notes)
     fold(model, weights)
     return ForeignProgram(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .divergence import left_out
-from .verdict import DecisionVerdict, Flip
+from .rule_verdicts import DecisionVerdict, Flip
 
 MAX_LISTED = 512
 # The smallest number of FP16. A probability below it counts as it on both sides: otherwise one class

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from .refusals import told_precision, told_range
 from .rejudge import accepting_override
-from .verdict import Diagnosis, Failure, OutputVerdict, ParityReport
+from .rule_verdicts import Failure
+from .verdict import Diagnosis, OutputVerdict, ParityReport
 
 
 def diagnosed(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .measured import MAX_SAMPLES, in_units, thinned
-from .verdict import AxisSlices
+from .rule_verdicts import AxisSlices
 
 SENTINEL = 1e9
 MAX_SLICES = 4096

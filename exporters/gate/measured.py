@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .verdict import AxisSlices, DecisionVerdict, Failure, OrderVerdict
+from .rule_verdicts import AxisSlices, DecisionVerdict, Failure, OrderVerdict
 
 MAX_SAMPLES = 2048  # kept one by one; beyond that the worst of each stretch
 

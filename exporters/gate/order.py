@@ -18,8 +18,8 @@ from functools import lru_cache
 import numpy as np
 
 from .divergence import left_out
+from .rule_verdicts import OrderVerdict
 from .trial import Pair
-from .verdict import OrderVerdict
 
 KINDS = ("score", "probabilities", "embedding")
 ALLOWED_U = 4.0

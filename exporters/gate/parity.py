@@ -15,7 +15,7 @@ Adversarial inputs are held to rules 0 and 1 and reported for the others. Every 
 good case holds, so that NaN fails.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,20 +25,16 @@ from ...models.spec import ModelSpec, ParityLimits, TensorSpec
 from . import refusals
 from .decisions import Decisions
 from .divergence import SENTINEL, Divergence
+from .limits import decision_faults, error_faults, min_sqnr_db, order_faults, under_limits
 from .measured import Measured, in_units, thinned
 from .order import measure_order
+from .rule_verdicts import DecisionVerdict, Failure
 from .trial import Pair, Trial, pairs_of
-from .verdict import AdversarialVerdict, DecisionVerdict, Failure, OrderVerdict, OutputVerdict, ParityReport
+from .verdict import AdversarialVerdict, OutputVerdict, ParityReport
 
 UNIT_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 SENTINEL_LANDS = 1e4
-MAX_ACCURACY_LOSS = 0.002
 MAX_PLOTTED_SAMPLES = 512
-
-
-def min_sqnr_db(limits: ParityLimits, u: float) -> float:
-    """The pooled signal-to-noise ratio asked for: 20·log10(1/u) − 10 unless the limits set it."""
-    return limits.min_sqnr_db if limits.min_sqnr_db is not None else float(20 * np.log10(1 / u) - 10)
 
 
 def overrides_of(limits: ParityLimits) -> dict[str, float]:
@@ -128,12 +124,12 @@ def verdict_of(spec: TensorSpec, measured: Measured, limits: ParityLimits, u: fl
     decisions = measured.decisions
     if decisions is not None:
         decisions = replace(decisions, kl_limit=limits.max_kl_nats, max_flips=limits.max_flips)
-    order = measured.order and _under_limits(measured.order, limits)
+    order = measured.order and under_limits(measured.order, limits)
     failures = list(measured.faults)
     if not failures:
-        failures += _rule_3(spec, measured, limits, u)
-        failures += _rule_4(spec, decisions, measured.samples) if decisions else ()
-        failures += _rule_5(spec, order) if order else ()
+        failures += error_faults(spec, measured, limits, u)
+        failures += decision_faults(spec, decisions, measured.samples) if decisions else ()
+        failures += order_faults(spec, order) if order else ()
     in_u = np.array([in_units(error, u, measured.scale) for error in measured.errors])
     return OutputVerdict(
         name=spec.name,
@@ -226,19 +222,6 @@ def _unequal(pair: Pair) -> np.ndarray:
     return wrong if pair.ties is None else wrong & ~pair.ties
 
 
-# Rule 3: how large the error may be.
-
-
-def _rule_3(spec: TensorSpec, measured: Measured, limits: ParityLimits, u: float) -> Iterator[Failure]:
-    if not (measured.worst <= limits.max_error_u * u * measured.scale):
-        yield refusals.error(spec, measured, limits, u)
-    if not (measured.sqnr_db >= (minimum := min_sqnr_db(limits, u))):
-        yield refusals.sqnr(spec, measured.sqnr_db, minimum)
-    dead = [axis for axis in measured.axes if not (axis.worst_db >= limits.min_slice_sqnr_db)]
-    if dead:
-        yield refusals.slice_sqnr(spec, min(dead, key=lambda axis: axis.worst_db), limits.min_slice_sqnr_db)
-
-
 # Rule 4: what the numbers decide.
 
 
@@ -251,40 +234,6 @@ def _decide(spec: TensorSpec, pairs: Sequence[Pair], targets: np.ndarray | None)
             right = None if targets is None else targets[list(chunk.samples)]
             decisions.add(chunk.samples, chunk.reference, chunk.candidate, right)
     return decisions.verdict()
-
-
-def _rule_4(spec: TensorSpec, decisions: DecisionVerdict, samples: int) -> Iterator[Failure]:
-    if not (decisions.kl_nats <= decisions.kl_limit):
-        yield refusals.divergence_nats(spec, decisions)
-    if not (decisions.flipped / max(decisions.decisions, 1) <= decisions.max_flips):
-        yield refusals.flips(spec, decisions)
-    if decisions.accuracy_whole is None or decisions.accuracy_half is None:
-        return
-    allowed = max(MAX_ACCURACY_LOSS, 1 / samples)
-    if not (abs(decisions.accuracy_half - decisions.accuracy_whole) <= allowed + 1e-12):
-        yield refusals.accuracy(spec, decisions, allowed)
-
-
-# Rule 5: what the numbers rank.
-
-
-def _under_limits(order: OrderVerdict, limits: ParityLimits) -> OrderVerdict:
-    return replace(
-        order,
-        max_ties=limits.max_ties,
-        max_swaps=limits.max_swaps,
-        min_top10_overlap=limits.min_top10_overlap,
-    )
-
-
-def _rule_5(spec: TensorSpec, order: OrderVerdict) -> Iterator[Failure]:
-    one = 1 if order.max_ties else 0  # among few pairs a single tie says nothing of a share
-    if not (order.tied <= max(order.max_ties * order.pairs, one)):
-        yield refusals.ties(spec, order)
-    if not (order.swapped <= order.max_swaps * order.apart):
-        yield refusals.swaps(spec, order)
-    if not (order.top10_overlap is None or order.top10_overlap >= order.min_top10_overlap):
-        yield refusals.top10(spec, order)
 
 
 # Adversarial inputs.

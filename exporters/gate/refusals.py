@@ -11,7 +11,8 @@ import numpy as np
 from ...models.spec import ParityLimits, TensorSpec
 from .divergence import SENTINEL
 from .measured import Measured
-from .verdict import AxisSlices, DecisionVerdict, Failure, OrderVerdict, OutputVerdict
+from .rule_verdicts import AxisSlices, DecisionVerdict, Failure, OrderVerdict
+from .verdict import OutputVerdict
 
 MAX_TOLERABLE_SHARE = 0.1  # an error of a tenth of S, a tenth of the choices: no override is offered
 MIN_TOLERABLE_DB = 10.0

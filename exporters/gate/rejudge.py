@@ -13,7 +13,8 @@ from ...models.spec import ParityLimits, TensorSpec
 from .measured import Measured
 from .parity import overrides_of, verdict_of
 from .refusals import MAX_TOLERABLE_SHARE, accepting
-from .verdict import AdversarialVerdict, Failure, OutputVerdict, ParityReport
+from .rule_verdicts import Failure
+from .verdict import AdversarialVerdict, OutputVerdict, ParityReport
 
 _OF_THE_REPORT = ("names", "samples")  # failures that are of no output
 _LIMIT_OF = {

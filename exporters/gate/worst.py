@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from ..inputs.samples import Samples
-from .verdict import ParityReport, finite
+from .rule_verdicts import finite
+from .verdict import ParityReport
 
 
 def worst_sample(

@@ -1,7 +1,7 @@
 """What each op does to a mask sentinel (−1e9, −3.4e38): the rules by which `maskflow.py` follows it."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,14 +16,9 @@ from .profile import Profile
 _ALSO_COPIES = ("getitem", "triu", "tril")
 # op → the positions of the two tensors or numbers of which each element is one
 _CHOICES = {
-    "masked_fill": (0, 2),
-    "masked_fill_": (0, 2),
-    "where": (1, 2),
-    "constant_pad_nd": (0, 2),
-    "index_put": (0, 2),
-    "index_put_": (0, 2),
-    "minimum": (0, 1),
-}
+    "masked_fill": (0, 2), "masked_fill_": (0, 2), "where": (1, 2), "constant_pad_nd": (0, 2),
+    "index_put": (0, 2), "index_put_": (0, 2), "minimum": (0, 1),
+}  # fmt: skip
 _MADE = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}  # op → position of its number
 NEUTRAL = 1e3  # a comparison with less has the same result for the sentinel and for what replaces it
 
@@ -55,6 +50,22 @@ class Site:
 
 class Unknown(Exception):
     """No rule covers this: the sentinel cannot be followed."""
+
+
+def chosen(parts: Sequence[Masked | float], node: str) -> Masked:
+    """Each element is one of these parts': of a mask, or an ordinary number with this bound. Raises Unknown."""
+    masks = [part for part in parts if isinstance(part, Masked)]
+    if len({mask.value for mask in masks}) > 1:
+        raise Unknown(f"{node} mixes mask values {sorted({mask.value for mask in masks})}")
+    mixed = len({mask.floored for mask in masks}) > 1
+    return Masked(
+        masks[0].value,
+        exact=all(mask.exact for mask in masks) and not mixed,
+        pure=all(isinstance(part, Masked) and part.pure for part in parts),
+        twice=any(mask.twice for mask in masks),
+        bound=max(part.bound if isinstance(part, Masked) else part for part in parts),
+        floored=all(mask.floored for mask in masks),
+    )
 
 
 class Rules:
@@ -138,27 +149,16 @@ class Rules:
         return abs(float(value))
 
     def _choice(self, node: Node, values: list[Any], positions: tuple[int, int] | None) -> Masked | None:
-        chosen = [node for node in values if isinstance(node, Node) and node in self.masked]
-        if not chosen and not any(self._is_sentinel(value) for value in values):
+        masks = [node for node in values if isinstance(node, Node) and node in self.masked]
+        if not masks and not any(self._is_sentinel(value) for value in values):
             if any(source in self.masked for source in node.all_input_nodes):
                 raise Unknown(f"{node.name} ({aten_name(node)}) decides by a mask value")
             return None
-        if any(source in self.masked and source not in chosen for source in node.all_input_nodes):
+        if any(source in self.masked and source not in masks for source in node.all_input_nodes):
             raise Unknown(f"{node.name} ({aten_name(node)}) decides by a mask value")
         places = positions or (None,) * len(values)
         parts = [self._operand(node, value, place) for value, place in zip(values, places, strict=True)]
-        masks = [part for part in parts if isinstance(part, Masked)]
-        if len({mask.value for mask in masks}) > 1:
-            raise Unknown(f"{node.name} mixes mask values {sorted({mask.value for mask in masks})}")
-        mixed = len({mask.floored for mask in masks}) > 1
-        return Masked(
-            masks[0].value,
-            exact=all(mask.exact for mask in masks) and not mixed,
-            pure=all(isinstance(part, Masked) and part.pure for part in parts),
-            twice=any(mask.twice for mask in masks),
-            bound=max(part.bound if isinstance(part, Masked) else part for part in parts),
-            floored=all(mask.floored for mask in masks),
-        )
+        return chosen(parts, node.name)
 
     def _is_product(self, node: Node) -> bool:
         """Whether a sentinel is multiplied with what chooses (0 or 1, or 0 and −1)."""

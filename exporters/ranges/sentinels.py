@@ -85,18 +85,25 @@ def _doubt(group: Group, masked: Mapping[Node, Masked], prefix: str, profile: Pr
             bound = SLACK * _scores(sink, state, prefix, profile)
         except ValueError as error:
             return str(error)
-        if state.twice:
-            return f"two masks are added together before {sink.name}"
-        if bound > MAX_SCORE:
-            return f"scores at {sink.name} may reach {bound:.3g}, expected at most {MAX_SCORE:g}"
-        absorbed = bound < ulp(state.value) / 2.0
-        if (_needs_floor(sink, state) or state.floored) and not absorbed:
-            return f"{state.value:.3g} does not absorb scores of {bound:.3g} at {sink.name}, even in FP32"
+        if doubt := softmax_doubt(state, bound, _needs_floor(sink, state), sink.name):
+            return doubt
         if has(aten_name(sink), Trait.ATTENTION) and not _broadcasts(sink, masked, state):
             return f"the shape of the mask of {sink.name} is not known well enough"
-        if not witness(state.value, bound, _needs_floor(sink, state)):
-            return f"the rewritten softmax at {sink.name} differs"
     return ""
+
+
+def softmax_doubt(state: Masked, bound: float, floor: bool, sink: str) -> str:
+    """Why a softmax may answer otherwise after the rewriting; empty where it does not.
+
+    ``bound``: of what it sees beside the sentinel; ``floor``: whether one goes under it.
+    """
+    if state.twice:
+        return f"two masks are added together before {sink}"
+    if bound > MAX_SCORE:
+        return f"scores at {sink} may reach {bound:.3g}, expected at most {MAX_SCORE:g}"
+    if (floor or state.floored) and not bound < ulp(state.value) / 2.0:
+        return f"{state.value:.3g} does not absorb scores of {bound:.3g} at {sink}, even in FP32"
+    return "" if witness(state.value, bound, floor) else f"the rewritten softmax at {sink} differs"
 
 
 def _mask_of(sink: Node, masked: Mapping[Node, Masked]) -> Node:

@@ -9,8 +9,9 @@ from dataclasses import replace
 from ...models.spec import ModelSpec
 from ..gate.order import ALLOWED_U, KINDS
 from ..gate.parity import judge
+from ..gate.rule_verdicts import Failure
 from ..gate.trial import Trial
-from ..gate.verdict import Failure, OutputVerdict, ParityReport
+from ..gate.verdict import OutputVerdict, ParityReport
 
 RULES = {"ties", "swaps", "top10"}
 RANKED = 2048  # rows; of 512 another 200 found pairs that nobody had seen swap

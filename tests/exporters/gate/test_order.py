@@ -9,8 +9,9 @@ from halfeven.exporters.gate.gate_rows import gate_rows
 from halfeven.exporters.gate.order import MAX_PAIRS, measure_order
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF, judge, judge_output
 from halfeven.exporters.gate.rejudge import rejudge
+from halfeven.exporters.gate.rule_verdicts import OrderVerdict
 from halfeven.exporters.gate.trial import Pair, Trial
-from halfeven.exporters.gate.verdict import OrderVerdict, OutputVerdict
+from halfeven.exporters.gate.verdict import OutputVerdict
 from halfeven.models.spec import Dim, ModelSpec, ParityLimits, TensorSpec
 
 U = UNIT_ROUNDOFF["fp16"]

@@ -1,0 +1,125 @@
+"""What single rules of the parity gate found of one output, as data: faults, slices, decisions, order."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+def finite(value: float | None) -> float | None:
+    """The number as JSON may hold it: null where it is NaN or infinite."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One rule that did not hold. ``rule`` is stable for machines, ``message`` is for people."""
+
+    rule: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AxisSlices:
+    """Signal to noise of the slices along one axis, the worst of each of at most 256 stretches in ``db``.
+
+    ``axis`` counts the batch as 0. Slices too small to be judged are NaN in ``db``, exact ones +inf.
+    """
+
+    axis: int
+    length: int
+    judged: int
+    worst_index: int | None
+    worst_db: float
+    db: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"worst_db": finite(self.worst_db), "db": [finite(value) for value in self.db]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], worst_db: float) -> "AxisSlices":
+        """``worst_db`` as it was: JSON has one null for an exact slice and for one without signal."""
+        db = tuple(math.nan if value is None else value for value in data["db"])
+        return cls(**{**data, "worst_db": worst_db, "db": db})
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """One decision where the half's first choice is not the whole's.
+
+    ``position`` is the place inside the sample (empty where a sample is one decision); ``margin`` is how
+    far the whole put its own choice above the half's, in the output's own units.
+    """
+
+    sample: int
+    position: tuple[int, ...]
+    whole: int
+    half: int
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionVerdict:
+    """Rule 4. KL in nats, of the worst sample; accuracies are shares of ``graded`` decisions, None without
+    targets; ``flipped`` counts them all, ``flips`` lists the first 512.
+    """
+
+    decisions: int
+    kl_nats: float
+    kl_limit: float
+    kl_sample: int | None
+    flipped: int
+    max_flips: float
+    flips: tuple[Flip, ...]
+    graded: int = 0
+    accuracy_whole: float | None = None
+    accuracy_half: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        flips = [asdict(flip) | {"position": list(flip.position)} for flip in self.flips]
+        return asdict(self) | {"kl_nats": finite(self.kl_nats), "flips": flips}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], kl_nats: float) -> "DecisionVerdict":
+        flips = tuple(Flip(**{**flip, "position": tuple(flip["position"])}) for flip in data["flips"])
+        return cls(**{**data, "kl_nats": kl_nats, "flips": flips})
+
+
+@dataclass(frozen=True, slots=True)
+class OrderVerdict:
+    """Rule 5, over ``lists`` rankings of ``rows`` samples together.
+
+    ``pairs``: distinct in FP32, beyond its own noise; ``tied`` of them are equal in the half. ``apart``: pairs further
+    apart than the allowed error; ``swapped`` of them have changed places. ``swap_u``: the largest distance of any two
+    that changed places, in u of the spread. ``top10_overlap``: of the ranking that kept the fewest of its ten best,
+    None where there are no more than ten rows.
+    """
+
+    rows: int = 0
+    lists: int = 0
+    pairs: int = 0
+    tied: int = 0
+    apart: int = 0
+    swapped: int = 0
+    swap_u: float = 0.0
+    top10_overlap: float | None = None
+    max_ties: float = math.inf
+    max_swaps: float = math.inf
+    min_top10_overlap: float = 0.0
+
+    @property
+    def tied_share(self) -> float:
+        return self.tied / max(self.pairs, 1)
+
+    @property
+    def swapped_share(self) -> float:
+        return self.swapped / max(self.apart, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        limits = {key: finite(getattr(self, key)) for key in ("max_ties", "max_swaps")}
+        return asdict(self) | limits | {"swap_u": finite(self.swap_u)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any] | None) -> "OrderVerdict | None":
+        """None for a report of an older version, or of a kind without order."""
+        return None if data is None else cls(**data)
