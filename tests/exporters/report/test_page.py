@@ -201,7 +201,7 @@ FINDINGS = {
     },
     "search": {
         "evaluations": 37,
-        "neighbours": 4096,
+        "unseen": 4096,
         "minimal": True,
         "before": {"passed": False, "error_u": None},
         "after": {"passed": True, "error_u": 1.8},
