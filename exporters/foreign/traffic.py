@@ -28,7 +28,7 @@ def _casts(graph: HalfGraph, ranges: Mapping[str, Range]) -> Iterator[Cast]:
     types = value_types(graph.model, graph.weights)
     nodes = list(walk(graph.model.graph))
     for node in nodes:
-        if _is_cast(node) and types[node.input[0]] != attribute(node, "to"):
+        if _is_cast(node) and types[node.input[0]] in set(_TORCH) - {attribute(node, "to")}:
             source, result = (_TORCH[types[name]] for name in (node.input[0], node.output[0]))
             readers = tuple(other.name for other in nodes if node.output[0] in other.input)
             elements = _elements(node.input[0], graph, ranges)
