@@ -19,8 +19,8 @@ from ..models.store import Store, Version, sha256_of
 from .captured.forms import Captured
 from .environment import environment
 from .evidence import SOURCE_SUFFIXES, facts_of
-from .foreign.conversion import convert_onnx, read_foreign
-from .foreign.forms import Foreign
+from .foreign.conversion import read_foreign
+from .foreign.forms import foreign_subject
 from .inputs.samples import Samples, load_samples
 from .inputs.synthetic import generate
 from .live.forms import live_subject
@@ -129,23 +129,11 @@ def _foreign(
     if options.forms == ("torch",):
         raise BadInput(f"{asked.source} is an ONNX file: it has no torch form; use --form onnx")
     say(f"reading {asked.source}")
-    path = asked.folder / asked.source
     if samples.source == "generated" and any(not tensor.type.is_float for tensor in asked.spec.inputs):
-        samples = _in_range(samples, asked.spec, read_foreign(path, asked)[1])
-    planning, judging = samples.split()
-    half = convert_onnx(path, asked, planning if planning.count else judging, asked.precision, say)
-    _check_signature(half.spec, newest, options)
-    subject = Subject(
-        program=None,
-        spec=half.spec,
-        samples=samples,
-        precision=asked.precision,
-        forms=("onnx",),
-        source=asked.folder,
-        origin=origin,
-        notes=half.notes,
-    )
-    return travel(subject, Foreign(half), store, say)
+        samples = _in_range(samples, asked.spec, read_foreign(asked.folder / asked.source, asked)[1])
+    subject, maker = foreign_subject(asked, samples, origin, options.search, say)
+    _check_signature(subject.spec, newest, options)
+    return travel(subject, maker, store, say)
 
 
 def _holds(version: Version) -> bool:

@@ -11,8 +11,6 @@ from .prove import Answers, Exam, Taken
 
 Say = Callable[[str], None]
 
-SHARES = (0.75, 0.4)  # of the gate's limits, for what a search finds: the second where the first did not do
-
 
 @dataclass(frozen=True, slots=True)
 class Made:

@@ -13,8 +13,9 @@ from ..models.errors import CannotConvert, OutOfTime
 from ..models.store import LIVE, REFUSED, Draft, Store, Version, sha256_of
 from .evidence import Evidence, Form, copy_source
 from .gate.verdict import ParityReport
-from .maker import SHARES, Made, Maker, Say
+from .maker import Made, Maker, Say
 from .onnx.export import remove_onnx
+from .plan.aims import SHARES
 from .prove import Exam, judged
 from .subject import FurtherVerdict, Subject
 from .threads import fixed_threads

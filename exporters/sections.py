@@ -30,7 +30,7 @@ def search_section(found: Found, ops: Mapping[str, str] | None = None) -> dict[s
     return {
         "outcome": outcome(found),
         "evaluations": found.evaluations,
-        "neighbours": found.neighbours,
+        "unseen": found.unseen,
         "minimal": found.minimal,
         "before": {"passed": found.before.passed, "error_u": finite(found.before.error_u)},
         "after": {"passed": found.after.passed, "error_u": finite(found.after.error_u)},

@@ -8,9 +8,9 @@ from halfeven.exporters.captured.forms import Captured
 from halfeven.exporters.gate.parity import judge
 from halfeven.exporters.gate.verdict import ParityReport
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.maker import SHARES
-from halfeven.exporters.prove import Exam, emulated, judged, take, ties_of, tried
-from halfeven.exporters.search.lessons import excess
+from halfeven.exporters.plan.aims import SHARES
+from halfeven.exporters.plan.counterexamples import excess
+from halfeven.exporters.prove import Exam, judged, take, ties_of, tried
 from halfeven.exporters.subject import Subject
 from halfeven.models.engines.torch_engine import use_true_fp32
 from halfeven.models.package import Precision
@@ -75,9 +75,8 @@ def refused_on_unseen(name: str) -> list[str]:
     maker, rows = converted(name).maker, captured(name).spec.max_batch_size
     if not maker.half.half_nodes:
         return []
-    assert maker.planner is not None
     spec, samples = maker.subject.spec, samples_of(name, DRAWS * DRAWN, seed=3)
-    whole, half = maker.whole(), emulated(spec, maker.planner.emulation())
+    whole, half = maker.whole(), maker.settled.half()
     excuse = ties_of(runnable(maker.subject.exported), spec, "fp16", samples)
     trials = [
         tried(numbers, inputs, whole(inputs), half(inputs), excuse)
@@ -94,6 +93,5 @@ def _report(maker: Captured, exam: Exam) -> ParityReport | None:
     """True half kernels and the emulation; nothing where nothing is half."""
     if not maker.half.half_nodes:
         return None
-    assert maker.planner is not None
-    storage, emulation = maker.storage(), emulated(exam.spec, maker.planner.emulation())
+    storage, emulation = maker.storage(), maker.settled.half()
     return judged(exam, "fp16", [take(exam, storage), take(exam, emulation)])

@@ -18,27 +18,28 @@ from ...models.engines.torch_engine import TorchEngine
 from ...models.errors import HalfevenError
 from ...models.program import runnable
 from ...models.store import Draft
-from ..autocast.rewrite import HalfProgram, rewrite
-from ..gate.diagnosis import diagnosed
+from ..autocast.rewrite import HalfProgram
+from ..autocast.traffic import cast_map, saved_bytes
 from ..gate.verdict import ParityReport
+from ..graph.backend import Traffic
 from ..inputs.samples import Samples
 from ..maker import Made, Say
 from ..onnx.export import remove_onnx, write_onnx
+from ..plan.findings import findings, with_diagnosis
+from ..plan.planner import Planner
 from ..prove import (
     Answers,
     Exam,
     Taken,
     answers_of,
     check_whole_form,
-    emulated,
-    floor_report,
     set_exam,
     take,
     ties_of,
 )
 from ..search.delta_debugging import NOT_ASKED
 from ..subject import Subject
-from .planning import Planner
+from .program_graph import ProgramGraph, program_graph
 from .program_operations import program_operations
 
 CPU = torch.device("cpu")
@@ -49,8 +50,9 @@ class Captured:
     """Makes the forms of an exported program (`maker.Maker`)."""
 
     subject: Subject
+    planner: Planner[ProgramGraph] | None = None
+    settled: ProgramGraph = field(init=False)
     half: HalfProgram = field(init=False)
-    planner: Planner | None = None
     _whole: Answers | None = None
     _storage: Answers | None = None
     _taken: Taken | None = None
@@ -79,14 +81,17 @@ class Captured:
         return set_exam(subject.spec, judging, self.whole(), excuse, self.row_operations)
 
     def plan(self, planning: Samples, share: float, say: Say) -> bool:
-        example = _example(self.subject)
+        subject = self.subject
         if self.planner is None:
-            self.planner = Planner(self.subject, planning, example, say)
+            say("profiling")
+            graph = program_graph(subject, planning, _example(subject))
+            self.planner = Planner(graph, planning, subject.search)
         if not self.planner.settle(share, say):
             return False
         say("rewriting")
-        subject, planner = self.subject, self.planner
-        self.half = rewrite(subject.exported, planner.plan, subject.spec, example, planner.module)
+        plan = self.planner.plan
+        self.settled = plan.graph.settled(plan.searched)
+        self.half = self.settled.written(subject.exported)
         self._storage = self._taken = None
         return True
 
@@ -128,26 +133,21 @@ class Captured:
         }
 
     def plan_json(self) -> dict[str, Any]:
-        assert self.planner is not None
-        return self.half.plan.to_json(self.planner.module)
+        return self.half.plan.to_json(self.settled.module)
 
     def findings(self, exam: Exam) -> dict[str, Any]:
         assert self.planner is not None
-        return self.planner.findings(self.half)
+        program = self.half.program
+        traffic = Traffic(cast_map(program), self.settled.bytes_before, saved_bytes(program))
+        return findings(self.settled, self.planner.plan.found, traffic)
 
     def diagnosed(self, report: ParityReport, exam: Exam) -> ParityReport:
-        if self.planner is None or self.planner.course is None:
-            return report
-        floor = emulated(self.subject.spec, self.planner.emulation(floor=True))
-        first = self.planner.curve().first if not report.passed else None
-        return diagnosed(report, floor_report(exam, report.dtype, floor), first and first.to_json())
+        return with_diagnosis(self.settled, report, exam)
 
     def _taken_in_storage(self, exam: Exam) -> Taken:
         """The half program's own answers: once, whichever form asks."""
         if self._taken is None:
-            assert self.planner is not None
-            stand_in = emulated(self.subject.spec, self.planner.emulation())
-            self._taken = take(exam, self.storage(), stand_in)
+            self._taken = take(exam, self.storage(), self.settled.half())
         return self._taken
 
     def _taken_packed(self, exam: Exam) -> list[Taken]:

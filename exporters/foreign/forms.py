@@ -1,65 +1,124 @@
-"""The one form of a foreign ONNX file, made and judged on the road (`maker.Maker`)."""
+"""The one form of a foreign ONNX file, planned, made and judged on the road (`maker.Maker`)."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import onnx
 import torch
-from onnx import ModelProto
+from onnx import ModelProto, ValueInfoProto
 
 from ...models.engines.cpu.setup import CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
+from ...models.package import ModelFolder
 from ...models.store import Draft
-from ..gate.diagnosis import diagnosed
 from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
 from ..maker import Made, Say
-from ..prove import Answers, Exam, answers_of, floor_report, set_exam, take
-from ..sections import search_section
-from .conversion import ForeignHalf, oracle_answers, whole_answers
+from ..operations import Operations
+from ..plan.findings import findings, with_diagnosis
+from ..plan.planner import Planner
+from ..prove import Answers, Exam, answers_of, set_exam, take
+from ..search.delta_debugging import NOT_ASKED
+from ..subject import Subject
+from ..threads import fixed_threads
+from .conversion import ForeignHalf, read_foreign, written
+from .file_graph import FileGraph, file_graph
+from .file_operations import file_operations
+from .graph import ForeignProgram, assembled
+from .runtime import answers_alone_differ, finished, runtime_answers
 from .stored import ties_of
 
 CPU = torch.device("cpu")
 
 
+def foreign_subject(
+    asked: ModelFolder, samples: Samples, origin: Mapping[str, Any], search: bool, say: Say
+) -> tuple[Subject, "Foreign"]:
+    """A folder with an ONNX file ready for the road (`road.travel`): read, held against model.toml, normalised.
+
+    Raises BadFolder, TooLarge or BadSetting for what the operator can mend.
+    """
+    path = asked.folder / asked.source
+    program, spec, notes = read_foreign(path, asked)
+    say(f"{path.name}: {len(program.nodes)} nodes at opset {program.opset}")
+    whole = assembled(program.model, program.weights)
+    info = finished(whole, f"{path}")
+    _, row = next(samples.batches(1 if spec.batched else 0))
+    operations = file_operations(program, row)
+    with fixed_threads(operations.of(row)):
+        answers = runtime_answers(whole)
+    if spec.max_batch_size > 1 and (reason := answers_alone_differ(spec, samples, answers)):
+        spec, notes = spec.with_max_batch_size(1), [*notes, f"max_batch_size is 1: {reason}"]
+    subject = Subject(
+        program=None,
+        spec=spec,
+        samples=samples,
+        precision=asked.precision,
+        forms=("onnx",),
+        source=asked.folder,
+        origin=origin,
+        notes=tuple(notes),
+        search=search,
+    )
+    return subject, Foreign(subject, program, answers, info, operations, operations.of(row))
+
+
 @dataclass(slots=True)
 class Foreign:
-    """``half``: what `conversion.convert_onnx` made; it has settled its plan before it came onto the road."""
+    """``answers``: of the FP32 file; ``info``: the value_info of its inner values; ``operations``: of an execution."""
 
-    half: ForeignHalf
-    _planned: bool = False
+    subject: Subject
+    program: ForeignProgram
+    answers: Answers
+    info: tuple[ValueInfoProto, ...]
+    operations: Operations
+    row_operations: int
+    planner: Planner[FileGraph] | None = None
+    settled: FileGraph = field(init=False)
+    half: ForeignHalf = field(init=False)
 
     def whole(self) -> Answers:
-        return whole_answers(self.half)
-
-    @property
-    def row_operations(self) -> int:
-        return self.half.row_operations
+        return self.answers
 
     def exam(self, judging: Samples) -> Exam:
-        half = self.half
-        excuse = ties_of(half.whole, half.spec, half.precision.dtype, judging)
-        return set_exam(half.spec, judging, self.whole(), excuse, self.row_operations)
+        spec = self.subject.spec
+        whole = assembled(self.program.model, self.program.weights)
+        excuse = ties_of(whole, spec, self.subject.precision.dtype, judging)
+        return set_exam(spec, judging, self.answers, excuse, self.row_operations)
 
     def plan(self, planning: Samples, share: float, say: Say) -> bool:
-        first, self._planned = not self._planned, True
-        return first
+        subject = self.subject
+        if self.planner is None:
+            say("profiling")
+            graph = file_graph(
+                self.program, subject.spec, subject.precision, planning, self.answers, self.operations
+            )
+            self.planner = Planner(graph, planning, subject.search)
+        if not self.planner.settle(share, say):
+            return False
+        say("rewriting")
+        plan = self.planner.plan
+        self.settled = plan.graph.settled(plan.searched)
+        self.half = written(self.program, self.settled, self.info)
+        return True
 
     def write(self, draft: Draft) -> None:
         """Nothing more: whole and half are written where they are made."""
 
     def make(self, name: str, draft: Draft, exam: Exam) -> Made:
         folder, half = draft.folder, self.half
-        _save(half.whole, folder / "whole.onnx", half, "fp32")
+        self._save(half.whole, folder / "whole.onnx", "fp32")
         model = half.half
         if model is None:
             return Made("whole.onnx", self._runtime(folder / "whole.onnx", "fp32"))
-        _save(model, folder / "half.onnx", half, half.precision.dtype)
+        dtype = self.subject.precision.dtype
+        self._save(model, folder / "half.onnx", dtype)
         del model
-        serves = self._runtime(folder / "half.onnx", half.precision.dtype)
+        serves = self._runtime(folder / "half.onnx", dtype)
         # ONNX Runtime computes FP16 chains in FP32 on a CPU: true half storage judges as well
-        return Made("half.onnx", serves, [take(exam, oracle_answers(half)), take(exam, serves)])
+        return Made("half.onnx", serves, [take(exam, self.settled.half()), take(exam, serves)])
 
     def facts(self) -> dict[str, Any]:
         half = self.half
@@ -71,11 +130,11 @@ class Foreign:
             "casts": half.casts,
             "bytes": half.bytes,
             "bytes_fp32": half.bytes_fp32,
-            "search": half.search,
+            "search": self.planner.search if self.planner else NOT_ASKED,
         }
 
     def plan_json(self) -> dict[str, Any]:
-        asked = self.half.precision
+        asked = self.subject.precision
         return {
             "level": asked.level,
             "dtype": asked.dtype,
@@ -83,26 +142,24 @@ class Foreign:
             "keep": list(asked.keep),
             "lists": "torch.autocast, cuda, by ONNX op",
             "accumulation": "FP32",
-            "nodes": [],
+            "nodes": self.settled.actions(),
             "kept": [kept.to_json() for kept in self.half.kept],
         }
 
     def findings(self, exam: Exam) -> dict[str, Any]:
-        half = self.half
-        ops = {kept.node: kept.op for kept in half.kept}
-        return {"search": search_section(half.found, ops)} if half.found else {}
+        assert self.planner is not None
+        return findings(self.settled, self.planner.plan.found, self.settled.traffic())
 
     def diagnosed(self, report: ParityReport, exam: Exam) -> ParityReport:
-        floor = oracle_answers(self.half, mantissa_only=True)
-        return diagnosed(report, floor_report(exam, report.dtype, floor))
+        return with_diagnosis(self.settled, report, exam)
 
     def _runtime(self, path: Path, precision: str) -> Answers:
         engine = OnnxEngine(path, precision, CPU, CpuSetup(torch.get_num_threads()))
-        return answers_of(self.half.spec, engine)
+        return answers_of(self.subject.spec, engine)
 
-
-def _save(model: ModelProto, path: Path, half: ForeignHalf, precision: str) -> None:
-    about = {"model": half.spec.name, "precision": precision, "kept": ",".join(k.node for k in half.kept)}
-    for key, value in about.items():
-        model.metadata_props.add(key=f"halfeven.{key}", value=value)
-    onnx.save(model, path)
+    def _save(self, model: ModelProto, path: Path, precision: str) -> None:
+        kept = ",".join(kept.node for kept in self.half.kept)
+        about = {"model": self.subject.spec.name, "precision": precision, "kept": kept}
+        for key, value in about.items():
+            model.metadata_props.add(key=f"halfeven.{key}", value=value)
+        onnx.save(model, path)

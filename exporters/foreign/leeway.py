@@ -13,9 +13,8 @@ from onnx import NodeProto
 
 from ..gate.parity import UNIT_ROUNDOFF
 from ..ranges.ranges import Range
-from .graph import FLOAT, FLOATING, ForeignProgram, attribute, graphs
+from .graph import FLOAT, FLOATING, ForeignProgram, attribute
 from .op_lists import Rule, ops
-from .profile import LARGEST
 from .weights import Entry
 
 COUNTS = {"fp16": 512.0, "bf16": 64.0}  # half holds all integers up to four times as many
@@ -24,8 +23,6 @@ _PASSES_ON = ADDED_OR_CHOSEN | ops("""
     Identity Reshape Flatten Squeeze Unsqueeze Transpose Expand Tile Slice Gather Concat Where Abs Sqrt Cast
     Mul ReduceSum ReduceMean ReduceMax ReduceMin
 """)
-_SATURATES = ops("Tanh Sigmoid HardSigmoid Erf Atan")
-_NEVER_NEGATIVE = ops("Abs Relu Exp Sqrt Sigmoid Softplus ReduceL1 ReduceL2 ReduceSumSquare")
 _BREAKS_AT_ZERO = ops("Log Pow Softplus LpNormalization Acos Asin Atanh Acosh")
 
 
@@ -101,35 +98,6 @@ def _reaches(
             if reader.op_type in _PASSES_ON:
                 waiting += reader.output
     return False
-
-
-def may_overflow(program: ForeignProgram, dtype: str) -> frozenset[str]:
-    """Values whose every reader answers infinity as it answers any number that half has not."""
-    readers: dict[str, list[NodeProto]] = {}
-    for node in program.nodes:
-        for name in set(node.input):
-            readers.setdefault(name, []).append(node)
-    makers = {output: node for node in program.nodes for output in node.output}
-    ends = {value.name for graph in graphs(program.graph) for value in graph.output}
-    return frozenset(
-        name
-        for name, nodes in readers.items()
-        if name in makers and name not in ends
-        if all(_saturates(reader, name, makers[name], program, LARGEST[dtype]) for reader in nodes)
-    )
-
-
-def _saturates(
-    reader: NodeProto, name: str, maker: NodeProto, program: ForeignProgram, largest: float
-) -> bool:
-    if reader.op_type in _SATURATES:
-        return True
-    if reader.op_type != "Clip" or reader.input[0] != name:
-        return False
-    bounds = [program.weights.get(bound) for bound in [*reader.input[1:], "", ""][:2]]
-    lower, upper = [bound is not None and bool((np.abs(bound) <= largest).all()) for bound in bounds]
-    is_square = maker.op_type == "Mul" and maker.input[0] == maker.input[1]
-    return upper and (lower or is_square or maker.op_type in _NEVER_NEGATIVE)
 
 
 def narrow_casts(

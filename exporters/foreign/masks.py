@@ -41,11 +41,10 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """``done``: what was done, in words. ``bounded``: the values that hold LOW now, proven not to overflow."""
+    """``done``: what was done, in words."""
 
     program: ForeignProgram
     done: tuple[str, ...] = ()
-    bounded: frozenset[str] = frozenset()
 
 
 def rewrite_masks(program: ForeignProgram, ranges: Mapping[str, Range], asked: Iterable[Arrays]) -> Rewritten:
@@ -62,11 +61,7 @@ def rewrite_masks(program: ForeignProgram, ranges: Mapping[str, Range], asked: I
     for inputs in asked:
         if not _same(one.run(inputs), other.run(inputs)):
             return Rewritten(program)
-    chosen = {id(group) for group in groups}
-    bounded = frozenset(  # floors included: they are named after what they lift
-        name for name, group in flow.group.items() if id(group) in chosen
-    )
-    return Rewritten(rewritten, tuple(_told(group) for group in groups), bounded)
+    return Rewritten(rewritten, tuple(_told(group) for group in groups))
 
 
 def _same(before: Arrays, after: Arrays) -> bool:

@@ -36,6 +36,11 @@ class Ledger:
             self._halves[name] = _in_range(whole, half) if name in self._in_range else half
         return self._halves[name]
 
+    @property
+    def asked(self) -> list[str]:
+        """The constants that were weighed."""
+        return list(self._entries)
+
     def bring_into_range(self, name: str) -> None:
         """What vanishes of this constant in half becomes half's least number of its sign, what overflows its
         largest."""

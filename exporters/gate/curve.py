@@ -7,16 +7,15 @@ units of u times the largest magnitude of that node's result, sentinels left out
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
 
-from ...models.program import walk
+from ..graph.backend import GraphNode
 from .divergence import SENTINEL
 from .verdict import finite
 
@@ -65,21 +64,28 @@ class Curve:
         }
 
 
-def divergence_curve(module: GraphModule, whole: Run, half: Run, u: float) -> Curve:
-    """Run ``whole`` and then ``half``, each with a tap that sees (qualified node name, floating result)."""
-    names = dict(walk(module))
-    held = max(MIN_HELD, min(MAX_HELD, HELD_BYTES // (4 * max(len(names), 1))))
+def divergence_curve(nodes: Sequence[GraphNode], whole: Run, half: Run, u: float) -> Curve:
+    """Run ``whole`` and then ``half``, each with a tap that sees (node name, floating result).
+
+    ``nodes``: in the order in which they run.
+    """
+    held = max(MIN_HELD, min(MAX_HELD, HELD_BYTES // (4 * max(len(nodes), 1))))
     notes = _Notes(held)
     with torch.inference_mode():
         whole(notes.hold)
         notes.times.clear()
         half(notes.compare)
     points = [
-        Point(name, _op(node), math.inf if name in notes.lost else notes.errors[name] / u, name in notes.lost)
-        for name, node in names.items()
-        if name in notes.errors
+        Point(
+            node.name,
+            node.op,
+            math.inf if node.name in notes.lost else notes.errors[node.name] / u,
+            node.name in notes.lost,
+        )
+        for node in nodes
+        if node.name in notes.errors
     ]
-    return Curve(tuple(points), _first_astray(module, {point.node: point for point in points}))
+    return Curve(tuple(points), _first_astray(nodes, {point.node: point for point in points}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +145,11 @@ class _Notes:
         return flat[self._places[flat.numel()].to(flat.device)].cpu()
 
 
-def _first_astray(module: GraphModule, points: Mapping[str, Point]) -> Point | None:
+def _first_astray(nodes: Sequence[GraphNode], points: Mapping[str, Point]) -> Point | None:
     astray = [point for point in points.values() if point.lost or point.error_u > ASTRAY_U]
     if not astray:
         return None
-    inputs = dict(_inputs(module, points))
+    inputs = _largest_inputs(nodes, points)
     starts = [
         point
         for point in astray
@@ -152,31 +158,11 @@ def _first_astray(module: GraphModule, points: Mapping[str, Point]) -> Point | N
     return (starts or astray)[0]
 
 
-def _inputs(module: GraphModule, points: Mapping[str, Point]) -> Iterator[tuple[str, float]]:
+def _largest_inputs(nodes: Sequence[GraphNode], points: Mapping[str, Point]) -> dict[str, float]:
     """For every node the largest error among its inputs; what has no error of its own passes theirs on."""
     seen: dict[str, float] = {}
-    yield from _inputs_within(module, points, seen, "", 0.0)
-
-
-def _inputs_within(
-    module: GraphModule, points: Mapping[str, Point], seen: dict[str, float], prefix: str, given: float
-) -> Iterator[tuple[str, float]]:
-    def worst_of(nodes: list[Node]) -> float:
-        return max((seen.get(prefix + node.name, 0.0) for node in nodes), default=0.0)
-
-    for node in module.graph.nodes:
-        body = getattr(module, str(node.target), None) if node.op == "get_attr" else None
-        if isinstance(body, GraphModule):
-            operands = max((worst_of(user.all_input_nodes) for user in node.users), default=0.0)
-            yield from _inputs_within(body, points, seen, f"{prefix}{node.target}.", operands)
-        name = prefix + node.name
-        worst = given if node.op == "placeholder" else worst_of(node.all_input_nodes)
-        yield name, worst
-        seen[name] = points[name].error_u if name in points else worst
-
-
-def _op(node: Node) -> str:
-    schema = getattr(node.target, "_schema", None)
-    return (
-        schema.name.removeprefix("aten::") if schema else getattr(node.target, "__name__", str(node.target))
-    )
+    found: dict[str, float] = {}
+    for node in nodes:
+        found[node.name] = max((seen.get(name, 0.0) for name in node.inputs), default=0.0)
+        seen[node.name] = points[node.name].error_u if node.name in points else found[node.name]
+    return found

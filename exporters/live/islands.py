@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_leaves
 from ...models.engines.live_engine import LiveEngine, LiveModule
 from ...models.errors import BadSetting, EngineFailed
 from ...models.spec import ModelSpec
-from ..captured.rehearsal import stricter
 from ..gate.parity import judge
 from ..gate.trial import Trial
 from ..inputs.samples import Samples
 from ..inputs.synthetic import adversarial
 from ..operations import UNKNOWN, Meter, Operations
+from ..plan.aims import stricter
 from ..prove import Answers, Arrays, answers_of
 from ..search.delta_debugging import Budget, Found, Score, smallest_set
 

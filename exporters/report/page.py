@@ -10,7 +10,7 @@ unless another file is named):
 
 - ``recommendation`` {convert, message}
 - ``curve`` {nodes, astray_u, points: [{at, node, op, error_u, lost}], first}: `curve.Curve.to_json`
-- ``search`` {outcome, evaluations, neighbours, minimal, before, after, certificate: [{node, op, error_u, reason}]}
+- ``search`` {outcome, evaluations, unseen, minimal, before, after, certificate: [{node, op, error_u, reason}]}
 - ``repairs`` [{node, what, evidence}]: `repairs.Repair.to_json`
 - ``profile`` {nodes, batches, rows, guards}
 - ``weights`` {tensors, worst: [rows of the ledger, columns as they come]}

@@ -34,7 +34,7 @@ class Found:
     ``minimal``: the certificate is complete and each of its scores fails; False where the budget ended first.
     ``exhausted``: the budget ended before all was tried that would have been.
     ``before``, ``after``: the scores with nothing kept and with ``kept``; ``evaluations``: runs of the judge.
-    ``neighbours``: of the samples, that it was asked about besides (`lessons.Lessons`).
+    ``unseen``: samples besides, on which what was found was tried (`refinement.refined`).
     """
 
     kept: tuple[str, ...]
@@ -43,7 +43,7 @@ class Found:
     after: Score
     evaluations: int
     minimal: bool
-    neighbours: int = 0
+    unseen: int = 0
     exhausted: bool = False
 
 

@@ -1,4 +1,4 @@
-"""The order that a plan keeps among many neighbours of the samples, with room for samples that nobody has seen.
+"""The order that a plan keeps among many unseen samples, with room for samples that are never tried.
 
 Among few samples a tie is rare and a swap rarer: of 120 pairs none says what a thousand will do.
 """

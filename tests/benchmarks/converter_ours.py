@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from halfeven.exporters.captured.forms import Captured
 from halfeven.exporters.evidence import facts_of
-from halfeven.exporters.foreign.conversion import convert_onnx
-from halfeven.exporters.foreign.forms import Foreign
+from halfeven.exporters.foreign.forms import foreign_subject
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.maker import Maker
 from halfeven.exporters.road import travel
@@ -38,10 +37,8 @@ Start = Callable[[Job, Samples, Precision], tuple[Subject, Maker]]
 
 def from_file(job: Job, samples: Samples, precision: Precision) -> tuple[Subject, Maker]:
     source, spec = Path(job["source"]), replace(captured(job["name"]).spec, name="model")
-    planning, _ = samples.split()
     folder = ModelFolder(source.parent, source.name, (), None, None, spec, precision)
-    half = convert_onnx(source, folder, planning, precision)
-    return Subject(None, half.spec, samples, precision, ("onnx",), source.parent, {}), Foreign(half)
+    return foreign_subject(folder, samples, {}, True, lambda _: None)
 
 
 def from_program(job: Job, samples: Samples, precision: Precision) -> tuple[Subject, Maker]:

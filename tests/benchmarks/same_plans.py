@@ -23,8 +23,7 @@ from typing import Any
 
 from halfeven.exporters.captured.forms import Captured
 from halfeven.exporters.convert import Options, convert
-from halfeven.exporters.foreign.conversion import convert_onnx
-from halfeven.exporters.foreign.forms import Foreign
+from halfeven.exporters.foreign.forms import foreign_subject
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.onnx.export import write_onnx
 from halfeven.exporters.road import travel
@@ -68,9 +67,7 @@ def _from_file(road: str, folder: Path, spec: Any, samples: Samples, name: str, 
     source, precision = folder / "whole.onnx", Precision("O3" if road == "file-O3" else "O1")
     write_onnx(captured(name).program, captured(name).spec, source, {})
     asked = ModelFolder(folder, source.name, (), None, None, spec, precision)
-    half = convert_onnx(source, asked, samples.split()[0], precision)
-    subject = Subject(None, half.spec, samples, precision, ("onnx",), folder, {})
-    return travel(subject, Foreign(half), store, lambda _: None)
+    return travel(*foreign_subject(asked, samples, {}, True, lambda _: None), store, lambda _: None)
 
 
 def one_pass(road: str, names: Sequence[str], out: Path) -> None:

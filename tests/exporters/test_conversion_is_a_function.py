@@ -119,7 +119,7 @@ def shown(version: Version) -> tuple[str, str]:
 def test_an_exhausted_search_says_so_and_blames_no_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halfeven.exporters.captured.planning.BUDGET", Budget(0, 0))
+    monkeypatch.setattr("halfeven.exporters.plan.planner.BUDGET", Budget(0, 0))
     version = converted("program", "rms norm of large", tmp_path)
     assert {form["search"] for form in facts_of(version)["forms"].values()} == {"exhausted"}
     assert version.json("parity.json")["search"]["outcome"] == "exhausted"

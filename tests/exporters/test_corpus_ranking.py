@@ -8,24 +8,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters.foreign.conversion import (
-    ForeignHalf,
-    convert_onnx,
-    half_answers,
-    oracle_answers,
-    whole_answers,
-)
 from halfeven.models.package import Precision
 from onnx import ModelProto
 
 from tests.conversions import converted, samples_of
 from tests.corpus import CORPUS, built, captured, fresh, ranking
-from tests.exporters.foreign.onnx_files import saved, spec_of
+from tests.exporters.foreign.onnx_files import ConvertedFile, convert_file, saved, spec_of
 
 U = 2.0**-11
 CANDIDATES = 200
@@ -107,17 +99,17 @@ def exported(name: str) -> ModelProto:
 
 
 @pytest.fixture(scope="module")
-def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ForeignHalf]:
+def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ConvertedFile]:
     """A head's file, converted at O1."""
 
     @cache
-    def convert(name: str) -> ForeignHalf:
+    def convert(name: str) -> ConvertedFile:
         model, path = exported(name), tmp_path_factory.mktemp("head")
         spec = spec_of(model)
         spec = replace(spec, outputs=(replace(spec.outputs[0], kind=captured(name).spec.outputs[0].kind),))
         folder = saved(path, model, spec)
         samples = samples_of(name, 16, seed=1)
-        return convert_onnx(Path(path) / "model.onnx", folder, samples, Precision("O1"))
+        return convert_file(folder, samples, Precision("O1"))
 
     return convert
 
@@ -152,15 +144,17 @@ def test_all_half_a_head_that_does_not_saturate_passes() -> None:
 
 
 @every_file
-def test_a_file_ranks_new_candidates_as_fp32_does(name: str, file_of: Callable[[str], ForeignHalf]) -> None:
+def test_a_file_ranks_new_candidates_as_fp32_does(name: str, file_of: Callable[[str], ConvertedFile]) -> None:
     foreign = file_of(name)
     assert foreign.half is not None and foreign.half_nodes > 0
-    for half in (oracle_answers(foreign), half_answers(foreign)):
-        columns = list(ranked(name, whole_answers(foreign), half))
+    for half in (foreign.oracle_answers(), foreign.half_answers()):
+        columns = list(ranked(name, foreign.whole_answers(), half))
         assert share_tied(iter(columns)) <= MAX_TIED
         assert count_swapped(iter(columns)) == 0
 
 
 @every_file
-def test_no_more_than_the_head_of_a_file_is_in_fp32(name: str, file_of: Callable[[str], ForeignHalf]) -> None:
+def test_no_more_than_the_head_of_a_file_is_in_fp32(
+    name: str, file_of: Callable[[str], ConvertedFile]
+) -> None:
     assert {kept.op for kept in file_of(name).kept} <= HEAD_OPS[name]

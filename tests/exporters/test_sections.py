@@ -28,11 +28,11 @@ def test_the_search_is_told_with_what_each_kept_node_prevents():
         after=Score(True, 1.5, ""),
         evaluations=9,
         minimal=True,
-        neighbours=4096,
+        unseen=4096,
     )
     told = json_of(sections.search_section(found, {"pow_1": "pow"}))
     assert told["certificate"] == [{"node": "pow_1", "op": "pow", "error_u": None, "reason": "it overflows"}]
-    assert (told["evaluations"], told["neighbours"]) == (9, 4096)
+    assert (told["evaluations"], told["unseen"]) == (9, 4096)
     assert told["before"] == {"passed": False, "error_u": None} and told["after"]["error_u"] == 1.5
 
 

@@ -4,18 +4,23 @@ from tests.exporters.foreign.onnx_files import convert, errors_u, parsed
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
-from halfeven.exporters.foreign.conversion import (
-    ForeignHalf,
-    convert_onnx,
-    half_answers,
-    oracle_answers,
-    whole_answers,
-)
+from halfeven.exporters.autocast.plan import Kept
+from halfeven.exporters.foreign.conversion import ForeignHalf
+from halfeven.exporters.foreign.file_graph import FileGraph
+from halfeven.exporters.foreign.forms import Foreign, foreign_subject
+from halfeven.exporters.foreign.graph import ForeignProgram
+from halfeven.exporters.foreign.runtime import runtime_answers
 from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.plan.aims import SHARES
+from halfeven.exporters.plan.planner import Planner
+from halfeven.exporters.prove import Answers
+from halfeven.exporters.search.delta_debugging import Found
+from halfeven.exporters.threads import fixed_threads
 from halfeven.models.datatypes import name_of
 from halfeven.models.package import ModelFolder, Precision
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
@@ -59,6 +64,75 @@ def saved(path: Path, model: ModelProto, spec: ModelSpec | None = None) -> Model
     return ModelFolder(path, "model.onnx", (), None, None, spec or spec_of(model), Precision())
 
 
+@dataclass(frozen=True, slots=True)
+class ConvertedFile:
+    """A file planned on samples, as the road plans it first; nothing is judged or published."""
+
+    maker: Foreign
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.maker.subject.spec
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self.maker.subject.notes, *(str(repair["what"]) for repair in self.maker.settled.repairs))
+
+    @property
+    def planner(self) -> Planner[FileGraph]:
+        assert self.maker.planner is not None
+        return self.maker.planner
+
+    @property
+    def found(self) -> Found | None:
+        return self.planner.plan.found
+
+    @property
+    def written(self) -> ForeignHalf:
+        return self.maker.half
+
+    @property
+    def program(self) -> ForeignProgram:
+        return self.written.program
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        return self.written.kept
+
+    @property
+    def half_nodes(self) -> int:
+        return self.written.half_nodes
+
+    @property
+    def whole(self) -> ModelProto:
+        return self.written.whole
+
+    @property
+    def half(self) -> ModelProto | None:
+        return self.written.half
+
+    def whole_answers(self) -> Answers:
+        return self.maker.answers
+
+    def half_answers(self) -> Answers:
+        """The half as ONNX Runtime's CPU runs it."""
+        half = self.half
+        return runtime_answers(self.whole if half is None else half)
+
+    def oracle_answers(self, floor: bool = False) -> Answers:
+        """The half with true half storage."""
+        return self.maker.settled.half(floor=floor)
+
+
+def convert_file(folder: ModelFolder, samples: Samples, precision: Precision) -> ConvertedFile:
+    """``samples`` plan; at O3 they are searched with, too."""
+    asked = replace(folder, precision=precision)
+    _, maker = foreign_subject(asked, samples, {}, True, lambda _: None)
+    with fixed_threads(maker.row_operations):
+        maker.plan(samples, SHARES[0], lambda _: None)
+    return ConvertedFile(maker)
+
+
 def convert(
     path: Path,
     model: ModelProto,
@@ -68,25 +142,24 @@ def convert(
     keep: Sequence[str] = (),
     embeddings: str = "keep",
     max_batch_size: int = 8,
-) -> ForeignHalf:
+) -> ConvertedFile:
     folder = saved(path, model, spec_of(model, max_batch_size))
-    precision = Precision(level, dtype, tuple(keep), embeddings)
-    return convert_onnx(path / "model.onnx", folder, Samples(dict(samples)), precision)
+    return convert_file(folder, Samples(dict(samples)), Precision(level, dtype, tuple(keep), embeddings))
 
 
-def errors_u(foreign: ForeignHalf, *batches: Arrays) -> dict[str, float]:
+def errors_u(foreign: ConvertedFile, *batches: Arrays) -> dict[str, float]:
     """The half on fresh inputs against its whole: the worst of oracle and runtime, in u of the largest |R|.
 
     As the gate has it: the largest |R| is that over all batches; integers and booleans must be equal (else inf),
     and so must the masks of what is not finite.
     """
-    references = [whole_answers(foreign)(inputs) for inputs in batches]
+    references = [foreign.whole_answers()(inputs) for inputs in batches]
     worst: dict[str, float] = {}
-    for answers in (oracle_answers(foreign), half_answers(foreign)):
+    for answers in (foreign.oracle_answers(), foreign.half_answers()):
         came = [answers(inputs) for inputs in batches]
         for name in references[0]:
             pairs = [(one[name], other[name]) for one, other in zip(references, came, strict=True)]
-            worst[name] = max(worst.get(name, 0.0), gap_u(pairs, U[foreign.precision.dtype]))
+            worst[name] = max(worst.get(name, 0.0), gap_u(pairs, U[foreign.written.precision.dtype]))
     return worst
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from halfeven.exporters.foreign import normalise as normalising
-from halfeven.exporters.foreign.conversion import runtime_answers
 from halfeven.exporters.foreign.graph import ForeignProgram, assembled
 from halfeven.exporters.foreign.normalise import normalise
 from halfeven.exporters.foreign.oracle import Oracle
+from halfeven.exporters.foreign.runtime import runtime_answers
 from onnx import ModelProto, TensorProto
 
 from tests.exporters.foreign.onnx_files import convert, element_types, errors_u, parsed
@@ -72,8 +72,18 @@ def test_chains_of_constants_are_constants_and_the_half_stores_them_once(tmp_pat
     assert [node.op_type for node in foreign.program.nodes] == ["MatMul", "Add"]
     assert foreign.half is not None
     assert sorted(element_types(foreign.half).values()) == [FLOAT16, FLOAT16]
-    assert foreign.bytes * 2 == foreign.bytes_fp32 == 4 * (16 * 8 + 16)
-    assert (foreign.nodes, foreign.half_nodes, foreign.fp32_by_policy, foreign.casts) == (2, 2, 0, 2)
+    assert foreign.written.bytes * 2 == foreign.written.bytes_fp32 == 4 * (16 * 8 + 16)
+    assert (
+        foreign.written.nodes,
+        foreign.half_nodes,
+        foreign.written.fp32_by_policy,
+        foreign.written.casts,
+    ) == (
+        2,
+        2,
+        0,
+        2,
+    )
     assert max(errors_u(foreign, {"x": normal(np.random.default_rng(), 5, 8)}).values()) <= 4.0
 
 
@@ -85,7 +95,7 @@ def test_a_tied_table_is_turned_in_half_and_stored_once(tmp_path: Path) -> None:
     )
     assert foreign.half is not None and element_types(foreign.half) == {"table__half": FLOAT16}
     assert [node.op_type for node in foreign.half.graph.node] == ["Gather", "Transpose", "MatMul", "Cast"]
-    assert foreign.bytes * 2 == foreign.bytes_fp32
+    assert foreign.written.bytes * 2 == foreign.written.bytes_fp32
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,13 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from halfeven.exporters.foreign.conversion import ForeignHalf, half_answers, oracle_answers, whole_answers
 from halfeven.exporters.foreign.graph import HALVES
 from halfeven.exporters.foreign.oracle import Oracle, to_half_and_back, to_mantissa
 from halfeven.exporters.foreign.typing import value_types
 from halfeven.exporters.foreign.weights import Ledger, rounded
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from tests.exporters.foreign.onnx_files import convert, gap_u, parsed
+from tests.exporters.foreign.onnx_files import ConvertedFile, convert, gap_u, parsed
 from tests.exporters.foreign.traps import FOREIGN, f32
 
 EDGES = [
@@ -111,7 +110,7 @@ def with_cast_pairs(half: ModelProto) -> ModelProto:
 FLAT = ["mlp", "masks with fully masked rows", "convolutions and batch norm", "an LSTM", "a Resize with scales", "a norm whose squares overflow"]  # fmt: skip
 
 
-def converted(name: str, path: Path, level: str = "O1") -> tuple[ForeignHalf, dict[str, np.ndarray]]:
+def converted(name: str, path: Path, level: str = "O1") -> tuple[ConvertedFile, dict[str, np.ndarray]]:
     trap, random = FOREIGN[name], np.random.default_rng()
     return convert(path, trap.model(), trap.inputs(random, 16), level), trap.inputs(random, 5)
 
@@ -122,7 +121,7 @@ def test_the_oracle_answers_bit_for_bit_as_the_graph_with_cast_pairs(name: str, 
     assert foreign.half is not None
     session = _unoptimised(with_cast_pairs(foreign.half))
     expected = session.run(None, fresh)
-    came = oracle_answers(foreign)(fresh)
+    came = foreign.oracle_answers()(fresh)
     for value, other in zip(foreign.half.graph.output, expected, strict=True):
         assert np.array_equal(came[value.name], np.asarray(other))
 
@@ -147,7 +146,7 @@ def test_control_flow_without_half_answers_as_onnx_runtime(name: str, tmp_path: 
     assert foreign.half is None and foreign.half_nodes == 0
     for row in range(8):
         inputs = {k: v[row] if trap.max_batch_size == 0 else v[row : row + 1] for k, v in samples.items()}
-        expected, came = whole_answers(foreign)(inputs), oracle_answers(foreign)(inputs)
+        expected, came = foreign.whole_answers()(inputs), foreign.oracle_answers()(inputs)
         for key in expected:
             assert gap_u([(expected[key], came[key])], 2.0**-11) < 0.01
 
@@ -167,7 +166,7 @@ def test_a_scan_backwards_and_a_loop_without_a_trip_answer_as_onnx_runtime(tmp_p
     )
     for row in range(6):
         inputs = {name: array[row] for name, array in samples.items()}
-        expected, came = whole_answers(foreign)(inputs), oracle_answers(foreign)(inputs)
+        expected, came = foreign.whole_answers()(inputs), foreign.oracle_answers()(inputs)
         assert all(np.allclose(expected[name], came[name], rtol=1e-5, atol=1e-6) for name in expected)
 
 
@@ -202,7 +201,7 @@ def test_the_ledger_says_what_half_would_cost() -> None:
 
 def test_a_half_run_by_onnx_runtime_gives_the_specs_datatypes(tmp_path: Path) -> None:
     foreign, fresh = converted("an output that is read inside", tmp_path)
-    answers = half_answers(foreign)(fresh)
+    answers = foreign.half_answers()(fresh)
     assert {array.dtype for array in answers.values()} == {np.dtype(np.float32)}
     assert foreign.half is not None
     assert [value.type.tensor_type.elem_type for value in foreign.half.graph.output] == [1, 1, 1]

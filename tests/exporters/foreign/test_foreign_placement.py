@@ -6,18 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from halfeven.exporters.foreign import planning
-from halfeven.exporters.foreign.conversion import ForeignHalf, oracle_answers
+from halfeven.exporters.foreign import file_rules
 from onnx import ModelProto
 
-from tests.exporters.foreign.onnx_files import convert, errors_u, parsed
+from tests.exporters.foreign.onnx_files import ConvertedFile, convert, errors_u, parsed
 from tests.exporters.foreign.test_foreign_exported import NETS
 from tests.exporters.foreign.test_foreign_folding import MODELS, inputs_of
 from tests.exporters.foreign.traps import EVERY_RUN, FOREIGN, normal, square
 from tests.slow import slow_but
 
 
-def converted(name: str, path: Path, level: str) -> ForeignHalf:
+def converted(name: str, path: Path, level: str) -> ConvertedFile:
     if name in NETS:
         samples, most = NETS[name].inputs(np.random.default_rng(2), 16), NETS[name].max_batch_size
     else:
@@ -34,11 +33,11 @@ LEVELS = [(name, ("O1", "O3")[place % 2]) for place, name in enumerate(MODELS)]
 )
 def test_the_half_answers_as_before_bit_for_bit(name: str, level: str, tmp_path: Path, monkeypatch) -> None:
     placed = converted(name, tmp_path / "placed", level)
-    monkeypatch.setattr(planning, "place", lambda program, rules, kernels, dtypes, numel, kept: dtypes)
+    monkeypatch.setattr(file_rules, "place", lambda program, rules, kernels, dtypes, numel, kept: dtypes)
     plain = converted(name, tmp_path / "plain", level)
-    assert placed.kept == plain.kept and placed.nodes == plain.nodes
+    assert placed.kept == plain.kept and placed.written.nodes == plain.written.nodes
     inputs = inputs_of(name)
-    one, other = oracle_answers(plain)(inputs), oracle_answers(placed)(inputs)
+    one, other = plain.oracle_answers()(inputs), placed.oracle_answers()(inputs)
     for output, expected in one.items():
         came = other[output]
         assert np.array_equal(expected, came, equal_nan=expected.dtype.kind == "f"), output
@@ -68,7 +67,7 @@ def model(body: str) -> ModelProto:
 )  # fmt: skip
 def test_movements_go_where_the_fewest_bytes_are_cast(body: str, casts: int, tmp_path: Path) -> None:
     foreign = convert(tmp_path, model(body), x_rows())
-    assert foreign.casts == casts and foreign.kept == ()
+    assert foreign.written.casts == casts and foreign.kept == ()
 
 
 def test_what_the_file_casts_already_is_not_cast_again(tmp_path: Path) -> None:
@@ -83,7 +82,7 @@ def test_what_the_file_casts_already_is_not_cast_again(tmp_path: Path) -> None:
 
 def test_half_that_goes_to_fp32_and_back_is_read_before_it_goes(tmp_path: Path) -> None:
     foreign = convert(tmp_path, model("h = MatMul(x, w) f = Cast<to=1>(h) y = MatMul(f, w)"), x_rows())
-    assert foreign.half is not None and foreign.casts == 2
+    assert foreign.half is not None and foreign.written.casts == 2
     assert [node.op_type for node in foreign.half.graph.node] == ["Cast", "MatMul", "MatMul", "Cast"]
 
 
@@ -99,10 +98,10 @@ def test_what_reaches_an_fp32_reader_unrounded_stays_unrounded(tmp_path: Path, m
     weights |= square(np.random.default_rng(3)) | {"thousand": np.asarray(1000.0, np.float32)}
     samples, inputs = x_rows(), x_rows()
     placed = convert(tmp_path / "placed", parsed(text, weights), samples)
-    monkeypatch.setattr(planning, "place", lambda program, rules, kernels, dtypes, numel, kept: dtypes)
+    monkeypatch.setattr(file_rules, "place", lambda program, rules, kernels, dtypes, numel, kept: dtypes)
     plain = convert(tmp_path / "plain", parsed(text, weights), samples)
     assert placed.half_nodes == plain.half_nodes == 2
-    assert np.array_equal(oracle_answers(placed)(inputs)["y"], oracle_answers(plain)(inputs)["y"])
+    assert np.array_equal(placed.oracle_answers()(inputs)["y"], plain.oracle_answers()(inputs)["y"])
 
 
 def test_what_is_read_as_it_comes_does_not_move(tmp_path: Path) -> None:

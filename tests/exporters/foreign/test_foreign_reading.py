@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from halfeven.exporters.foreign.conversion import convert_onnx, read_foreign
+from halfeven.exporters.foreign.conversion import read_foreign
 from halfeven.exporters.foreign.reading import read_model
-from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.errors import BadFolder, BadSetting, TooLarge
-from halfeven.models.package import ModelFolder, Precision
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from onnx import ModelProto, helper
 
@@ -224,11 +222,3 @@ def test_a_keep_pattern_that_matches_nothing_is_refused(tmp_path: Path) -> None:
     x = np.ones((4, 8), np.float32)
     with pytest.raises(BadSetting, match="op:Sofmax"):
         convert(tmp_path, linear(), {"x": x}, keep=["op:Sofmax"])
-
-
-def test_without_planning_samples_they_are_made(tmp_path: Path) -> None:
-    folder: ModelFolder = saved(tmp_path, linear())
-    foreign = convert_onnx(
-        tmp_path / "model.onnx", folder, Samples({"x": np.zeros((0, 8), np.float32)}), Precision()
-    )
-    assert foreign.half_nodes == 2

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from halfeven.exporters.foreign.conversion import runtime_answers
 from halfeven.exporters.foreign.graph import HALVES, ForeignProgram, assembled
 from halfeven.exporters.foreign.normalise import normalise
 from halfeven.exporters.foreign.redundant import drop_casts
+from halfeven.exporters.foreign.runtime import runtime_answers
 from halfeven.exporters.foreign.typing import value_types
 
 from tests.exporters.foreign.onnx_files import parsed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from halfeven.exporters.foreign.conversion import runtime_answers
+from halfeven.exporters.foreign.runtime import runtime_answers
 from halfeven.exporters.foreign.ties import ForeignTies, find_tied
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF
 from onnx import ModelProto

@@ -5,19 +5,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from halfeven.exporters.foreign.conversion import ForeignHalf
 
-from tests.exporters.foreign.onnx_files import convert, errors_u
+from tests.exporters.foreign.onnx_files import ConvertedFile, convert, errors_u
 from tests.exporters.foreign.traps import EVERY_RUN, FOREIGN, Trap
 from tests.slow import slow_but
 
 
-def converted(trap: Trap, path: Path, level: str) -> ForeignHalf:
+def converted(trap: Trap, path: Path, level: str) -> ConvertedFile:
     samples = trap.inputs(np.random.default_rng(11), 32)
     return convert(path, trap.model(), samples, level, max_batch_size=trap.max_batch_size)
 
 
-def fresh(trap: Trap, foreign: ForeignHalf) -> list[dict[str, np.ndarray]]:
+def fresh(trap: Trap, foreign: ConvertedFile) -> list[dict[str, np.ndarray]]:
     """Batches of 1 and more, or single samples where the model is not batched or takes no company."""
     most = foreign.spec.max_batch_size
     if most == 0:

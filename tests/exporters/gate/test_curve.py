@@ -8,6 +8,7 @@ import torch
 from halfeven.exporters.autocast.dtypes import Typing
 from halfeven.exporters.autocast.emulation import Emulation, half_rounding, mantissa_rounding
 from halfeven.exporters.autocast.plan import make_plan
+from halfeven.exporters.captured.program_graph import nodes_of
 from halfeven.exporters.gate import curve
 from halfeven.exporters.gate.curve import divergence_curve
 from halfeven.models.package import Precision
@@ -25,7 +26,7 @@ def drift(net: nn.Module, rounding=half_rounding, level: str = "O3", **inputs: T
     fp32, half = (typing.under(plan) for plan in plans)
     round_half = rounding(torch.float16)
     return divergence_curve(
-        module,
+        nodes_of(module),
         lambda tap: Emulation(module, fp32, round_half, tap).run(*tensors),
         lambda tap: Emulation(module, half, round_half, tap).run(*tensors),
         U,

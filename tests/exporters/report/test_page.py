@@ -201,7 +201,7 @@ FINDINGS = {
     },
     "search": {
         "evaluations": 37,
-        "neighbours": 4096,
+        "unseen": 4096,
         "minimal": True,
         "before": {"passed": False, "error_u": None},
         "after": {"passed": True, "error_u": 1.8},
@@ -263,7 +263,14 @@ FINDINGS = {
 TOLD = {
     "recommendation": ["not recommended", "half buys nothing here"],
     "curve": ["first astray", "pow_1", "errs by 70u", "3 nodes"],
-    "search": ["37 trials", "about 4096 copies", "errs by ∞u", "812", "it overflows", "No single node"],
+    "search": [
+        "37 trials",
+        "tried on 4096 unseen ones",
+        "errs by ∞u",
+        "812",
+        "it overflows",
+        "No single node",
+    ],
     "repairs": ["matmul_1", "scaled by a power of two", "214,003"],
     "profile": ["exp_1", "81204", "1.24×", "12.00 %", "add_3"],
     "weights": ["head.weight", "0.25", "kept", "of 7 tensors"],

@@ -1,7 +1,7 @@
-"""Planning samples moved about: a plan that lives by the luck of few samples falls over their neighbours.
+"""Perturbed samples: a plan that passes by the luck of few samples fails on samples near them.
 
 A loud square that overflows, a quiet one that vanishes: faults like these are rare among a dozen samples, and
-more draws around them cost no more than more runs.
+samples with noise around them cost no more than more runs.
 """
 
 from collections.abc import Iterator
@@ -11,22 +11,23 @@ import numpy as np
 from ...models.spec import ModelSpec
 from .samples import Samples
 
-SHAKEN = 3  # copies of the samples
+COPIES = 3  # of the samples
 NOISE = 0.5  # of the sample's own spread: far enough to be another sample, near enough to be one of its kind
-SHAKEN_ELEMENTS = 1 << 18  # of all samples together; larger ones are not shaken
+MAX_ELEMENTS = 1 << 18  # of all samples together; larger ones are not perturbed
 
 
-def shaken(spec: ModelSpec, planning: Samples, copies: int = SHAKEN, seed: int = 0) -> Iterator[Samples]:
-    """The samples with noise on their floating inputs; nothing where there are none, or where they are large."""
+def perturbed(spec: ModelSpec, samples: Samples, copies: int = COPIES, seed: int = 0) -> Iterator[Samples]:
+    """``copies`` of the samples with noise on their floating inputs; none where no input is floating, or where the
+    samples are large."""
     floats = [
         t.name for t in spec.inputs if t.type.is_float and not t.picture and "mask" not in t.name.lower()
     ]
-    if not floats or sum(planning.arrays[name].size for name in floats) > SHAKEN_ELEMENTS:
+    if not floats or sum(samples.arrays[name].size for name in floats) > MAX_ELEMENTS:
         return
     random = np.random.default_rng(seed)
     for _ in range(copies):
-        noisy = {name: _with_noise(planning.arrays[name], random) for name in floats}
-        yield Samples({**planning.arrays, **noisy}, source="generated")
+        noisy = {name: _with_noise(samples.arrays[name], random) for name in floats}
+        yield Samples({**samples.arrays, **noisy}, source="generated")
 
 
 def _with_noise(array: np.ndarray, random: np.random.Generator) -> np.ndarray:

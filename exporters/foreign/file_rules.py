@@ -1,143 +1,31 @@
-"""Which nodes of a foreign graph stay in FP32: by list, by rule with a reason, and by search with a certificate."""
+"""Which nodes of a foreign graph stay in FP32 by list and by rule, each for its reason."""
 
 import fnmatch
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 
-import numpy as np
 from onnx import NodeProto
 
 from ...models.errors import BadSetting
 from ...models.package import Precision
-from ...models.spec import ModelSpec
 from ..autocast.plan import Kept
-from ..inputs.samples import Samples
-from ..operations import UNKNOWN, Operations
 from ..ranges.ranges import Range
-from ..ranges.suspicion import suspicion
-from ..search.delta_debugging import NOT_ASKED, Budget, Found, Score, outcome
-from ..search.lessons import NOT_ALL, taught
-from ..search.ranking import head_first
 from .dtypes import Dtypes, Kind, assign
-from .graph import ForeignProgram, assembled, graphs
+from .graph import ForeignProgram, graphs
 from .kernels import Kernels
-from .leeway import guards_a_division, may_be_lost, may_overflow, narrow_casts, replaces_infinity
-from .masks import rewrite_masks
-from .merging import Merging
+from .leeway import guards_a_division, may_be_lost, narrow_casts, replaces_infinity
 from .op_lists import Rule, rules
 from .placement import place
-from .profile import LARGEST, node_profile, profile
+from .profile import LARGEST
 from .rewrite import HalfGraph, rewrite
-from .ties import find_tied
-from .trials import ENOUGH, Answers, Trials
-from .weights import Entry, Ledger
+from .weights import Ledger
 
-RESCALED = "real ×"  # adversarial inputs beyond what scores are known to reach: the search's judge asks them
 _MAY_BE_HALF = (Rule.HALF, Rule.FOLLOW, Rule.HALF_IF_FED)
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """``graph`` is None where nothing is half. ``half``: the nodes that compute in half. ``found`` is what the
-    search says, None where none was needed."""
-
-    graph: HalfGraph | None
-    half: Collection[str]
-    kept: tuple[Kept, ...]
-    found: Found | None
-    ledger: tuple[Entry, ...]
-    notes: tuple[str, ...]
-    search: str = NOT_ASKED
-
-
-def plan_half(
-    program: ForeignProgram,
-    spec: ModelSpec,
-    precision: Precision,
-    planning: Samples,
-    whole: Answers,
-    budget: Budget,
-    say: Callable[[str], None],
-    operations: Operations = UNKNOWN,
-) -> Planned:
-    """``operations``: of one execution. Raises BadSetting for a keep pattern that matches no node."""
-    draft = Draft(program, precision)
-    if precision.level == "O0" or not draft.assign().half:
-        return Planned(None, frozenset(), draft.kept, None, (), ())
-    model = partial(assembled, program.model, program.weights) if find_tied(program.model) else None
-    apart = precision.level != "O3"
-    trials = Trials(spec, planning, whole, precision.dtype, model, apart, operations)
-    real, odd = ([asked.inputs for asked in some] for some in (trials.real, trials.odd))
-    ranges = profile(program, real, precision.dtype)
-    alike = [asked.inputs for asked in trials.odd if not asked.name.startswith(RESCALED)]
-    masks = rewrite_masks(program, ranges, [*real, *alike])
-    if masks.done:
-        program = masks.program
-        draft, ranges = Draft(program, precision), profile(program, real, precision.dtype)
-    draft.hold_back(ranges, lambda: profile(program, odd, precision.dtype))
-    judge = _judge(draft, trials, masks.bounded)
-    lesson = taught(
-        draft.candidates(spec),
-        lambda kept: judge(kept, trials.aim if kept else ENOUGH),
-        lambda kept: trials.learn(draft.rewritten(draft.assign(kept))),
-        budget=budget,
-        say=say,
-        spent=trials.meter.spent,
-    )
-    found = lesson.found and replace(lesson.found, neighbours=trials.lessons.asked)
-    notes = list(masks.done)
-    if not lesson.equal:
-        notes.append(NOT_ALL)
-    if found is None:
-        notes.append(
-            "even with every candidate in FP32 the planning samples do not pass: the gate will say why"
-        )
-    elif not found.minimal:
-        notes.append("the search was exhausted before the FP32 set was shown to be minimal")
-    elif precision.level == "O3" and found.kept:
-        _merge(draft, found.kept, partial(judge, aim=trials.aim), trials.meter.spent)
-    kept = found.kept if found else ()
-    dtypes = draft.assign(kept)
-    graph, ledger = None, ()
-    if dtypes.half:
-        dtypes = draft.placed(dtypes, kept)
-        graph = draft.rewritten(dtypes)
-        ledger = tuple(draft.ledger.entry(name) for name in draft.halved(dtypes))
-    return Planned(graph, dtypes.half, draft.all_kept(found), found, ledger, tuple(notes), outcome(found))
-
-
-def _judge(draft: "Draft", trials: Trials, bounded: Collection[str]) -> Callable[..., Score]:
-    """Scores a set of kept nodes under an aim (`trials`)."""
-    infinite = {name for name, found in draft.ranges.items() if found.infinite}
-    unwatched = infinite.union(bounded, may_overflow(draft.program, draft.precision.dtype))
-
-    def judge(kept: Collection[str], aim: tuple[float, float]) -> Score:
-        return trials.score(draft.rewritten(draft.assign(kept)), unwatched, aim)
-
-    return judge
-
-
-def _merge(
-    draft: "Draft",
-    kept: Collection[str],
-    judge: Callable[[frozenset[str]], Score],
-    spent: Callable[[], int],
-) -> None:
-    """Hold the nodes between those kept where that saves casts."""
-
-    def write(kept: Collection[str]) -> HalfGraph:
-        return draft.rewritten(draft.placed(draft.assign(kept), kept))
-
-    numel = {name: found.numel for name, found in draft.ranges.items()}
-    merging = Merging(write, judge, numel, draft.assign(kept).half, spent)
-    for name in merging.grown(kept):
-        draft.hold(name, "in FP32 it saves casts: no more nodes than casts, no more bytes cast")
-
-
 @dataclass(slots=True)
-class Draft:
-    """A plan in the making: the rules, what they keep and why, and the values that do not survive in half."""
+class FileRules:
+    """What a level's rules give a file: what they keep and why, and the values that do not survive in half."""
 
     program: ForeignProgram
     precision: Precision
@@ -172,37 +60,12 @@ class Draft:
         numel = {name: found.numel for name, found in self.ranges.items()}
         return place(self.program, self.rules, self.kernels, dtypes, numel, {*self.held, *kept})
 
-    def candidates(self, spec: ModelSpec) -> list[str]:
-        """The half nodes, most suspicious first."""
-        half = self.assign().half
-        suspects = suspicion(node_profile(self.program, self.ranges, self.precision.dtype, 0))
-        found = {one.node: one.score for one in suspects}
-        scores = {
-            node.name: found.get(node.name, 0.0) + 200.0 * (node.name in self.doubts)
-            for node in self.program.nodes
-            if node.name in half
-        }
-        return sorted(head_first(spec, list(scores)), key=lambda name: -scores[name])
-
     def halved(self, dtypes: Dtypes) -> list[str]:
         """The constants that half nodes read in half."""
         return sorted(
             {name for node in self.program.nodes for name in self._half_reads(node, dtypes)}
             & set(self.program.weights)
         )
-
-    def all_kept(self, found: Found | None) -> tuple[Kept, ...]:
-        by_name = {node.name: node for node in self.program.nodes}
-        searched = [
-            Kept(
-                name,
-                by_name[name].op_type,
-                self.doubts.get(name, "in half the answers are not equal"),
-                _evidence(found, name),
-            )
-            for name in (found.kept if found else ())
-        ]
-        return (*self.kept, *searched)
 
     def hold_back(self, ranges: Mapping[str, Range], on_odd: Callable[[], Mapping[str, Range]]) -> None:
         """Keep the readers of what does not survive in half: constants over budget, masks' sentinels.
@@ -298,9 +161,6 @@ class Draft:
         reads = dtypes.reads.get(node.name, {})
         return {node.input[slot] for slot, half in reads.items() if half}
 
-    def hold(self, name: str, reason: str) -> None:
-        self._hold(next(node for node in self.program.nodes if node.name == name), reason)
-
     def _hold(self, node: NodeProto, reason: str, evidence: str = "") -> None:
         self.held.setdefault(node.name, Kept(node.name, node.op_type, reason, evidence))
 
@@ -340,11 +200,3 @@ def matches(node: NodeProto, pattern: str) -> bool:
     return bool(pattern) and (
         fnmatch.fnmatchcase(node.name, pattern) or node.name.startswith((f"{pattern}.", f"{pattern}/"))
     )
-
-
-def _evidence(found: Found | None, name: str) -> str:
-    score = found.certificate.get(name) if found else None
-    if score is None:
-        return "not shown to be needed: the search was exhausted"
-    size = f"error {score.error_u:.3g}u" if np.isfinite(score.error_u) else "answers that are not finite"
-    return f"without it: {size} ({score.reason})"

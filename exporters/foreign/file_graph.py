@@ -1,0 +1,212 @@
+"""An ONNX file as the planner sees it (`graph.backend.Graph`)."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from onnx import ModelProto
+
+from ...models.engines.arrays import to_torch
+from ...models.package import Precision
+from ...models.spec import ModelSpec
+from ..autocast.plan import Action, Kept
+from ..graph.backend import Candidate, GraphNode, Observe, Traffic
+from ..inputs.perturbed import perturbed
+from ..inputs.planning import executions, few
+from ..inputs.samples import Samples
+from ..inputs.synthetic import adversarial
+from ..operations import UNKNOWN, Operations
+from ..policy.weights import measure
+from ..prove import Answers, Arrays, Excuse
+from ..ranges.suspicion import suspicion
+from ..search.ranking import head_first
+from .dtypes import Dtypes
+from .file_rules import FileRules
+from .graph import ForeignProgram, assembled, read_by, walk
+from .masks import rewrite_masks
+from .oracle import Oracle, to_half_and_back, to_mantissa
+from .profile import node_profile, profile
+from .rewrite import HalfGraph
+from .stored import ties_of
+from .ties import find_tied
+from .traffic import traffic
+from .weights import TORCH
+
+RESCALED = "real ×"  # adversarial inputs beyond what scores are known to reach: the search's judge asks them
+
+
+@dataclass(frozen=True)
+class FileGraph:
+    """``rules``: what the level's rules give ``rules.program``, its masks rewritten; ``answers``: of the FP32 file.
+
+    ``samples``: batches that were profiled. ``placed``: a settled graph's dtypes, with ``searched`` kept as well.
+    """
+
+    rules: FileRules
+    spec: ModelSpec
+    answers: Answers
+    samples: Sequence[Arrays]
+    example: Arrays
+    counted: Operations = UNKNOWN
+    masks: tuple[str, ...] = ()
+    searched: tuple[Kept, ...] = ()
+    placed: Dtypes | None = None
+    _widened: dict[int, Any] = field(default_factory=dict)  # `Oracle`
+
+    @property
+    def precision(self) -> Precision:
+        return self.rules.precision
+
+    @property
+    def kept(self) -> Sequence[Kept]:
+        return (*self.rules.kept, *self.searched)
+
+    @property
+    def repairs(self) -> Sequence[Mapping[str, Any]]:
+        return [{"node": "", "what": what, "evidence": ""} for what in self.masks]
+
+    def operations(self) -> Operations:
+        return self.counted
+
+    def whole(self, observe: Observe | None = None) -> Answers:
+        program = self.rules.program
+        if observe is None:
+            return self.answers
+        return Oracle(program.model, program.weights, observe=_by_node(program.model, observe)).run
+
+    def excuse(self, samples: Samples) -> Excuse | None:
+        program = self.rules.program
+        if not find_tied(program.model):
+            return None
+        whole = assembled(program.model, program.weights)
+        return ties_of(whole, self.spec, self.precision.dtype, samples)
+
+    def candidates(self) -> list[Candidate]:
+        rules, half = self.rules, self.rules.assign().half
+        nodes = {node.name: node for node in rules.program.nodes if node.name in half}
+        suspects = suspicion(node_profile(rules.program, rules.ranges, self.precision.dtype, 0))
+        found = {one.node: one.score for one in suspects}
+        score = {name: found.get(name, 0.0) + 200.0 * (name in rules.doubts) for name in nodes}
+        order = sorted(head_first(self.spec, list(nodes)), key=lambda name: -score[name])
+        return [Candidate(name, nodes[name].op_type, rules.doubts.get(name, "")) for name in order]
+
+    def has_half(self, kept: Collection[str] = ()) -> bool:
+        return bool(self.rules.assign(kept).half)
+
+    def half(
+        self, kept: Collection[str] = (), *, floor: bool = False, observe: Observe | None = None
+    ) -> Answers:
+        graph = self.rules.rewritten(self.rules.assign(kept)) if kept or not self.placed else self.written
+        return self.run(graph, floor, observe)
+
+    def run(self, graph: HalfGraph, floor: bool = False, observe: Observe | None = None) -> Answers:
+        rounding = to_mantissa if floor else to_half_and_back
+        seen = observe and _by_node(graph.model, observe)
+        return Oracle(graph.model, graph.weights, rounding, seen, self._widened).run
+
+    def repaired(self) -> None:
+        """No repair is known for files beyond those of masks."""
+
+    def settled(self, kept: Sequence[Kept]) -> "FileGraph":
+        names = [one.node for one in kept]
+        placed = self.rules.placed(self.rules.assign(names), names)
+        return replace(self, searched=tuple(kept), placed=placed)
+
+    @cached_property
+    def dtypes(self) -> Dtypes:
+        return self.placed or self.rules.assign()
+
+    @cached_property
+    def written(self) -> HalfGraph:
+        return self.rules.rewritten(self.dtypes)
+
+    def actions(self) -> list[dict[str, str]]:
+        """What each node computes in: rows of ``precision.json``."""
+        reads, half = self.dtypes.reads, self.dtypes.half
+        return [
+            {
+                "node": node.name,
+                "op": node.op_type,
+                "module": "",
+                "action": (
+                    Action.HALF
+                    if node.name in half
+                    else Action.FP32
+                    if reads.get(node.name)
+                    else Action.INPUT
+                ).value,
+            }
+            for node in self.rules.program.nodes
+        ]
+
+    def traffic(self) -> Traffic:
+        names = [one.node for one in self.searched]
+        before = self.rules.rewritten(self.rules.assign(names))
+        sizes = profile(self.rules.program, [self.example], self.precision.dtype)
+        return traffic(self.written, before, sizes)
+
+    def nodes(self) -> list[GraphNode]:
+        program = self.rules.program
+        makers = {output: node.name for node in program.nodes for output in node.output}
+        return [
+            GraphNode(node.name, node.op_type, tuple(makers[n] for n in sorted(read_by(node)) if n in makers))
+            for node in program.nodes
+        ]
+
+    def profile(self) -> Mapping[str, Any]:
+        program, dtype = self.rules.program, self.precision.dtype
+        ranges = profile(program, self.samples, dtype)
+        return node_profile(program, ranges, dtype, len(self.samples)).to_json()
+
+    def weights(self) -> Sequence[Mapping[str, Any]]:
+        """Of the constants that half nodes would read in half; ``fp32``: where the rules keep all of those."""
+        rules, half = self.rules, TORCH[self.precision.dtype]
+        read = set(rules.halved(self.dtypes))
+        rows = {
+            name: measure(name, to_torch(rules.program.weights[name].copy()), half).to_json()
+            for name in sorted({*rules.ledger.asked, *read})
+        }
+        return [row | {"fp32": name not in read} for name, row in rows.items()]
+
+
+def file_graph(
+    program: ForeignProgram,
+    spec: ModelSpec,
+    precision: Precision,
+    planning: Samples,
+    answers: Answers,
+    operations: Operations = UNKNOWN,
+) -> FileGraph:
+    """A file's program, profiled, with its masks rewritten where that is exact and the level's rules applied.
+
+    ``answers``: of the FP32 file. Raises BadSetting for a keep pattern that matches no node.
+    """
+    dtype, rules = precision.dtype, FileRules(program, precision)
+    _, example = next(planning.batches(min(3, spec.max_batch_size) if spec.batched else 0, 1))
+    some = few(planning)
+    real = [inputs for part in (some, *perturbed(spec, some)) for _, inputs in executions(spec, part)]
+    graph = FileGraph(rules, spec, answers, real, example, operations)
+    if precision.level == "O0" or not graph.has_half():
+        return graph
+    odd = dict(adversarial(spec, some))
+    alike = [inputs for name, inputs in odd.items() if not name.startswith(RESCALED)]
+    ranges = profile(program, real, dtype)
+    masks = rewrite_masks(program, ranges, [*real, *alike])
+    if masks.done:
+        program = masks.program
+        rules, ranges = FileRules(program, precision), profile(program, real, dtype)
+    rules.hold_back(ranges, lambda: profile(program, odd.values(), dtype))
+    return replace(graph, rules=rules, masks=masks.done)
+
+
+def _by_node(model: ModelProto, observe: Observe) -> Any:
+    """An observer of values as one of nodes; casts that a half has of its own are no nodes of the whole."""
+    makers = {output: node.name for node in walk(model.graph) for output in node.output if output}
+
+    def see(name: str, array: Any, type_: int) -> None:
+        if name in makers and array.dtype.kind == "f":
+            observe(makers[name], torch.from_numpy(array))
+
+    return see

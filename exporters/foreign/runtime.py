@@ -1,0 +1,109 @@
+"""ONNX Runtime's CPU on a whole model in memory: whether it loads, what it answers, whether it answers rows alone.
+
+It keeps chains of half nodes in FP32, so it never judges half storage; `oracle.py` does.
+"""
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from onnx import ModelProto, ValueInfoProto, helper
+
+from ...models.engines.onnx_engine import DEADLY_IN_HALF
+from ...models.errors import BadFolder, CannotConvert
+from ...models.spec import ModelSpec
+from ..inputs.samples import Samples
+from ..plan.batched import SAME_IN_FP32
+from ..question import Answers, Arrays
+
+_SMALL_MODEL, _SMALL_CONSTANT = 1 << 20, 1 << 12  # bytes
+
+
+def finished(
+    model: ModelProto, what: str, error: type[BadFolder] | type[CannotConvert] = BadFolder
+) -> tuple[ValueInfoProto, ...]:
+    """Strict shape inference, the full check and a load by ONNX Runtime; gives the value_info, written in, too.
+
+    Raises ``error`` with the reason.
+    """
+    try:
+        found = tuple(inferred(model))
+        model.graph.value_info.extend(found)
+        onnx.checker.check_model(model, full_check=True)
+        _session(model)
+    except Exception as reason:
+        raise error(f"{what} is no model that can be run: {str(reason)[:600]}") from reason
+    return found
+
+
+def inferred(model: ModelProto) -> list[ValueInfoProto]:
+    """What strict shape inference says of the inner values; large constants are only shown to it as inputs."""
+    bare = ModelProto()
+    bare.CopyFrom(model) if model.ByteSize() < _SMALL_MODEL else _copy_bare(model, bare)
+    known = {value.name for value in (*bare.graph.input, *bare.graph.output, *bare.graph.initializer)}
+    found = onnx.shape_inference.infer_shapes(bare, strict_mode=True, data_prop=True)
+    return [value for value in found.graph.value_info if value.name not in known]
+
+
+def _copy_bare(model: ModelProto, bare: ModelProto) -> None:
+    graph = model.graph
+    bare.ir_version = model.ir_version
+    bare.opset_import.extend(model.opset_import)
+    bare.graph.name = graph.name
+    bare.graph.node.extend(graph.node)
+    bare.graph.input.extend(graph.input)
+    bare.graph.output.extend(graph.output)
+    for tensor in graph.initializer:
+        if len(tensor.raw_data) <= _SMALL_CONSTANT:
+            bare.graph.initializer.append(tensor)
+        else:
+            value = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            bare.graph.input.append(value)
+
+
+def runtime_answers(model: ModelProto) -> Answers:
+    """A model as ONNX Runtime's CPU runs it, in memory."""
+    session = _session(model)
+    names = [value.name for value in session.get_outputs()]
+
+    def answer(arrays: Arrays) -> dict[str, np.ndarray]:
+        feed = {name: np.asarray(array) for name, array in arrays.items()}
+        return dict(zip(names, map(np.asarray, session.run(names, feed)), strict=True))
+
+    return answer
+
+
+def _session(model: ModelProto) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = torch.get_num_threads()  # `threads.fixed_threads`
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=DEADLY_IN_HALF,
+    )
+
+
+def answers_alone_differ(spec: ModelSpec, planning: Samples, whole: Answers) -> str | None:
+    """Why rows must not be batched: they are answered otherwise among others, or the graph takes no more; else None."""
+    if planning.count < 2:
+        return None
+    _, together = next(planning.batches(min(3, spec.max_batch_size)))
+    alone = [whole({name: array[:1] for name, array in together.items()})]
+    try:
+        joint = whole(together)
+    except Exception as error:
+        return f"the graph does not run with more than one row ({str(error)[:200]})"
+    for tensor in spec.outputs:
+        one, other = alone[0][tensor.name], joint[tensor.name]
+        if len(other) != len(next(iter(together.values()))):
+            return f"output '{tensor.name}' gives {len(other)} rows for {len(next(iter(together.values())))}"
+        if one.shape[1:] != other.shape[1:]:
+            return f"output '{tensor.name}' has another shape for more than one row"
+        with np.errstate(all="ignore"):
+            gap = np.abs(one[0].astype(np.float64) - other[0].astype(np.float64))
+            scale = float(np.nanmax(np.abs(other.astype(np.float64)), initial=0.0)) or 1.0
+        if not np.nanmax(gap, initial=0.0) <= SAME_IN_FP32 * scale:
+            return f"the answer of output '{tensor.name}' depends on the other rows of its batch"
+    return None

@@ -1,0 +1,123 @@
+"""What the planner asks of a back end: one FP32 graph, ready to be planned, and its halves.
+
+The back ends are `captured/program_graph.py` (torch.fx) and `foreign/file_graph.py` (ONNX). A back end says which
+nodes may be half, runs a half under a plan and writes it; `plan/` decides.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from torch import Tensor
+
+from ...models.package import Precision
+from ...models.spec import ModelSpec
+from ..autocast.plan import Kept
+from ..autocast.traffic import Cast
+from ..inputs.samples import Samples
+from ..operations import Operations
+from ..prove import Excuse
+from ..question import Answers, Arrays
+
+Observe = Callable[[str, Tensor], None]  # node, a floating result of it
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node that is half and may be kept in FP32; ``reason``: why it may be in danger, empty where nothing says so."""
+
+    node: str
+    op: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """``inputs``: the nodes whose results it reads, those of the graph around a body included."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes per run of the example's batch. ``bytes_before``: cast before casts were placed; ``saved``: by half."""
+
+    casts: Sequence[Cast]
+    bytes_before: int
+    saved: int
+
+
+class Graph(Protocol):
+    """One FP32 graph with a level's rules applied: what the planner works on."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def precision(self) -> Precision: ...
+
+    @property
+    def kept(self) -> Sequence[Kept]:
+        """Nodes that the rules keep in FP32, each for its reason."""
+        ...
+
+    def operations(self) -> Operations:
+        """Of one execution."""
+        ...
+
+    @property
+    def repairs(self) -> Sequence[Mapping[str, Any]]:
+        """What was rewritten exactly before planning: rows of the report."""
+        ...
+
+    @property
+    def example(self) -> Arrays:
+        """A batch of one to three samples."""
+        ...
+
+    def whole(self, observe: Observe | None = None) -> Answers:
+        """The FP32 graph as a function. ``observe``: sees every floating result."""
+        ...
+
+    def excuse(self, samples: Samples) -> Excuse | None:
+        """Which integers may differ because their scores tie; None where the model gives none."""
+        ...
+
+    def candidates(self) -> Sequence[Candidate]:
+        """The most suspicious first."""
+        ...
+
+    def has_half(self, kept: Collection[str] = ()) -> bool:
+        """Whether any node is half with these nodes in FP32 as well."""
+        ...
+
+    def half(
+        self, kept: Collection[str] = (), *, floor: bool = False, observe: Observe | None = None
+    ) -> Answers:
+        """The half with these nodes in FP32 as well, every half value rounded to half.
+
+        ``floor``: rounded to half's mantissa with FP32's exponent. ``observe``: sees every floating result.
+        """
+        ...
+
+    def repaired(self) -> Self | None:
+        """The graph with exact repairs of what overflows; None where there is nothing to repair."""
+        ...
+
+    def settled(self, kept: Sequence[Kept]) -> Self:
+        """The graph with these nodes kept as well and its casts placed: its ``half`` is what is written."""
+        ...
+
+    def nodes(self) -> Sequence[GraphNode]:
+        """In the order in which they run."""
+        ...
+
+    def profile(self) -> Mapping[str, Any]:
+        """What every node's result reached on the planning samples: `ranges.profile.Profile.to_json`."""
+        ...
+
+    def weights(self) -> Sequence[Mapping[str, Any]]:
+        """What rounding does to each constant that is read in half: rows of `autocast.ledger.Ledger.to_json`."""
+        ...

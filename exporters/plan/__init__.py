@@ -1,0 +1,1 @@
+"""What is half and what stays in FP32: decided once for every back end."""

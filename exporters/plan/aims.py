@@ -1,0 +1,37 @@
+"""How much of the gate's limits a plan may use up on the samples that choose it."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...models.spec import ParityLimits
+from ..gate.parity import UNIT_ROUNDOFF, min_sqnr_db
+
+SHARES = (0.75, 0.4)  # of the gate's limits, for what a search finds: the second where the proof then fails
+
+
+def stricter(limits: ParityLimits, dtype: str, share: float) -> ParityLimits:
+    """Limits with room to spare: the error's times ``share``, the ratios' as many decibels higher."""
+    decibels = -20 * float(np.log10(share))
+    return replace(
+        limits,
+        max_error_u=limits.max_error_u * share,
+        min_sqnr_db=min_sqnr_db(limits, UNIT_ROUNDOFF[dtype]) + decibels,
+        min_slice_sqnr_db=limits.min_slice_sqnr_db + decibels,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Aims:
+    """``as_it_is``: the limits for the plan as the level's rules give it; ``searched``: for what a search finds.
+
+    What passes by the rules alone is good enough at the limit; what a search finds lies close to its limit by nature.
+    """
+
+    as_it_is: ParityLimits
+    searched: ParityLimits
+
+
+def aims(limits: ParityLimits, dtype: str, share: float) -> Aims:
+    """For a search that aims at ``share`` (of `SHARES`) of the gate's limits."""
+    return Aims(stricter(limits, dtype, share / SHARES[0]), stricter(limits, dtype, share))

@@ -1,0 +1,88 @@
+"""Batched evaluation: several executions are run as one, and each is judged by itself.
+
+What a node of a graph costs by itself is the same for eight rows and for hundreds. Done only where the whole gives a
+row the same answer among others.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..question import Answers, Arrays, Question
+
+ELEMENTS = 1 << 14  # of inputs run at once; with more the work itself costs, and a failure comes late
+SAME_IN_FP32 = 1e-4  # of an output's largest number: among others a product may be added up in another order
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Executions that are run as one; one alone is run as it is."""
+
+    questions: tuple[Question, ...]
+
+    def answers(self, half: Answers) -> Iterator[tuple[Question, Arrays]]:
+        if len(self.questions) == 1:
+            yield self.questions[0], half(self.questions[0].inputs)
+        else:
+            yield from zip(self.questions, _run_as_one(self.questions, half), strict=True)
+
+
+def batches(questions: Iterable[Question], whole: Answers, may_join: bool = True) -> Iterator[Batch]:
+    """The questions with the whole's answers, in order, as many in a batch as are small and alike in shape.
+
+    The first of each batch is run alone as well: where it is answered otherwise among others, or where the whole
+    takes no more rows, all of that batch are answered and run alone.
+    """
+    for group in _groups(questions) if may_join else ((one,) for one in questions):
+        joined = _joined(group, whole) if len(group) > 1 else None
+        alone = (Batch((replace(one, reference=whole(one.inputs)),)) for one in group)
+        yield from (joined,) if joined else alone
+
+
+def _joined(group: Sequence[Question], whole: Answers) -> Batch | None:
+    try:
+        answers = _run_as_one(group, whole)
+    except Exception:  # whatever a runtime raises for more rows than the model was made for
+        return None
+    if not _same(whole(group[0].inputs), answers[0]):
+        return None
+    return Batch(tuple(replace(one, reference=its) for one, its in zip(group, answers, strict=True)))
+
+
+def _run_as_one(group: Sequence[Question], answers: Answers) -> list[Arrays]:
+    names = group[0].inputs
+    found = answers({name: np.concatenate([one.inputs[name] for one in group]) for name in names})
+    ends = np.cumsum([len(one.samples) for one in group])[:-1]
+    parts = {name: np.split(array, ends) for name, array in found.items()}
+    return [{name: parts[name][index] for name in parts} for index in range(len(group))]
+
+
+def _groups(questions: Iterable[Question]) -> Iterator[Sequence[Question]]:
+    """Consecutive ones whose rows have the same shapes, up to `ELEMENTS`."""
+    group: list[Question] = []
+    elements = 0
+    for one in questions:
+        size = sum(array.size for array in one.inputs.values())
+        if group and (elements + size > ELEMENTS or _shapes(one) != _shapes(group[0])):
+            yield group
+            group, elements = [], 0
+        group.append(one)
+        elements += size
+    if group:
+        yield group
+
+
+def _shapes(one: Question) -> list[tuple[int, ...]]:
+    return [array.shape[1:] for array in one.inputs.values()]
+
+
+def _same(alone: Arrays, among_others: Arrays) -> bool:
+    return all(_close(array, among_others[name]) for name, array in alone.items())
+
+
+def _close(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.shape != other.shape or one.dtype.kind != "f":
+        return np.array_equal(one, other)
+    scale = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
+    return np.allclose(one, other, rtol=0.0, atol=SAME_IN_FP32 * scale, equal_nan=True)

@@ -1,0 +1,100 @@
+"""Unseen samples on which a plan is tried once it passes on its own: those that fail are asked ever after."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+
+from ..gate.trial import Trial
+from ..gate.verdict import ParityReport
+from ..question import Question
+from ..search.ranking import RANKED, RULES
+from .batched import Batch
+
+OPERATIONS = 1 << 37  # for the whole's answers: a large model is tried on fewer
+ANSWERS_BYTES = 1 << 28  # that the whole's answers may take
+WORST = 4  # sets of samples that join those that are asked, after one search
+SHARE = 0.95  # of the error that the gate allows: there are samples that are never tried
+# Rules about many samples together, which few cannot break.
+OVER_ALL = {"sqnr", "slice_sqnr", "kl", "flips", "accuracy", *RULES}
+
+Ask = Callable[[Iterable[Batch]], Iterator[Trial]]  # lets one half answer, in order
+
+
+@dataclass
+class Counterexamples:
+    """``rows``: samples of a set; sample ``i`` is of set ``i // rows``.
+
+    Each set is judged by itself, as a proof on as many samples would be. Held against the largest of all answers,
+    errors of sets whose answers are small pass: the corpus' 'warp' then errs by 4.9u in one of 64 such proofs.
+    ``draw``: batches of unseen samples with the whole's answers, sets in order. ``join``: batches of known questions.
+    ``judge``: the gate's report at `SHARE` of its limit. ``rank``: gives the report where trials break the order
+    (`search.ranking`). ``spent``: the operations so far (`operations.Meter`).
+    """
+
+    rows: int
+    draw: Callable[[], Iterator[Batch]]
+    join: Callable[[Iterable[Question]], Iterator[Batch]]
+    judge: Callable[[Sequence[Trial]], ParityReport]
+    rank: Callable[[Sequence[Trial]], ParityReport | None] | None = None
+    spent: Callable[[], int] = lambda: 0
+    found: list[Question] = field(default_factory=list)
+    breaks_order: bool = False
+    tried: int = 0  # rows
+    _batches: list[Batch] = field(default_factory=list)
+
+    @cached_property
+    def unseen(self) -> list[Batch]:
+        """As many as the budget and memory allow, and one."""
+        found, held, end = list[Batch](), 0, self.spent() + OPERATIONS
+        for batch in self.draw():
+            found.append(batch)
+            held += sum(array.nbytes for one in batch.questions for array in one.reference.values())
+            if self.spent() > end or held > ANSWERS_BYTES:
+                break
+        return found
+
+    def search(self, ask: Ask) -> bool:
+        """Whether a half fails any unseen sample; the worst sets are asked of every half from now on."""
+        questions = [one for batch in self.unseen for one in batch.questions]
+        self.tried = sum(len(one.samples) for one in questions)
+        failed = [(excess(report), number) for number, report in self._reports(ask(self.unseen))]
+        worst = sorted((one for one in failed if not one[0] <= 1), key=lambda one: -one[0])[:WORST]
+        numbers = {number for _, number in worst}
+        self.found += [one for one in questions if one.samples[0] // self.rows in numbers]
+        self._batches = list(self.join(self.found))
+        if not self.breaks_order and self._misordered(ask):
+            self.breaks_order = True
+            return True
+        return bool(worst)
+
+    def failed(self, ask: Ask) -> ParityReport | None:
+        """The report on the first counterexample known that a half fails."""
+        reports = (report for _, report in self._reports(ask(self._batches)))
+        failed = next((report for report in reports if not excess(report) <= 1), None)
+        return failed or (self._misordered(ask) if self.breaks_order else None)
+
+    def _reports(self, trials: Iterable[Trial]) -> Iterator[tuple[int, ParityReport]]:
+        for number, of_set in groupby(trials, key=lambda trial: trial.samples[0] // self.rows):
+            yield number, self.judge(list(of_set))
+
+    def _misordered(self, ask: Ask) -> ParityReport | None:
+        if self.rank is None:
+            return None
+        trials, rows = list[Trial](), 0
+        for trial in ask(self.unseen):
+            trials.append(trial)
+            rows += len(trial.samples)
+            if rows >= RANKED:
+                break
+        return self.rank(trials) if trials else None
+
+
+def excess(report: ParityReport) -> float:
+    """The worst error of any output as a share of what is allowed, infinite where an answer is wrong altogether."""
+    if any(failure.rule not in OVER_ALL | {"max_error"} for failure in report.all_failures):
+        return math.inf
+    return max(
+        (output.max_error_u / output.limit_u for output in report.outputs if output.max_error_u), default=0.0
+    )

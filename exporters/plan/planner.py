@@ -1,0 +1,131 @@
+"""The planning driver: what stays in FP32, searched for where the level's rules alone do not pass.
+
+One for every back end (`graph.backend.Graph`). The rules propose, the search finds the fewest more nodes that must be
+FP32, each with a reason and evidence.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Generic, TypeVar
+
+from ..autocast.plan import Kept
+from ..graph.backend import Graph
+from ..inputs.samples import Samples
+from ..search.delta_debugging import NOT_ASKED, NOT_NEEDED, Budget, Found, outcome
+from ..search.refinement import refined
+from .aims import Aims, aims
+from .rehearsal import Rehearsal
+
+BUDGET = Budget(evaluations=400, operations=1 << 41)  # about two minutes of one core
+
+G = TypeVar("G", bound=Graph)
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CandidatePlan(Generic[G]):
+    """A graph, repaired or not, and the nodes that stay in FP32: by rule, and ``searched`` by trial.
+
+    ``found`` is None where nothing was searched for, or where nothing passes whatever is kept.
+    """
+
+    graph: G
+    searched: tuple[Kept, ...] = ()
+    found: Found | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return [kept.node for kept in self.searched]
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        return (*self.graph.kept, *self.searched)
+
+
+class Planner(Generic[G]):
+    """Settles the plan of one graph; may be asked again, under stricter limits.
+
+    ``search``: look for kept nodes at O3 too, which otherwise means exactly what was asked.
+    """
+
+    def __init__(self, graph: G, planning: Samples, search: bool) -> None:
+        self.graph, self._planning = graph, planning
+        self.plan = CandidatePlan(graph)
+        self.search = NOT_ASKED
+        level = graph.precision.level
+        self._searches = level in ("O1", "O2") or (level == "O3" and search)
+        self._settled = False
+
+    def settle(self, share: float, say: Say) -> bool:
+        """Plan for ``share`` of the gate's limits; whether that made another plan than before."""
+        before, first = self.plan, not self._settled
+        self._settled = True
+        if self._searches and not self.graph.has_half():
+            self.search = NOT_NEEDED
+        elif self._searches:
+            say("rehearsing")
+            spec, dtype = self.graph.spec, self.graph.precision.dtype
+            self.plan = self._searched(aims(spec.parity, dtype, share), say)
+            self.search = outcome(self.plan.found)
+        return first or self.plan.graph is not before.graph or self.plan.names != before.names
+
+    def _searched(self, limits: Aims, say: Say) -> CandidatePlan[G]:
+        """The plan that passes with the fewest nodes in FP32: with exact repairs where they save any."""
+        plain = self._search(self.graph, self._rehearsal, limits, say)
+        if not plain.searched or plain.found is None:
+            return plain
+        exhausted = plain.found.exhausted
+        if not exhausted and not self.graph.has_half(plain.names) and not self._rehearsal.floor_passes():
+            # Rounding errs too much whatever its range: no set of nodes cures that. Nothing would be left in half; the
+            # gate refuses the plan as it is, and names the override.
+            return CandidatePlan(self.graph)
+        if self._repaired is None:
+            return plain
+        say("trying exact repairs")
+        repaired = self._search(self._repaired, self._rehearsal_repaired, limits, say)
+        return repaired if repaired.found is not None and len(repaired.kept) < len(plain.kept) else plain
+
+    def _search(self, graph: G, rehearsal: Rehearsal, limits: Aims, say: Say) -> CandidatePlan[G]:
+        """The fewest more nodes in FP32 that pass the rehearsal, each with reason and evidence."""
+        candidates = graph.candidates()
+        found = refined(
+            [one.node for one in candidates],
+            lambda names: rehearsal.score(names, limits.searched if names else limits.as_it_is),
+            rehearsal.find_counterexamples,
+            budget=BUDGET,
+            say=say,
+            spent=rehearsal.meter.spent,
+        )
+        if found is None:
+            return CandidatePlan(graph)
+        found = replace(found, unseen=rehearsal.counterexamples.tried)
+        kept = tuple(
+            Kept(one.node, one.op, one.reason or "found by search", _evidence(found, one.node))
+            for one in candidates
+            if one.node in found.kept
+        )
+        return CandidatePlan(graph, kept, found)
+
+    @cached_property
+    def _repaired(self) -> G | None:
+        return self.graph.repaired()
+
+    @cached_property
+    def _rehearsal(self) -> Rehearsal:
+        return Rehearsal(self.graph, self._planning)
+
+    @cached_property
+    def _rehearsal_repaired(self) -> Rehearsal:
+        assert self._repaired is not None
+        return Rehearsal(self._repaired, self._planning)
+
+
+def _evidence(found: Found, name: str) -> str:
+    score = found.certificate.get(name)
+    if score is None:
+        return "the search was exhausted before the model was tried without it"
+    if not math.isfinite(score.error_u):
+        return "without it: the answer is not finite"
+    return f"without it: error {score.error_u:.3g}u ({score.reason.partition(': expected')[0]})"

@@ -1,0 +1,132 @@
+"""The gate on planning samples, in emulation: how would the half under this plan do?
+
+One trial costs one run of the model and no export. The samples that choose a plan never judge it.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+
+from ...models.spec import ModelSpec, ParityLimits
+from ..gate.parity import judge
+from ..gate.trial import Trial
+from ..gate.verdict import ParityReport
+from ..graph.backend import Graph
+from ..inputs.perturbed import COPIES, perturbed
+from ..inputs.planning import MAX_SAMPLES, executions, few
+from ..inputs.samples import Samples
+from ..inputs.synthetic import adversarial
+from ..operations import Meter
+from ..prove import tried
+from ..question import Answers, Question
+from ..search.delta_debugging import Score
+from ..search.ranking import RANKED, ranking
+from .aims import stricter
+from .batched import Batch, batches
+from .counterexamples import SHARE, Ask, Counterexamples
+
+UNSEEN = 4096  # rows that a plan is tried on
+UNSEEN_ALONE = 2048  # where a model takes one row at a time
+
+
+class Rehearsal:
+    """Asks the emulated half of one graph under any plan."""
+
+    def __init__(self, graph: Graph, planning: Samples) -> None:
+        self._graph, spec = graph, graph.spec
+        self.meter = Meter(graph.operations())
+        self._whole = self.meter.on(graph.whole())
+        self._excuse = graph.excuse(planning)
+        self._few = few(planning)
+        self._rows = max(self._few.count, 1)
+        self._may_join = spec.batched and spec.max_batch_size > 1
+        self.own = list(self._batches(self._questions([self._few], 0)))
+        moved = list(self._batches(self._questions(perturbed(spec, self._few), 1)))
+        self.samples = [*self.own, *moved]
+        self.adversarial = list(self._batches(self._odd()))
+        limits = replace(spec, parity=stricter(spec.parity, graph.precision.dtype, SHARE))
+        joined = -(-MAX_SAMPLES // self._rows)  # copies of few samples that are judged as one set
+        self.counterexamples = Counterexamples(
+            self._rows * joined,
+            lambda: self._batches(self._questions(self._unseen(planning), (1 + COPIES) * joined)),
+            self._batches,
+            lambda trials: judge(limits, graph.precision.dtype, trials),
+            rank=ranking(spec, graph.precision.dtype),
+            spent=self.meter.spent,
+        )
+
+    def score(self, kept: Collection[str], limits: ParityLimits) -> Score:
+        """The gate's score of the half with these nodes kept; the samples as given have to pass first."""
+        ask = self._ask(kept)
+        failed = self.counterexamples.failed(ask)
+        if failed is not None:
+            return Score(False, failed.max_error_u, failed.summary())
+        real = list(ask(self.own))
+        report = self._judged(limits, real)
+        if report.passed:
+            real += ask(self.samples[len(self.own) :])
+            report = self._judged(limits, real, list(ask(self.adversarial)))
+        return _score(report)
+
+    def find_counterexamples(self, kept: Collection[str]) -> bool:
+        """Whether the half fails unseen samples (`Counterexamples`)."""
+        return self.counterexamples.search(self._ask(kept))
+
+    def floor_passes(self) -> bool:
+        """Whether rounding alone, with FP32's range, stays within the gate's limits."""
+        ask = self._ask((), floor=True)
+        report = self._judged(self._graph.spec.parity, list(ask(self.samples)), list(ask(self.adversarial)))
+        return report.passed
+
+    def _judged(
+        self, limits: ParityLimits, real: list[Trial], odd: list[Trial] | None = None
+    ) -> ParityReport:
+        spec = replace(self._graph.spec, parity=limits)
+        return judge(spec, self._graph.precision.dtype, real, odd or [])
+
+    def _ask(self, kept: Collection[str], floor: bool = False) -> Ask:
+        """Lets one half answer."""
+        half: Answers = self.meter.on(self._graph.half(kept, floor=floor))
+
+        def ask(several: Iterable[Batch]) -> Iterator[Trial]:
+            for batch in several:
+                for one, answers in batch.answers(half):
+                    yield tried(one.samples, one.inputs, one.reference, answers, self._excuse, one.name)
+
+        return ask
+
+    def _batches(self, questions: Iterable[Question]) -> Iterator[Batch]:
+        return batches(questions, self._whole, self._may_join)
+
+    def _unseen(self, planning: Samples) -> Iterator[Samples]:
+        """Planning samples that are not asked of every plan, then perturbed ones."""
+        spec, rows = self._graph.spec, self._rows
+        more = range(MAX_SAMPLES, min(planning.count, RANKED), rows)
+        copies = -(-(UNSEEN if self._may_join else UNSEEN_ALONE) // rows)
+        return chain(
+            (planning.take(slice(start, min(start + rows, RANKED))) for start in more),
+            perturbed(spec, self._few, copies=copies, seed=1),
+        )
+
+    def _questions(self, sets: Iterable[Samples], first: int) -> Iterator[Question]:
+        """``first``: the number of the first set; no two different samples have the same number."""
+        for number, some in enumerate(sets, first):
+            for samples, inputs in executions(self._graph.spec, some):
+                yield Question(tuple(number * self._rows + sample for sample in samples), inputs, {})
+
+    def _odd(self) -> Iterator[Question]:
+        spec = self._graph.spec
+        for name, inputs in adversarial(spec, self._few):
+            yield Question(_rows(spec, inputs), inputs, {}, name)
+
+
+def _score(report: ParityReport) -> Score:
+    error = max((output.max_error_u for output in report.outputs), default=np.inf)
+    wrong = any(verdict.failures for verdict in report.adversarial) or not np.isfinite(error)
+    return Score(report.passed, np.inf if wrong else error, report.summary())
+
+
+def _rows(spec: ModelSpec, arrays: dict[str, np.ndarray]) -> tuple[int, ...]:
+    return tuple(range(len(arrays[spec.inputs[0].name]) if spec.batched else 1))

@@ -1,0 +1,44 @@
+"""Counterexample-guided refinement of a search (Solar-Lezama et al., ASPLOS 2006).
+
+The smallest set of nodes that a few samples need lies close to its limit for others by nature. What is found is
+therefore tried on many unseen samples; those that fail join the samples, and the search goes on from what it kept.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from .delta_debugging import Budget, Found, Judge, smallest_set
+
+ROUNDS = 8  # searches after the first
+NOT_ALL = "there are perturbed samples that are not equal under this plan"
+
+
+def refined(
+    candidates: Sequence[str],
+    judge: Judge,
+    counterexamples: Callable[[Collection[str]], bool],
+    *,
+    budget: Budget,
+    say: Callable[[str], None] = lambda line: None,
+    spent: Callable[[], int] = lambda: 0,
+) -> Found | None:
+    """`delta_debugging.smallest_set` for the samples and for the unseen ones that smaller sets fail.
+
+    ``counterexamples``: tries these kept nodes on unseen samples, adds the worst that fail to what the judge asks, and
+    returns whether there were any. Where no set passes those, what was found before them is returned, as an
+    exhausted search. None where not even all candidates kept pass.
+    """
+    end, before = spent() + budget.operations, None
+    for search in range(ROUNDS + 1):
+        left = replace(budget, operations=max(end - spent(), 0))
+        found = smallest_set(candidates, judge, budget=left, say=say, spent=spent, elsewhere=not search)
+        if found is None:
+            break
+        if not found.minimal or not counterexamples(found.kept):
+            return found
+        say(f"search: with {len(found.kept)} kept, perturbed samples are not equal; once more with them")
+        candidates = [*found.kept, *(name for name in candidates if name not in found.kept)]
+        before = found
+    if before is not None:
+        say(NOT_ALL)
+    return before and replace(before, exhausted=True)

@@ -1,0 +1,112 @@
+"""Batched evaluation: executions run as one are answered as each is alone, and run alone where that is not so."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from halfeven.exporters.foreign.oracle import Oracle
+from halfeven.exporters.plan.batched import ELEMENTS, batches
+from halfeven.exporters.question import Answers, Arrays, Question
+
+from tests.exporters.foreign.onnx_files import parsed
+
+HALF = """g (float[n,8] x) => (float[n,8] y) {
+    a = Cast<to=10>(x) b = MatMul(a, w) c = Relu(b) y = Cast<to=1>(c)
+}"""
+
+
+class Counted:
+    """A half or a whole that remembers how many rows each of its runs had."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+        self.rows: list[int] = []
+
+    def __call__(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        self.rows.append(len(inputs["x"]))
+        return self.answers(inputs)
+
+
+def doubled(inputs: Arrays) -> dict[str, np.ndarray]:
+    return {"y": inputs["x"] * 2}
+
+
+def questions(*rows: int, width: int = 8) -> list[Question]:
+    random = np.random.default_rng()
+    arrays = [random.standard_normal((count, width)).astype(np.float32) for count in rows]
+    return [Question(tuple(range(len(array))), {"x": array}, {}) for array in arrays]
+
+
+def run(whole: Answers, several: list[Question], half: Answers = doubled, join: bool = True) -> list[int]:
+    """How many rows each run of the half had, after it answered each execution rightly."""
+    counted = Counted(half)
+    came = [pair for batch in batches(several, whole, join) for pair in batch.answers(counted)]
+    for asked, (one, answers) in zip(several, came, strict=True):
+        assert one.inputs is asked.inputs
+        np.testing.assert_array_equal(one.reference["y"], whole(asked.inputs)["y"])
+        np.testing.assert_array_equal(answers["y"], half(asked.inputs)["y"])
+    return counted.rows
+
+
+def test_they_are_run_as_one_and_each_gets_its_own_answer() -> None:
+    assert run(doubled, questions(8, 3, 8)) == [19]
+    assert run(doubled, questions(8, 3, 8), join=False) == [8, 3, 8]
+
+
+def test_a_half_answers_rows_among_others_as_it_does_alone() -> None:
+    weights = {"w": np.random.default_rng().standard_normal((8, 8)).astype(np.float16)}
+    half = Oracle(parsed(HALF, weights), weights).run
+    assert run(doubled, questions(8, 8, 5), half) == [21]
+
+
+def test_the_whole_is_run_once_for_a_batch_and_once_for_its_first_alone() -> None:
+    whole = Counted(doubled)
+    assert len(list(batches(questions(8, 3, 8), whole))) == 1 and whole.rows == [19, 8]
+
+
+def test_answers_that_are_not_finite_in_the_same_places_may_be_run_as_one() -> None:
+    def rooted(inputs: Arrays) -> dict[str, np.ndarray]:
+        return {"y": np.where(inputs["x"] < 0, np.nan, np.where(inputs["x"] > 2, np.inf, inputs["x"]))}
+
+    assert run(rooted, questions(8, 8), half=rooted) == [16]
+
+
+def test_many_are_run_in_batches_that_stay_small() -> None:
+    assert run(doubled, questions(*[8] * 5, width=ELEMENTS // 16)) == [16, 16, 8]
+
+
+def test_rows_of_other_shapes_are_in_other_batches() -> None:
+    assert run(doubled, [*questions(8, 8), *questions(8, width=4), *questions(8)]) == [16, 8, 8]
+
+
+def centred(inputs: Arrays) -> dict[str, np.ndarray]:
+    return {"y": inputs["x"] - inputs["x"].mean()}
+
+
+def summed(inputs: Arrays) -> dict[str, np.ndarray]:
+    return {"y": inputs["x"].sum(axis=0, keepdims=True)}
+
+
+def small(inputs: Arrays) -> dict[str, np.ndarray]:
+    if len(inputs["x"]) > 8:
+        raise ValueError("reshaped for at most 8 rows")
+    return doubled(inputs)
+
+
+def flagged(inputs: Arrays) -> dict[str, np.ndarray]:
+    return {"y": np.where(inputs["x"] > inputs["x"].max() * 0.99, np.nan, inputs["x"])}
+
+
+def ranked(inputs: Arrays) -> dict[str, np.ndarray]:
+    return {"y": inputs["x"].argsort(axis=0)}
+
+
+def numbered(inputs: Arrays) -> dict[str, np.ndarray]:
+    return {"y": np.full(inputs["x"].shape, 1_000_000 + len(inputs["x"]))}
+
+
+@pytest.mark.parametrize("whole", [centred, summed, small, flagged, ranked, numbered])
+def test_where_the_whole_answers_otherwise_among_others_each_is_run_alone(
+    whole: Callable[[Arrays], dict[str, np.ndarray]],
+) -> None:
+    assert run(whole, questions(8, 8), half=whole) == [8, 8]

@@ -1,0 +1,138 @@
+"""Unseen samples on which a plan is tried: the worst sets that fail are asked ever after."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from halfeven.exporters.gate.parity import judge
+from halfeven.exporters.gate.trial import Trial
+from halfeven.exporters.gate.verdict import ParityReport
+from halfeven.exporters.operations import Meter, Operations
+from halfeven.exporters.plan.batched import Batch
+from halfeven.exporters.plan.counterexamples import OPERATIONS, WORST, Ask, Counterexamples, excess
+from halfeven.exporters.question import Question
+from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+
+from tests.conversions import converted, samples_of
+
+
+@dataclass(frozen=True)
+class One:
+    """A sample that the whole answers with ``size`` four times; the half under test errs by ``error`` of the limit."""
+
+    error: float
+    size: float = 1.0
+
+    def question(self, number: int) -> Question:
+        error, size = (np.full((1, 4), value, np.float32) for value in (self.error, self.size))
+        return Question((number,), {"error": error}, {"y": size})
+
+
+def tensor(name: str) -> TensorSpec:
+    return TensorSpec(name, "FP32", (Dim.parse(-1), Dim.parse(4)))
+
+
+SPEC = ModelSpec("m", (tensor("x"),), (tensor("y"),), 8)
+LIMIT_U = SPEC.parity.max_error_u
+
+
+def gate(trials: Sequence[Trial]) -> ParityReport:
+    return judge(SPEC, "fp16", trials)
+
+
+def asking(answer: Callable[[Question], np.ndarray]) -> Ask:
+    def ask(batches: Iterable[Batch]) -> Iterator[Trial]:
+        for batch in batches:
+            for one in batch.questions:
+                yield Trial(one.samples, one.reference, {"y": answer(one).astype(np.float32)})
+
+    return ask
+
+
+half = asking(lambda one: one.reference["y"] + one.inputs["error"] * LIMIT_U * 2.0**-11)
+exact = asking(lambda one: one.reference["y"])
+
+
+def alone(questions: Iterable[Question]) -> Iterator[Batch]:
+    return (Batch((one,)) for one in questions)
+
+
+def unseen(*samples: One, rows: int = 1) -> Counterexamples:
+    questions = [one.question(number) for number, one in enumerate(samples)]
+    return Counterexamples(rows, lambda: alone(questions), alone, gate)
+
+
+def errors(found: Counterexamples) -> list[float]:
+    return [float(one.inputs["error"][0, 0]) for one in found.found]
+
+
+def test_the_worst_are_asked_from_now_on_and_those_within_the_limit_are_not() -> None:
+    beyond = [One(1.0 + step) for step in range(1, WORST + 3)]
+    found = unseen(One(0.5), One(0.99), *beyond, One(1.01))
+    assert found.search(half)
+    assert sorted(errors(found)) == [one.error for one in beyond[-WORST:]]
+    report = found.failed(half)
+    assert report is not None and excess(report) > 1
+    assert found.failed(exact) is None
+    assert not unseen(One(0.5), One(0.99)).search(half)
+
+
+def test_answers_that_are_not_finite_come_before_all_others() -> None:
+    found = unseen(One(9.0), *[One(8.0)] * WORST, One(math.nan), One(math.inf), One(0.1))
+    assert found.search(half)
+    assert sum(not math.isfinite(error) for error in errors(found)) == 2
+
+
+LOUD, QUIET = One(0.0, size=8.0), One(4.0, size=1e-3)
+
+
+def test_an_error_is_held_against_the_largest_answer_of_its_own_set() -> None:
+    """As a proof on as many samples would hold it: how loud others are excuses nothing."""
+    assert not unseen(LOUD, QUIET, LOUD, QUIET, rows=2).search(half)
+    found = unseen(LOUD, LOUD, One(0.0, size=1e-3), QUIET, LOUD, LOUD, rows=2)
+    assert found.search(half)
+    assert [one.samples for one in found.found] == [(2,), (3,)] and found.failed(half) is not None
+
+
+def test_a_whole_that_has_used_up_its_operations_is_asked_about_one_more_and_no_more() -> None:
+    meter, found = Meter(Operations(fixed=OPERATIONS // 3)), unseen()
+
+    def draw() -> Iterator[Batch]:
+        for number in range(20):
+            meter.on(lambda _: {})({})
+            yield Batch((One(0.0).question(number),))
+
+    found.draw, found.spent = draw, meter.spent
+    assert not found.search(half) and found.tried == 4
+    found = unseen(*[One(0.0)] * 20)
+    assert not found.search(half) and found.tried == 20
+
+
+def test_large_answers_end_the_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = One(0.0).question(0).reference["y"].nbytes
+    monkeypatch.setattr("halfeven.exporters.plan.counterexamples.ANSWERS_BYTES", 3 * answer)
+    found = unseen(*[One(0.0)] * 20)
+    assert not found.search(half) and found.tried == 4
+
+
+def tied(trials: Sequence[Trial]) -> ParityReport | None:
+    """The report where two of them tie."""
+    values = [float(trial.candidate["y"][0, 0]) for trial in trials]
+    return gate(trials) if len(set(values)) < len(values) else None
+
+
+def test_sets_that_each_pass_and_lose_their_order_together_are_asked_of_every_half() -> None:
+    found = replace(unseen(*(One(0.0, size=1.0 + index / 10_000) for index in range(40))), rank=tied)
+    collapsed = asking(lambda one: np.round(one.reference["y"], 3))
+    assert found.failed(collapsed) is None, "before it was tried"
+    assert not found.search(exact) and not found.breaks_order
+    assert found.search(collapsed) and found.breaks_order and found.found == []
+    assert found.failed(collapsed) is not None and found.failed(exact) is None
+
+
+def test_a_plan_holds_on_many_more_inputs_than_it_was_made_from() -> None:
+    """Without counterexamples it fails on one in a few hundred, whose scores are larger than those of sixteen."""
+    report = converted("unscaled scores").judged(samples_of("unscaled scores", 512, 3000))
+    assert report is None or report.passed, report.summary()

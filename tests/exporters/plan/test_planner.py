@@ -1,0 +1,236 @@
+"""The plan settled: nothing kept that need not be, everything kept that must, each with its evidence."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from halfeven.exporters.autocast.emulation import Emulation
+from halfeven.exporters.captured.program_graph import ProgramGraph, program_graph
+from halfeven.exporters.inputs.perturbed import COPIES
+from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.plan.aims import SHARES
+from halfeven.exporters.plan.planner import Planner
+from halfeven.exporters.plan.rehearsal import Rehearsal
+from halfeven.exporters.question import Question
+from halfeven.exporters.search.delta_debugging import Score
+from halfeven.exporters.subject import Subject
+from halfeven.models.package import Precision
+from halfeven.models.spec import ParityLimits
+from torch import Tensor, nn
+
+from tests.programs import Whole, whole
+
+
+class Gate(nn.Module):
+    """A product of two numbers around 400, scaled down afterwards; then a layer, which half is good for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = 700.0 * self.first(x)
+        return self.second((hidden * hidden) / 490000.0)
+
+
+class Squares(nn.Module):
+    """A root mean square whose squares overflow, its scale taken out by the root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 64), nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = 600.0 * self.first(x)
+        return self.second(hidden * torch.rsqrt((hidden * hidden).mean(-1, keepdim=True) + 1.0))
+
+
+class Healthy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+def prepared(module: nn.Module, precision: Precision | None = None) -> tuple[ProgramGraph, Samples, Samples]:
+    """With the samples that plan and those that judge."""
+    torch.manual_seed(1)
+    samples = {"x": torch.randn(32, 8)}
+    return graph_of(whole(module, samples), Samples({"x": samples["x"].numpy()}), precision or Precision())
+
+
+def graph_of(model: Whole, samples: Samples, precision: Precision) -> tuple[ProgramGraph, Samples, Samples]:
+    subject = Subject(model.program, model.spec, samples, precision, ("torch",), Path(), {})
+    planning, judging = samples.split()
+    return program_graph(subject, planning, model.example), planning, judging
+
+
+def planner(
+    module: nn.Module, precision: Precision | None = None, search: bool = False
+) -> Planner[ProgramGraph]:
+    graph, planning, _ = prepared(module, precision)
+    return Planner(graph, planning, search)
+
+
+def settled(
+    module: nn.Module, precision: Precision | None = None, search: bool = False
+) -> Planner[ProgramGraph]:
+    made = planner(module, precision, search)
+    assert made.settle(SHARES[0], lambda _: None)
+    return made
+
+
+def kept(made: Planner[ProgramGraph]) -> Sequence[str]:
+    return [one.node for one in made.plan.kept]
+
+
+def questions(rehearsal: Rehearsal) -> list[Question]:
+    return [one for batch in rehearsal.samples for one in batch.questions]
+
+
+def test_a_healthy_model_keeps_nothing() -> None:
+    made = settled(Healthy())
+    assert kept(made) == [] and made.search == "not needed"
+
+
+def test_the_one_node_that_overflows_is_kept_with_reason_and_evidence() -> None:
+    made = settled(Gate())
+    (one,) = made.plan.kept
+    assert one.op.startswith("mul") and "overflow" in one.reason
+    assert one.evidence.startswith("without it: ")
+    assert made.plan.found is not None and made.plan.found.minimal and made.search == "complete"
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_without_its_kept_node_the_half_would_fail(level: str) -> None:
+    graph, planning, _ = prepared(Gate(), Precision(level))
+    found = Planner(graph, planning, search=False)
+    found.settle(SHARES[0], lambda _: None)
+    rehearsal = Rehearsal(graph, planning)
+    assert rehearsal.score(found.plan.names, graph.spec.parity).passed
+    assert not rehearsal.score([], graph.spec.parity).passed
+
+
+def test_o3_means_what_was_asked_unless_a_search_is() -> None:
+    made = settled(Gate(), Precision("O3"))
+    assert kept(made) == [] and made.search == "not asked"
+    assert kept(settled(Gate(), Precision("O3"), search=True)) != []
+
+
+def test_o0_plans_nothing() -> None:
+    made = settled(Gate(), Precision("O0"))
+    assert kept(made) == [] and made.search == "not asked" and not made.graph.has_half()
+
+
+def test_an_exact_repair_is_tried_before_a_node_is_kept() -> None:
+    made = settled(Squares())
+    assert made.plan.graph.repairs and kept(made) == []
+
+
+class TooFine(nn.Module):
+    """The sum leaves far less than its terms: no exponent helps."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + 20.0) - 20.0
+
+
+def test_where_only_fp32_everywhere_would_pass_the_half_is_left_as_it_is() -> None:
+    """The gate refuses it then, and names the override that would accept it."""
+    made = settled(TooFine(), Precision("O2"))
+    assert made.plan.searched == () and made.search == "failed" and made.graph.has_half()
+
+
+def test_asked_again_it_only_says_so_where_the_plan_is_another() -> None:
+    made = settled(Healthy())
+    assert made.settle(SHARES[1], lambda _: None) is False
+
+
+def test_the_samples_that_judge_are_not_those_that_choose() -> None:
+    graph, planning, judging = prepared(Gate())
+    seen = torch.cat([torch.from_numpy(one.inputs["x"]) for one in questions(Rehearsal(graph, planning))])
+    judged = torch.from_numpy(judging.arrays["x"].copy())
+    assert not (seen[:, None] == judged[None]).all(-1).any()
+
+
+def test_a_plan_is_tried_on_perturbed_samples() -> None:
+    graph, planning, _ = prepared(Healthy())
+    real = [torch.from_numpy(one.inputs["x"]) for one in questions(Rehearsal(graph, planning))]
+    seen, moved = torch.cat(real[:2]), torch.cat(real[2:])
+    assert len(moved) == COPIES * len(seen)
+    gap = (moved.reshape(COPIES, *seen.shape) - seen).std()
+    assert 0.4 < gap < 0.6, "half of what samples spread over, which is about 1"
+
+
+def test_a_small_model_is_tried_on_thousands_of_unseen_samples_in_few_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, planning, _ = prepared(Healthy())
+    rehearsal, runs, run = Rehearsal(graph, planning), list[int](), Emulation.run
+    unseen = [one for batch in rehearsal.counterexamples.unseen for one in batch.questions]
+
+    def counted(self: Emulation, *inputs: Tensor) -> Sequence[Tensor]:
+        runs.append(len(inputs[0]))
+        return run(self, *inputs)
+
+    monkeypatch.setattr(Emulation, "run", counted)
+    assert not rehearsal.find_counterexamples([])
+    assert sum(runs) == sum(len(one.samples) for one in unseen) == rehearsal.counterexamples.tried > 1000
+    assert len(runs) < len(unseen) / 20
+
+
+def test_planning_samples_beyond_those_of_every_trial_are_tried_before_perturbed_ones() -> None:
+    torch.manual_seed(1)
+    samples = {"x": torch.randn(80, 8)}
+    graph, planning, _ = graph_of(
+        whole(Healthy(), samples), Samples({"x": samples["x"].numpy()}), Precision()
+    )
+    unseen = [one for batch in Rehearsal(graph, planning).counterexamples.unseen for one in batch.questions]
+    given = {row.tobytes() for row in planning.arrays["x"]}
+    assert {row.tobytes() in given for one in unseen[:3] for row in one.inputs["x"]} == {True}
+    assert not any(row.tobytes() in given for one in unseen[3:] for row in one.inputs["x"])
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
+    """How many nodes each trial kept, and its share of the gate's limit."""
+    found, score = list[tuple[int, float]](), Rehearsal.score
+
+    def listening(self: Rehearsal, names: Collection[str], limits: ParityLimits) -> Score:
+        found.append((len(names), limits.max_error_u / ParityLimits().max_error_u))
+        return score(self, names, limits)
+
+    monkeypatch.setattr(Rehearsal, "score", listening)
+    return found
+
+
+def test_what_a_search_finds_is_held_to_stricter_limits_than_the_lists_alone(
+    asked: list[tuple[int, float]],
+) -> None:
+    settled(Gate())
+    assert {share for kept, share in asked if kept == 0} == {1.0}
+    assert {share for kept, share in asked if kept > 0} == {SHARES[0]}
+
+
+def test_after_a_proof_that_failed_the_lists_alone_are_held_to_stricter_limits_too(
+    asked: list[tuple[int, float]],
+) -> None:
+    made = settled(Gate())
+    asked.clear()
+    made.settle(SHARES[1], lambda _: None)
+    assert {share for kept, share in asked if kept == 0} == {SHARES[1] / SHARES[0]}
+    assert {share for kept, share in asked if kept > 0} == {SHARES[1]}
+
+
+def test_ids_are_never_moved() -> None:
+    torch.manual_seed(1)
+    tokens = torch.randint(0, 32, (32, 6))
+    model = whole(nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 4)), {"input": tokens})
+    graph, planning, _ = graph_of(model, Samples({"input": tokens.numpy()}), Precision())
+    found = questions(Rehearsal(graph, planning))
+    assert sum(len(one.samples) for one in found) == planning.count

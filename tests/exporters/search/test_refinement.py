@@ -1,0 +1,75 @@
+"""What is found for a few samples is tried on many, and those that fail join the samples."""
+
+import itertools
+import math
+from collections.abc import Collection
+
+from halfeven.exporters.search.delta_debugging import Budget, Found, Score
+from halfeven.exporters.search.refinement import NOT_ALL, ROUNDS, refined
+
+AMPLE = Budget(evaluations=100_000, operations=1 << 60)
+NODES = [f"n{index}" for index in range(20)]
+
+
+class Samples:
+    """Each node is needed by one sample; the judge asks the samples it has, ``counterexamples`` tries all."""
+
+    def __init__(self, needs: dict[str, str], asked: Collection[str], most: int = 1) -> None:
+        self.needs, self.asked, self.most, self.added = needs, set(asked), most, 0
+
+    def judge(self, kept: frozenset[str]) -> Score:
+        failed = [name for name in sorted(self.asked) if self.needs[name] not in kept]
+        return Score(not failed, math.inf if failed else 0.5, " ".join(failed))
+
+    def counterexamples(self, kept: Collection[str]) -> bool:
+        failed = [name for name in sorted(self.needs) if self.needs[name] not in kept]
+        self.asked |= set(failed[: self.most])
+        self.added += bool(failed)
+        return bool(failed)
+
+    def refined(self, said: list[str] | None = None) -> Found | None:
+        say = (said if said is not None else []).append
+        return refined(NODES, self.judge, self.counterexamples, budget=AMPLE, say=say)
+
+
+def test_counterexamples_are_searched_for_until_there_are_none() -> None:
+    samples = Samples({"a": "n3", "b": "n7", "c": "n11"}, asked="a")
+    found = samples.refined()
+    assert found is not None and set(found.kept) == {"n3", "n7", "n11"} and found.minimal
+    assert samples.added == 2, "one for each that the samples did not show"
+    assert "b" in found.certificate["n7"].reason, "the certificate names the counterexample"
+
+
+def test_a_plan_without_counterexamples_is_searched_for_once() -> None:
+    samples = Samples({"a": "n3"}, asked="a")
+    found = samples.refined()
+    assert found is not None and found.kept == ("n3",) and samples.added == 0
+
+
+def test_a_counterexample_that_no_set_passes_leaves_what_was_found_before() -> None:
+    said: list[str] = []
+    found = Samples({"a": "n3", "hopeless": "none of them"}, asked="a").refined(said)
+    assert found is not None and found.kept == ("n3",) and found.exhausted and said[-1] == NOT_ALL
+
+
+def test_where_the_samples_themselves_cannot_pass_nothing_is_found_and_nothing_claimed_of_others() -> None:
+    said: list[str] = []
+    samples = Samples({"hopeless": "none of them"}, asked=["hopeless"])
+    assert samples.refined(said) is None and samples.added == 0 and NOT_ALL not in said
+
+
+def test_refinement_ends() -> None:
+    samples = Samples({f"i{n}": f"n{n}" for n in range(20)}, asked=["i0"])
+    found = samples.refined()
+    assert samples.added == ROUNDS + 1
+    assert found is not None and len(found.kept) == ROUNDS + 1 and found.exhausted
+
+
+def test_a_spent_budget_ends_it_with_a_set_that_passed() -> None:
+    spent = itertools.count()
+    samples = Samples({"a": "n3", "b": "n7"}, asked="a")
+    found = refined(
+        NODES, samples.judge, samples.counterexamples, budget=Budget(1000, 5), spent=spent.__next__
+    )
+    assert found is not None and not found.minimal and found.exhausted
+    assert samples.judge(frozenset(found.kept)).passed

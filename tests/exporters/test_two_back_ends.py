@@ -1,0 +1,152 @@
+"""A module and its own exported file are planned alike: the same status, search, verdict, kept ops and sections."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import pytest
+from halfeven.exporters.captured.forms import Captured
+from halfeven.exporters.foreign.forms import foreign_subject
+from halfeven.exporters.road import travel
+from halfeven.exporters.subject import Subject
+from halfeven.models.errors import CannotConvert
+from halfeven.models.package import ModelFolder, Precision
+from halfeven.models.store import Store, Version
+
+from tests.conversions import samples_of
+from tests.corpus import CORPUS, captured
+
+# Below O3 a search is always made.
+ASKED = [("O0", False), ("O1", False), ("O2", False), ("O3", False), ("O3", True)]
+FEW = ["gate", "far from zero", "masked pooling"]  # run always; the others are slow
+# Sections that are shown only where there is something to show.
+OWN = {
+    "recommendation": "not to convert: what casts move differs with the graph",
+    "repairs": "which masks and overflows can be rewritten exactly is proven on the graph itself",
+}
+CONSTANTS = (
+    "a number in a module's code is arithmetic in FP32, in a file it is a tensor that half may not hold"
+)
+GUARDS = "at O3 what guards a division in a file becomes half's least number and needs no FP32"
+WEIGHTS = "a module's weights are weighed by their norm, a file's by their worst slice"
+FOLDED = "what a file computes of constants alone is a constant in FP32; a module computes it in half"
+# Models whose graphs agree and of which other operations stay in FP32.
+OTHERS_KEPT = {
+    "tiny product": CONSTANTS,
+    "tiny weights": CONSTANTS,
+    "huge weights": CONSTANTS,
+    "layer scale": CONSTANTS,
+    "eps 1e-12 on a variance": CONSTANTS,
+    "eps 1e-8 on a mean": GUARDS,
+    "eps 1e-12 on a norm": GUARDS,
+    "eps under a reciprocal": GUARDS,
+}
+# Models of which, at O3 without a search, one is live and the other refused.
+OTHER_AT_O3 = {
+    "eps 1e-8 on a mean": GUARDS,
+    "eps under a reciprocal": GUARDS,
+    "clamp at 1e-8": GUARDS,
+    "maximum with 1e-10": GUARDS,
+    "masked pooling": GUARDS,
+    "narrow variance": WEIGHTS,
+    "huge weights": WEIGHTS,
+    "sinusoidal positions": FOLDED,
+}
+NAME = "model"  # not every name of the corpus is one that a store takes
+FORM = "onnx"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a conversion left behind; ``status`` is the error's sentence where it left nothing."""
+
+    status: str
+    facts: Mapping[str, Any]
+    sections: frozenset[str]
+    ops: Counter[str]
+
+    @property
+    def kept(self) -> Counter[str]:
+        return Counter(classed(kept["op"]) for kept in self.facts["kept"])
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, bool], tuple[Outcome, Outcome]]:
+    """The module's ONNX form, and the FP32 file that was written with it, converted as a file."""
+
+    @cache
+    def convert(name: str, level: str, search: bool) -> tuple[Outcome, Outcome]:
+        folder = tmp_path_factory.mktemp("both")
+        whole, samples, store = captured(name), samples_of(name, 32, seed=1), Store(folder / "store")
+        spec, precision = replace(whole.spec, name=NAME), Precision(level)
+        subject = Subject(whole.program, spec, samples, precision, (FORM,), folder, {}, search=search)
+        try:
+            first = travel(subject, Captured(subject), store, lambda _: None)
+        except CannotConvert as error:
+            pytest.skip(f"it does not export: {error}")
+        asked = ModelFolder(first.folder, "whole.onnx", (), None, None, spec, precision)
+        second = travel(*foreign_subject(asked, samples, {}, search, lambda _: None), store, lambda _: None)
+        return outcome(first), outcome(second)
+
+    return convert
+
+
+def outcome(version: Version) -> Outcome:
+    plan, report = version.json("precision.json"), version.json("parity.json")
+    ops = Counter(classed(node["op"]) for node in plan["nodes"])
+    return Outcome(version.status, version.manifest["forms"][FORM], frozenset(report), ops)
+
+
+# ATen → ONNX, where more than the case differs.
+CLASSES = {"gemm": "linear", "truediv": "div", "reducemean": "mean", "reducesum": "sum", "conv2d": "conv"}
+
+
+def classed(op: str) -> str:
+    return CLASSES.get(op.lower(), op.lower())
+
+
+Both = Callable[[str, str, bool], tuple[Outcome, Outcome]]
+cases = [
+    pytest.param(name, level, search, marks=() if name in FEW else pytest.mark.slow)
+    for name in CORPUS
+    for level, search in ASKED
+]
+every_case = pytest.mark.parametrize(("name", "level", "search"), cases)
+
+
+def cases_without(names: Collection[str], *asked: tuple[object, object]) -> pytest.MarkDecorator:
+    """All cases but these models' (at these levels)."""
+    return pytest.mark.parametrize(
+        ("name", "level", "search"),
+        [case for case in cases if case.values[0] not in names or (asked and case.values[1:] not in asked)],
+    )
+
+
+@cases_without(OTHER_AT_O3, ("O3", False))
+def test_a_module_and_its_file_end_alike(name: str, level: str, search: bool, both: Both) -> None:
+    """The same exit code and verdict, and neither is searched where the other is not."""
+    module, file = both(name, level, search)
+    assert (file.status, file.facts["passed"]) == (module.status, module.facts["passed"])
+    assert (file.facts["search"] == "not asked") == (module.facts["search"] == "not asked")
+
+
+@cases_without(OTHERS_KEPT)
+def test_where_the_graphs_agree_the_same_operations_stay_in_fp32(
+    name: str, level: str, search: bool, both: Both
+) -> None:
+    module, file = both(name, level, search)
+    if module.ops == file.ops:
+        assert file.kept == module.kept
+
+
+@every_case
+def test_their_reports_have_the_same_sections(name: str, level: str, search: bool, both: Both) -> None:
+    module, file = both(name, level, search)
+    assert file.sections - {*OWN} == module.sections - {*OWN}
+
+
+def test_at_o3_without_a_search_both_are_refused_and_with_one_both_are_live(both: Both) -> None:
+    for search, status in ((False, "refused"), (True, "live")):
+        assert [one.status for one in both("gate", "O3", search)] == [status] * 2
