@@ -20,6 +20,8 @@ from ..inputs.samples import Samples
 from ..inputs.synthetic import adversarial
 from ..operations import UNKNOWN, Operations
 from ..prove import Answers, Arrays, Excuse
+from ..ranges.profile import Profile
+from ..ranges.suspicion import suspicion as suspects_of
 from ..search.ranking import head_first
 from .dtypes import Dtypes
 from .file_rules import FileRules
@@ -41,15 +43,15 @@ RESCALED = "real ×"  # adversarial inputs beyond what scores are known to reach
 class FileGraph:
     """``rules``: what the level's rules give ``rules.program``, its masks rewritten; ``answers``: of the FP32 file.
 
-    ``samples``: batches that were profiled. ``placed``: a settled graph's dtypes, with ``searched`` kept as well.
+    ``profiled`` is None where nothing is planned. ``placed``: a settled graph's dtypes, with ``searched`` kept as well.
     """
 
     rules: FileRules
     spec: ModelSpec
     answers: Answers
-    samples: Sequence[Arrays]
     example: Arrays
     counted: Operations = UNKNOWN
+    profiled: Profile | None = None
     masks: tuple[str, ...] = ()
     searched: tuple[Kept, ...] = ()
     placed: Dtypes | None = None
@@ -91,7 +93,9 @@ class FileGraph:
             for name, node in nodes.items()
         }
         order = sorted(head_first(self.spec, list(nodes)), key=lambda name: -score[name])
-        return [Candidate(name, nodes[name].op_type, rules.doubts.get(name, "")) for name in order]
+        suspects = suspects_of(self.profiled) if self.profiled else []
+        reasons = {suspect.node: suspect.reason for suspect in reversed(suspects)} | rules.doubts
+        return [Candidate(name, nodes[name].op_type, reasons.get(name, "")) for name in order]
 
     def has_half(self, kept: Collection[str] = ()) -> bool:
         return bool(self.rules.assign(kept).half)
@@ -157,8 +161,7 @@ class FileGraph:
         ]
 
     def profile(self) -> Mapping[str, Any]:
-        half = TORCH[self.precision.dtype]
-        return whole_profile(self.rules.program, self.samples, half).to_json()
+        return self.profiled.to_json() if self.profiled else {}
 
     def weights(self) -> Sequence[Mapping[str, Any]]:
         """Of the constants that half nodes would read in half; ``fp32``: where the rules keep all of those."""
@@ -187,7 +190,7 @@ def file_graph(
     _, example = next(planning.batches(min(3, spec.max_batch_size) if spec.batched else 0, 1))
     some = few(planning)
     real = [inputs for part in (some, *perturbed(spec, some)) for _, inputs in executions(spec, part)]
-    graph = FileGraph(rules, spec, answers, real, example, operations)
+    graph = FileGraph(rules, spec, answers, example, operations)
     if precision.level == "O0" or not graph.has_half():
         return graph
     odd = dict(adversarial(spec, some))
@@ -198,7 +201,8 @@ def file_graph(
         program = masks.program
         rules, ranges = FileRules(program, precision), profile(program, real, dtype)
     rules.hold_back(ranges, lambda: profile(program, odd.values(), dtype))
-    return replace(graph, rules=rules, masks=masks.done)
+    profiled = whole_profile(program, real, TORCH[dtype])
+    return replace(graph, rules=rules, masks=masks.done, profiled=profiled)
 
 
 def _by_node(model: ModelProto, observe: Observe) -> Any:

@@ -17,7 +17,7 @@ _LOST_BITS = 3.0  # a difference 2⁻³ of its terms errs by 8u where the gate a
 _LONG = 4096  # elements of a sum
 _LARGE_ARGUMENT = 64.0  # half's step there is 2⁻⁴
 _PERIODIC = ("sin", "cos", "tan")
-_EXPONENTIAL = ("exp", "expm1", "softmax", "log_softmax", "logsumexp")
+_EXPONENTIAL = ("exp", "expm1", "softmax", "log_softmax", "logsoftmax", "logsumexp", "reducelogsumexp")
 
 
 class Suspicion(NamedTuple):
@@ -81,7 +81,7 @@ def _of_range(held: Range, limits: Limits) -> Iterator[tuple[float, str]]:
 
 def _of_argument(profile: Profile, node: NodeProfile) -> Iterator[Suspicion]:
     """Functions that turn an absolute error of a large argument into a relative one of their result."""
-    kind = node.op.rstrip("_")
+    kind = node.op.rstrip("_").lower()
     if kind not in _PERIODIC + _EXPONENTIAL or not node.reads:
         return
     largest = profile.nodes[node.reads[0]].range.largest
@@ -103,7 +103,7 @@ def _step(magnitude: float, profile: Profile) -> float:
 
 def _of_difference(profile: Profile, node: NodeProfile) -> Iterator[Suspicion]:
     """A sum far smaller than its terms, which leaves their rounding; and a term lost beside the other."""
-    if node.op.rstrip("_") not in ("add", "sub", "rsub") or not node.reads:
+    if node.op.rstrip("_").lower() not in ("add", "sub", "rsub") or not node.reads:
         return
     terms = [profile.nodes[read].range.largest for read in node.reads]
     left, largest = node.range.largest, max(terms)
