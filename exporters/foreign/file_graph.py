@@ -20,6 +20,7 @@ from ..inputs.synthetic import adversarial
 from ..operations import UNKNOWN, Operations
 from ..policy.weights import measure
 from ..prove import Answers, Arrays, Excuse
+from ..ranges.profile import Profile
 from ..ranges.suspicion import suspicion
 from ..search.ranking import head_first
 from .dtypes import Dtypes
@@ -41,15 +42,15 @@ RESCALED = "real ×"  # adversarial inputs beyond what scores are known to reach
 class FileGraph:
     """``rules``: what the level's rules give ``rules.program``, its masks rewritten; ``answers``: of the FP32 file.
 
-    ``samples``: batches that were profiled. ``placed``: a settled graph's dtypes, with ``searched`` kept as well.
+    ``profiled`` is None where nothing is planned. ``placed``: a settled graph's dtypes, with ``searched`` kept as well.
     """
 
     rules: FileRules
     spec: ModelSpec
     answers: Answers
-    samples: Sequence[Arrays]
     example: Arrays
     counted: Operations = UNKNOWN
+    profiled: Profile | None = None
     masks: tuple[str, ...] = ()
     searched: tuple[Kept, ...] = ()
     placed: Dtypes | None = None
@@ -86,11 +87,12 @@ class FileGraph:
     def candidates(self) -> list[Candidate]:
         rules, half = self.rules, self.rules.assign().half
         nodes = {node.name: node for node in rules.program.nodes if node.name in half}
-        suspects = suspicion(node_profile(rules.program, rules.ranges, self.precision.dtype, 0))
+        suspects = suspicion(self.profiled) if self.profiled else []
         found = {one.node: one.score for one in suspects}
         score = {name: found.get(name, 0.0) + 200.0 * (name in rules.doubts) for name in nodes}
         order = sorted(head_first(self.spec, list(nodes)), key=lambda name: -score[name])
-        return [Candidate(name, nodes[name].op_type, rules.doubts.get(name, "")) for name in order]
+        reasons = {suspect.node: suspect.reason for suspect in reversed(suspects)} | rules.doubts
+        return [Candidate(name, nodes[name].op_type, reasons.get(name, "")) for name in order]
 
     def has_half(self, kept: Collection[str] = ()) -> bool:
         return bool(self.rules.assign(kept).half)
@@ -156,9 +158,7 @@ class FileGraph:
         ]
 
     def profile(self) -> Mapping[str, Any]:
-        program, dtype = self.rules.program, self.precision.dtype
-        ranges = profile(program, self.samples, dtype)
-        return node_profile(program, ranges, dtype, len(self.samples)).to_json()
+        return self.profiled.to_json() if self.profiled else {}
 
     def weights(self) -> Sequence[Mapping[str, Any]]:
         """Of the constants that half nodes would read in half; ``fp32``: where the rules keep all of those."""
@@ -187,7 +187,7 @@ def file_graph(
     _, example = next(planning.batches(min(3, spec.max_batch_size) if spec.batched else 0, 1))
     some = few(planning)
     real = [inputs for part in (some, *perturbed(spec, some)) for _, inputs in executions(spec, part)]
-    graph = FileGraph(rules, spec, answers, real, example, operations)
+    graph = FileGraph(rules, spec, answers, example, operations)
     if precision.level == "O0" or not graph.has_half():
         return graph
     odd = dict(adversarial(spec, some))
@@ -198,7 +198,8 @@ def file_graph(
         program = masks.program
         rules, ranges = FileRules(program, precision), profile(program, real, dtype)
     rules.hold_back(ranges, lambda: profile(program, odd.values(), dtype))
-    return replace(graph, rules=rules, masks=masks.done)
+    profiled = node_profile(program, ranges, dtype, len(real))
+    return replace(graph, rules=rules, masks=masks.done, profiled=profiled)
 
 
 def _by_node(model: ModelProto, observe: Observe) -> Any:

@@ -15,7 +15,9 @@ from .batched import Batch
 OPERATIONS = 1 << 37  # for the whole's answers: a large model is tried on fewer
 ANSWERS_BYTES = 1 << 28  # that the whole's answers may take
 WORST = 4  # sets of samples that join those that are asked, after one search
-SHARE = 0.95  # of the error that the gate allows: there are samples that are never tried
+# Of the error that the gate allows, for there are samples that are never tried: with 0.95 the corpus' 'rotary by a
+# product' errs by 4.5u in one of 16 proofs.
+SHARE = 0.9
 # Rules about many samples together, which few cannot break.
 OVER_ALL = {"sqnr", "slice_sqnr", "kl", "flips", "accuracy", *RULES}
 

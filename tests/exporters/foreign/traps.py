@@ -333,6 +333,7 @@ _TRAPS = [
         " y = MatMul(r, w) }",
         square,
         rows_of(8),
+        most_kept=1,  # one product errs by 3.6u on a perturbed sample: 0.9 of the limit, as for a module
     ),
     Trap(
         "constants as outputs, double, integers and booleans",
