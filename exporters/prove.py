@@ -5,7 +5,7 @@ too long; those still answer at the small batch sizes. ONNX Runtime's CPU provid
 FP32, so there an ONNX half is judged by the same program's half storage as well.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,13 +23,10 @@ from .gate.trial import Trial
 from .gate.verdict import ParityReport
 from .inputs.samples import Samples
 from .inputs.synthetic import adversarial
-from .question import Answers, Arrays, Question
+from .question import Answers, Arrays, Excuse, Question
 
 if TYPE_CHECKING:  # it takes 35 MB that a server of ONNX forms does not need
     from .autocast.emulation import Emulation
-
-# Inputs, reference, candidate → `Trial.ties`.
-Excuse = Callable[[Arrays, Arrays, Arrays], dict[str, np.ndarray]]
 
 SEEN_AT_ONCE = 64  # rows of a batch in which ties are looked for
 SMALL_BATCHES = 4  # of each size below the largest; one each for a model that would need more operations

@@ -16,8 +16,7 @@ from ..autocast.plan import Kept
 from ..autocast.traffic import Cast
 from ..inputs.samples import Samples
 from ..operations import Operations
-from ..prove import Excuse
-from ..question import Answers, Arrays
+from ..question import Answers, Arrays, Excuse
 
 Observe = Callable[[str, Tensor], None]  # node, a floating result of it
 
