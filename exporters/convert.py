@@ -24,7 +24,7 @@ from .foreign.forms import foreign_subject
 from .inputs.samples import Samples, load_samples
 from .inputs.synthetic import generate
 from .live.forms import live_subject
-from .maker import Say
+from .maker import Notify
 from .road import travel
 from .subject import Subject
 
@@ -70,7 +70,7 @@ class Conversion:
 
 
 def convert(
-    folder: Path, store: Store, options: Options | None = None, say: Say = lambda _: None
+    folder: Path, store: Store, options: Options | None = None, notify: Notify = lambda _: None
 ) -> Conversion:
     """Convert a model folder and publish the result, live or refused.
 
@@ -92,12 +92,12 @@ def convert(
     }
     if asked.spec.form == "live":
         _check_signature(asked.spec, newest, options)
-        version = travel(*live_subject(asked, samples, origin, say), store, say)
+        version = travel(*live_subject(asked, samples, origin, notify), store, notify)
         return Conversion(version, facts_of(version))
     if asked.kind == "onnx":
-        version = _foreign(asked, options, samples, origin, newest, store, say)
+        version = _foreign(asked, options, samples, origin, newest, store, notify)
         return Conversion(version, facts_of(version))
-    say(f"capturing {asked.spec.name}")
+    notify(f"capturing {asked.spec.name}")
     captured = _captured(asked, samples, options)
     samples = _in_range(samples, asked.spec, captured.spec)
     _check_signature(captured.spec, newest, options)
@@ -112,7 +112,7 @@ def convert(
         notes=captured.notes,
         search=options.search,
     )
-    version = travel(subject, Captured(subject), store, say)
+    version = travel(subject, Captured(subject), store, notify)
     return Conversion(version, facts_of(version))
 
 
@@ -123,17 +123,17 @@ def _foreign(
     origin: Mapping[str, Any],
     newest: Version | None,
     store: Store,
-    say: Say,
+    notify: Notify,
 ) -> Version:
     """An ONNX file has one form: itself."""
     if options.forms == ("torch",):
         raise BadInput(f"{asked.source} is an ONNX file: it has no torch form; use --form onnx")
-    say(f"reading {asked.source}")
+    notify(f"reading {asked.source}")
     if samples.source == "generated" and any(not tensor.type.is_float for tensor in asked.spec.inputs):
         samples = _in_range(samples, asked.spec, read_foreign(asked.folder / asked.source, asked)[1])
-    subject, maker = foreign_subject(asked, samples, origin, options.search, say)
+    subject, maker = foreign_subject(asked, samples, origin, options.search, notify)
     _check_signature(subject.spec, newest, options)
-    return travel(subject, maker, store, say)
+    return travel(subject, maker, store, notify)
 
 
 def _holds(version: Version) -> bool:

@@ -15,7 +15,7 @@ from .environment import environment
 from .gate.verdict import ParityReport
 from .gate.worst import worst_sample
 from .maker import Maker
-from .prove import Exam
+from .prove import ReferenceRun
 from .search.delta_debugging import EXHAUSTED
 from .subject import FurtherVerdict, Subject
 
@@ -104,15 +104,15 @@ class Evidence:
             return "every node that the policy would run in half is kept in FP32, each for its reason"
         return "no node of the program is half under this policy"
 
-    def write(self, draft: Draft, exam: Exam, planning: int) -> None:
+    def write(self, draft: Draft, reference_run: ReferenceRun, planning: int) -> None:
         """Plan, parity report and page, into the draft. ``planning`` counts the samples that chose."""
         subject, here = self.subject, environment(torch.device("cpu"))
         reports = {name: form.report.to_json() for name, form in self.forms.items() if form.report}
-        findings = self.maker.findings(exam) | self._worst()
+        findings = self.maker.findings(reference_run) | self._worst()
         plan = self.maker.plan_json()
         draft.write_json("parity.json", {"environment": here, "forms": reports, **findings})
         draft.write_json("precision.json", plan)
-        judging = len({sample for question in exam.bulk for sample in question.samples})
+        judging = len({sample for question in reference_run.bulk for sample in question.samples})
         facts = {
             "model": subject.spec.name,
             "version": "",

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 from ..models.store import Draft
 from .gate.verdict import ParityReport
 from .inputs.samples import Samples
-from .prove import Answers, Exam, Taken
+from .prove import Answers, ReferenceRun, Taken
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class Maker(Protocol):
         """An estimate for one row of the whole (`operations.py`)."""
         ...
 
-    def exam(self, judging: Samples) -> Exam:
+    def reference_run(self, judging: Samples) -> ReferenceRun:
         """The FP32 original's answers to the judging samples."""
         ...
 
-    def plan(self, planning: Samples, share: float, say: Say) -> bool:
+    def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
         """Settle what is half, to pass ``share`` of the gate's limits on ``planning``; whether that changed it."""
         ...
 
@@ -45,11 +45,11 @@ class Maker(Protocol):
         """The original and whatever all forms share."""
         ...
 
-    def make(self, name: str, draft: Draft, exam: Exam) -> Made:
+    def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
         """Write one form. Raises CannotConvert where it cannot be made."""
         ...
 
-    def diagnosed(self, report: ParityReport, exam: Exam) -> ParityReport:
+    def diagnosed(self, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
         """The report with the floor, and range or precision where it is a refusal."""
         ...
 
@@ -64,6 +64,6 @@ class Maker(Protocol):
         """What ``precision.json`` holds."""
         ...
 
-    def findings(self, exam: Exam) -> dict[str, Any]:
+    def findings(self, reference_run: ReferenceRun) -> dict[str, Any]:
         """What the report shows beyond the gate: sections by name."""
         ...

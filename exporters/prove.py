@@ -23,7 +23,7 @@ from .gate.trial import Trial
 from .gate.verdict import ParityReport
 from .inputs.samples import Samples
 from .inputs.synthetic import adversarial
-from .question import Answers, Arrays, Excuse, Question
+from .question import Answers, Arrays, Question, TieTolerance
 
 if TYPE_CHECKING:  # it takes 35 MB that a server of ONNX forms does not need
     from .autocast.emulation import Emulation
@@ -41,10 +41,10 @@ SAME_IN_FP32 = (
 
 
 @dataclass(frozen=True, slots=True)
-class Exam:
+class ReferenceRun:
     """The questions of one proof: asked of the whole once, then of every form.
 
-    ``excuse``: which integers may differ because their scores tie. ``row_operations``: an estimate for one row
+    ``tie_tolerance``: which integers may differ because their scores tie. ``row_operations``: an estimate for one row
     (`operations.py`; 0: unknown). ``is_slow``: that is so many that every sample is asked as seldom as the gate
     allows.
     """
@@ -55,7 +55,7 @@ class Exam:
     adversarial: list[Question]
     targets: Mapping[str, np.ndarray]
     is_slow: bool = False
-    excuse: Excuse | None = None
+    tie_tolerance: TieTolerance | None = None
     row_operations: int = 0
 
 
@@ -84,7 +84,7 @@ def emulated(spec: ModelSpec, emulation: "Emulation") -> Answers:
     return answer
 
 
-def ties_of(module: GraphModule, spec: ModelSpec, dtype: str, judging: Samples) -> Excuse | None:
+def ties_of(module: GraphModule, spec: ModelSpec, dtype: str, judging: Samples) -> TieTolerance | None:
     """What excuses integers of a whole program (`models.program.runnable`); None where there is nothing to excuse."""
     if all(tensor.type.is_float for tensor in spec.outputs):
         return None
@@ -94,13 +94,13 @@ def ties_of(module: GraphModule, spec: ModelSpec, dtype: str, judging: Samples) 
     return ties.excused if ties.tied else None
 
 
-def set_exam(
+def ask_reference(
     spec: ModelSpec,
     judging: Samples,
     whole: Answers,
-    excuse: Excuse | None = None,
+    tie_tolerance: TieTolerance | None = None,
     row_operations: int = 0,
-) -> Exam:
+) -> ReferenceRun:
     """Let the whole answer the judging samples at batch sizes 1, 2, 3 and max, and the adversarial inputs."""
     judging = judging.take(slice(0, MAX_JUDGED))
 
@@ -122,63 +122,65 @@ def set_exam(
         ask_odd(tuple(range(_rows(spec, inputs))), inputs, name)
         for name, inputs in adversarial(spec, judging)
     ]
-    return Exam(
+    return ReferenceRun(
         spec,
         small=[ask(*batch) for rows in sizes for batch in judging.batches(rows, batches)],
         bulk=bulk,
         adversarial=[question for question in odd if question],
         targets=judging.targets,
         is_slow=is_slow,
-        excuse=excuse,
+        tie_tolerance=tie_tolerance,
         row_operations=row_operations,
     )
 
 
-def take(exam: Exam, half: Answers, stand_in: Answers | None = None) -> Taken:
+def take(reference_run: ReferenceRun, half: Answers, stand_in: Answers | None = None) -> Taken:
     """Put every question to ``half``, the form on its device.
 
     ``stand_in``, the emulated half program, takes all but the small batches where these are too many operations.
     """
-    real = _answered(exam, exam.small, half)
-    left = sum(len(question.samples) for question in (*exam.bulk, *exam.adversarial))
-    too_many = exam.row_operations * left > TRUE_KERNELS_OPERATIONS
-    rest = stand_in if stand_in and exam.small and too_many else half
-    return real + _answered(exam, exam.bulk, rest), _answered(exam, exam.adversarial, rest)
+    real = _answered(reference_run, reference_run.small, half)
+    left = sum(len(question.samples) for question in (*reference_run.bulk, *reference_run.adversarial))
+    too_many = reference_run.row_operations * left > TRUE_KERNELS_OPERATIONS
+    rest = stand_in if stand_in and reference_run.small and too_many else half
+    real += _answered(reference_run, reference_run.bulk, rest)
+    return real, _answered(reference_run, reference_run.adversarial, rest)
 
 
-def judged(exam: Exam, dtype: str, takes: Sequence[Taken]) -> ParityReport:
+def judged(reference_run: ReferenceRun, dtype: str, takes: Sequence[Taken]) -> ParityReport:
     """One report over all executions of the same half."""
     real = [trial for one, _ in takes for trial in one]
     odd = [trial for _, one in takes for trial in one]
-    return judge(exam.spec, dtype, real, odd, exam.targets)
+    return judge(reference_run.spec, dtype, real, odd, reference_run.targets)
 
 
-def floor_report(exam: Exam, dtype: str, floor: Answers) -> ParityReport:
+def floor_report(reference_run: ReferenceRun, dtype: str, floor: Answers) -> ParityReport:
     """The gate's report on what rounds the mantissa alone: of a slow model, on one batch."""
-    bulk = exam.bulk[:1] if exam.is_slow else exam.bulk
-    questions = replace(exam, small=[], bulk=bulk, adversarial=[])
+    bulk = reference_run.bulk[:1] if reference_run.is_slow else reference_run.bulk
+    questions = replace(reference_run, small=[], bulk=bulk, adversarial=[])
     return judged(questions, dtype, [(_answered(questions, bulk, floor), [])])
 
 
-def check_whole_form(exam: Exam, answers: Answers) -> None:
+def check_whole_form(reference_run: ReferenceRun, answers: Answers) -> None:
     """The FP32 program in another form answers as the whole does: an exporter's fault is not half's.
 
     Raises ExportFailed naming the output.
     """
-    for question in (*exam.small, *exam.bulk[:1]):
+    for question in (*reference_run.small, *reference_run.bulk[:1]):
         came = answers(question.inputs)
         for name, expected in question.reference.items():
             gap = _gap(expected, came[name])
             if not gap <= SAME_IN_FP32:
                 raise ExportFailed(
-                    f"in FP32 the exported form of '{exam.spec.name}' already differs from the program: output "
-                    f"'{name}' by {gap:.3g} of its largest value (at most {SAME_IN_FP32:g}); this is the exporter's "
-                    "fault, not half precision's: serve the torch form (--form torch)"
+                    f"in FP32 the exported form of '{reference_run.spec.name}' already differs from the program: "
+                    f"output '{name}' by {gap:.3g} of its largest value (at most {SAME_IN_FP32:g}); this is "
+                    "the exporter's fault, not half precision's: serve the torch form (--form torch)"
                 )
 
 
-def _answered(exam: Exam, questions: Sequence[Question], half: Answers) -> list[Trial]:
-    return [tried(q.samples, q.inputs, q.reference, half(q.inputs), exam.excuse, q.name) for q in questions]
+def _answered(reference_run: ReferenceRun, questions: Sequence[Question], half: Answers) -> list[Trial]:
+    ties = reference_run.tie_tolerance
+    return [tried(q.samples, q.inputs, q.reference, half(q.inputs), ties, q.name) for q in questions]
 
 
 def tried(
@@ -186,11 +188,11 @@ def tried(
     inputs: Arrays,
     reference: Arrays,
     candidate: Arrays,
-    excuse: Excuse | None,
+    tie_tolerance: TieTolerance | None,
     name: str = "",
 ) -> Trial:
     """A trial with its ties excused."""
-    ties = excuse(inputs, reference, candidate) if excuse else {}
+    ties = tie_tolerance(inputs, reference, candidate) if tie_tolerance else {}
     return Trial(samples, reference, candidate, ties, name)
 
 

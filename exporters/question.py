@@ -8,7 +8,7 @@ import numpy as np
 Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]
 # Inputs, the whole's answers, a half's answers → for each output the integers that may differ: their scores tie.
-Excuse = Callable[[Arrays, Arrays, Arrays], dict[str, np.ndarray]]
+TieTolerance = Callable[[Arrays, Arrays, Arrays], dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True, slots=True)

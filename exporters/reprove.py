@@ -14,7 +14,17 @@ from ..models.store import Version
 from .environment import environment
 from .gate.verdict import ParityReport
 from .inputs.samples import Samples
-from .prove import Answers, Exam, Excuse, Taken, answers_of, judged, set_exam, take, ties_of
+from .prove import (
+    Answers,
+    ReferenceRun,
+    Taken,
+    TieTolerance,
+    answers_of,
+    ask_reference,
+    judged,
+    take,
+    ties_of,
+)
 
 T = TypeVar("T")
 OnDevice = Callable[[Callable[[], T]], T]  # runs a call where the device's work belongs, and waits for it
@@ -41,15 +51,15 @@ def reprove(
     whole = on_device(partial(load_whole, version, _whole_form(version, half), device))
     try:
         _, judging = samples.split()
-        exam = set_exam(
+        reference_run = ask_reference(
             spec,
             judging,
             _on(on_device, answers_of(spec, whole)),
-            _excuse(version, half, judging),
+            _tie_tolerance(version, half, judging),
             version.manifest.get("row_operations", 0),
         )
-        trials = list(_trials(version, spec, half, device, exam, on_device))
-        return judged(exam, half.precision, trials)
+        trials = list(_trials(version, spec, half, device, reference_run, on_device))
+        return judged(reference_run, half.precision, trials)
     finally:
         on_device(whole.close)
 
@@ -61,7 +71,7 @@ def _whole_form(version: Version, half: Engine) -> str:
     return "torch" if version.has("whole.pt2") else "onnx"
 
 
-def _excuse(version: Version, half: Engine, judging: Samples) -> Excuse | None:
+def _tie_tolerance(version: Version, half: Engine, judging: Samples) -> TieTolerance | None:
     if not version.has("whole.pt2") and version.has("whole.onnx"):
         from .foreign.stored import stored_ties  # brings onnx, which no other form needs here
 
@@ -76,18 +86,18 @@ def _trials(
     spec: ModelSpec,
     half: Engine,
     device: torch.device,
-    exam: Exam,
+    reference_run: ReferenceRun,
     on_device: OnDevice[Any],
 ) -> Iterator[Taken]:
-    yield take(exam, _on(on_device, answers_of(spec, half)))
+    yield take(reference_run, _on(on_device, answers_of(spec, half)))
     if half.form == "onnx" and device.type == "cpu" and not version.has("half.pt2"):
         from .foreign.stored import stored_oracle
 
-        yield take(exam, stored_oracle(version))
+        yield take(reference_run, stored_oracle(version))
     elif half.form == "onnx" and device.type == "cpu":
         # ONNX Runtime's CPU provider computes FP16 in FP32: the program's own half storage judges as well
         storage = on_device(partial(load_half, version, "torch", device))
-        yield take(exam, _on(on_device, answers_of(spec, storage)))
+        yield take(reference_run, _on(on_device, answers_of(spec, storage)))
         on_device(storage.close)
 
 

@@ -19,13 +19,13 @@ from ..models.package import Precision
 from ..models.store import Store, Version
 from .captured.forms import Captured
 from .inputs.samples import stored_samples
-from .maker import Say
+from .maker import Notify
 from .road import travel
 from .subject import Further, Subject
 
 
 def with_new_weights(
-    parent: Version, weights: Path, store: Store, origin: Mapping[str, Any], further: Further, say: Say
+    parent: Version, weights: Path, store: Store, origin: Mapping[str, Any], further: Further, notify: Notify
 ) -> Version:
     """Take ``parent`` with other FP32 weights down the road: live (and on duty, unless ``origin`` has
     ``awaits_promotion``), or kept as refused.
@@ -37,7 +37,7 @@ def with_new_weights(
     subject.exported.state_dict.update(_checked(subject.exported, weights))
     asked = {"source": parent.manifest["source"], "fingerprint": None, **origin}
     subject = replace(subject, origin=asked)
-    return travel(subject, Captured(subject), store, say)
+    return travel(subject, Captured(subject), store, notify)
 
 
 def subject_of(version: Version, further: Further | None = None) -> Subject:

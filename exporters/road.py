@@ -13,17 +13,17 @@ from ..models.errors import CannotConvert, OutOfTime
 from ..models.store import LIVE, REFUSED, Draft, Store, Version, sha256_of
 from .evidence import Evidence, Form, copy_source
 from .gate.verdict import ParityReport
-from .maker import Made, Maker, Say
+from .maker import Made, Maker, Notify
 from .onnx.export import remove_onnx
 from .plan.aims import SHARES
-from .prove import Exam, judged
+from .prove import ReferenceRun, judged
 from .subject import FurtherVerdict, Subject
 from .threads import fixed_threads
 
 SLOW_SAMPLES = 8  # choose the plan of a model that takes long
 
 
-def travel(subject: Subject, maker: Maker, store: Store, say: Say) -> Version:
+def travel(subject: Subject, maker: Maker, store: Store, notify: Notify) -> Version:
     """Go the whole way. The version is live and on duty, or kept as refused with its report. Where the subject's
     origin has ``awaits_promotion`` it is published and no more: a judge outside puts it on duty.
 
@@ -31,35 +31,35 @@ def travel(subject: Subject, maker: Maker, store: Store, say: Say) -> Version:
     """
     use_true_fp32()
     with fixed_threads(maker.row_operations), store.draft(subject.spec.name) as draft:
-        version = _Journey(subject, maker, draft, say).go()
+        version = _Conversion(subject, maker, draft, notify).go()
     if version.status == LIVE and not version.awaits_promotion:
         store.promote(version, by="conversion")
-    say(f"{version} is {version.status}")
+    notify(f"{version} is {version.status}")
     return version
 
 
 @dataclass(slots=True)
-class _Journey:
+class _Conversion:
     subject: Subject
     maker: Maker
     draft: Draft
-    say: Say
+    notify: Notify
     made: dict[str, Made] = field(default_factory=dict)
 
     def go(self) -> Version:
         started = time.perf_counter()
         subject, maker = self.subject, self.maker
         planning, judging = subject.samples.split()
-        self.say("answering the judging samples in FP32")
-        exam = maker.exam(judging)
+        self.notify("answering the judging samples in FP32")
+        reference_run = maker.reference_run(judging)
         planning = planning if planning.count else judging
-        planning = planning.take(slice(0, SLOW_SAMPLES)) if exam.is_slow else planning
+        planning = planning.take(slice(0, SLOW_SAMPLES)) if reference_run.is_slow else planning
         self._write()
         forms: dict[str, Form] = {}
         for share in SHARES:
-            if not maker.plan(planning, share, self.say):
+            if not maker.plan(planning, share, self.notify):
                 break  # planned as strictly before
-            forms = {name: self._form(name, exam) for name in subject.forms}
+            forms = {name: self._form(name, reference_run) for name in subject.forms}
             if all(form.passed or form.report is None for form in forms.values()):
                 break
         errors = [form.error for form in forms.values() if form.error]
@@ -70,7 +70,7 @@ class _Journey:
         status = LIVE if good else REFUSED
         self._drop_refused(forms, status)
         evidence = Evidence(subject, maker, forms, status, further)
-        evidence.write(self.draft, exam, planning.count)
+        evidence.write(self.draft, reference_run, planning.count)
         return self.draft.publish(status, evidence.manifest(time.perf_counter() - started))
 
     def _write(self) -> None:
@@ -80,18 +80,18 @@ class _Journey:
         copy_source(subject.source, folder / "source")
         self.maker.write(self.draft)
 
-    def _form(self, name: str, exam: Exam) -> Form:
+    def _form(self, name: str, reference_run: ReferenceRun) -> Form:
         """Make one form and prove it."""
-        self.say(f"proving the {name} form")
+        self.notify(f"proving the {name} form")
         try:
-            made = self.maker.make(name, self.draft, exam)
+            made = self.maker.make(name, self.draft, reference_run)
         except OutOfTime:
             raise  # how busy the machine is may not decide which forms a version has
         except CannotConvert as error:
             return Form(self.maker.facts() | {"passed": False, "error": str(error)}, error=error)
         self.made[name] = made
         facts = self.maker.facts() | {"passed": True, "max_error_u": 0.0, "sqnr_db": None}
-        report = self._judged(made, exam)
+        report = self._judged(made, reference_run)
         if report is not None:
             found = report.to_json()
             facts |= {key: found[key] for key in ("passed", "max_error_u", "sqnr_db")}
@@ -99,17 +99,17 @@ class _Journey:
             facts |= {"file": made.file, "digest": sha256_of(self.draft.folder / made.file)}
         return Form(facts, report)
 
-    def _judged(self, made: Made, exam: Exam) -> ParityReport | None:
+    def _judged(self, made: Made, reference_run: ReferenceRun) -> ParityReport | None:
         if not made.taken:
             return None
-        report = judged(exam, self.subject.precision.dtype, made.taken)
-        return self.maker.diagnosed(report, exam)
+        report = judged(reference_run, self.subject.precision.dtype, made.taken)
+        return self.maker.diagnosed(report, reference_run)
 
     def _judge_further(self, forms: Mapping[str, Form]) -> FurtherVerdict | None:
         passed = {name: self.made[name].serves for name, form in forms.items() if form.passed}
         if self.subject.further is None or not passed:
             return None
-        self.say("judging what was learnt")
+        self.notify("judging what was learnt")
         return self.subject.further(passed)
 
     def _drop_refused(self, forms: Mapping[str, Form], status: str) -> None:

@@ -49,7 +49,7 @@ from .versions.roster import Roster
 from .versions.traffic.rules import Rules
 
 logger = logging.getLogger("halfeven")
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
@@ -110,11 +110,11 @@ def _rules(settings: Settings) -> Rules:
     )
 
 
-def serve(settings: Settings, store: Store, say: Say) -> None:
+def serve(settings: Settings, store: Store, notify: Notify) -> None:
     """Serve until a signal comes. Raises BadSetting where the address cannot be had."""
     one_heap()
     if settings.models is not None:
-        convert_all(settings.models, store, say)
+        convert_all(settings.models, store, notify)
     app, roster = build(settings, store)
     config = uvicorn.Config(
         app,
@@ -131,7 +131,7 @@ def serve(settings: Settings, store: Store, say: Say) -> None:
         server_header=False,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
     )
-    server = _Announcing(config, settings.drain_seconds, roster, say)
+    server = _Announcing(config, settings.drain_seconds, roster, notify)
     try:
         server.run()
     except SystemExit as error:  # uvicorn's word for a port that is taken
@@ -140,7 +140,7 @@ def serve(settings: Settings, store: Store, say: Say) -> None:
         ) from error
 
 
-def convert_all(folder: Path, store: Store, say: Say) -> None:
+def convert_all(folder: Path, store: Store, notify: Notify) -> None:
     """Convert every model folder below ``folder``; one that cannot be converted is said and passed over."""
     from ..exporters.convert import Options, convert  # 25 MB that a server without --models does not need
 
@@ -148,30 +148,30 @@ def convert_all(folder: Path, store: Store, say: Say) -> None:
         raise BadSetting(f"--models {folder}: there is no such folder")
     for path in sorted(p.parent for p in folder.glob("*/model.toml")):
         try:
-            converted = convert(path, store, Options(), say)
-            say(f"{converted.version} is {converted.version.status}: {converted.facts['reason']}")
+            converted = convert(path, store, Options(), notify)
+            notify(f"{converted.version} is {converted.version.status}: {converted.facts['reason']}")
         except HalfevenError as error:
-            say(f"{path.name}: {error}")
+            notify(f"{path.name}: {error}")
 
 
 class _Announcing(PoliteServer):
     """Says where it listens once it does: with port 0 nobody else knows."""
 
-    def __init__(self, config: uvicorn.Config, grace_s: float, roster: Roster, say: Say) -> None:
+    def __init__(self, config: uvicorn.Config, grace_s: float, roster: Roster, notify: Notify) -> None:
         super().__init__(config, grace_s, roster.leave)
         self._roster = roster
-        self._say = say
+        self._notify = notify
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self._say(f"halfeven listens on http://{host}:{port}")
+            self._notify(f"halfeven listens on http://{host}:{port}")
             asyncio.get_running_loop().run_in_executor(None, self._say_ready)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.grace_s:
-            self._say(
+            self._notify(
                 f"halfeven is shutting down: not ready from now on, it still answers for {self.grace_s:g} s, then it "
                 "finishes what was asked; a second signal hurries it"
             )
@@ -182,11 +182,11 @@ class _Announcing(PoliteServer):
         for served in self._roster.all():
             prepared = served.prepared
             who = f"{served.name}@{prepared.version} is active: {prepared.precision}, {prepared.engine.form}"
-            self._say(f"{who} on {prepared.engine.device} ({prepared.reason})")
+            self._notify(f"{who} on {prepared.engine.device} ({prepared.reason})")
         for fault in self._roster.not_ready_reasons():
-            self._say(f"not ready: {fault}")
+            self._notify(f"not ready: {fault}")
         if not (store := self._roster.store).names():
-            self._say(
+            self._notify(
                 f"the store {store.root} has no model yet: `halfeven convert FOLDER --store {store.root}` puts one "
                 "there, and this server takes it up by itself; `halfeven serve --models DIR` converts every model "
                 "folder in DIR; `halfeven demo` shows the whole way"

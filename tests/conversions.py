@@ -10,7 +10,7 @@ from halfeven.exporters.gate.verdict import ParityReport
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.plan.aims import SHARES
 from halfeven.exporters.plan.counterexamples import excess
-from halfeven.exporters.prove import Exam, judged, take, ties_of, tried
+from halfeven.exporters.prove import ReferenceRun, judged, take, ties_of, tried
 from halfeven.exporters.subject import Subject
 from halfeven.models.engines.torch_engine import use_true_fp32
 from halfeven.models.package import Precision
@@ -39,7 +39,7 @@ class Converted:
         return self.report is None or self.report.passed
 
     def judged(self, samples: Samples) -> ParityReport | None:
-        return _report(self.maker, self.maker.exam(samples))
+        return _report(self.maker, self.maker.reference_run(samples))
 
 
 def samples_of(name: str, rows: int, seed: int) -> Samples:
@@ -54,15 +54,15 @@ def converted(name: str, level: str = "O1") -> Converted:
     subject = Subject(model.program, model.spec, samples, Precision(level), ("torch",), Path(), {})
     maker = Captured(subject)
     planning, judging = samples.split()
-    exam = maker.exam(judging)
+    reference_run = maker.reference_run(judging)
     report = None
     for share in SHARES:
         if not maker.plan(planning, share, lambda _: None):
             break
-        report = _report(maker, exam)
+        report = _report(maker, reference_run)
         if report is None or report.passed:
             break
-    unseen = maker.exam(samples_of(name, 16, seed=2))
+    unseen = maker.reference_run(samples_of(name, 16, seed=2))
     return Converted(maker, report, _report(maker, unseen))
 
 
@@ -77,9 +77,9 @@ def refused_on_unseen(name: str) -> list[str]:
         return []
     spec, samples = maker.subject.spec, samples_of(name, DRAWS * DRAWN, seed=3)
     whole, half = maker.whole(), maker.settled.half()
-    excuse = ties_of(runnable(maker.subject.exported), spec, "fp16", samples)
+    tie_tolerance = ties_of(runnable(maker.subject.exported), spec, "fp16", samples)
     trials = [
-        tried(numbers, inputs, whole(inputs), half(inputs), excuse)
+        tried(numbers, inputs, whole(inputs), half(inputs), tie_tolerance)
         for numbers, inputs in samples.batches(rows)
     ]
     each = DRAWN // rows
@@ -89,9 +89,9 @@ def refused_on_unseen(name: str) -> list[str]:
     return [report.summary() for report in refused]
 
 
-def _report(maker: Captured, exam: Exam) -> ParityReport | None:
+def _report(maker: Captured, reference_run: ReferenceRun) -> ParityReport | None:
     """True half kernels and the emulation; nothing where nothing is half."""
     if not maker.half.half_nodes:
         return None
     storage, emulation = maker.storage(), maker.settled.half()
-    return judged(exam, "fp16", [take(exam, storage), take(exam, emulation)])
+    return judged(reference_run, "fp16", [take(reference_run, storage), take(reference_run, emulation)])

@@ -23,17 +23,17 @@ from ..autocast.traffic import cast_map, saved_bytes
 from ..gate.verdict import ParityReport
 from ..graph.backend import Traffic
 from ..inputs.samples import Samples
-from ..maker import Made, Say
+from ..maker import Made, Notify
 from ..onnx.export import remove_onnx, write_onnx
 from ..plan.findings import findings, with_diagnosis
 from ..plan.planner import Planner
 from ..prove import (
     Answers,
-    Exam,
+    ReferenceRun,
     Taken,
     answers_of,
+    ask_reference,
     check_whole_form,
-    set_exam,
     take,
     ties_of,
 )
@@ -75,20 +75,20 @@ class Captured:
             self._whole = answers_of(spec, engine)
         return self._whole
 
-    def exam(self, judging: Samples) -> Exam:
+    def reference_run(self, judging: Samples) -> ReferenceRun:
         subject = self.subject
-        excuse = ties_of(runnable(subject.exported), subject.spec, subject.precision.dtype, judging)
-        return set_exam(subject.spec, judging, self.whole(), excuse, self.row_operations)
+        tie_tolerance = ties_of(runnable(subject.exported), subject.spec, subject.precision.dtype, judging)
+        return ask_reference(subject.spec, judging, self.whole(), tie_tolerance, self.row_operations)
 
-    def plan(self, planning: Samples, share: float, say: Say) -> bool:
+    def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
         subject = self.subject
         if self.planner is None:
-            say("profiling")
+            notify("profiling")
             graph = program_graph(subject, planning, _example(subject))
             self.planner = Planner(graph, planning, subject.search)
-        if not self.planner.settle(share, say):
+        if not self.planner.settle(share, notify):
             return False
-        say("rewriting")
+        notify("rewriting")
         plan = self.planner.plan
         self.settled = plan.graph.settled(plan.searched)
         self.half = self.settled.written(subject.exported)
@@ -100,17 +100,21 @@ class Captured:
         save_file(_untied(program.state_dict), folder / "weights.safetensors")
         save_program(program, folder / "whole.pt2", weights=False)
 
-    def make(self, name: str, draft: Draft, exam: Exam) -> Made:
+    def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
         half = self.half.half_nodes > 0
         if name == "torch":
             if not half:
                 return Made("whole.pt2", self.whole())
             self._save_half(draft)
-            return Made("half.pt2", self.storage(), [self._taken_in_storage(exam), *self._taken_packed(exam)])
-        self._write_whole_onnx(draft, exam)
+            return Made(
+                "half.pt2",
+                self.storage(),
+                [self._taken_in_storage(reference_run), *self._taken_packed(reference_run)],
+            )
+        self._write_whole_onnx(draft, reference_run)
         if not half:
             return Made("whole.onnx", self._onnx(draft.folder / "whole.onnx", "fp32"))
-        return self._half_onnx(draft, exam)
+        return self._half_onnx(draft, reference_run)
 
     def storage(self) -> Answers:
         """The half program in true half kernels."""
@@ -135,35 +139,35 @@ class Captured:
     def plan_json(self) -> dict[str, Any]:
         return self.half.plan.to_json(self.settled.module)
 
-    def findings(self, exam: Exam) -> dict[str, Any]:
+    def findings(self, reference_run: ReferenceRun) -> dict[str, Any]:
         assert self.planner is not None
         program = self.half.program
         traffic = Traffic(cast_map(program), self.settled.bytes_before, saved_bytes(program))
         return findings(self.settled, self.planner.plan.found, traffic)
 
-    def diagnosed(self, report: ParityReport, exam: Exam) -> ParityReport:
-        return with_diagnosis(self.settled, report, exam)
+    def diagnosed(self, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
+        return with_diagnosis(self.settled, report, reference_run)
 
-    def _taken_in_storage(self, exam: Exam) -> Taken:
+    def _taken_in_storage(self, reference_run: ReferenceRun) -> Taken:
         """The half program's own answers: once, whichever form asks."""
         if self._taken is None:
-            self._taken = take(exam, self.storage(), self.settled.half())
+            self._taken = take(reference_run, self.storage(), self.settled.half())
         return self._taken
 
-    def _taken_packed(self, exam: Exam) -> list[Taken]:
+    def _taken_packed(self, reference_run: ReferenceRun) -> list[Taken]:
         """The answers in packed kernels, where a server may choose these for a half that this processor multiplies
         itself: what may serve is what was judged."""
         engine = TorchEngine(self.half.program, self.subject.precision.dtype, CPU, CpuSetup(passes=PACKED))
         if self.subject.precision.dtype != "bf16" or not engine.setup.passes:
             return []
-        return [take(exam, answers_of(self.subject.spec, engine))]
+        return [take(reference_run, answers_of(self.subject.spec, engine))]
 
     def _save_half(self, draft: Draft) -> None:
         if self._saved is not self.half:
             save_program(self.half.program, draft.folder / "half.pt2", weights=True)
             self._saved = self.half
 
-    def _write_whole_onnx(self, draft: Draft, exam: Exam) -> None:
+    def _write_whole_onnx(self, draft: Draft, reference_run: ReferenceRun) -> None:
         """The whole as ONNX, held against the program: an exporter's fault is never blamed on half.
 
         Raises ExportFailed where it is not the program; no file is left then. One that is stays and may serve, whatever
@@ -174,12 +178,12 @@ class Captured:
             write_onnx(self.subject.exported, spec, path, {"model": spec.name, "precision": "fp32"})
             try:
                 engine = OnnxEngine(path, "fp32", CPU, CpuSetup(torch.get_num_threads()), packed=False)
-                check_whole_form(exam, answers_of(spec, engine))
+                check_whole_form(reference_run, answers_of(spec, engine))
             except HalfevenError:
                 remove_onnx(path)
                 raise
 
-    def _half_onnx(self, draft: Draft, exam: Exam) -> Made:
+    def _half_onnx(self, draft: Draft, reference_run: ReferenceRun) -> Made:
         spec, asked, path = self.subject.spec, self.subject.precision, draft.folder / "half.onnx"
         self._save_half(draft)  # proves this form again on a CPU
         kept = ",".join(kept.node for kept in self.half.plan.kept)
@@ -187,7 +191,7 @@ class Captured:
         write_onnx(self.half.program, spec, path, about)
         serves = self._onnx(path, asked.dtype)
         # ONNX Runtime computes FP16 chains in FP32 on a CPU: the program's own half storage judges as well
-        return Made("half.onnx", serves, [self._taken_in_storage(exam), take(exam, serves)])
+        return Made("half.onnx", serves, [self._taken_in_storage(reference_run), take(reference_run, serves)])
 
     def _onnx(self, path: Path, precision: str) -> Answers:
         engine = OnnxEngine(path, precision, CPU, CpuSetup(torch.get_num_threads()))

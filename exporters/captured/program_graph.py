@@ -28,7 +28,7 @@ from ..graph.backend import Candidate, GraphNode, Observe
 from ..inputs.planning import executions, few
 from ..inputs.samples import Samples
 from ..operations import Operations
-from ..prove import Answers, Arrays, Excuse, emulated, ties_of
+from ..prove import Answers, Arrays, TieTolerance, emulated, ties_of
 from ..ranges.profile import Profile, profile
 from ..ranges.repairs import Repair, apply
 from ..ranges.repairs import candidates as repairable
@@ -88,7 +88,7 @@ class ProgramGraph:
         nothing = make_plan(self.module, replace(self.precision, level="O0", keep=()))
         return emulated(self.spec, self._emulation(nothing, observe=observe))
 
-    def excuse(self, samples: Samples) -> Excuse | None:
+    def tie_tolerance(self, samples: Samples) -> TieTolerance | None:
         return ties_of(self.module, self.spec, self.precision.dtype, samples)
 
     def candidates(self) -> list[Candidate]:

@@ -19,7 +19,7 @@ from ..inputs.samples import Samples
 from ..inputs.synthetic import adversarial
 from ..operations import UNKNOWN, Operations
 from ..policy.weights import measure
-from ..prove import Answers, Arrays, Excuse
+from ..prove import Answers, Arrays, TieTolerance
 from ..ranges.profile import Profile
 from ..ranges.suspicion import suspicion
 from ..search.ranking import head_first
@@ -77,7 +77,7 @@ class FileGraph:
             return self.answers
         return Oracle(program.model, program.weights, observe=_by_node(program.model, observe)).run
 
-    def excuse(self, samples: Samples) -> Excuse | None:
+    def tie_tolerance(self, samples: Samples) -> TieTolerance | None:
         program = self.rules.program
         if not find_tied(program.model):
             return None

@@ -15,11 +15,11 @@ from ...models.package import ModelFolder
 from ...models.store import Draft
 from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
-from ..maker import Made, Say
+from ..maker import Made, Notify
 from ..operations import Operations
 from ..plan.findings import findings, with_diagnosis
 from ..plan.planner import Planner
-from ..prove import Answers, Exam, answers_of, set_exam, take
+from ..prove import Answers, ReferenceRun, answers_of, ask_reference, take
 from ..search.delta_debugging import NOT_ASKED
 from ..subject import Subject
 from ..threads import fixed_threads
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 
 def foreign_subject(
-    asked: ModelFolder, samples: Samples, origin: Mapping[str, Any], search: bool, say: Say
+    asked: ModelFolder, samples: Samples, origin: Mapping[str, Any], search: bool, notify: Notify
 ) -> tuple[Subject, "Foreign"]:
     """A folder with an ONNX file ready for the road (`road.travel`): read, held against model.toml, normalised.
 
@@ -42,7 +42,7 @@ def foreign_subject(
     """
     path = asked.folder / asked.source
     program, spec, notes = read_foreign(path, asked)
-    say(f"{path.name}: {len(program.nodes)} nodes at opset {program.opset}")
+    notify(f"{path.name}: {len(program.nodes)} nodes at opset {program.opset}")
     whole = assembled(program.model, program.weights)
     info = finished(whole, f"{path}")
     _, row = next(samples.batches(1 if spec.batched else 0))
@@ -82,23 +82,23 @@ class Foreign:
     def whole(self) -> Answers:
         return self.answers
 
-    def exam(self, judging: Samples) -> Exam:
+    def reference_run(self, judging: Samples) -> ReferenceRun:
         spec = self.subject.spec
         whole = assembled(self.program.model, self.program.weights)
-        excuse = ties_of(whole, spec, self.subject.precision.dtype, judging)
-        return set_exam(spec, judging, self.answers, excuse, self.row_operations)
+        tie_tolerance = ties_of(whole, spec, self.subject.precision.dtype, judging)
+        return ask_reference(spec, judging, self.answers, tie_tolerance, self.row_operations)
 
-    def plan(self, planning: Samples, share: float, say: Say) -> bool:
+    def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
         subject = self.subject
         if self.planner is None:
-            say("profiling")
+            notify("profiling")
             graph = file_graph(
                 self.program, subject.spec, subject.precision, planning, self.answers, self.operations
             )
             self.planner = Planner(graph, planning, subject.search)
-        if not self.planner.settle(share, say):
+        if not self.planner.settle(share, notify):
             return False
-        say("rewriting")
+        notify("rewriting")
         plan = self.planner.plan
         self.settled = plan.graph.settled(plan.searched)
         self.half = written(self.program, self.settled, self.info)
@@ -107,7 +107,7 @@ class Foreign:
     def write(self, draft: Draft) -> None:
         """Nothing more: whole and half are written where they are made."""
 
-    def make(self, name: str, draft: Draft, exam: Exam) -> Made:
+    def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
         folder, half = draft.folder, self.half
         self._save(half.whole, folder / "whole.onnx", "fp32")
         model = half.half
@@ -118,7 +118,9 @@ class Foreign:
         del model
         serves = self._runtime(folder / "half.onnx", dtype)
         # ONNX Runtime computes FP16 chains in FP32 on a CPU: true half storage judges as well
-        return Made("half.onnx", serves, [take(exam, self.settled.half()), take(exam, serves)])
+        return Made(
+            "half.onnx", serves, [take(reference_run, self.settled.half()), take(reference_run, serves)]
+        )
 
     def facts(self) -> dict[str, Any]:
         half = self.half
@@ -146,12 +148,12 @@ class Foreign:
             "kept": [kept.to_json() for kept in self.half.kept],
         }
 
-    def findings(self, exam: Exam) -> dict[str, Any]:
+    def findings(self, reference_run: ReferenceRun) -> dict[str, Any]:
         assert self.planner is not None
         return findings(self.settled, self.planner.plan.found, self.settled.traffic())
 
-    def diagnosed(self, report: ParityReport, exam: Exam) -> ParityReport:
-        return with_diagnosis(self.settled, report, exam)
+    def diagnosed(self, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
+        return with_diagnosis(self.settled, report, reference_run)
 
     def _runtime(self, path: Path, precision: str) -> Answers:
         engine = OnnxEngine(path, precision, CPU, CpuSetup(torch.get_num_threads()))

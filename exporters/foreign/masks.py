@@ -61,7 +61,7 @@ def rewrite_masks(program: ForeignProgram, ranges: Mapping[str, Range], asked: I
     for inputs in asked:
         if not _same(one.run(inputs), other.run(inputs)):
             return Rewritten(program)
-    return Rewritten(rewritten, tuple(_told(group) for group in groups))
+    return Rewritten(rewritten, tuple(_described(group) for group in groups))
 
 
 def _same(before: Arrays, after: Arrays) -> bool:
@@ -90,7 +90,7 @@ def _doubt(group: _Group) -> str:
     return ""
 
 
-def _told(group: _Group) -> str:
+def _described(group: _Group) -> str:
     names = ", ".join(f"'{name}'" for name, _ in group.sites)
     floors = [f"'{node.name}'" for node, mask in group.sinks if not mask.exact]
     floor = f", with a floor of {HIGH:g} under {', '.join(floors)}" if floors else ""

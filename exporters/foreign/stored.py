@@ -6,13 +6,13 @@ from ...models.spec import ModelSpec
 from ...models.store import Version
 from ..gate.parity import UNIT_ROUNDOFF
 from ..inputs.samples import Samples
-from ..prove import SEEN_AT_ONCE, Answers, Excuse
+from ..prove import SEEN_AT_ONCE, Answers, TieTolerance
 from .oracle import Oracle, to_half_and_back
 from .reading import read_model
 from .ties import ForeignTies, find_tied
 
 
-def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) -> Excuse | None:
+def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) -> TieTolerance | None:
     """What excuses integers of an FP32 whole; None where there is nothing to excuse."""
     if not find_tied(model):
         return None
@@ -21,7 +21,7 @@ def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) ->
     return ties.excused
 
 
-def stored_ties(version: Version, dtype: str, judging: Samples) -> Excuse | None:
+def stored_ties(version: Version, dtype: str, judging: Samples) -> TieTolerance | None:
     """The integers that may differ because their scores tie, found in the version's stored ``whole.onnx``."""
     return ties_of(_stored(version, "whole.onnx"), version.spec(), dtype, judging)
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from .refusals import told_precision, told_range
+from .refusals import section_of_precision, section_of_range
 from .rejudge import accepting_override
 from .rule_verdicts import Failure
 from .verdict import Diagnosis, OutputVerdict, ParityReport
@@ -46,9 +46,9 @@ def _diagnosis(
     elif floor is None or floor_report is None:
         verdict, message = "unknown", f"output '{output.name}' has no floor to compare with"
     elif _failures(floor_report, output.name):
-        verdict, message = "precision", told_precision(output, floor_u, report.dtype, override)
+        verdict, message = "precision", section_of_precision(output, floor_u, report.dtype, override)
     else:
-        verdict, message = "range", told_range(output, floor_u, report.dtype, where)
+        verdict, message = "range", section_of_range(output, floor_u, report.dtype, where)
     distance = _distance(output.max_error_u, floor_u)
     return Diagnosis(output.name, verdict, output.max_error_u, floor_u, distance, message, override)
 

@@ -203,7 +203,7 @@ def under(name: str, failure: Failure) -> Failure:
     return Failure(failure.rule, f"under the adversarial input '{name}', {failure.message}")
 
 
-def told_range(output: OutputVerdict, floor_u: float, dtype: str, where: str) -> str:
+def section_of_range(output: OutputVerdict, floor_u: float, dtype: str, where: str) -> str:
     first = f"; the first node to go astray is {where}" if where else ""
     return (
         f"rounding alone costs output '{output.name}' {floor_u:.3g}u, which passes; its numbers left the "
@@ -211,7 +211,9 @@ def told_range(output: OutputVerdict, floor_u: float, dtype: str, where: str) ->
     )
 
 
-def told_precision(output: OutputVerdict, floor_u: float, dtype: str, override: Mapping[str, float]) -> str:
+def section_of_precision(
+    output: OutputVerdict, floor_u: float, dtype: str, override: Mapping[str, float]
+) -> str:
     settings = ", ".join(f"{key} = {value:g}" for key, value in override.items())
     accept = f"; accept it by setting {settings} under [parity]" if settings else ""
     return (

@@ -16,7 +16,7 @@ from ..autocast.plan import Kept
 from ..autocast.traffic import Cast
 from ..inputs.samples import Samples
 from ..operations import Operations
-from ..question import Answers, Arrays, Excuse
+from ..question import Answers, Arrays, TieTolerance
 
 Observe = Callable[[str, Tensor], None]  # node, a floating result of it
 
@@ -80,7 +80,7 @@ class Graph(Protocol):
         """The FP32 graph as a function. ``observe``: sees every floating result."""
         ...
 
-    def excuse(self, samples: Samples) -> Excuse | None:
+    def tie_tolerance(self, samples: Samples) -> TieTolerance | None:
         """Which integers may differ because their scores tie; None where the model gives none."""
         ...
 

@@ -22,9 +22,9 @@ from ...models.store import Draft, sha256_of
 from ..autocast.plan import Kept
 from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
-from ..maker import Made, Say
+from ..maker import Made, Notify
 from ..operations import UNKNOWN, Operations
-from ..prove import Answers, Arrays, Exam, answers_of, set_exam, take
+from ..prove import Answers, Arrays, ReferenceRun, answers_of, ask_reference, take
 from ..search.delta_debugging import NOT_ASKED, NOT_NEEDED, Found, outcome
 from ..subject import Subject
 from .building import Built, build, check_asked, example, largest_gap
@@ -36,7 +36,7 @@ WEIGHTS = "weights.safetensors"
 
 
 def live_subject(
-    asked: ModelFolder, samples: Samples, origin: Mapping[str, Any], say: Say
+    asked: ModelFolder, samples: Samples, origin: Mapping[str, Any], notify: Notify
 ) -> tuple[Subject, "Live"]:
     """A model folder ready for the road (`road.travel`): its module built, checked and made again.
 
@@ -44,7 +44,7 @@ def live_subject(
     """
     check_asked(asked.precision)
     use_true_fp32()
-    say(f"building {asked.spec.name}")
+    notify(f"building {asked.spec.name}")
     built = build(asked, samples)
     subject = Subject(
         program=None,
@@ -94,50 +94,50 @@ class Live:
     def whole(self) -> Answers:
         answers = answers_of(self.subject.spec, LiveEngine(self.built.live, "fp32", CPU))
 
-        def told(arrays: Arrays) -> dict[str, np.ndarray]:
+        def described(arrays: Arrays) -> dict[str, np.ndarray]:
             try:
                 return answers(arrays)
             except EngineFailed as error:
                 raise CaptureFailed(str(error)) from error
 
-        return told
+        return described
 
-    def exam(self, judging: Samples) -> Exam:
+    def reference_run(self, judging: Samples) -> ReferenceRun:
         whole = self.whole()
-        return set_exam(self.subject.spec, judging, whole, row_operations=self.row_operations)
+        return ask_reference(self.subject.spec, judging, whole, row_operations=self.row_operations)
 
-    def plan(self, planning: Samples, share: float, say: Say) -> bool:
+    def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
         """Whether it is another plan than before; at O0 nothing is half and nothing is to be searched."""
         before, first = self.kept, not self._planned
         self._planned = True
         self._lower()
         inputs = example(self.subject.spec, planning)
         if self.subject.precision.level != "O0":
-            self.kept = self._settled(planning, share, inputs, say)
+            self.kept = self._settled(planning, share, inputs, notify)
         self.counts = self._counted(inputs)
         return first or self.kept != before
 
     def write(self, draft: Draft) -> None:
         """Nothing more: the form is the original."""
 
-    def diagnosed(self, report: ParityReport, exam: Exam) -> ParityReport:
+    def diagnosed(self, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
         """Live autocast cannot be emulated: there is no floor."""
         return report
 
-    def make(self, name: str, draft: Draft, exam: Exam) -> Made:
+    def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
         """Write ``live.json``, which serves the half and the whole. Raises CannotConvert where it cannot run."""
         self._lower()
-        self._check_whole(exam)
+        self._check_whole(reference_run)
         self._write(draft)
         if self.subject.precision.level == "O0":
             return Made(LIVE_FILE, self.whole())
         self._half = LiveEngine(self.built.live, self.subject.precision.dtype, CPU, self.islands)
         answers = answers_of(self.subject.spec, self._half)
         try:
-            answers((*exam.small, *exam.bulk)[0].inputs)
+            answers((*reference_run.small, *reference_run.bulk)[0].inputs)
         except EngineFailed as error:
             raise CannotConvert(f"the live form does not run in half precision here: {error}") from error
-        return Made(LIVE_FILE, answers, [take(exam, answers)] if self.counts.half_nodes else [])
+        return Made(LIVE_FILE, answers, [take(reference_run, answers)] if self.counts.half_nodes else [])
 
     @property
     def islands(self) -> list[str]:
@@ -172,7 +172,7 @@ class Live:
             "kept": [kept.to_json() for kept in self.kept],
         }
 
-    def findings(self, exam: Exam) -> dict[str, Any]:
+    def findings(self, reference_run: ReferenceRun) -> dict[str, Any]:
         return {}
 
     def _lower(self) -> None:
@@ -190,7 +190,7 @@ class Live:
             raise CannotConvert(f"{source.folder} was changed while it was converted: convert it again")
         draft.write_json(LIVE_FILE, live_json(source, text, self.islands, sha256_of(weights)))
 
-    def _settled(self, planning: Samples, share: float, inputs: Arrays, say: Say) -> tuple[Kept, ...]:
+    def _settled(self, planning: Samples, share: float, inputs: Arrays, notify: Notify) -> tuple[Kept, ...]:
         """What was asked for, and where that does not pass on the planning samples the fewest more."""
         live, dtype = self.built.live, self.subject.precision.dtype
         called = observed(live.module, lambda: self.whole()(inputs))
@@ -199,8 +199,8 @@ class Live:
         rehearsal = LiveRehearsal(live, dtype, CPU, planning, share, self.operations)
         self._search = NOT_NEEDED
         if not rehearsal.score(asked).passed:
-            say("searching for the modules that must stay in FP32")
-            found = find_islands(rehearsal, asked, say)
+            notify("searching for the modules that must stay in FP32")
+            found = find_islands(rehearsal, asked, notify)
             self._search = outcome(found)
             kept += [self._found(path, found) for path in found.kept] if found else []
         return tuple(kept)
@@ -232,9 +232,9 @@ class Live:
         finally:
             half.close()
 
-    def _check_whole(self, exam: Exam) -> None:
+    def _check_whole(self, reference_run: ReferenceRun) -> None:
         """What is the model's own fault, not half's: an answer that is no number, or another the second time."""
-        for question in (*exam.small, *exam.bulk):
+        for question in (*reference_run.small, *reference_run.bulk):
             for name, answer in question.reference.items():
                 if answer.dtype.kind not in "biu" and np.isnan(answer.astype(np.float64)).any():
                     samples = sorted(set(question.samples))
@@ -242,7 +242,7 @@ class Live:
                         f"the model itself answers NaN in FP32: output '{name}', among the samples {samples[:8]}, "
                         f"{_first_nan(self.built.live, question.inputs)}"
                     )
-        question = (*exam.small, *exam.bulk)[0]
+        question = (*reference_run.small, *reference_run.bulk)[0]
         if (gap := largest_gap(question.reference, self.whole()(question.inputs))) > child.TOLERANCE:
             raise CaptureFailed(
                 f"the module of '{self.subject.spec.name}' answers the same input in FP32 differently by {gap:.3g} "

@@ -150,7 +150,7 @@ class LiveRehearsal:
 
 
 def find_islands(
-    rehearsal: LiveRehearsal, asked: Iterable[str], say: Callable[[str], None], budget: Budget = BUDGET
+    rehearsal: LiveRehearsal, asked: Iterable[str], notify: Callable[[str], None], budget: Budget = BUDGET
 ) -> Found | None:
     """The fewest more islands that pass the rehearsal; None where not even all modules inside the root do.
 
@@ -166,7 +166,7 @@ def find_islands(
             candidates,
             lambda more: rehearsal.score([*asked, *more]),
             budget=budget,
-            say=say,
+            notify=notify,
             spent=rehearsal.meter.spent,
         )
         if found is not None:

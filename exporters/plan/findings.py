@@ -8,7 +8,7 @@ from ..gate.diagnosis import diagnosed
 from ..gate.parity import UNIT_ROUNDOFF
 from ..gate.verdict import ParityReport
 from ..graph.backend import Graph, Traffic
-from ..prove import Exam, floor_report
+from ..prove import ReferenceRun, floor_report
 from ..search.delta_debugging import Found
 from ..sections import (
     casts_section,
@@ -49,10 +49,10 @@ def curve(settled: Graph) -> Curve:
     return divergence_curve(settled.nodes(), whole, half, UNIT_ROUNDOFF[settled.precision.dtype])
 
 
-def with_diagnosis(settled: Graph, report: ParityReport, exam: Exam) -> ParityReport:
+def with_diagnosis(settled: Graph, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
     """The report with the floor, and range or precision where it is a refusal."""
     if settled.precision.level == "O0":
         return report
     first = None if report.passed else curve(settled).first
-    floor = floor_report(exam, report.dtype, settled.half(floor=True))
+    floor = floor_report(reference_run, report.dtype, settled.half(floor=True))
     return diagnosed(report, floor, first and first.to_json())

@@ -21,7 +21,7 @@ from .rehearsal import Rehearsal
 BUDGET = Budget(evaluations=400, operations=1 << 41)  # about two minutes of one core
 
 G = TypeVar("G", bound=Graph)
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +58,22 @@ class Planner(Generic[G]):
         self._searches = level in ("O1", "O2") or (level == "O3" and search)
         self._settled = False
 
-    def settle(self, share: float, say: Say) -> bool:
+    def settle(self, share: float, notify: Notify) -> bool:
         """Plan for ``share`` of the gate's limits; whether that made another plan than before."""
         before, first = self.plan, not self._settled
         self._settled = True
         if self._searches and not self.graph.has_half():
             self.search = NOT_NEEDED
         elif self._searches:
-            say("rehearsing")
+            notify("rehearsing")
             spec, dtype = self.graph.spec, self.graph.precision.dtype
-            self.plan = self._searched(aims(spec.parity, dtype, share), say)
+            self.plan = self._searched(aims(spec.parity, dtype, share), notify)
             self.search = outcome(self.plan.found)
         return first or self.plan.graph is not before.graph or self.plan.names != before.names
 
-    def _searched(self, limits: Aims, say: Say) -> CandidatePlan[G]:
+    def _searched(self, limits: Aims, notify: Notify) -> CandidatePlan[G]:
         """The plan that passes with the fewest nodes in FP32: with exact repairs where they save any."""
-        plain = self._search(self.graph, self._rehearsal, limits, say)
+        plain = self._search(self.graph, self._rehearsal, limits, notify)
         if not plain.searched or plain.found is None:
             return plain
         exhausted = plain.found.exhausted
@@ -83,11 +83,11 @@ class Planner(Generic[G]):
             return CandidatePlan(self.graph)
         if self._repaired is None:
             return plain
-        say("trying exact repairs")
-        repaired = self._search(self._repaired, self._rehearsal_repaired, limits, say)
+        notify("trying exact repairs")
+        repaired = self._search(self._repaired, self._rehearsal_repaired, limits, notify)
         return repaired if repaired.found is not None and len(repaired.kept) < len(plain.kept) else plain
 
-    def _search(self, graph: G, rehearsal: Rehearsal, limits: Aims, say: Say) -> CandidatePlan[G]:
+    def _search(self, graph: G, rehearsal: Rehearsal, limits: Aims, notify: Notify) -> CandidatePlan[G]:
         """The fewest more nodes in FP32 that pass the rehearsal, each with reason and evidence."""
         candidates = graph.candidates()
         found = refined(
@@ -95,7 +95,7 @@ class Planner(Generic[G]):
             lambda names: rehearsal.score(names, limits.searched if names else limits.as_it_is),
             rehearsal.find_counterexamples,
             budget=BUDGET,
-            say=say,
+            notify=notify,
             spent=rehearsal.meter.spent,
         )
         if found is None:

@@ -38,7 +38,7 @@ class Rehearsal:
         self._graph, spec = graph, graph.spec
         self.meter = Meter(graph.operations())
         self._whole = self.meter.on(graph.whole())
-        self._excuse = graph.excuse(planning)
+        self._tie_tolerance = graph.tie_tolerance(planning)
         self._few = few(planning)
         self._rows = max(self._few.count, 1)
         self._may_join = spec.batched and spec.max_batch_size > 1
@@ -93,7 +93,9 @@ class Rehearsal:
         def ask(several: Iterable[Batch]) -> Iterator[Trial]:
             for batch in several:
                 for one, answers in batch.answers(half):
-                    yield tried(one.samples, one.inputs, one.reference, answers, self._excuse, one.name)
+                    yield tried(
+                        one.samples, one.inputs, one.reference, answers, self._tie_tolerance, one.name
+                    )
 
         return ask
 

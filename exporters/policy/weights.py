@@ -51,8 +51,10 @@ class Entry:
         )
 
     def to_json(self) -> dict[str, Any]:
-        told = asdict(self) | {"fp32": self.over_budget}
-        return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in told.items()}
+        sentence = asdict(self) | {"fp32": self.over_budget}
+        return {
+            key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in sentence.items()
+        }
 
 
 def measure(name: str, weight: Tensor, half: torch.dtype) -> Entry:

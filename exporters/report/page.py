@@ -103,13 +103,13 @@ def _sentences(found: Mapping[str, Any]) -> list[str]:
 
 
 def _diagnoses(found: Mapping[str, Any]) -> Iterable[str]:
-    for told in (found.get("parity") or {}).get("diagnoses") or []:
-        if told["verdict"] in ("range", "precision"):
-            yield f"{told['verdict']}: {told['message']}"
-        elif told["floor_u"] and told["error_u"]:
-            away = "" if told["distance"] is None else f", {number_text(told['distance'])} times"
-            error, floor = number_text(told["error_u"]), number_text(told["floor_u"])
-            yield f"'{told['output']}' errs by {error}u where no half errs less than {floor}u{away}"
+    for diagnosis in (found.get("parity") or {}).get("diagnoses") or []:
+        if diagnosis["verdict"] in ("range", "precision"):
+            yield f"{diagnosis['verdict']}: {diagnosis['message']}"
+        elif diagnosis["floor_u"] and diagnosis["error_u"]:
+            away = "" if diagnosis["distance"] is None else f", {number_text(diagnosis['distance'])} times"
+            error, floor = number_text(diagnosis["error_u"]), number_text(diagnosis["floor_u"])
+            yield f"'{diagnosis['output']}' errs by {error}u where no half errs less than {floor}u{away}"
 
 
 def _orders(found: Mapping[str, Any]) -> Iterable[str]:

@@ -70,7 +70,7 @@ def smallest_set(
     judge: Judge,
     *,
     budget: Budget,
-    say: Callable[[str], None] = lambda line: None,
+    notify: Callable[[str], None] = lambda line: None,
     spent: Callable[[], int] = lambda: 0,
     elsewhere: bool = True,
 ) -> Found | None:
@@ -81,7 +81,7 @@ def smallest_set(
     smaller set of other nodes. Keeping nothing, everything, and the first 1, 2, 4, … are tried whatever the
     budget. None where even all candidates kept do not pass. Deterministic.
     """
-    search = _Search(list(dict.fromkeys(candidates)), judge, budget, say, spent)
+    search = _Search(list(dict.fromkeys(candidates)), judge, budget, notify, spent)
     before, exhausted = search.score(()), False
     if not before.passed and not search.score(search.suspects).passed:
         return None
@@ -92,7 +92,7 @@ def smallest_set(
                 search.second_start()
         except _BudgetSpent:
             exhausted = True
-            say(f"search: the budget is spent, {search.state}")
+            notify(f"search: the budget is spent, {search.state}")
     kept = tuple(search.best)
     certificate = {node: score for node in kept if (score := search.known(_without(kept, node)))}
     return Found(
@@ -118,12 +118,12 @@ class _Search:
         suspects: list[str],
         judge: Judge,
         budget: Budget,
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
         spent: Callable[[], int],
     ) -> None:
         self.suspects, self.scores = suspects, dict[frozenset[str], Score]()
         self.best = suspects
-        self._judge, self._budget, self._say, self._spent = judge, budget, say, spent
+        self._judge, self._budget, self._notify, self._spent = judge, budget, notify, spent
         self._end = spent() + budget.operations
 
     @property
@@ -140,7 +140,7 @@ class _Search:
             self.scores[key] = self._judge(key)
         if self.scores[key].passed and len(key) < len(self.best):
             self.best = [node for node in self.suspects if node in key]
-            self._say(f"search: {self.state}")
+            self._notify(f"search: {self.state}")
         return self.scores[key]
 
     def passes(self, kept: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ def refined(
     counterexamples: Callable[[Collection[str]], bool],
     *,
     budget: Budget,
-    say: Callable[[str], None] = lambda line: None,
+    notify: Callable[[str], None] = lambda line: None,
     spent: Callable[[], int] = lambda: 0,
 ) -> Found | None:
     """`delta_debugging.smallest_set` for the samples and for the unseen ones that smaller sets fail.
@@ -31,14 +31,14 @@ def refined(
     end, before = spent() + budget.operations, None
     for search in range(ROUNDS + 1):
         left = replace(budget, operations=max(end - spent(), 0))
-        found = smallest_set(candidates, judge, budget=left, say=say, spent=spent, elsewhere=not search)
+        found = smallest_set(candidates, judge, budget=left, notify=notify, spent=spent, elsewhere=not search)
         if found is None:
             break
         if not found.minimal or not counterexamples(found.kept):
             return found
-        say(f"search: with {len(found.kept)} kept, perturbed samples are not equal; once more with them")
+        notify(f"search: with {len(found.kept)} kept, perturbed samples are not equal; once more with them")
         candidates = [*found.kept, *(name for name in candidates if name not in found.kept)]
         before = found
     if before is not None:
-        say(NOT_ALL)
+        notify(NOT_ALL)
     return before and replace(before, exhausted=True)

@@ -57,8 +57,8 @@ def answers(failures, torch, flat, inputs, notes):
     except torch._dynamo.exc.TorchDynamoException as error:
         if notes is None:
             raise
-        told = failures.first_lines(error)[:200]
-        notes.append(f"the module itself cannot be run at batch size {inputs[0].shape[0]}: {told}")
+        text = failures.first_lines(error)[:200]
+        notes.append(f"the module itself cannot be run at batch size {inputs[0].shape[0]}: {text}")
         return None
 
 

@@ -170,8 +170,8 @@ def _run_child(out: Path, folder: ModelFolder, limits: Limits) -> dict[str, Any]
         )
     result = json.loads(result_file.read_text())
     if "error" in result:
-        told = f"\n{result['traceback'].rstrip()}" if result["traceback"] else ""
-        raise CaptureFailed(f"the model in {folder.folder} cannot be captured: {result['error']}{told}")
+        sentence = f"\n{result['traceback'].rstrip()}" if result["traceback"] else ""
+        raise CaptureFailed(f"the model in {folder.folder} cannot be captured: {result['error']}{sentence}")
     return result
 
 

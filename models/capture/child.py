@@ -45,7 +45,7 @@ def main(request_file):
     try:
         result = capture(request, out)
     except BaseException as error:
-        result = failures.told(error, request)
+        result = failures.described(error, request)
     (out / "result.json").write_text(json.dumps(result))
     sys.stdout.flush()
     os._exit(0 if "error" not in result else 1)  # user threads and atexit hooks may not hold us back

@@ -66,7 +66,7 @@ def sibling(name):
     return sys.modules[hidden]
 
 
-def told(error, request):
+def described(error, request):
     """What result.json says of a failure: a sentence, and the traceback where the sentence needs one."""
     if isinstance(error, Refused):
         return {"error": str(error), "traceback": ""}

@@ -45,8 +45,8 @@ class LiveModule:
         except child.Refused as error:
             raise EngineFailed(f"the live model '{self.spec.name}': {error}") from None
         except (Exception, SystemExit) as error:
-            told = f"{type(error).__name__}: {child.first_lines(error)}{self.source.place(error)}"
-            raise EngineFailed(f"the live model '{self.spec.name}' raised {told}") from error
+            sentence = f"{type(error).__name__}: {child.first_lines(error)}{self.source.place(error)}"
+            raise EngineFailed(f"the live model '{self.spec.name}' raised {sentence}") from error
         return [self._promised(index, answer, half) for index, answer in enumerate(answers)]
 
     def _promised(self, index: int, answer: Tensor, half: bool) -> Tensor:

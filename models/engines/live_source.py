@@ -52,7 +52,7 @@ class LiveSource:
             raise BadFolder(f"{self.folder}: {error}") from None
         except (Exception, SystemExit) as error:
             raise CaptureFailed(
-                f"the model code in {self.folder} cannot be run: {self.told(error)}"
+                f"the model code in {self.folder} cannot be run: {self.described(error)}"
             ) from error
         if proven is not None:
             self._check_imports(proven)
@@ -68,7 +68,7 @@ class LiveSource:
                 what = "is gone" if file not in found else "has changed" if file in proven else "is new"
                 raise self._unproven(file, what)
 
-    def told(self, error: BaseException) -> str:
+    def described(self, error: BaseException) -> str:
         """The user's error with the end of its traceback."""
         roots = {
             "folder": str(self.folder),

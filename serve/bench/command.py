@@ -17,7 +17,7 @@ from .figures import Cpu, figures
 from .loadgen import ClosedLoop, Load, OpenLoop, Target
 from .record import Record
 
-Say = Callable[[str], object]
+Notify = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Plan:
     connections: int = 2000
 
 
-def bench(url: str, name: str, plan: Plan, say: Say = print) -> dict[str, Any]:
+def bench(url: str, name: str, plan: Plan, notify: Notify = print) -> dict[str, Any]:
     """Every stage of the plan. Raises BadSetting where nobody answers or an option is wrong, UnknownName for
     an unknown model, BadInput in the server's own words where it refuses the very first request.
     """
@@ -48,12 +48,12 @@ def bench(url: str, name: str, plan: Plan, say: Say = print) -> dict[str, Any]:
     target = subject.target(sent)
     stages = []
     for callers in plan.concurrency:
-        say(f"closed loop, {callers} callers: {plan.seconds:g} s after {plan.warmup_s:g} s of warm-up")
+        notify(f"closed loop, {callers} callers: {plan.seconds:g} s after {plan.warmup_s:g} s of warm-up")
         stages.append(
             {"load": "closed", "concurrency": callers, **_measure(subject, target, plan, callers, None)}
         )
     for rate in plan.rates:
-        say(f"open loop, {rate:g} arrivals/s: {plan.seconds:g} s after {plan.warmup_s:g} s of warm-up")
+        notify(f"open loop, {rate:g} arrivals/s: {plan.seconds:g} s after {plan.warmup_s:g} s of warm-up")
         stages.append({"load": "open", "rate": rate, **_measure(subject, target, plan, None, rate)})
     return {
         "model": name,

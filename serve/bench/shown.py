@@ -52,8 +52,8 @@ def sentences(facts: Mapping[str, Any]) -> Iterable[str]:
         (who["version"], who["precision"]) for stage in facts["stages"] for who in stage["answered_by"]
     }
     if len(answered) > 1:
-        told = ", ".join(f"{version or '?'} ({precision or '?'})" for version, precision in sorted(answered))
-        yield f"more than one version answered: {told}"
+        text = ", ".join(f"{version or '?'} ({precision or '?'})" for version, precision in sorted(answered))
+        yield f"more than one version answered: {text}"
 
 
 def _table(title: str, headings: tuple[str, ...]) -> Table:

@@ -51,5 +51,5 @@ def print_json(facts: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def say(sentence: str) -> None:
+def notify(sentence: str) -> None:
     errors.print(sentence, markup=False)

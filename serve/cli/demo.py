@@ -27,7 +27,7 @@ from ..bench.callers import Caller, Traffic
 from ..finetune.command import fine_tune
 from ..http.routes.history import store_at
 from .demo_digits import OUTPUT, SEED, shifted_samples, write_training_file
-from .demo_stage import MODEL, Say, await_version, own_folder, server
+from .demo_stage import MODEL, Notify, await_version, own_folder, server
 
 PROGRAM = "halfeven"
 STEADY_SECONDS = 1.5
@@ -36,7 +36,7 @@ BATCH = 40
 LESSON = {"n_epochs": 4, "batch_size": 32, "learning_rate": 3e-3, "precision": "fp16"}
 
 
-def tell(store_path: Path | None, say: Say) -> tuple[dict[str, Any], Table]:
+def tell(store_path: Path | None, notify: Notify) -> tuple[dict[str, Any], Table]:
     """Run the story; give its facts and the one table. The store and its reports stay where they are."""
     started = time.perf_counter()
     where = store_path or Path(tempfile.mkdtemp(prefix="halfeven-demo-"))
@@ -44,11 +44,11 @@ def tell(store_path: Path | None, say: Say) -> tuple[dict[str, Any], Table]:
     with tempfile.TemporaryDirectory(prefix="halfeven-demo-model-") as name:
         folder = own_folder(Path(name))
         samples = load_samples(folder / "samples.safetensors", read_folder(folder).spec)
-        say("1. converting the digits under level O1 (the lists of torch.autocast), in both forms")
-        first = convert(folder, store, Options(), _indented(say))
-        with server(store, say) as port:
-            facts = _first_half(port, folder, store, samples, first, say)
-            facts |= _second_half(port, store, samples, Path(name), say)
+        notify("1. converting the digits under level O1 (the lists of torch.autocast), in both forms")
+        first = convert(folder, store, Options(), _indented(notify))
+        with server(store, notify) as port:
+            facts = _first_half(port, folder, store, samples, first, notify)
+            facts |= _second_half(port, store, samples, Path(name), notify)
     facts["accuracy_fp32"] = _accuracy_of_whole(first.version, samples)
     facts["passed"] = _passed(facts)
     facts["store"] = str(store.root)
@@ -57,20 +57,20 @@ def tell(store_path: Path | None, say: Say) -> tuple[dict[str, Any], Table]:
 
 
 def _first_half(
-    port: int, folder: Path, store: Store, samples: Samples, first: Conversion, say: Say
+    port: int, folder: Path, store: Store, samples: Samples, first: Conversion, notify: Notify
 ) -> dict[str, Any]:
     """Serve, predict, swap and roll back under traffic."""
-    say("2. serving what was proven, and predicting held-out digits over HTTP")
+    notify("2. serving what was proven, and predicting held-out digits over HTTP")
     accuracy, precision = _accuracy_over_http(port, samples)
     with Traffic(port, MODEL, samples.arrays, CONNECTIONS) as steady:
         time.sleep(STEADY_SECONDS)
-    say("3. converting again under level O3 (everything in half), while requests come in")
+    notify("3. converting again under level O3 (everything in half), while requests come in")
     with Traffic(port, MODEL, samples.arrays, CONNECTIONS) as traffic:
-        second = convert(folder, store, Options(level="O3"), _indented(say))
-        await_version(port, second.version.number, say)
-        say("4. rolling back, while requests come in")
+        second = convert(folder, store, Options(level="O3"), _indented(notify))
+        await_version(port, second.version.number, notify)
+        notify("4. rolling back, while requests come in")
         store.rollback(MODEL)
-        await_version(port, first.version.number, say)
+        await_version(port, first.version.number, notify)
     return {
         "versions": [
             _version_facts(first, "O1"),
@@ -85,19 +85,26 @@ def _first_half(
     }
 
 
-def _second_half(port: int, store: Store, samples: Samples, folder: Path, say: Say) -> dict[str, Any]:
+def _second_half(port: int, store: Store, samples: Samples, folder: Path, notify: Notify) -> dict[str, Any]:
     """Fine-tune on digits that version 1 cannot read, under traffic, and look at both kinds afterwards."""
     new = shifted_samples(samples)
-    say("5. the same digits turned and inverted: version 1 cannot read them; fine-tuning it through the API")
+    notify(
+        "5. the same digits turned and inverted: version 1 cannot read them; fine-tuning it through the API"
+    )
     before = {"new": _accuracy_over_http(port, new)[0], "old": _accuracy_over_http(port, samples)[0]}
-    say(f"   version 1 reads {before['new']:.1%} of them (and {before['old']:.1%} of the old ones)")
+    notify(f"   version 1 reads {before['new']:.1%} of them (and {before['old']:.1%} of the old ones)")
     file = write_training_file(folder / "shifted.safetensors")
     with Traffic(port, MODEL, samples.arrays, 2) as traffic:
         job = fine_tune(
-            f"http://127.0.0.1:{port}", MODEL, file, seed=SEED, hyperparameters=LESSON, say=_indented(say)
+            f"http://127.0.0.1:{port}",
+            MODEL,
+            file,
+            seed=SEED,
+            hyperparameters=LESSON,
+            notify=_indented(notify),
         )
         if (job["promotion"] or {}).get("state") == "promoted":
-            await_version(port, int(job["fine_tuned_model"].partition("@")[2]), say)
+            await_version(port, int(job["fine_tuned_model"].partition("@")[2]), notify)
     after = {"new": _accuracy_over_http(port, new)[0], "old": _accuracy_over_http(port, samples)[0]}
     return {"job": job, "before": before, "after": after, "learning_traffic": _traffic_facts(traffic)}
 
@@ -173,10 +180,10 @@ def _caption(facts: dict[str, Any]) -> Text:
     lines = [
         f"accuracy on {facts['held_out']} held-out digits: FP32 {facts['accuracy_fp32']:.2%}, "
         f"FP16 over HTTP {facts['accuracy_fp16']:.2%}",
-        f"swap and rollback: {_told(facts['swap'])}",
+        f"swap and rollback: {_described(facts['swap'])}",
         f"fine-tuned to {learnt}: turned and inverted digits {before['new']:.1%} → {after['new']:.1%}, "
         f"digits as they were {before['old']:.1%} → {after['old']:.1%}",
-        f"while it learnt and was swapped in: {_told(facts['learning_traffic'])}",
+        f"while it learnt and was swapped in: {_described(facts['learning_traffic'])}",
         f"{facts['requests_per_second']} requests per second from {CONNECTIONS} connections of one Python client",
         f"all of it in {facts['seconds']} s",
         "",
@@ -195,10 +202,10 @@ def _program() -> str:
     return PROGRAM if shutil.which(PROGRAM) else str(Path(sys.executable).with_name(PROGRAM))
 
 
-def _told(traffic: dict[str, Any]) -> str:
+def _described(traffic: dict[str, Any]) -> str:
     versions = ", ".join(f"version {v}: {n}" for v, n in sorted(traffic["by_version"].items()))
     return f"{traffic['answered']} requests answered ({versions}), {traffic['failed']} failed"
 
 
-def _indented(say: Say) -> Say:
-    return lambda sentence: say(f"   {sentence}")
+def _indented(notify: Notify) -> Notify:
+    return lambda sentence: notify(f"   {sentence}")

@@ -13,7 +13,7 @@ from ...models.store import Store
 from ...models.zoo import zoo_folder
 from ..bench.callers import served_version
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 MODEL = "digits"
 SWAP_SECONDS = 20.0
 
@@ -30,7 +30,7 @@ def own_folder(target: Path) -> Path:
 
 
 @contextmanager
-def server(store: Store, say: Say) -> Iterator[int]:
+def server(store: Store, notify: Notify) -> Iterator[int]:
     """A server process of its own on a free port of this machine; stopped gracefully at the end."""
     command = [
         sys.executable,
@@ -48,7 +48,7 @@ def server(store: Store, say: Say) -> Iterator[int]:
         process = subprocess.Popen(command, stdout=file, stderr=file, cwd=store.root)
     try:
         port = await_port(process, log)
-        await_version(port, None, say)
+        await_version(port, None, notify)
         yield port
     finally:
         process.terminate()
@@ -69,14 +69,14 @@ def await_port(process: subprocess.Popen[bytes], log: Path) -> int:
     raise NotReady(f"the demo's server did not start; its log: {log.read_text(errors='replace')[-2000:]}")
 
 
-def await_version(port: int, number: int | None, say: Say) -> None:
+def await_version(port: int, number: int | None, notify: Notify) -> None:
     """Until the server answers with this version (any, where None)."""
     began = time.monotonic()
     found = None
     while time.monotonic() < began + SWAP_SECONDS:
         found = served_version(port, MODEL)
         if found is not None and number in (None, int(found)):
-            say(f"   version {found} is active ({time.monotonic() - began:.1f} s)")
+            notify(f"   version {found} is active ({time.monotonic() - began:.1f} s)")
             return
         time.sleep(0.05)
     raise NotReady(f"version {number or '(any)'} of {MODEL} did not become active: the server says {found}")

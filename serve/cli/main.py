@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from ...models.errors import DamagedFile
-from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, say
+from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
 from .measuring import bench, tune
 
 app = typer.Typer(
@@ -66,7 +66,7 @@ def convert(
         if report is not None:
             report.write_bytes(done.version.bytes("report.html"))
         if done.unchanged:
-            say(f"{done.version}: the folder has not changed since; no new version")
+            notify(f"{done.version}: the folder has not changed since; no new version")
         passed = done.asked_passed if form else done.any_passed
         refused = 3 if any("error" not in f for f in done.facts["forms"].values() if not f["passed"]) else 4
         return done.facts, render_terminal(done.shown()), 0 if passed else refused
@@ -105,7 +105,7 @@ def parity(
         if limit:
             facts = judge_saved(target, store_at(store), limit)
         else:
-            facts = judge_again(target, store_at(store), samples, device, say)
+            facts = judge_again(target, store_at(store), samples, device, notify)
         passed = all(form["passed"] for form in facts["forms"].values())
         return facts, render_terminal(facts), 0 if passed else 3
 
@@ -165,7 +165,7 @@ def serve(
             drain_seconds=drain_seconds,
         )  # fmt: skip
         set_up(settings.log_level, settings.log_format, settings.access_log)
-        serve(settings, store_at(settings.store, writes=True), say)
+        serve(settings, store_at(settings.store, writes=True), notify)
         return {"status": "stopped"}, None, 0
 
     finish(work, as_json)
@@ -238,7 +238,7 @@ def finetune(
         asked = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
         facts = fine_tune(
             url, name, data, validation=validation, suffix=suffix, seed=seed,
-            hyperparameters={**asked, "precision": precision}, follow=follow, say=say, console=errors,
+            hyperparameters={**asked, "precision": precision}, follow=follow, notify=notify, console=errors,
         )  # fmt: skip
         return facts, sentence_of(facts), exit_code(facts, follow)
 
@@ -270,7 +270,7 @@ def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
                 )
         for name, faults in damaged.items():
             for fault in faults:
-                say(f"damaged: {name}: {fault}")
+                notify(f"damaged: {name}: {fault}")
         way = f"`halfeven convert FOLDER --store {opened.root}` puts one there"
         none = f"the store {opened.root} has no model yet; {way}"
         return {"models": found, "damaged": damaged}, table if found or damaged else none, 0
@@ -342,7 +342,7 @@ def demo(
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from .demo import tell
 
-        facts, table = tell(keep_store, say)
+        facts, table = tell(keep_store, notify)
         return facts, table, 0 if facts["passed"] else 1
 
     finish(work, as_json)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, say
+from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
 
 
 def bench(
@@ -66,9 +66,9 @@ def tune(
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ..http.routes.history import store_at
-        from ..tuning.search import told, tune
+        from ..tuning.search import described, tune
 
-        facts = tune(name, store_at(store, writes=True), device, seconds, say)
-        return facts, told(facts), 0
+        facts = tune(name, store_at(store, writes=True), device, seconds, notify)
+        return facts, described(facts), 0
 
     finish(work, as_json)

@@ -20,18 +20,20 @@ from ...models.errors import BadInput, BadSetting, UnknownName
 from ...models.store import Store, Version
 from ..versions.orders import drifted, pardon
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
-def judge_again(target: str, store: Store, samples: Path | None, device: str, say: Say) -> dict[str, Any]:
+def judge_again(
+    target: str, store: Store, samples: Path | None, device: str, notify: Notify
+) -> dict[str, Any]:
     """Facts as `report.render_terminal` takes them. ``target``: a folder, NAME or NAME@VERSION.
 
     Raises UnknownName for what is neither, BadInput for a version that has no half to judge.
     """
     if (Path(target) / "model.toml").is_file():
         with tempfile.TemporaryDirectory(prefix="halfeven-parity-") as folder:
-            return convert(Path(target), Store(Path(folder)), Options(samples=samples), say).shown()
-    return _judge_version(version_called(target, store), samples, device, say)
+            return convert(Path(target), Store(Path(folder)), Options(samples=samples), notify).shown()
+    return _judge_version(version_called(target, store), samples, device, notify)
 
 
 def judge_saved(target: str, store: Store, limits: Sequence[str]) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def version_called(target: str, store: Store) -> Version:
     return version
 
 
-def _judge_version(version: Version, samples: Path | None, device: str, say: Say) -> dict[str, Any]:
+def _judge_version(version: Version, samples: Path | None, device: str, notify: Notify) -> dict[str, Any]:
     use_true_fp32()
     where = resolve_device(device)
     facts = facts_of(version)
@@ -89,7 +91,7 @@ def _judge_version(version: Version, samples: Path | None, device: str, say: Say
     spec = version.spec()
     judging = load_samples(samples, spec) if samples else stored_samples(version)
     for form in halves:
-        say(f"judging the {form} form on {where}")
+        notify(f"judging the {form} form on {where}")
         engine = load_half(version, form, where)
         report = reprove(version, engine, where, judging)
         engine.close()
@@ -99,5 +101,5 @@ def _judge_version(version: Version, samples: Path | None, device: str, say: Say
         }
     if all(facts["forms"][form]["passed"] for form in halves) and drifted(version, str(where)):
         pardon(version)
-        say(f"its half had drifted on {where} and may serve there again: load {version.name} again")
+        notify(f"its half had drifted on {where} and may serve there again: load {version.name} again")
     return facts | {"environment": environment(where)}

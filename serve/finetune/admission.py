@@ -124,8 +124,8 @@ class Admission:
         try:
             return read_training(self._files.path(record.sha256), parent.spec(), self._files.max_bytes)
         except BadSamples as error:
-            told = str(error).removeprefix(f"{record.sha256}: ")
-            raise _misfit(param, f"{param} '{record.filename}' ({file}): {told}") from error
+            sentence = str(error).removeprefix(f"{record.sha256}: ")
+            raise _misfit(param, f"{param} '{record.filename}' ({file}): {sentence}") from error
 
 
 def _check_same_targets(training: TrainingData, validation: TrainingData) -> None:

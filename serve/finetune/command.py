@@ -18,7 +18,7 @@ PATIENCE_S = 30.0  # how long a server may be away (restarting, say) before we s
 CANCEL_S = 15.0  # how long we wait for a cancelled job to end
 _COLUMNS = ("{task.description}", "{task.fields[facts]}")
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 Job = Mapping[str, Any]
 
 
@@ -32,7 +32,7 @@ def fine_tune(
     seed: int | None = None,
     hyperparameters: Mapping[str, object] | None = None,
     follow: bool = True,
-    say: Say,
+    notify: Notify,
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -51,9 +51,9 @@ def fine_tune(
         if validation is not None:
             request["validation_file"] = remote.upload(validation, bar.sent)["id"]
         job = _create(remote, request, sleep)
-        say(f"job {job['id']}: {job['status']}")
+        notify(f"job {job['id']}: {job['status']}")
         if follow:
-            job = Watch(remote, bar, say, clock, sleep).until_its_end(job)
+            job = Watch(remote, bar, notify, clock, sleep).until_its_end(job)
     return facts_of(job, remote.url)
 
 
@@ -83,11 +83,11 @@ class Watch:
         self,
         remote: Remote,
         bar: "Bar",
-        say: Say,
+        notify: Notify,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
-        self._remote, self._bar, self._say = remote, bar, say
+        self._remote, self._bar, self._notify = remote, bar, notify
         self._clock, self._sleep = clock, sleep
 
     def until_its_end(self, job: Job) -> Job:
@@ -115,12 +115,14 @@ class Watch:
         try:
             job = self._remote.cancel(job["id"])
         except HalfevenError as error:
-            self._say(f"interrupted, and job {job['id']} could not be cancelled: {error}")
+            self._notify(f"interrupted, and job {job['id']} could not be cancelled: {error}")
             raise KeyboardInterrupt from None
-        self._say(f"interrupted: the server was asked to cancel job {job['id']}")
+        self._notify(f"interrupted: the server was asked to cancel job {job['id']}")
         job = self._follow(job, CANCEL_S)
         if job["status"] not in ENDED:
-            self._say(f"job {job['id']} is still {job['status']}; the server stops it after its current step")
+            self._notify(
+                f"job {job['id']} is still {job['status']}; the server stops it after its current step"
+            )
         return job
 
 
@@ -144,13 +146,13 @@ class Bar:
         self._progress.update(self._task, completed=done, total=max(total, 1), facts=facts)
 
     def show(self, job: Job) -> None:
-        stage, facts, done, total = told(job)
+        stage, facts, done, total = described(job)
         self._progress.update(
             self._task, description=stage, completed=done, total=total, facts=facts, refresh=True
         )
 
 
-def told(job: Job) -> tuple[str, str, int, int | None]:
+def described(job: Job) -> tuple[str, str, int, int | None]:
     """A job for one line: its stage, its numbers, steps done and in all (None: nobody knows yet)."""
     ours = job.get("halfeven") or {}
     seen = ours.get("progress") or {}

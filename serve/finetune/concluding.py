@@ -101,16 +101,18 @@ class Conclusion:
             if self._roster.active(version.name) == str(version.number):
                 return
             if (live := self._store.live_number(version.name)) != version.number:
-                told = f"{version} was made active, but version {live} was put there since: it did not serve"
-                raise JobFailed("NOT_SERVED", told, version.number)
+                sentence = (
+                    f"{version} was made active, but version {live} was put there since: it did not serve"
+                )
+                raise JobFailed("NOT_SERVED", sentence, version.number)
             if fault := self._roster.fault(version.name, version.number):
-                told = f"{version} was published, but the server did not take it: {fault}"
-                raise JobFailed("NOT_SERVED", told, version.number)
+                sentence = f"{version} was published, but the server did not take it: {fault}"
+                raise JobFailed("NOT_SERVED", sentence, version.number)
             time.sleep(0.05)
         if self._stopping.is_set():
             raise ServerStops
-        told = f"{version} was published but did not become active in {SWAP_SECONDS:g} s"
-        raise JobFailed("NOT_SERVED", told, version.number)
+        sentence = f"{version} was published but did not become active in {SWAP_SECONDS:g} s"
+        raise JobFailed("NOT_SERVED", sentence, version.number)
 
 
 def by_hand(version: Version) -> str:
@@ -123,11 +125,13 @@ def by_hand(version: Version) -> str:
 
 def _stale(job: Job, version: Version, active: int | None) -> JobFailed:
     name, measured = version.name, version.manifest["gate"].get("against")
-    told = f" and measured against {name}@{measured}" if measured not in (None, job.parent_version) else ""
+    sentence = (
+        f" and measured against {name}@{measured}" if measured not in (None, job.parent_version) else ""
+    )
     return JobFailed(
         STALE_PARENT,
-        f"{version} was made from {name}@{job.parent_version}{told}, but {name}@{active} is active: to put it there "
-        f"would undo what came since. It is published and not made active; fine-tune {name} again; "
+        f"{version} was made from {name}@{job.parent_version}{sentence}, but {name}@{active} is active: making "
+        f"it active would undo what came since. It is published and not made active; fine-tune {name} again; "
         + by_hand(version),
         version.number,
     )

@@ -90,8 +90,10 @@ class JobRunner:
             return data, np.arange(data.rows), read_training(path, spec).samples
         train, held = split(data.rows, job.hyperparameters["validation_split"], job.seed)
         if twins := seen_in_training(data, train, held):
-            told = f"{len(twins)} held-out rows also stand among the training rows: they flatter the score"
-            self._job_store.record(job.id, "warn", told, {"rows": twins[:10]})
+            sentence = (
+                f"{len(twins)} held-out rows also stand among the training rows: they flatter the score"
+            )
+            self._job_store.record(job.id, "warn", sentence, {"rows": twins[:10]})
         return data, train, data.samples.take(held)
 
     def _warn(self, job: Job, parent: Version, data: TrainingData, held_out: Samples) -> None:
@@ -99,15 +101,15 @@ class JobRunner:
         spec, sets = parent.spec(), sets_of(parent, held_out)
         judges = judging_sets(sets, job.validation_file is not None)
         if why := not_judged(spec, data.losses, judges):
-            told = f"the version that this job makes will be published and held, not made active: {why}"
-            self._job_store.record(job.id, "warn", told, {"code": NO_JUDGING_SET})
+            sentence = f"the version that this job makes will be published and held, not made active: {why}"
+            self._job_store.record(job.id, "warn", sentence, {"code": NO_JUDGING_SET})
         elif why := classes_not_judged(spec, judges):
             self._job_store.record(job.id, "warn", why)
         if (live := self._store.live_number(job.name)) not in (None, parent.number):
-            told = (
+            sentence = (
                 f"{parent} is not active, {job.name}@{live} is: what this job makes will not be made active"
             )
-            self._job_store.record(job.id, "warn", told, {"code": STALE_PARENT})
+            self._job_store.record(job.id, "warn", sentence, {"code": STALE_PARENT})
 
     def _train(
         self, job: Job, parent: Version, data: TrainingData, train: np.ndarray, folder: Path
@@ -124,11 +126,13 @@ class JobRunner:
             elif line["type"] == "step":
                 steps.append(line)
                 if line["skipped"]:
-                    told = f"step {line['step']} was skipped: {line['cause']} (loss scale {line['scale']:g})"
-                    self._job_store.record(job.id, "warn", told, line, kind="metrics")
+                    sentence = (
+                        f"step {line['step']} was skipped: {line['cause']} (loss scale {line['scale']:g})"
+                    )
+                    self._job_store.record(job.id, "warn", sentence, line, kind="metrics")
                 elif line["step"] * METRICS_EVENTS % total < METRICS_EVENTS:
-                    told = f"step {line['step']} of {total}: loss {line['loss']:.4g}"
-                    self._job_store.record(job.id, "info", told, line, kind="metrics")
+                    sentence = f"step {line['step']} of {total}: loss {line['loss']:.4g}"
+                    self._job_store.record(job.id, "info", sentence, line, kind="metrics")
                 if time.monotonic() - reported >= REPORT_EVERY_S:
                     reported = time.monotonic()
                     self._note_steps(job, steps, total, child.seconds)
@@ -241,7 +245,7 @@ class JobRunner:
                     raise ServerStops
                 if asked_at is None and self._job_store.job(job.id).cancel_requested:
                     asked_at = time.monotonic()
-                    child.say("cancel")
+                    child.notify("cancel")
                 if asked_at is not None and time.monotonic() > asked_at + CANCEL_SECONDS:
                     raise Cancelled
                 if line is not None:
@@ -258,8 +262,8 @@ class JobRunner:
         if last["type"] == "cancelled":
             raise Cancelled
         if last["type"] == "failed":
-            told = f"\n{last['traceback'].rstrip()}" if last.get("traceback") else ""
-            raise JobFailed(last["code"], last["message"] + told)
+            sentence = f"\n{last['traceback'].rstrip()}" if last.get("traceback") else ""
+            raise JobFailed(last["code"], last["message"] + sentence)
         return last
 
     def _note_steps(self, job: Job, steps: list[Mapping[str, Any]], total: int, seconds: float) -> None:

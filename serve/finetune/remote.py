@@ -167,7 +167,7 @@ def _words(answer: Any, body: bytes) -> str:
     """The sentence of an RFC 9457 problem, of OpenAI's error object or of V2's; else the body's beginning."""
     if isinstance(answer, dict):
         error = answer.get("error")
-        told = answer.get("detail") or (error.get("message") if isinstance(error, dict) else error)
-        if isinstance(told, str):
-            return told[:4000]
+        sentence = answer.get("detail") or (error.get("message") if isinstance(error, dict) else error)
+        if isinstance(sentence, str):
+            return sentence[:4000]
     return body[:400].decode(errors="replace")

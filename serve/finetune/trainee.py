@@ -144,5 +144,5 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    told = " ".join(child.first_lines(error).split())
-    return told if isinstance(error, child.Refused) else f"{type(error).__name__}: {told}"
+    sentence = " ".join(child.first_lines(error).split())
+    return sentence if isinstance(error, child.Refused) else f"{type(error).__name__}: {sentence}"

@@ -44,7 +44,7 @@ def main() -> None:
     _line(lines, last)
 
 
-def _convert(request: Mapping[str, Any], say: Any) -> dict[str, Any]:
+def _convert(request: Mapping[str, Any], notify: Any) -> dict[str, Any]:
     store = Store(Path(request["store"]))
     parent = store.version(request["model"], request["parent"])
     spec = parent.spec()
@@ -52,7 +52,7 @@ def _convert(request: Mapping[str, Any], say: Any) -> dict[str, Any]:
     active = {name: scores_from_json(found) for name, found in request["active"].items()}
 
     def further(forms: Mapping[str, Answers]) -> FurtherVerdict:
-        say("gating")
+        notify("gating")
         found = {
             form: {name: scores(spec, answers, samples) for name, samples in sets.items()}
             for form, answers in forms.items()
@@ -61,7 +61,7 @@ def _convert(request: Mapping[str, Any], say: Any) -> dict[str, Any]:
 
     origin = {"parent": request["parent"], "lineage": request["lineage"], "awaits_promotion": True}
     version = with_new_weights(
-        parent, Path(request["weights"]), store, origin, further, lambda sentence: say(_stage(sentence))
+        parent, Path(request["weights"]), store, origin, further, lambda sentence: notify(_stage(sentence))
     )
     return {
         "type": "done",

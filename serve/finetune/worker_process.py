@@ -77,7 +77,7 @@ class Child:
                 return
             yield json.loads(line)
 
-    def say(self, word: str) -> None:
+    def notify(self, word: str) -> None:
         """One line into its stdin; nothing happens where it has gone."""
         assert self._process.stdin is not None
         try:

@@ -40,7 +40,7 @@ def simulate(
     device: DeviceThread,
     row: Sequence[np.ndarray],
     seconds: float,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> list[Simulated]:
     """Every delay with one caller, with a full batch of them and with two, for about ``seconds`` in all."""
     full = min(spec.max_batch_size, MOST_CALLERS // 2)
@@ -60,7 +60,7 @@ def simulate(
             known = best.setdefault((delay_us, callers), one)
             best[delay_us, callers] = max(known, one, key=lambda seen: seen.per_second)
         rates = (f"{best[delay_us, callers].per_second:,.0f}/s" for callers in crowds)
-        say(f"delay {delay_us} µs: {', '.join(rates)}")
+        notify(f"delay {delay_us} µs: {', '.join(rates)}")
     return list(best.values())
 
 

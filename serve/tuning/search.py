@@ -35,7 +35,7 @@ from ..versions.loading.tuned import Winner, save_tuned
 from ..versions.loading.useful_rows import batch_sizes, useful_rows
 from .delay import Simulated, best_delay, simulate
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 # A thread more is a core less for HTTP and for other models: it must be worth that.
 MORE_THREADS_MUST_GAIN = 1.1
 _ENGINES_SHARE = 0.7  # of the time; the rest is the delay's
@@ -78,7 +78,7 @@ class Measured:
         return self.useful_rows / self.seconds[self.useful_rows]
 
 
-def tune(name: str, store: Store, device_word: str, seconds: float, say: Say) -> dict[str, Any]:
+def tune(name: str, store: Store, device_word: str, seconds: float, notify: Notify) -> dict[str, Any]:
     """Measure every way for about ``seconds`` in all, and keep the winner beside the version.
 
     ``name`` is NAME (the active version) or NAME@VERSION. Raises UnknownName, BadSetting, EngineFailed where
@@ -92,7 +92,7 @@ def tune(name: str, store: Store, device_word: str, seconds: float, say: Say) ->
     place = Place(device, DeviceThread(str(device)))
     place.thread.start()
     try:
-        return _tuned(version, place, seconds, say)
+        return _tuned(version, place, seconds, notify)
     finally:
         place.thread.stop(30)
 
@@ -126,27 +126,29 @@ def _version(name: str, store: Store) -> Version:
     return version
 
 
-def _tuned(version: Version, place: Place, seconds: float, say: Say) -> dict[str, Any]:
+def _tuned(version: Version, place: Place, seconds: float, notify: Notify) -> dict[str, Any]:
     spec = version.spec()
     samples = stored_samples(version)
-    kinds, refusals = _kinds(version, spec, samples, place, say)
+    kinds, refusals = _kinds(version, spec, samples, place, notify)
     ways = [
         Way(form, precision, setup)
         for form, precision in kinds
         for setup in _setups(version, spec, samples, form, precision, place)
     ]
     budget_s = seconds * _ENGINES_SHARE / len(ways)
-    measured = [one for way in ways if (one := _measure(version, spec, samples, way, place, budget_s, say))]
+    measured = [
+        one for way in ways if (one := _measure(version, spec, samples, way, place, budget_s, notify))
+    ]
     waited = max((one.waited_share for one in measured), default=0.0)
     if waited > _WAIT_SHARE:
-        say(
+        notify(
             f"the device's thread waited for a core up to {waited:.0%} of the time: something else had it, and the "
             "winner may be another one on an idle machine"
         )
     if not measured:
         raise EngineFailed(f"{version} runs in no form on {place.device}; the log above says why")
     best = choose(measured)
-    simulated = _simulated(version, spec, samples, best, place, seconds * (1 - _ENGINES_SHARE), say)
+    simulated = _simulated(version, spec, samples, best, place, seconds * (1 - _ENGINES_SHARE), notify)
     winner = Winner(
         best.way.form,
         best.way.precision,
@@ -166,7 +168,7 @@ def _tuned(version: Version, place: Place, seconds: float, say: Say) -> dict[str
     date = datetime.now(UTC).isoformat(timespec="seconds")
     path = save_tuned(version, place.device, winner, date, evidence)
     use = "the next load uses it" if spec.form == "auto" else f"not used while form = {spec.form!r}"
-    say(f"{version}: {winner}; {use}")
+    notify(f"{version}: {winner}; {use}")
     return {
         "model": version.name,
         "version": version.number,
@@ -198,7 +200,7 @@ def _setups(
 
 
 def _kinds(
-    version: Version, spec: ModelSpec, samples: Samples, place: Place, say: Say
+    version: Version, spec: ModelSpec, samples: Samples, place: Place, notify: Notify
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """The forms that may serve here, (form, precision) each: wholes, and halves that are proven here."""
     live = version.has(WHOLES["live"])
@@ -206,20 +208,26 @@ def _kinds(
     for half in halves:
         place.call(half.engine.close)
     for refusal in refusals:
-        say(f"no candidate: {refusal}")
+        notify(f"no candidate: {refusal}")
     wholes = [(form, "fp32") for form, file in WHOLES.items() if version.has(file)]
     return [*wholes, *((half.engine.form, half.engine.precision) for half in halves)], refusals
 
 
 def _measure(
-    version: Version, spec: ModelSpec, samples: Samples, way: Way, place: Place, budget_s: float, say: Say
+    version: Version,
+    spec: ModelSpec,
+    samples: Samples,
+    way: Way,
+    place: Place,
+    budget_s: float,
+    notify: Notify,
 ) -> Measured | None:
     """None where this way does not run here."""
     sizes = batch_sizes(max(spec.max_batch_size, 1))
     try:
         engine = load_way(version, way, place)
     except HalfevenError as error:
-        say(f"no candidate: {way}: {error}")
+        notify(f"no candidate: {way}: {error}")
         return None
     try:
         seconds: dict[int, float] = {}
@@ -231,12 +239,12 @@ def _measure(
             seconds[rows] = place.call(run)
         waited_s = place.call(waited_for_core_s) - waited_s
     except Exception as error:  # whatever a runtime raises: the other ways are still measured
-        say(f"no candidate: {way}: {type(error).__name__}: {error}")
+        notify(f"no candidate: {way}: {type(error).__name__}: {error}")
         return None
     finally:
         place.call(engine.close)
     one = Measured(way, seconds, waited_s / (time.perf_counter() - began_s))
-    say(
+    notify(
         f"{way}: {one.rows_per_second:,.0f} rows/s at {one.useful_rows}, {seconds[sizes[0]] * 1e3:.3g} ms alone"
     )
     return one
@@ -264,7 +272,7 @@ def _simulated(
     best: Measured,
     place: Place,
     seconds: float,
-    say: Say,
+    notify: Notify,
 ) -> list[Simulated]:
     if not spec.batched:
         return []
@@ -273,7 +281,9 @@ def _simulated(
         for rows in sorted({1, best.useful_rows}):
             place.call(partial(engine.warm_up, batch_of(spec, samples, rows)))
         row = [part[0] for part in batch_of(spec, samples, 1)]
-        return simulate(spec.with_max_batch_size(best.useful_rows), engine, place.thread, row, seconds, say)
+        return simulate(
+            spec.with_max_batch_size(best.useful_rows), engine, place.thread, row, seconds, notify
+        )
     finally:
         place.call(engine.close)
 
@@ -290,7 +300,7 @@ def _row(one: Measured, rows: int) -> dict[str, Any]:
     }
 
 
-def told(facts: Mapping[str, Any]) -> Group:
+def described(facts: Mapping[str, Any]) -> Group:
     """Every measurement for a terminal: rows per second by batch, a line for each way; then the delays."""
     sizes = sorted({row["rows"] for row in facts["measurements"]})
     table = Table(

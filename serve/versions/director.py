@@ -33,7 +33,7 @@ class Director:
             loaded = self._roster.loaded_version_for(wanted) if self._roster.served(name) else None
             self._store.promote(wanted)
             self._forget(name, wanted)
-            self._roster.decisions.tell(name, "promoted", f"{wanted} was promoted")
+            self._roster.decisions.record(name, "promoted", f"{wanted} was promoted")
             if loaded is not None:
                 self._roster.activate(loaded)
             else:
@@ -48,7 +48,7 @@ class Director:
         with self._roster.working(name):
             version = self._store.rollback(name)
             self._forget(name, version)
-            self._roster.decisions.tell(name, "rolled_back_by_hand", f"rolled back to {version}")
+            self._roster.decisions.record(name, "rolled_back_by_hand", f"rolled back to {version}")
             self._follow(name, version)
             return facts_of(version)
 
@@ -112,8 +112,8 @@ class Director:
             write_orders(self._store, name, replace(read_orders(self._store, name), **ordered))
             yield served, loaded
             self._roster.tidy()
-            told = f"the {role} was ended" if loaded is None else f"{loaded} is the {role}, {percent:g} %"
-            self._roster.decisions.tell(name, role, told, {"version": version, "percent": percent})
+            sentence = f"the {role} was ended" if loaded is None else f"{loaded} is the {role}, {percent:g} %"
+            self._roster.decisions.record(name, role, sentence, {"version": version, "percent": percent})
 
     def _fitting(self, served: ServedModel, version: int, role: str) -> Version:
         wanted, stable = self._live(served.name, version), served.traffic.stable

@@ -159,7 +159,7 @@ class Roster:
             stands = served is not None and served.traffic.stable.number == version.number
             if not (stands and served is not None and served.spec == wanted.on_the_wire()):
                 loaded = self.loaded_version_for(version, wanted, anew=True)
-                self.decisions.tell(name, "loaded", f"{version} was loaded", dict(config or {}))
+                self.decisions.record(name, "loaded", f"{version} was loaded", dict(config or {}))
                 self.activate(loaded, state)
             self._unloaded.discard(name)
             self._faults.pop(name, None)
@@ -182,7 +182,7 @@ class Roster:
             loaded_versions = served.end()
             del served  # it names the loaded_versions
             self._retire(loaded_versions)
-            self.decisions.tell(name, "unloaded", f"'{name}' was unloaded")
+            self.decisions.record(name, "unloaded", f"'{name}' was unloaded")
 
     def index(self) -> list[IndexEntry]:
         """Every version that is loaded, on its way, or wanted and not there."""
@@ -342,8 +342,8 @@ class Roster:
             try:
                 take(self.loaded_version_for(self.store.version(name, order.version)), order.percent)
             except HalfevenError as error:
-                told = f"{name}@{order.version} was ordered as a canary or shadow and could not be loaded: {error}"
-                self.decisions.tell(name, "order_failed", told)
+                sentence = f"{name}@{order.version} was ordered as a canary or shadow and could not be loaded: {error}"
+                self.decisions.record(name, "order_failed", sentence)
 
     def _retire(self, loaded_versions: Iterable[LoadedVersion]) -> None:
         """Answer what waits, close, and give the memory back. The caller keeps no loaded."""

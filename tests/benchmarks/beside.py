@@ -51,7 +51,7 @@ def latencies(port: int, seconds: float) -> list[float]:
     return found
 
 
-def told(found: list[float]) -> dict[str, float]:
+def described(found: list[float]) -> dict[str, float]:
     cuts = statistics.quantiles(found, n=100)
     return {"requests": len(found), "p50_ms": round(cuts[49], 2), "p99_ms": round(cuts[98], 2)}
 
@@ -70,14 +70,14 @@ def main() -> None:
         lesson = write_training_file(Path(name) / "lesson.safetensors")
         with server(store, print) as port:
             await_version(port, None, print)
-            results: dict[str, Any] = {"alone": told(latencies(port, SECONDS))}
+            results: dict[str, Any] = {"alone": described(latencies(port, SECONDS))}
             remote = Remote(f"http://127.0.0.1:{port}")
             file = remote.upload(lesson, lambda done, total: None)["id"]
             numbers = {"n_epochs": 1000, "batch_size": 32, "precision": "bf16", "learning_rate": 1e-4}
             asked = {"model": "digits", "training_file": file, "hyperparameters": numbers}
             job = remote.create(asked, "beside-long")
             until(remote, job["id"], lambda j: j["halfeven"]["progress"].get("step", 0) > 0)
-            results["beside training"] = told(latencies(port, SECONDS))
+            results["beside training"] = described(latencies(port, SECONDS))
             remote.cancel(job["id"])
             until(remote, job["id"], lambda j: j["status"] == "cancelled")
             asked["hyperparameters"] = {**numbers, "n_epochs": 4, "learning_rate": 3e-3}

@@ -42,7 +42,7 @@ NOT_COUNTED = {"Cast", "Constant", "Identity", "Shape", "Size", "If", "Loop", "S
 Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]
 Batch = tuple[tuple[int, ...], Arrays]
-Excuse = Callable[[Arrays, Arrays, Arrays], Mapping[str, np.ndarray]]
+TieTolerance = Callable[[Arrays, Arrays, Arrays], Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """Fresh inputs of one model with the FP32 file's answers. ``excuse`` marks integers whose scores tie."""
+    """Fresh inputs of one model with the FP32 file's answers. ``tie_tolerance`` marks integers whose scores tie."""
 
     spec: ModelSpec
     draws: Sequence[Sequence[Batch]]
     whole: Answers
-    excuse: Excuse = lambda inputs, reference, candidate: {}
+    tie_tolerance: TieTolerance = lambda inputs, reference, candidate: {}
 
     def judged(self, answers: Answers) -> ParityReport:
         """The first refusal, or of those that passed the one with the largest error."""
@@ -96,7 +96,7 @@ class Questions:
         trials = []
         for samples, inputs in draw:
             reference, candidate = self.whole(inputs), answers(inputs)
-            ties = self.excuse(inputs, reference, candidate)
+            ties = self.tie_tolerance(inputs, reference, candidate)
             trials.append(Trial(samples, reference, candidate, ties))
         with np.errstate(all="ignore"):
             return judge(self.spec, "fp16", trials)

@@ -33,18 +33,18 @@ def serve(load: Callable[[], Loaded], prepare: Callable[[Job], object] = lambda 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
-    def say(answer: Mapping[str, Any]) -> None:
+    def notify(answer: Mapping[str, Any]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
     try:
         convert, version = load()
     except ImportError as error:
-        say({"missing": str(error)})
+        notify({"missing": str(error)})
         return
-    say({"version": version})
+    notify({"version": version})
     for line in sys.stdin:
         prepare(job := json.loads(line))
-        say(_done(convert, job))
+        notify(_done(convert, job))
 
 
 def _done(convert: Convert, job: Job) -> dict[str, Any]:

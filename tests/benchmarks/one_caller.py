@@ -127,10 +127,10 @@ def measure(store: Path, where: Path, turns: int, seconds: float) -> dict[str, A
             medians["halfeven"].append(statistics.median(asked_again_and_again(ours, seconds)))
             after = counted(ours)
             medians["computing"].append((after[0] - before[0]) / (after[1] - before[1]) * 1e6)
-    told: dict[str, Any] = {name: round(statistics.median(turn)) for name, turn in medians.items()}
-    told["around computing"] = told["halfeven"] - told["computing"]
-    told["in a tight loop"] = round(in_a_tight_loop())
-    return {**told, "turns": {name: [round(one) for one in turn] for name, turn in medians.items()}}
+    reply: dict[str, Any] = {name: round(statistics.median(turn)) for name, turn in medians.items()}
+    reply["around computing"] = reply["halfeven"] - reply["computing"]
+    reply["in a tight loop"] = round(in_a_tight_loop())
+    return {**reply, "turns": {name: [round(one) for one in turn] for name, turn in medians.items()}}
 
 
 def main() -> None:

@@ -155,17 +155,17 @@ def main() -> None:
     options.add_argument("--connections", type=int, default=4)
     options.add_argument("--megabytes", type=float, default=4.0)
     options.add_argument("--keep", type=float, default=0.0)
-    told = options.parse_args()
+    reply = options.parse_args()
     with tempfile.TemporaryDirectory() as where:
-        store = make_store(Path(where), told.megabytes)
-        with Server(store, told.keep) as server:
+        store = make_store(Path(where), reply.megabytes)
+        with Server(store, reply.keep) as server:
             rows = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)
             faults: list[str] = []
             known: dict[str, np.ndarray] = {}
             mixed = mixed_answers(server.port, rows[:2], 0.5, known)
             memory = {0: server.resident_mb()}
-            with Traffic(server.port, "net", {"x": rows}, told.connections) as traffic:
-                for number in range(1, told.cycles + 1):
+            with Traffic(server.port, "net", {"x": rows}, reply.connections) as traffic:
+                for number in range(1, reply.cycles + 1):
                     cycle(server, faults)
                     mixed += mixed_answers(server.port, rows[:2], 0.1, known)
                     if number % 10 == 0 or number in (1, 5):
@@ -178,7 +178,7 @@ def main() -> None:
                             file=sys.stderr,
                         )
         found = {
-            "cycles": told.cycles,
+            "cycles": reply.cycles,
             "answered": traffic.answered,
             "by_version": dict(traffic.by_version),
             "failed": traffic.failed,

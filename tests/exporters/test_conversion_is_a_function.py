@@ -15,8 +15,8 @@ from halfeven.exporters.prove import (
     SMALL_BATCHES,
     SMALL_OPERATIONS,
     TRUE_KERNELS_OPERATIONS,
-    Exam,
-    set_exam,
+    ReferenceRun,
+    ask_reference,
     take,
 )
 from halfeven.exporters.question import Answers, Arrays
@@ -158,18 +158,18 @@ def test_a_plan_that_passes_as_it_is_needed_no_search(tmp_path: Path) -> None:
 # Budgets are counts.
 
 
-def exam_of(row_operations: int) -> Exam:
+def reference_run_of(row_operations: int) -> ReferenceRun:
     tensors = [TensorSpec(name, "FP32", (Dim.parse(-1), Dim.parse(4))) for name in ("x", "y")]
     spec = ModelSpec("m", (tensors[0],), (tensors[1],), 8)
     samples = Samples({"x": np.ones((16, 4), np.float32)})
-    return set_exam(spec, samples, lambda inputs: {"y": inputs["x"]}, row_operations=row_operations)
+    return ask_reference(spec, samples, lambda inputs: {"y": inputs["x"]}, row_operations=row_operations)
 
 
 def test_how_many_batches_judge_follows_from_the_operations_of_a_row() -> None:
-    assert not exam_of(0).is_slow and len(exam_of(0).small) == 3 * SMALL_BATCHES
+    assert not reference_run_of(0).is_slow and len(reference_run_of(0).small) == 3 * SMALL_BATCHES
     limit = SMALL_OPERATIONS // ((1 + 2 + 3) * SMALL_BATCHES)
-    assert not exam_of(limit).is_slow and len(exam_of(limit).small) == 3 * SMALL_BATCHES
-    assert exam_of(limit + 1).is_slow and len(exam_of(limit + 1).small) == 3
+    assert not reference_run_of(limit).is_slow and len(reference_run_of(limit).small) == 3 * SMALL_BATCHES
+    assert reference_run_of(limit + 1).is_slow and len(reference_run_of(limit + 1).small) == 3
 
 
 @pytest.mark.parametrize(("row_operations", "stands_in"), [(0, False), (TRUE_KERNELS_OPERATIONS, True)])
@@ -185,7 +185,9 @@ def test_whether_true_kernels_judge_the_bulk_follows_from_the_operations_of_a_ro
 
         return answer
 
-    exam = exam_of(row_operations)
-    take(exam, counting("half"), counting("stand-in"))
-    assert asked["half"] == len(exam.small) + (0 if stands_in else len(exam.bulk) + len(exam.adversarial))
+    reference_run = reference_run_of(row_operations)
+    take(reference_run, counting("half"), counting("stand-in"))
+    assert asked["half"] == len(reference_run.small) + (
+        0 if stands_in else len(reference_run.bulk) + len(reference_run.adversarial)
+    )
     assert bool(asked["stand-in"]) == stands_in

@@ -44,7 +44,7 @@ def hold_off(listener: socket.socket) -> bool:
 def waiting_in(listener: socket.socket) -> int:
     """Connections that wait to be accepted; 0 where the system does not tell."""
     try:
-        told = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_QUEUE + 4)
+        info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_QUEUE + 4)
     except OSError:
         return 0
-    return struct.unpack_from("I", told, _TCP_INFO_QUEUE)[0] if len(told) >= _TCP_INFO_QUEUE + 4 else 0
+    return struct.unpack_from("I", info, _TCP_INFO_QUEUE)[0] if len(info) >= _TCP_INFO_QUEUE + 4 else 0

@@ -58,10 +58,10 @@ class PoliteProtocol(HttpToolsProtocol):
         if connection is None:
             return False
         try:
-            told = fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4))
+            info = fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4))
         except (OSError, ValueError):  # closed
             return False
-        return any(told)
+        return any(info)
 
     def give_up(self) -> None:
         """The time for shutting down is over: answer what is not an ASGI task (those are cancelled)."""

@@ -105,11 +105,11 @@ def _promotions(store: Store, version: Version) -> list[dict[str, Any]]:
     """The first and the last time that it was made active: by whom, over which version. ``stale_parent`` names the
     version that it was made from where that was not the active one any more."""
     found = store.promotions(version.name).get(version.number, {})
-    told = [dict(found[key]) for key in ("first", "last") if key in found]
+    active_times = [dict(found[key]) for key in ("first", "last") if key in found]
     parent = version.manifest.get("parent")
-    if told and version.awaits_promotion and told[0]["over"] not in (None, parent):
-        told[0]["stale_parent"] = parent
-    return told[:1] if len(told) == 2 and found["first"] == found["last"] else told
+    if active_times and version.awaits_promotion and active_times[0]["over"] not in (None, parent):
+        active_times[0]["stale_parent"] = parent
+    return active_times[:1] if len(active_times) == 2 and found["first"] == found["last"] else active_times
 
 
 def store_at(path: Path, writes: bool = False) -> Store:

@@ -26,7 +26,7 @@ from ..limits.memory_budget import Lease, json_bytes
 from ..limits.worker_threads import Workshop
 from ..page_headers import PageHeaders
 from ..web_guard import WebGuard
-from .infer_headers import NOTHING, Told, scan
+from .infer_headers import NOTHING, HeaderFields, scan
 
 MAX_BODY_BYTES = 64 * 2**20  # Triton's default
 # Bytes; more JSON than this is read off the event loop. What is read in a millisecond is read on it: in a thread it
@@ -126,32 +126,32 @@ class InferFront:
     async def _answer(
         self, asked: tuple[str, str | None], scope: Scope, receive: Receive, send: Send
     ) -> None:
-        told = NOTHING
+        fields = NOTHING
         try:
-            header_length, told = scan(scope["headers"])
-            headers, body = await self._infer(asked, header_length, told, scope, receive)
+            header_length, fields = scan(scope["headers"])
+            headers, body = await self._infer(asked, header_length, fields, scope, receive)
             status = 200
         except CallerLeft:
             return
         except Exception as error:
-            status, headers, body = self.refusal(error, told.request_id, asked[0])
-        if told is not NOTHING:
-            headers.extend(told.ids)
+            status, headers, body = self.refusal(error, fields.request_id, asked[0])
+        if fields is not NOTHING:
+            headers.extend(fields.ids)
         await _send(send, status, headers, body)
 
     async def _infer(
         self,
         asked: tuple[str, str | None],
         header_length: str | None,
-        told: Told,
+        fields: HeaderFields,
         scope: Scope,
         receive: Receive,
     ) -> tuple[Headers, bytes]:
         served = self.find(asked)
         lease = lease_of(scope)
         body = await read_body(scope, receive, self.max_body_bytes, self.body_timeout_s)
-        if told.coding is not None:
-            body = await decoded(body, told.coding, self.max_body_bytes, lease, self._workshop.run)
+        if fields.coding is not None:
+            body = await decoded(body, fields.coding, self.max_body_bytes, lease, self._workshop.run)
         served = self.find(asked)  # again: another version may have taken its place while the body came
         if len(body) <= SMALL_JSON or is_small_json(header_length):
             begun = self.begin(served, header_length, body)
@@ -159,9 +159,9 @@ class InferFront:
             begun = await self._begin_elsewhere(asked, served, header_length, body, lease)
         answer = await answer_or_leave(begun.future, receive)
         began_ns = perf_counter_ns()
-        headers, body = self.finish(begun, answer, told)
+        headers, body = self.finish(begun, answer, fields)
         begun.written.add(perf_counter_ns() - began_ns)
-        if told.accepted is not None and (coding := chosen_coding(told.accepted, self.compress_lists)):
+        if fields.accepted is not None and (coding := chosen_coding(fields.accepted, self.compress_lists)):
             body = await encoded(body, coding, self._workshop.run)
             headers.append((b"content-encoding", coding.encode()))
         return headers, body
@@ -203,7 +203,7 @@ class InferFront:
         future = served.submit(request.arrays, request.rows, request.terms)
         return Begun(codec, request, future, since_ns, self.written[served.name])
 
-    def finish(self, begun: Begun, answer: Answer, told: Told = NOTHING) -> tuple[Headers, bytes]:
+    def finish(self, begun: Begun, answer: Answer, fields: HeaderFields = NOTHING) -> tuple[Headers, bytes]:
         """The response's headers (content length left out) and body. ``told`` has the id for the log."""
         prepared = answer.prepared
         parameters = {"halfeven_precision": answer.precision, "halfeven_digest": prepared.digest[:12]}
@@ -215,7 +215,7 @@ class InferFront:
             headers.append((b"content-type", b"application/octet-stream"))
             headers.append((b"inference-header-content-length", b"%d" % response.header_length))
         if requests.isEnabledFor(logging.INFO):
-            _log_answer(begun, answer, told.request_id)
+            _log_answer(begun, answer, fields.request_id)
         return headers, response.body
 
     def refusal(

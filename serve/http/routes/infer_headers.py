@@ -18,7 +18,7 @@ _KNOWN = frozenset(
 )
 
 
-class Told(NamedTuple):
+class HeaderFields(NamedTuple):
     """The codings as they came (several joined by commas), None where they are absent.
 
     ``ids`` are the request ids that are said back under the same names.
@@ -34,10 +34,10 @@ class Told(NamedTuple):
         return self.ids[0][1].decode() if self.ids else None
 
 
-NOTHING = Told()
+NOTHING = HeaderFields()
 
 
-def scan(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str | None, Told]:
+def scan(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str | None, HeaderFields]:
     """Inference-Header-Content-Length as it came, and what few say: `NOTHING` for all others.
 
     Names are in lower case, as ASGI gives them. Raises BadRequest where two lengths of the JSON part disagree. An
@@ -52,15 +52,15 @@ def scan(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str | None, Told]:
     return (None if length is None else length.decode("latin-1")), NOTHING
 
 
-def _scan_all(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str | None, Told]:
+def _scan_all(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str | None, HeaderFields]:
     found = [item for item in headers if item[0] in _KNOWN]
     ids = tuple(item for item in found if item[0].endswith(b"request-id") and _REQUEST_ID.fullmatch(item[1]))
-    told = Told(
+    fields = HeaderFields(
         ", ".join(_values(found, b"content-encoding")) or None,
         ", ".join(_values(found, b"accept-encoding")) or None,
         ids[:2],
     )
-    return _length(_values(found, b"inference-header-content-length")), told
+    return _length(_values(found, b"inference-header-content-length")), fields
 
 
 def _values(found: list[tuple[bytes, bytes]], name: bytes) -> list[str]:

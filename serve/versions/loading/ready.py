@@ -274,8 +274,8 @@ def _fastest(
             place.call(other.engine.close)
     if len(candidates) == 1:
         return best, "the only form there is"
-    told = ", ".join(f"{c.engine.form} {c.engine.precision} {c.seconds * 1e3:.3g} ms" for c in candidates)
-    return best, f"measured fastest here at batch {max(spec.max_batch_size, 1)}: {told}"
+    sentence = ", ".join(f"{c.engine.form} {c.engine.precision} {c.seconds * 1e3:.3g} ms" for c in candidates)
+    return best, f"measured fastest here at batch {max(spec.max_batch_size, 1)}: {sentence}"
 
 
 def _running(

@@ -30,36 +30,36 @@ class Decisions:
 
     def rolled_back(self, bad: LoadedVersion, good: LoadedVersion, why: str, numbers: Numbers) -> None:
         """The alias goes back to the version that serves again."""
-        told = f"{bad} was rolled back to {good}: {why}"
+        sentence = f"{bad} was rolled back to {good}: {why}"
         try:
             self._store.promote_over(bad.number, good.version, TRIAL)
         except Conflict as error:
-            told += f"; the store is not changed ({error})"
+            sentence += f"; the store is not changed ({error})"
         except (HalfevenError, OSError) as error:
-            told += f"; but the store still names {bad} ({error}): a restart would make it active again"
-        self.tell(bad.name, "rolled_back", told, {"from": bad.number, "to": good.number, **numbers})
+            sentence += f"; but the store still names {bad} ({error}): a restart would make it active again"
+        self.record(bad.name, "rolled_back", sentence, {"from": bad.number, "to": good.number, **numbers})
 
     def canary_ended(self, bad: LoadedVersion, why: str, numbers: Numbers) -> None:
-        told = f"the canary {bad} was ended: {why}"
+        sentence = f"the canary {bad} was ended: {why}"
         try:
             ordered = orders.read_orders(self._store, bad.name)
             orders.write_orders(self._store, bad.name, replace(ordered, canary=None))
         except (HalfevenError, OSError) as error:
-            told += f"; but the order stands in the store ({error}): a restart would begin it again"
-        self.tell(bad.name, "canary_ended", told, {"version": bad.number, **numbers})
+            sentence += f"; but the order stands in the store ({error}): a restart would begin it again"
+        self.record(bad.name, "canary_ended", sentence, {"version": bad.number, **numbers})
 
     def fell_back(self, loaded: LoadedVersion, reason: str, numbers: Numbers) -> None:
         """The half does not come back on this device before it is proven again."""
-        told = f"{loaded} fell back from its half to its FP32 whole: {reason}"
+        sentence = f"{loaded} fell back from its half to its FP32 whole: {reason}"
         try:
             orders.note_drift(loaded.version, self._device, reason)
         except OSError as error:
-            told += (
+            sentence += (
                 f"; but that could not be noted in the store ({error}): a restart would try the half again"
             )
-        self.tell(loaded.name, "drift", told, {"version": loaded.number, **numbers})
+        self.record(loaded.name, "drift", sentence, {"version": loaded.number, **numbers})
 
-    def tell(self, name: str, kind: str, message: str, numbers: Numbers | None = None) -> None:
+    def record(self, name: str, kind: str, message: str, numbers: Numbers | None = None) -> None:
         """One event: counted, in the log, and in the store."""
         level = logging.WARNING if kind in ("rolled_back", "canary_ended", "drift") else logging.INFO
         logger.log(level, "%s", message)

@@ -54,11 +54,11 @@ class Drift:
             self._recent.append(is_over)
             self._suspicious = self._rules.drift_of if is_over else max(self._suspicious - 1, 0)
             self.over += is_over
-            told = self._on_drift if sum(self._recent) >= self._rules.drift_over else None
-            if told is not None:
+            sentence = self._on_drift if sum(self._recent) >= self._rules.drift_over else None
+            if sentence is not None:
                 self._on_drift = None
-        if told is not None:
-            told(self.numbers() | {"worst_of_limit": worst})
+        if sentence is not None:
+            sentence(self.numbers() | {"worst_of_limit": worst})
 
     @property
     def dropped(self) -> int:

@@ -16,7 +16,7 @@ ROW = np.arange(16, dtype=np.int32)
 BATCH = np.stack([ROW, ROW + 1])
 
 
-def told(outputs: dict[str, np.ndarray]) -> dict[str, list[int]]:
+def described(outputs: dict[str, np.ndarray]) -> dict[str, list[int]]:
     return {name: array.ravel().tolist() for name, array in outputs.items()}
 
 
@@ -24,7 +24,7 @@ async def asynchronous(url: str) -> dict[str, object]:
     async with AsyncioModelClient(url, "simple", init_timeout_s=60, inference_timeout_s=60) as client:
         await client.wait_for_model(60)
         sample = await client.infer_sample(INPUT0=ROW, INPUT1=ROW)
-        return {"sample": told(sample), "batch": told(await client.infer_batch(BATCH, BATCH))}
+        return {"sample": described(sample), "batch": described(await client.infer_batch(BATCH, BATCH))}
 
 
 def main(url: str) -> dict[str, object]:
@@ -34,8 +34,8 @@ def main(url: str) -> dict[str, object]:
         config = client.model_config
         found["config"] = [config.model_name, config.max_batch_size, [spec.name for spec in config.inputs]]
         found["sync"] = {
-            "sample": told(client.infer_sample(ROW, ROW)),
-            "batch": told(client.infer_batch(INPUT0=BATCH, INPUT1=BATCH)),
+            "sample": described(client.infer_sample(ROW, ROW)),
+            "batch": described(client.infer_batch(INPUT0=BATCH, INPUT1=BATCH)),
         }
         try:
             client.infer_batch(BATCH[:, :3], BATCH)
@@ -43,7 +43,7 @@ def main(url: str) -> dict[str, object]:
             found["error"] = str(error)
     with FuturesModelClient(url, "simple", max_workers=2) as client:
         waiting = [client.infer_batch(BATCH + i, BATCH) for i in range(8)]
-        found["futures"] = [told(one.result(60))["OUTPUT0"][0] for one in waiting]
+        found["futures"] = [described(one.result(60))["OUTPUT0"][0] for one in waiting]
     return found
 
 

@@ -174,9 +174,9 @@ def test_the_users_own_islands_are_fp32_at_every_level_by_policy_and_not_kept(le
     made = plan(island(program, "linear", "add"), level=level)
     assert made.actions["linear"] is made.actions["add"] is Action.FP32
     assert made.kept == () and made.fp32_by_policy == before.fp32_by_policy + 2
-    told = {node["node"]: node for node in made.to_json(program)["nodes"]}
-    assert told["add"]["reason"] == "autocast(enabled=False) at model.py:7"
-    assert "reason" not in told["linear_1"]
+    reply = {node["node"]: node for node in made.to_json(program)["nodes"]}
+    assert reply["add"]["reason"] == "autocast(enabled=False) at model.py:7"
+    assert "reason" not in reply["linear_1"]
 
 
 def test_an_island_is_not_kept_a_second_time_and_is_nothing_at_O0() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from halfeven.exporters.captured import forms
 from halfeven.exporters.captured.forms import Captured
-from halfeven.exporters.prove import Answers, Exam
+from halfeven.exporters.prove import Answers, ReferenceRun
 from halfeven.exporters.road import travel
 from halfeven.exporters.subject import Subject
 from halfeven.models.errors import ExportFailed
@@ -35,7 +35,7 @@ def test_the_fp32_file_stays_where_onnx_cannot_write_the_half(tmp_path: Path) ->
 def test_a_file_that_is_not_the_program_does_not_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def differs(exam: Exam, answers: Answers) -> None:
+    def differs(reference_run: ReferenceRun, answers: Answers) -> None:
         raise ExportFailed("in FP32 the exported form already differs from the program")
 
     monkeypatch.setattr(forms, "check_whole_form", differs)

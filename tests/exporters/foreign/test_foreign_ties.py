@@ -51,7 +51,7 @@ def scores(gap_u: float) -> np.ndarray:
     return x
 
 
-def told(kind: str, x: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def described(kind: str, x: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where the answer to ``other`` may stand for the answer to ``x``, and where it is another."""
     model = graph(kind)
     answers = runtime_answers(model)
@@ -70,14 +70,14 @@ def lowered(x: np.ndarray, by: float) -> np.ndarray:
 @pytest.mark.parametrize("kind", CHOICES)
 def test_first_places_that_nearly_tie_may_swap(kind: str) -> None:
     x = scores(3.9)
-    excused, different = told(kind, x, lowered(x, 8 * U * WIDTH))
+    excused, different = described(kind, x, lowered(x, 8 * U * WIDTH))
     assert different.any() and excused[different].all()
 
 
 @pytest.mark.parametrize("kind", CHOICES)
 def test_first_places_just_too_far_apart_may_not_swap(kind: str) -> None:
     x = scores(4.1)
-    excused, different = told(kind, x, lowered(x, 9 * U * WIDTH))
+    excused, different = described(kind, x, lowered(x, 9 * U * WIDTH))
     assert different.any() and not excused[different].any()
 
 
@@ -85,7 +85,7 @@ def test_first_places_just_too_far_apart_may_not_swap(kind: str) -> None:
 def test_a_tie_elsewhere_in_the_line_excuses_nobody(kind: str) -> None:
     x = scores(0.0)
     third = np.where(x >= np.sort(x, 1)[:, -2:-1], f32(0), x)
-    excused, different = told(kind, x, third)
+    excused, different = described(kind, x, third)
     assert different.all() and not excused.any()
 
 

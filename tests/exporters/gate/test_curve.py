@@ -118,10 +118,10 @@ def test_what_does_not_fit_in_memory_has_no_point(monkeypatch):
 def test_a_long_curve_is_thinned_to_the_worst_of_each_stretch(monkeypatch):
     monkeypatch.setattr(curve, "MAX_POINTS", 3)
     found = drift(Overflows(), x=torch.randn(5, 8) * 4)
-    told = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert len(told["points"]) == 3 and told["nodes"] == len(found.points) > 3
-    assert found.first and told["first"]["node"] == found.first.node
-    assert told["points"][-1]["lost"] and told["points"][-1]["error_u"] is None
+    reply = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert len(reply["points"]) == 3 and reply["nodes"] == len(found.points) > 3
+    assert found.first and reply["first"]["node"] == found.first.node
+    assert reply["points"][-1]["lost"] and reply["points"][-1]["error_u"] is None
 
 
 @pytest.mark.parametrize("rows", [1, 4])

@@ -97,9 +97,9 @@ def test_the_worst_sample_is_told_with_what_was_in_it(random):
     inputs[7] = [0.0, -2.0, 5.0]
     found = worst_sample(report(random, 3.0), Samples({"x": inputs}), {7: 14})
     assert (found["output"], found["sample"], found["row"]) == ("out", 7, 14)
-    (told,) = found["inputs"]
-    assert (told["least"], told["largest"], told["mean"], told["zeros"]) == (-2.0, 5.0, 1.0, 1)
-    assert told["shape"] == [3] and told["not_finite"] == 0
+    (reply,) = found["inputs"]
+    assert (reply["least"], reply["largest"], reply["mean"], reply["zeros"]) == (-2.0, 5.0, 1.0, 1)
+    assert reply["shape"] == [3] and reply["not_finite"] == 0
 
 
 def test_an_exact_answer_has_no_worst_sample(random):
@@ -115,7 +115,7 @@ def test_of_several_outputs_the_one_that_errs_most_of_its_limit_is_told(random):
     for name, sample, error_u in (("a", 3, 0.5), ("b", 11, 3.0), ("c", 5, 1.0)):
         halves[name][sample, 2] += np.float32(error_u * U)
     found = judge(spec, "fp16", [Trial(tuple(range(20)), {name: whole.copy() for name in "abc"}, halves)])
-    told = worst_sample(found, Samples({"x": np.zeros((20, 3), np.float32)}))
-    assert (told["output"], told["sample"]) == ("b", 11)
+    reply = worst_sample(found, Samples({"x": np.zeros((20, 3), np.float32)}))
+    assert (reply["output"], reply["sample"]) == ("b", 11)
     assert found.max_error_u == max(output.max_error_u for output in found.outputs) > 2.9
     assert found.sqnr_db == min(output.sqnr_db for output in found.outputs) == found.outputs[1].sqnr_db

@@ -569,10 +569,10 @@ def test_a_model_that_is_not_batched_answers_without_a_batch_axis(random):
 def test_adversarial_inputs_decide_masks_and_are_told_for_the_rest(random):
     answers = numbers(random, 4, 4)
     real, wrong = [same(answers, (0, 1, 2, 3))], answers * np.float32(1.5)
-    told = judge(
+    reply = judge(
         model(tensor(4)), "fp16", real, [Trial((0, 1, 2, 3), {"out": answers}, {"out": wrong}, name="x")]
     )
-    assert told.passed and told.adversarial[0].max_error_u == pytest.approx(0.5 / FP16, rel=1e-5)
+    assert reply.passed and reply.adversarial[0].max_error_u == pytest.approx(0.5 / FP16, rel=1e-5)
     wrong[2, 1] = math.inf
     refused = judge(
         model(tensor(4)), "fp16", real, [Trial((0, 1, 2, 3), {"out": answers}, {"out": wrong}, name="x")]
@@ -588,9 +588,9 @@ def test_an_adversarial_input_that_was_answered_twice_is_told_once_and_one_wrong
     answers = numbers(random, 4, 4)
     rows, wrong = (0, 1, 2, 3), answers * np.float32(1.5)
     odd = [Trial(rows, {"out": answers}, {"out": other}, name="x") for other in (answers, wrong)]
-    told = judge(model(tensor(4)), "fp16", [same(answers, rows)], odd if first else odd[::-1])
-    assert [found.input for found in told.adversarial] == ["x"]
-    assert told.adversarial[0].max_error_u == pytest.approx(0.5 / FP16, rel=1e-5)
+    reply = judge(model(tensor(4)), "fp16", [same(answers, rows)], odd if first else odd[::-1])
+    assert [found.input for found in reply.adversarial] == ["x"]
+    assert reply.adversarial[0].max_error_u == pytest.approx(0.5 / FP16, rel=1e-5)
     wrong[2, 1] = math.nan
     assert not judge(model(tensor(4)), "fp16", [same(answers, rows)], odd if first else odd[::-1]).passed
 
@@ -634,8 +634,10 @@ def test_a_report_is_json_without_any_infinity(random):
     samples = tuple(range(12))
     for candidate in (answers.copy(), wrong, answers + np.float32(0.5)):
         report = judge(spec, "bf16", [Trial(samples, {"out": answers}, {"out": candidate})])
-        told = json.loads(json.dumps(report.to_json(), allow_nan=False))
-        assert told["passed"] == report.passed and told["exact"] == (candidate is not wrong and report.passed)
+        reply = json.loads(json.dumps(report.to_json(), allow_nan=False))
+        assert reply["passed"] == report.passed and reply["exact"] == (
+            candidate is not wrong and report.passed
+        )
     exact = judge(spec, "fp16", [same(answers, samples)]).to_json()
     assert exact["sqnr_db"] is None and exact["exact"] and exact["outputs"][0]["exact"]
 

@@ -164,7 +164,7 @@ def test_the_override_that_is_named_is_the_one_that_accepts(seed, error, limits)
         found = {found.name: found for found in rejudge(saved(report), eased).outputs}
         assert found[output.name].passed
         for failure, (key, value) in zip(output.failures, override.items(), strict=False):
-            assert any(f"{key} = {value:g}" in told.message for told in output.failures), failure
+            assert any(f"{key} = {value:g}" in reply.message for reply in output.failures), failure
 
 
 def test_garbage_is_offered_no_override():

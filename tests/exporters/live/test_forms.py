@@ -9,7 +9,7 @@ import pytest
 import torch
 from halfeven.exporters.inputs.samples import load_samples
 from halfeven.exporters.live.forms import live_subject
-from halfeven.exporters.prove import set_exam
+from halfeven.exporters.prove import ask_reference
 from halfeven.exporters.road import travel
 from halfeven.models.engines.live_engine import load_live
 from halfeven.models.errors import BadFolder, BadSetting, CannotConvert, CaptureFailed
@@ -190,13 +190,13 @@ def test_asked_islands_are_kept_for_that_reason_also_through_a_list_of_modules(t
     ],
 )
 def test_what_a_module_under_autocast_cannot_be_asked_is_refused_with_the_way_out(
-    precision: dict[str, Any], told: str, tmp_path: Path
+    precision: dict[str, Any], reply: str, tmp_path: Path
 ) -> None:
     code = net(
         "return self.last(self.attention(x, x, x)[0])",
         "self.attention, self.last = nn.MultiheadAttention(4, 2), nn.Linear(4, 3)",
     )
-    with pytest.raises(BadSetting, match=told):
+    with pytest.raises(BadSetting, match=reply):
         converted(folder(tmp_path, code, precision=precision, max_batch_size=1))
 
 
@@ -266,8 +266,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_the_models_own_fault_is_refused_as_that(fault: str, tmp_path: Path) -> None:
-    code, error, told = FAULTS[fault]
-    with pytest.raises(error, match=told):
+    code, error, reply = FAULTS[fault]
+    with pytest.raises(error, match=reply):
         converted(folder(tmp_path, code))
     assert Store(tmp_path / "store").names() == []
 
@@ -296,10 +296,10 @@ def test_a_whole_that_is_asked_between_two_plans_knows_no_islands(tmp_path: Path
     samples = load_samples(asked.folder / "samples.safetensors", asked.spec)
     subject, maker = live_subject(asked, samples, ORIGIN, lambda _: None)
     loud = maker.built.live.module.get_submodule("loud")
-    exam = set_exam(subject.spec, samples, maker.whole())
+    reference_run = ask_reference(subject.spec, samples, maker.whole())
     with Store(tmp_path / "store").draft("net") as draft:
         assert maker.plan(samples, 0.75, lambda _: None) and maker.islands == ["loud"]
-        maker.make("live", draft, exam)
+        maker.make("live", draft, reference_run)
         assert "forward" in vars(loud)
         assert not maker.plan(samples, 0.75, lambda _: None)
         assert "forward" not in vars(loud)

@@ -14,7 +14,7 @@ MODELS = (
 @pytest.mark.parametrize("name", MODELS)
 def test_every_finding_of_a_real_conversion_is_drawn(name: str) -> None:
     done = converted(name)
-    findings = done.maker.findings(done.maker.exam(samples_of(name, 8, seed=1)))
+    findings = done.maker.findings(done.maker.reference_run(samples_of(name, 8, seed=1)))
     report = done.report and done.report.to_json()
     form = done.maker.facts() | {"passed": True, "max_error_u": 0.0, "sqnr_db": None, "parity": report}
     facts = {"model": name, "version": 1, "status": "live", "forms": {"torch": form}, **findings}

@@ -69,10 +69,10 @@ def facts(parity: dict, **changes) -> dict:
     } | changes
 
 
-def terminal(told: dict) -> str:
+def terminal(reply: dict) -> str:
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
     with console.file:
-        console.print(render_terminal(told))
+        console.print(render_terminal(reply))
         return console.export_text()
 
 
@@ -103,7 +103,7 @@ def test_a_passed_conversion_is_told_whole(random):
     parity = report(random, 1e-7)
     page = Elements(render_html(facts(parity)))
     assert parity["passed"] and "Proven even" in page.text
-    for told in (
+    for reply in (
         "digits",
         "4f6b2e0c",
         "conv2d_3",
@@ -118,13 +118,13 @@ def test_a_passed_conversion_is_told_whole(random):
         "1, 2, 3, 64",
         f"{parity['max_error_u']:.3g}",
     ):
-        assert told in page.text, told
+        assert reply in page.text, reply
 
 
 def test_a_refusal_says_every_sentence_on_the_page_and_in_the_terminal(random):
     parity = report(random, 0.5)
-    told = facts(parity)
-    page, table = Elements(render_html(told)), terminal(told)
+    reply = facts(parity)
+    page, table = Elements(render_html(reply)), terminal(reply)
     assert not parity["passed"] and "Refused" in page.text and "Proven even" not in page.text
     assert len(parity["failures"]) >= 4
     for failure in parity["failures"]:
@@ -151,11 +151,11 @@ def test_every_changed_first_choice_is_listed(random):
 
 def test_what_a_model_is_called_cannot_become_markup(random):
     evil = "<script>alert(1)</script>[red]"
-    told = facts(report(random, 1e-7), model=evil, reason=evil, environment={evil: evil})
-    told["forms"]["torch"]["kept"] = [dict.fromkeys(KEPT, evil)]
-    page = Elements(render_html(told))
+    reply = facts(report(random, 1e-7), model=evil, reason=evil, environment={evil: evil})
+    reply["forms"]["torch"]["kept"] = [dict.fromkeys(KEPT, evil)]
+    page = Elements(render_html(reply))
     assert not [tag for tag, _ in page.elements if tag == "script"] and page.text.count(evil) >= 8
-    assert evil in terminal(told)
+    assert evil in terminal(reply)
 
 
 def test_the_page_needs_nothing_from_elsewhere(random):
@@ -165,10 +165,10 @@ def test_the_page_needs_nothing_from_elsewhere(random):
 
 
 def test_a_form_that_could_not_be_made_is_told_with_its_error(random):
-    told = facts(report(random, 1e-7))
-    told["forms"]["onnx"] = {"passed": False, "error": "aten.foo has no ONNX counterpart"}
-    assert "aten.foo has no ONNX counterpart" in Elements(render_html(told)).text
-    assert "aten.foo has no ONNX counterpart" in terminal(told)
+    reply = facts(report(random, 1e-7))
+    reply["forms"]["onnx"] = {"passed": False, "error": "aten.foo has no ONNX counterpart"}
+    assert "aten.foo has no ONNX counterpart" in Elements(render_html(reply)).text
+    assert "aten.foo has no ONNX counterpart" in terminal(reply)
 
 
 def test_generated_samples_are_called_what_they_are(random):
@@ -178,8 +178,8 @@ def test_generated_samples_are_called_what_they_are(random):
 
 
 def test_the_few_facts_of_a_failed_conversion_are_enough():
-    told = {"model": "m", "status": "refused", "forms": {"torch": {"passed": False, "error": "it raised"}}}
-    assert "it raised" in Elements(render_html(told)).text and "it raised" in terminal(told)
+    reply = {"model": "m", "status": "refused", "forms": {"torch": {"passed": False, "error": "it raised"}}}
+    assert "it raised" in Elements(render_html(reply)).text and "it raised" in terminal(reply)
 
 
 def test_an_exact_answer_is_called_exact(random):
@@ -260,7 +260,7 @@ FINDINGS = {
         ],
     },
 }
-TOLD = {
+SHOWN = {
     "recommendation": ["not recommended", "half buys nothing here"],
     "curve": ["first astray", "pow_1", "errs by 70u", "3 nodes"],
     "search": [
@@ -284,8 +284,8 @@ def test_every_finding_is_told_where_it_is_and_left_out_where_it_is_not(random, 
     plain = facts(report(random, 1e-7))
     page = Elements(render_html(plain | {section: FINDINGS[section]})).text
     without = Elements(render_html(plain)).text
-    assert all(told in page for told in TOLD[section]), TOLD[section]
-    assert not all(told in without for told in TOLD[section])
+    assert all(reply in page for reply in SHOWN[section]), SHOWN[section]
+    assert not all(reply in without for reply in SHOWN[section])
 
 
 def test_nothing_that_was_found_can_become_markup(random):
@@ -402,8 +402,8 @@ def test_a_ranking_is_told_in_the_terminal_and_in_the_page(random: np.random.Gen
     half = whole.astype(np.float16).astype(np.float32)
     parity = judge(spec, "fp16", [Trial(tuple(range(40)), {"match": whole}, {"match": half})]).to_json()
     order = parity["outputs"][0]["order"]
-    told = terminal(facts(parity))
-    assert f"'match' ranks 40 samples: {order['tied']} of {order['pairs']} pairs tie, 0 swap beyond" in told
-    assert "gives the same number to" in told
+    reply = terminal(facts(parity))
+    assert f"'match' ranks 40 samples: {order['tied']} of {order['pairs']} pairs tie, 0 swap beyond" in reply
+    assert "gives the same number to" in reply
     page = render_html(facts(parity))
     assert "pairs distinct in FP32 that tie" in page and "ten best kept" in page

@@ -191,7 +191,7 @@ def test_a_budget_of_operations_is_held_and_said() -> None:
 
     def search(operations: int) -> Found | None:
         budget = Budget(10_000, operations)
-        return smallest_set(names(400), judge, budget=budget, say=said.append, spent=lambda: spent[0])
+        return smallest_set(names(400), judge, budget=budget, notify=said.append, spent=lambda: spent[0])
 
     short = search(15_000)
     assert short is not None and not short.minimal and short.exhausted and short.evaluations == 15
@@ -205,7 +205,7 @@ def test_a_budget_of_operations_is_held_and_said() -> None:
 
 def test_progress_is_said_each_time_the_set_gets_smaller() -> None:
     said: list[str] = []
-    smallest_set(names(40), judged_by(needs(["n5"], ["n17"])), budget=AMPLE, say=said.append)
+    smallest_set(names(40), judged_by(needs(["n5"], ["n17"])), budget=AMPLE, notify=said.append)
     sizes = [int(line.split()[1]) for line in said]
     assert sizes == sorted(set(sizes), reverse=True) and sizes[-1] == 2
     assert said[0].startswith("search: 32 of 40 suspects kept, ")

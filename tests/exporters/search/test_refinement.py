@@ -28,8 +28,8 @@ class Samples:
         return bool(failed)
 
     def refined(self, said: list[str] | None = None) -> Found | None:
-        say = (said if said is not None else []).append
-        return refined(NODES, self.judge, self.counterexamples, budget=AMPLE, say=say)
+        notify = (said if said is not None else []).append
+        return refined(NODES, self.judge, self.counterexamples, budget=AMPLE, notify=notify)
 
 
 def test_counterexamples_are_searched_for_until_there_are_none() -> None:

@@ -41,7 +41,7 @@ def request(outputs: int = 1, max_batch_size: int = 8) -> dict[str, Any]:
     }
 
 
-def told(forward: Forward, samples: Tensor | None = None, **settings: Any) -> str:
+def described(forward: Forward, samples: Tensor | None = None, **settings: Any) -> str:
     """What the child would say of a module that it cannot capture."""
     asked = request(**settings)
     flat = capture_child.Flat(Net(forward).eval().requires_grad_(False), asked)
@@ -51,7 +51,7 @@ def told(forward: Forward, samples: Tensor | None = None, **settings: Any) -> st
             program = capture_child.export(torch, flat, given, asked)
             capture_child.check(torch, flat, program, given, asked)
         except Exception as error:
-            return failures.told(error, asked)["error"]
+            return failures.described(error, asked)["error"]
     raise AssertionError("it was captured")
 
 
@@ -134,7 +134,7 @@ def makes_sparse(net: Net, x: Tensor) -> Tensor:
 def test_a_construct_that_cannot_be_captured_is_told_with_its_line_and_a_way_out(
     forward: Forward, construct: str, remedy: str, theirs: str
 ) -> None:
-    message = told(forward)
+    message = described(forward)
     code = Path(__file__).read_text().splitlines()
     start = next(i for i, line in enumerate(code) if line.startswith(f"def {forward.__name__}("))
     number = next(i for i in range(start, len(code)) if "# decides" in code[i]) + 1
@@ -148,7 +148,7 @@ def test_an_error_of_the_users_own_is_told_in_its_own_words() -> None:
     def raises(net: Net, x: Tensor) -> Tensor:
         raise ValueError("of mine")
 
-    assert told(raises) == "ValueError: of mine"
+    assert described(raises) == "ValueError: of mine"
 
 
 def overflows(net: Net, x: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def mends_one_and_makes_another(net: Net, x: Tensor) -> Tensor:
     ],
 )
 def test_a_nan_of_the_modules_own_is_told_with_the_node_that_made_it(forward: Forward, maker: str) -> None:
-    message = told(forward, torch.randn(ROWS, 4).abs() + torch.tensor([-9.0, 1.0, 1.0, 1.0]) * 3)
+    message = described(forward, torch.randn(ROWS, 4).abs() + torch.tensor([-9.0, 1.0, 1.0, 1.0]) * 3)
     assert "the FP32 model itself does not answer: output 'y0' is NaN for sample 0" in message
     assert re.search(maker, message), message
     assert f"{__file__}:" in message
@@ -194,7 +194,7 @@ def test_a_nan_of_the_modules_own_is_told_with_the_node_that_made_it(forward: Fo
 def test_only_the_samples_that_are_nan_are_named() -> None:
     samples = torch.rand(ROWS, 4) + 1
     samples[2] = -1
-    message = told(lambda net, x: x.log(), samples)
+    message = described(lambda net, x: x.log(), samples)
     assert "output 'y0' is NaN for sample 2; 'log'" in message
 
 
@@ -204,7 +204,7 @@ def test_a_weight_and_an_input_that_hold_a_nan_are_to_blame_themselves() -> None
 
     samples = torch.randn(ROWS, 4)
     samples[0, 1] = torch.nan
-    assert "for sample 0; the input 'x' holds NaN" in told(spoilt, samples)
+    assert "for sample 0; the input 'x' holds NaN" in described(spoilt, samples)
     asked = request()
     net = Net(spoilt).eval().requires_grad_(False)
     net.linear.bias[2] = torch.nan
@@ -244,16 +244,16 @@ class _OnlyAt(nn.Module):
 
 @pytest.mark.parametrize(("sizes", "told_of"), [((2, 3, 8), [1]), ((3,), [1, 2, 8]), ((1, 2, 8), None)])
 def test_a_size_at_which_torch_cannot_run_the_module_is_left_out_but_never_that_of_the_capture(
-    sizes: tuple[int, ...], told_of: list[int] | None
+    sizes: tuple[int, ...], section_of_of: list[int] | None
 ) -> None:
     asked = request()
     flat, samples = capture_child.Flat(_OnlyAt(*sizes).eval(), asked), [torch.randn(ROWS, 4)]
     program = capture_child.export(torch, flat, samples, asked)
-    if told_of is None:
+    if section_of_of is None:
         with pytest.raises(UncapturedHigherOrderOpError):
             capture_child.check(torch, flat, program, samples, asked)
     else:
         facts = capture_child.check(torch, flat, program, samples, asked)
         assert [re.findall(r"batch size (\d+)", note) for note in facts["notes"]] == [
-            [str(n)] for n in told_of
+            [str(n)] for n in section_of_of
         ]

@@ -82,13 +82,13 @@ class Diary:
     """In the place of `BriefPolling`: what the batcher tells it."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.reply: list[str] = []
 
     def asked(self, now_ns: int) -> None:
-        self.told.append("asked")
+        self.reply.append("asked")
 
     def answered(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.told.append("answered")
+        self.reply.append("answered")
 
 
 @async_test
@@ -98,10 +98,10 @@ async def test_the_loop_lingers_after_a_lone_answer_and_after_no_other() -> None
         await asleep(device)
         await asyncio.gather(*[batcher.submit(rows_of(value), 1) for value in (1.0, 2.0)])
         await batcher.submit(rows_of(3.0), 1)
-        assert diary.told == []
+        assert diary.reply == []
         await asyncio.sleep(0)
         assert batcher.submit(rows_of(4.0), 1).done()
-        assert diary.told == ["asked", "answered"]
+        assert diary.reply == ["asked", "answered"]
 
 
 @async_test

@@ -332,11 +332,11 @@ def test_a_thread_that_computes_stands_behind_those_that_speak_http_and_so_do_th
 
 
 def test_after_work_and_a_rest_it_is_told_once() -> None:
-    told: list[int] = []
+    reply: list[int] = []
     resting = threading.Event()
 
     def at_rest() -> None:
-        told.append(threading.get_ident())
+        reply.append(threading.get_ident())
         resting.set()
 
     device = DeviceThread(at_rest=at_rest, rest_ns=1_000_000)
@@ -349,7 +349,7 @@ def test_after_work_and_a_rest_it_is_told_once() -> None:
     thread = device.call(threading.get_ident).result(30)
     assert resting.wait(30)
     assert device.stop(30)
-    assert told == [thread, thread]
+    assert reply == [thread, thread]
 
 
 def test_neither_a_rest_that_raises_nor_a_niceness_that_is_forbidden_ends_the_thread(

@@ -79,8 +79,8 @@ def test_both_wires_carry_the_same_rows_of_a_file_and_every_row_has_its_turn(
         for body, head in binary
     ]
     np.testing.assert_array_equal(np.concatenate(sent), rows.ravel())
-    told = [json.loads(body)["inputs"][0]["data"] for body, _ in plain]
-    np.testing.assert_array_equal(np.array(told, np.float32).ravel(), rows.ravel())
+    reply = [json.loads(body)["inputs"][0]["data"] for body, _ in plain]
+    np.testing.assert_array_equal(np.array(reply, np.float32).ravel(), rows.ravel())
     target = subject.target(binary)
     assert [request.endswith(body) for request, (body, _) in zip(target.requests, binary, strict=True)] == [
         True

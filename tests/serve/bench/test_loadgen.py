@@ -81,7 +81,7 @@ def record_of(seconds: float, warmup_s: float = 0.0) -> Record:
     return Record(now + warmup_s, now + warmup_s + seconds)
 
 
-def told(record: Record) -> dict[str, Any]:
+def described(record: Record) -> dict[str, Any]:
     return figures(record, Cpu(0.0, 1.0), {}, {}, rows=1)
 
 
@@ -92,7 +92,7 @@ async def test_in_a_closed_loop_each_caller_has_one_request_under_way_and_all_ar
         server.opens_at = 4
         record = record_of(0.3)
         await ClosedLoop(target, record, 5.0, 4).run()
-        found = told(record)
+        found = described(record)
     assert server.most_under_way == 4
     assert found["ok"] == found["sent"] == server.requests
     assert found["ok"] >= 4
@@ -104,7 +104,7 @@ async def test_the_warm_up_is_the_same_load_and_does_not_count() -> None:
     async with running() as (server, target):
         record = record_of(0.2, warmup_s=0.2)
         await ClosedLoop(target, record, 5.0, 2).run()
-    assert 0 < told(record)["ok"] < server.requests
+    assert 0 < described(record)["ok"] < server.requests
 
 
 @async_test
@@ -112,7 +112,7 @@ async def test_arrivals_are_poisson_at_the_rate_that_was_asked_for() -> None:
     async with running() as (server, target):
         record = record_of(1.0)
         await OpenLoop(target, record, 20.0, 900.0, record.begin).run()
-    found = told(record)
+    found = described(record)
     assert found["ok"] == found["sent"] == server.requests
     assert 900 - 5 * 30 < found["sent"] < 900 + 5 * 30  # the deviation of a Poisson count is its root
 
@@ -124,7 +124,7 @@ async def stalled(load: Callable[[Target, Record], Load]) -> dict[str, Any]:
         server.open.clear()
         asyncio.get_running_loop().call_at(asyncio.get_running_loop().time() + 0.5, server.open.set)
         await load(target, record).run()
-        return told(record)
+        return described(record)
 
 
 @async_test
@@ -143,7 +143,7 @@ async def test_what_the_generator_itself_was_late_with_counts_and_is_told() -> N
         record = record_of(0.6)
         asyncio.get_running_loop().call_later(0.2, time.sleep, 0.25)
         await OpenLoop(target, record, 20.0, 200.0, record.begin).run()
-    found = told(record)
+    found = described(record)
     assert found["generator"]["late_ms"]["max"] > 150
     assert sum(at["count"] for at in found["timeline"] if at["p50"] > 50) > 10
 
@@ -173,7 +173,7 @@ async def test_what_is_refused_is_counted_apart_with_its_own_latency() -> None:
     async with running(lambda number: FULL if number % 2 else OK) as (_, target):
         record = record_of(0.2)
         await ClosedLoop(target, record, 5.0, 2).run()
-    found = told(record)
+    found = described(record)
     assert found["refused"]["count"] == found["statuses"]["503"] > 0
     assert found["refused"]["retry_after"] == {"1": found["refused"]["count"]}
     assert abs(found["statuses"]["200"] - found["statuses"]["503"]) <= 2
@@ -185,7 +185,7 @@ async def test_who_is_hung_up_on_is_counted_and_the_load_goes_on() -> None:
     async with running(lambda number: None if number % 5 == 0 else OK) as (server, target):
         record = record_of(0.3)
         await ClosedLoop(target, record, 5.0, 2).run()
-    found = told(record)
+    found = described(record)
     assert found["statuses"]["connection lost"] == server.requests // 5 > 1
     assert found["ok"] == server.requests - server.requests // 5
 
@@ -201,7 +201,7 @@ async def test_a_server_that_never_answers_costs_a_time_out_each_and_no_more_wai
             load = OpenLoop(target, record, 0.2, 100.0, record.begin, most=2)
         began = time.perf_counter()
         await load.run()
-        found = told(record)
+        found = described(record)
         assert time.perf_counter() - began < 20
         server.open.set()
     assert found["statuses"] == {"timeout": found["sent"]}
@@ -219,7 +219,7 @@ async def test_a_server_that_has_gone_is_told_and_ends_the_stage_in_time(kind: s
     if kind == "open":
         load = OpenLoop(target, record, 5.0, 200.0, record.begin)
     await load.run()
-    found = told(record)
+    found = described(record)
     assert found["statuses"] == {"cannot connect": found["sent"]}
     assert found["sent"] > 0
     assert "refused" in found["messages"]["cannot connect"]

@@ -74,9 +74,9 @@ def test_a_picture_is_sent_as_it_is_and_a_painted_one_comes_back(
     url: str, picture: tuple[Path, np.ndarray], tmp_path: Path
 ) -> None:
     path, pixels = picture
-    (told,) = predict_file(url, "painting", path)["predictions"]
+    (reply,) = predict_file(url, "painting", path)["predictions"]
     predict_file(url, "painting", path, tmp_path / "painted.png")
-    for data in (base64.b64decode(told["b64"]), (tmp_path / "painted.png").read_bytes()):
+    for data in (base64.b64decode(reply["b64"]), (tmp_path / "painted.png").read_bytes()):
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(data))), 255 - pixels)
 
 

@@ -118,10 +118,10 @@ def test_scores_that_die_behind_large_boxes_are_refused_by_the_slice_rule(tmp_pa
 
 def test_a_model_that_cannot_be_captured_ends_with_exit_4_and_its_own_traceback(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "broken", "def build():\n    raise RuntimeError('no such layer')\n")
-    code, facts, told = run("convert", folder, "--store", tmp_path / "store")
+    code, facts, reply = run("convert", folder, "--store", tmp_path / "store")
     assert code == 4
     assert "no such layer" in facts["error"]
-    assert "model.py" in told
+    assert "model.py" in reply
     assert not list((tmp_path / "store").rglob("*.pt2"))
     assert Store(tmp_path / "store").names() == []
 

@@ -35,10 +35,10 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, st
         process = subprocess.Popen(command, stdout=file, stderr=file)
     try:
         url = f"http://127.0.0.1:{await_port(process, log)}"
-        code, _, told = halfeven(
+        code, _, reply = halfeven(
             "convert", write_folder(where / "net", LINEAR), "--store", store, "--form", "torch"
         )
-        assert code == 0, told
+        assert code == 0, reply
         deadline = time.monotonic() + 120
         while served_version(int(url.rpartition(":")[2]), "net") is None:
             assert time.monotonic() < deadline, log.read_text()
@@ -50,10 +50,10 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, st
 
 
 def test_a_server_on_an_empty_store_says_what_to_do_next(serving: tuple[Path, str, str]) -> None:
-    store, _, told = serving
-    assert f"the store {store} has no model yet" in told
+    store, _, reply = serving
+    assert f"the store {store} has no model yet" in reply
     for way in (f"halfeven convert FOLDER --store {store}", "--models DIR", "halfeven demo"):
-        assert way in told
+        assert way in reply
 
 
 def test_json_by_input_name_is_predicted_as_the_help_says(
@@ -64,9 +64,9 @@ def test_json_by_input_name_is_predicted_as_the_help_says(
     answers = []
     for name, message in (("named", {"x": rows.tolist()}), ("rows", {"instances": rows.tolist()})):
         (tmp_path / f"{name}.json").write_text(json.dumps(message))
-        code, told, fault = halfeven("predict", "net", tmp_path / f"{name}.json", "--url", url, "--json")
+        code, reply, fault = halfeven("predict", "net", tmp_path / f"{name}.json", "--url", url, "--json")
         assert code == 0, fault
-        answers.append(json.loads(told.splitlines()[-1]))
+        answers.append(json.loads(reply.splitlines()[-1]))
     (output,) = answers[0]["outputs"]
     assert (output["name"], output["shape"]) == ("y", [2, 3])
     np.testing.assert_allclose(np.reshape(output["data"], (2, 3)), answers[1]["predictions"], atol=1e-3)

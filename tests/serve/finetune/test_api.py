@@ -385,8 +385,10 @@ def test_data_that_do_not_fit_are_refused_at_once_with_tensor_and_rows(place: Pl
     before = len(place.job_store.jobs(limit=1000))
     with pytest.raises(openai.BadRequestError) as caught:
         place.create(training_file=file)
-    told = str(caught.value)
-    assert [word for word in [*words, f"training_file '{case}.bin' ({file})"] if word not in told] == [], told
+    reply = str(caught.value)
+    assert [word for word in [*words, f"training_file '{case}.bin' ({file})"] if word not in reply] == [], (
+        reply
+    )
     assert (caught.value.code, caught.value.param) == ("bad_training_file", "training_file")
     assert len(place.job_store.jobs(limit=1000)) == before
 

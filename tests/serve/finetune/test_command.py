@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadInput, CannotServe, NotReady, TooLarge
-from halfeven.serve.finetune.command import PATIENCE_S, POLL_S, exit_code, fine_tune, sentence_of, told
+from halfeven.serve.finetune.command import PATIENCE_S, POLL_S, described, exit_code, fine_tune, sentence_of
 from halfeven.serve.finetune.remote import JOBS, Remote
 from rich.console import Console
 
@@ -72,10 +72,10 @@ def speaking(script: Script) -> Iterator[str]:
             body = self.rfile.read(length) if reads else b""
             headers = {name.lower(): value for name, value in self.headers.items()}
             script.asked.append((self.command, self.path, body, headers))
-            status, told = script.answer(self.command, self.path)
+            status, described = script.answer(self.command, self.path)
             if status == 0:
                 return  # hangs up without a word
-            text = told if isinstance(told, bytes) else json.dumps(told).encode()
+            text = described if isinstance(described, bytes) else json.dumps(described).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(text)))
             self.end_headers()
@@ -124,7 +124,7 @@ def run(script: Script, file: Path, clock: Clock | None = None, **options: Any) 
             url,
             "digits",
             file,
-            say=said.append,
+            notify=said.append,
             console=screen,
             clock=lambda: clock.now,
             sleep=clock.sleep,
@@ -179,7 +179,7 @@ def test_the_numbers_of_the_running_job_are_shown_and_so_is_each_stage_after_it(
         "skipped": 3,
         "eta_seconds": 62,
     }
-    line = told(state("running", progress=progress)[1])  # type: ignore[arg-type]
+    line = described(state("running", progress=progress)[1])  # type: ignore[arg-type]
     numbers = "step 41/120 · loss 0.6123 · scale 32768 · skipped 3 · 1 min 02 s left"
     assert line == ("training", numbers, 41, 120)
     done = {**progress, "step": 120, "eta_seconds": None}
@@ -187,7 +187,7 @@ def test_the_numbers_of_the_running_job_are_shown_and_so_is_each_stage_after_it(
     proving = run(Script(states=[state("running", progress=progress), *last]), data)
     assert numbers in proving.shown and "training" in proving.shown
     assert "proving" in proving.shown.partition(numbers)[2]
-    assert told(last[0][1])[:2] == ("proving", "step 120/120 · loss 0.6123 · scale 32768 · skipped 3")  # type: ignore[arg-type]
+    assert described(last[0][1])[:2] == ("proving", "step 120/120 · loss 0.6123 · scale 32768 · skipped 3")  # type: ignore[arg-type]
 
 
 def test_what_is_on_the_screen_in_the_end_is_the_last_state(data: Path) -> None:
@@ -239,8 +239,8 @@ def test_other_failures_end_with_2_for_the_data_and_1_for_the_rest(
         b"rows 4, 9: not finite",
     ],
 )
-def test_a_refused_upload_ends_with_the_servers_own_words(data: Path, told: object) -> None:
-    script = Script(upload=(400, told))
+def test_a_refused_upload_ends_with_the_servers_own_words(data: Path, described: object) -> None:
+    script = Script(upload=(400, described))
     with pytest.raises(BadInput, match="refused with 400: rows 4, 9: not finite"):
         run(script, data)
     assert not script.bodies("POST", JOBS), "no job without its file"

@@ -86,8 +86,8 @@ def test_a_model_without_an_output_to_learn_is_refused_by_name(tmp_path: Path) -
 
 def test_non_finite_inputs_name_ten_rows_and_how_many(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
     arrays["x"][5:19, 2] = np.nan
-    told = fault(tmp_path, arrays)
-    assert "tensor 'x', rows 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, … (14 rows): expected finite" in told
+    reply = fault(tmp_path, arrays)
+    assert "tensor 'x', rows 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, … (14 rows): expected finite" in reply
 
 
 def test_one_infinite_target_names_its_row(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -166,8 +166,8 @@ def test_a_file_that_does_not_fit_says_where_what_was_expected_and_what_came(
 ) -> None:
     spoil, words = BAD[case]
     spoil(arrays)
-    told = fault(tmp_path, arrays)
-    assert [word for word in words if word not in told] == [], told
+    reply = fault(tmp_path, arrays)
+    assert [word for word in words if word not in reply] == [], reply
 
 
 def test_an_empty_file_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:

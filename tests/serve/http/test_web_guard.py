@@ -257,13 +257,13 @@ def test_every_readable_answer_says_to_run_nothing_and_load_nothing(
         if method != "GET":
             continue
         status, headers, _ = asked(connection, method, filled(path), {"origin": "https://evil.example"})
-        told = (
+        reply = (
             headers["content-security-policy"],
             headers["x-content-type-options"],
             headers["x-frame-options"],
         )
-        if told != (POLICY, "nosniff", "DENY") or not headers["referrer-policy"]:
-            bare.append((path, status, told))
+        if reply != (POLICY, "nosniff", "DENY") or not headers["referrer-policy"]:
+            bare.append((path, status, reply))
         assert not [name for name in headers if name.lower().startswith("access-control-")]
     assert bare == []
     assert (

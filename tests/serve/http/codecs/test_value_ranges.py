@@ -185,7 +185,7 @@ def test_over_http_it_is_a_bad_request_and_the_metadata_says_the_range(
                 status == 200 or f"input 'ids' of model 'pair': values must lie in 0..9, got {value}" in text
             )
     connection.request("GET", "/v2/models/pair")
-    told = json.loads(connection.getresponse().read())["inputs"]
+    reply = json.loads(connection.getresponse().read())["inputs"]
     connection.close()
-    assert told[0]["parameters"] == {"range": "0..9"} and "parameters" not in told[1]
+    assert reply[0]["parameters"] == {"range": "0..9"} and "parameters" not in reply[1]
     assert model_metadata(SPEC, ["1"], "torch", {})["inputs"][0]["parameters"] == {"range": "0..30521"}

@@ -39,10 +39,10 @@ COMMANDS = [
 def test_a_file_in_the_stores_place_is_a_plain_message(command: tuple[str, ...], tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.write_text("a file")
-    code, facts, told = run(*(str(tmp_path) if word == "FOLDER" else word for word in command), store)
+    code, facts, reply = run(*(str(tmp_path) if word == "FOLDER" else word for word in command), store)
     assert (code, facts["code"]) == (2, "store_unusable")
     assert f"the store {store} cannot be used: it is not a folder" in facts["error"].replace("\n", "")
-    assert "Traceback" not in told and "--store" in facts["error"]
+    assert "Traceback" not in reply and "--store" in facts["error"]
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_one_damaged_manifest_hides_no_other_model(tmp_path: Path) -> None:
     bad, good = published(tmp_path, "bad"), published(tmp_path, "good")
     published(tmp_path, "bad")
     (bad.folder / "manifest.json").write_text("{")
-    code, facts, told = run("models", "--store", tmp_path)
+    code, facts, reply = run("models", "--store", tmp_path)
     assert code == 0 and facts["models"].keys() == {"bad", "good"}
     assert [one["status"] for one in facts["models"]["good"]] == [good.status]
     assert [one["status"] for one in facts["models"]["bad"]] == ["damaged", LIVE]
     (fault,) = facts["damaged"]["bad"]
     assert str(bad.folder / "manifest.json") in fault and "good" not in facts["damaged"]
-    assert str(bad.folder / "manifest.json") in told
+    assert str(bad.folder / "manifest.json") in reply
 
 
 @pytest.mark.parametrize("text", ['{"status": "live", "digest": "", "files": {}}', "[]"])

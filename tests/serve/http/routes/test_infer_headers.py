@@ -2,7 +2,7 @@
 
 import pytest
 from halfeven.models.errors import BadRequest
-from halfeven.serve.http.routes.infer_headers import NOTHING, Told, scan
+from halfeven.serve.http.routes.infer_headers import NOTHING, HeaderFields, scan
 
 LENGTH = b"inference-header-content-length"
 
@@ -12,7 +12,7 @@ def test_headers_that_nobody_asked_for_say_nothing() -> None:
 
 
 def test_each_header_is_told_apart() -> None:
-    length, told = scan(
+    length, fields = scan(
         [
             (b"content-encoding", b"gzip"),
             (LENGTH, b"12"),
@@ -21,8 +21,11 @@ def test_each_header_is_told_apart() -> None:
             (b"x-request-id", b"a-1"),
         ]
     )
-    assert (length, told) == ("12", Told("gzip", "gzip, deflate;q=0.5", ((b"x-request-id", b"a-1"),)))
-    assert told.request_id == "a-1" and NOTHING.request_id is None
+    assert (length, fields) == (
+        "12",
+        HeaderFields("gzip", "gzip, deflate;q=0.5", ((b"x-request-id", b"a-1"),)),
+    )
+    assert fields.request_id == "a-1" and NOTHING.request_id is None
 
 
 def test_a_length_that_comes_twice_must_be_the_same() -> None:

@@ -104,8 +104,8 @@ def test_a_painted_picture_is_a_png_and_several_are_base64(http: httpx.Client, g
     for picture, pixels in zip(both, wanted, strict=True):
         image = Image.open(io.BytesIO(base64.b64decode(picture["b64"])))
         np.testing.assert_array_equal(np.asarray(image), pixels)
-    told = predict(http, "painting", "application/json", content=png(grey[0])).json()["predictions"]
-    assert told == both[:1]
+    reply = predict(http, "painting", "application/json", content=png(grey[0])).json()["predictions"]
+    assert reply == both[:1]
 
 
 def test_numpy_files_go_in_and_come_out(http: httpx.Client) -> None:

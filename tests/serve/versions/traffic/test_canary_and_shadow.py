@@ -35,8 +35,8 @@ def refusal(address: str, verb: str, **asked: Any) -> tuple[int, str]:
 
 def test_a_canary_answers_its_share_and_always_the_same_ids(store: Store, versions: Versions) -> None:
     with serving(store) as (address, _):
-        told = order(address, "canary", version=3, percent=30)
-        assert [(one["version"], one["label"], one["percent"]) for one in told["loaded"]] == [
+        reply = order(address, "canary", version=3, percent=30)
+        assert [(one["version"], one["label"], one["percent"]) for one in reply["loaded"]] == [
             (1, "stable", 70.0),
             (3, "canary", 30.0),
         ]
@@ -61,9 +61,9 @@ def test_a_promoted_canary_is_not_loaded_again_and_the_previous_version_stands_b
 ) -> None:
     with serving(store) as (address, _):
         order(address, "canary", version=3, percent=10)
-        told = order(address, "promote", version=3)
+        reply = order(address, "promote", version=3)
         assert store.live_number("net") == 3
-        assert {one["version"]: one["label"] for one in told["loaded"]} == {3: "stable", 1: "previous"}
+        assert {one["version"]: one["label"] for one in reply["loaded"]} == {3: "stable", 1: "previous"}
         assert infer(address) == "3"
         status, answer = call(address, "/v1/models/net/rollback", {})
         assert (status, answer["version"]) == (200, 2), "the newest live version before"

@@ -62,8 +62,8 @@ def test_a_half_that_drifts_falls_back_to_its_whole_within_the_stated_number_of_
         assert event["kind"] == "drift"
         assert event["numbers"]["recent_over"] == 5
         assert event["numbers"]["outputs"]["y"]["over_limit"] >= 5
-        told = call(address, "/v1/models/net/drift")[1]["versions"][0]
-        assert told["precision"] == "fp32" and told["over_limit"] >= 5
+        reply = call(address, "/v1/models/net/drift")[1]["versions"][0]
+        assert reply["precision"] == "fp32" and reply["over_limit"] >= 5
         assert (
             'halfeven_drift_over_limit_total{model="net",output="y",version="1"}'
             in call(address, "/metrics")[1]
@@ -81,9 +81,9 @@ def test_a_healthy_half_is_checked_and_stays(store: Store, versions: Versions) -
             infer(address)
         loaded = roster.all()[0].loaded_versions()[0]
         until(lambda: loaded.drift is not None and loaded.drift.numbers()["checked"] == 20)
-        told = call(address, "/v1/models/net/drift")[1]["versions"][0]
-        assert told["over_limit"] == 0
-        assert told["outputs"]["y"]["histogram_u"]["2.0"] + told["outputs"]["y"]["histogram_u"]["4.0"] == 20
+        reply = call(address, "/v1/models/net/drift")[1]["versions"][0]
+        assert reply["over_limit"] == 0
+        assert reply["outputs"]["y"]["histogram_u"]["2.0"] + reply["outputs"]["y"]["histogram_u"]["4.0"] == 20
         assert roster.find("net").prepared.precision == "fp16"
 
 
@@ -124,9 +124,9 @@ def test_drift_of_a_version_on_trial_rolls_back_to_the_previous_one(store: Store
         until(lambda: versions.halves[2].closed and versions.wholes[2].closed)
         assert versions.loads[1] == 1, "the previous version had stayed warm"
         until(lambda: kinds(store) == ["rolled_back", "drift"])
-        told = events(store, "net")[0]
-        assert "net@2 was rolled back to net@1: drift" in told["message"]
-        assert (told["numbers"]["from"], told["numbers"]["to"]) == (2, 1)
+        reply = events(store, "net")[0]
+        assert "net@2 was rolled back to net@1: drift" in reply["message"]
+        assert (reply["numbers"]["from"], reply["numbers"]["to"]) == (2, 1)
         roster.look()
         assert roster.active("net") == "1"
 

@@ -47,8 +47,8 @@ class Caller:
             connection.close()
 
     def _ask_until_told(self, connection: http.client.HTTPConnection, body: str) -> None:
-        told = False
-        while not told and not self.over.is_set():
+        reply = False
+        while not reply and not self.over.is_set():
             try:
                 connection.request("POST", self._path, body, self._headers)
                 answer = connection.getresponse()
@@ -57,7 +57,7 @@ class Caller:
                 self.lost.append(f"{type(error).__name__}: {error}")
                 return
             self.statuses[answer.status] += 1
-            told = answer.headers["connection"] == "close"
+            reply = answer.headers["connection"] == "close"
             if answer.status != 200:
                 self.refusals.add(words)
 
