@@ -85,7 +85,7 @@ def emulated(spec: ModelSpec, emulation: "Emulation") -> Answers:
 
 
 def ties_of(module: GraphModule, spec: ModelSpec, dtype: str, judging: Samples) -> TieTolerance | None:
-    """What excuses integers of a whole program (`models.program.runnable`); None where there is nothing to excuse."""
+    """The tie tolerance of a whole program (`models.program.runnable`); None where no scores can tie."""
     if all(tensor.type.is_float for tensor in spec.outputs):
         return None
     names = [tensor.name for tensor in spec.inputs], [tensor.name for tensor in spec.outputs]

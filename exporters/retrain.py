@@ -27,7 +27,7 @@ from .subject import Further, Subject
 def with_new_weights(
     parent: Version, weights: Path, store: Store, origin: Mapping[str, Any], further: Further, notify: Notify
 ) -> Version:
-    """Take ``parent`` with other FP32 weights down the road: live (and on duty, unless ``origin`` has
+    """Take ``parent`` with other FP32 weights down the road: live (and active, unless ``origin`` has
     ``awaits_promotion``), or kept as refused.
 
     ``weights`` is a safetensors file with every tensor of the parent. ``origin`` goes into the manifest

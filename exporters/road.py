@@ -24,8 +24,8 @@ SLOW_SAMPLES = 8  # choose the plan of a model that takes long
 
 
 def travel(subject: Subject, maker: Maker, store: Store, notify: Notify) -> Version:
-    """Go the whole way. The version is live and on duty, or kept as refused with its report. Where the subject's
-    origin has ``awaits_promotion`` it is published and no more: a judge outside puts it on duty.
+    """Go the whole way. The version is live and active, or kept as refused with its report. Where the subject's
+    origin has ``awaits_promotion`` it is published and no more: a judge outside makes it active.
 
     Raises CannotConvert where no form can be made at all; then nothing is left behind.
     """

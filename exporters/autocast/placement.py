@@ -84,7 +84,7 @@ def _actions(flow: Flow, plan: PrecisionPlan, sides: Mapping[str, bool]) -> dict
 def read_flow(
     module: GraphModule, plan: PrecisionPlan, dtypes: Dtypes, outputs: Sequence[torch.dtype]
 ) -> Flow:
-    """The flow of a graph under a plan. What an op reads that cannot be told a dtype is given by no free node."""
+    """The flow of a graph under a plan. What an op reads that cannot be given a dtype is given by no free node."""
     return _Reading(module, plan, dtypes).flow(outputs)
 
 
@@ -189,17 +189,17 @@ def _constants(nodes: Mapping[str, Node]) -> set[str]:
 
 def _sharing_written_memory(nodes: Mapping[str, Node]) -> set[str]:
     """Nodes whose memory, or that of what they are views of or have views of, some node writes to."""
-    neighbours: dict[str, set[str]] = {name: set() for name in nodes}
+    adjacent: dict[str, set[str]] = {name: set() for name in nodes}
     for name, node in nodes.items():
         for source in _aliased(node, written=False):
-            neighbours[name].add(source.name)
-            neighbours[source.name].add(name)
+            adjacent[name].add(source.name)
+            adjacent[source.name].add(name)
     stack = [source.name for node in nodes.values() for source in _aliased(node, written=True)]
     found: set[str] = set()
     while stack:
         if (name := stack.pop()) not in found:
             found.add(name)
-            stack.extend(neighbours[name])
+            stack.extend(adjacent[name])
     return found
 
 

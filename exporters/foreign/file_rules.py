@@ -12,8 +12,8 @@ from ..autocast.plan import Kept
 from ..ranges.ranges import Range
 from .dtypes import Dtypes, Kind, assign
 from .graph import ForeignProgram, graphs
+from .harmless_losses import guards_a_division, may_be_lost, narrow_casts, replaces_infinity
 from .kernels import Kernels
-from .leeway import guards_a_division, may_be_lost, narrow_casts, replaces_infinity
 from .op_lists import Rule, rules
 from .placement import place
 from .profile import LARGEST

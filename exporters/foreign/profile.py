@@ -10,7 +10,7 @@ import numpy as np
 
 from ...models.engines.arrays import to_torch
 from ..ranges.profile import NodeProfile, Profile
-from ..ranges.ranges import Limits, Range, Tally
+from ..ranges.ranges import Limits, Range, RangeCollector
 from .graph import FLOAT, ForeignProgram, graphs, read_by
 from .oracle import Oracle
 from .weights import TORCH
@@ -22,19 +22,19 @@ def profile(
     program: ForeignProgram, batches: Iterable[Mapping[str, np.ndarray]], dtype: str
 ) -> dict[str, Range]:
     """Value → range over all batches; constants have theirs too."""
-    tallies: dict[str, Tally] = {}
+    collectors: dict[str, RangeCollector] = {}
 
     def observe(name: str, array: np.ndarray, type_: int) -> None:
         if type_ == FLOAT:
-            tally = tallies.setdefault(name, Tally(Limits.of(TORCH[dtype])))
-            tally.add(to_torch(np.require(array, requirements="W")))
+            collector = collectors.setdefault(name, RangeCollector(Limits.of(TORCH[dtype])))
+            collector.add(to_torch(np.require(array, requirements="W")))
 
     for name, array in program.weights.items():
         observe(name, np.asarray(array), program.types.get(name, 0))
     oracle = Oracle(program.model, program.weights, observe=observe)
     for inputs in batches:
         oracle.run(inputs)
-    return {name: tally.range() for name, tally in tallies.items()}
+    return {name: collector.range() for name, collector in collectors.items()}
 
 
 def node_profile(program: ForeignProgram, ranges: Mapping[str, Range], dtype: str, batches: int) -> Profile:

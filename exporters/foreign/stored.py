@@ -13,7 +13,7 @@ from .ties import ForeignTies, find_tied
 
 
 def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) -> TieTolerance | None:
-    """What excuses integers of an FP32 whole; None where there is nothing to excuse."""
+    """The tie tolerance of an FP32 whole; None where no scores can tie."""
     if not find_tied(model):
         return None
     rows = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0

@@ -1,4 +1,4 @@
-"""Range or precision: why a half errs, told by what the same rounding costs where nothing can overflow.
+"""Range or precision: why a half errs, found by what the same rounding costs where nothing can overflow.
 
 The floor is a report over the same questions, answered by the plan's program with the half's mantissa and
 FP32's exponent (`emulation.mantissa_rounding`): no conversion of these nodes can err less. Where only the half

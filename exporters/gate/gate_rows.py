@@ -83,7 +83,7 @@ def _order(found: Mapping[str, Any] | None, broken: Mapping[str, Any]) -> Iterat
     swaps = f"{found['swapped']} of {found['apart']}"
     asked = f"at most {100 * found['max_swaps']:g} %"
     yield Row("pairs beyond the allowed error that swap", swaps, asked, "", "swaps" not in broken)
-    yield Row("widest swap, of the ranking's spread", found["swap_u"], "told, not asked", "u", True)
+    yield Row("widest swap, of the ranking's spread", found["swap_u"], "shown, not judged", "u", True)
     if (overlap := found["top10_overlap"]) is not None:
         asked = f"at least {100 * found['min_top10_overlap']:g} %"
         yield Row("ten best kept", overlap, asked, "share", "top10" not in broken)

@@ -84,7 +84,7 @@ class OutputVerdict:
 
 @dataclass(frozen=True, slots=True)
 class AdversarialVerdict:
-    """One output under one adversarial input: its failures decide, its numbers are only told.
+    """One output under one adversarial input: its failures decide, its numbers are only shown.
 
     The error is in units of u times the largest magnitude of this very answer.
     """
@@ -116,7 +116,7 @@ class AdversarialVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why one output is as it is, told by a half without limits of range (11 bits of mantissa, FP32 exponent).
+    """Why one output is as it is: compared with a half without limits of range (11 bits of mantissa, FP32 exponent).
 
     ``verdict``: ``equal`` (the half passes), ``range`` (only the half fails: overflow or underflow, cured by
     FP32 nodes), ``precision`` (the floor fails too: rounding alone is too much), ``unknown`` (nothing to

@@ -78,7 +78,7 @@ class Samples:
 
 
 def load_samples(path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES) -> Samples:
-    """Read samples from safetensors or npz (told apart by their first bytes), or from a folder of pictures.
+    """Read samples from safetensors or npz (recognised by their first bytes), or from a folder of pictures.
 
     Raises BadSamples naming the tensor, the row where there is one, what was expected and what came.
     """

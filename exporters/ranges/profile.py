@@ -19,7 +19,7 @@ from ...models.program import walk
 from ..autocast.bodies import ran
 from ..policy.classes import Trait, class_of, has
 from .guards import Guard, aten_name, find_guards, is_view
-from .ranges import Limits, Range, Tally
+from .ranges import Limits, Range, RangeCollector
 
 _MEASURED = (torch.float32, torch.float16, torch.bfloat16)  # float64 never takes part, as in autocast
 
@@ -71,29 +71,31 @@ def profile(
     module: GraphModule, batches: Iterable[Sequence[Tensor]], half: torch.dtype = torch.float16
 ) -> Profile:
     """Run a prepared whole program (`models.program.runnable`) on batches of inputs and measure every node."""
-    tallies: dict[str, _Measured] = {}
+    collectors: dict[str, _Measured] = {}
     count = 0
     with torch.inference_mode():
         for batch in batches:
             count += 1
-            _Profiler(module, tallies, Limits.of(half)).run(*batch)
-    tallies = {name: tally for name, tally in tallies.items() if tally.seen}
-    nodes = {name: _profiled(name, node, tallies) for name, node in walk(module) if name in tallies}
+            _Profiler(module, collectors, Limits.of(half)).run(*batch)
+    collectors = {name: collector for name, collector in collectors.items() if collector.seen}
+    nodes = {name: _profiled(name, node, collectors) for name, node in walk(module) if name in collectors}
     return Profile(half, count, nodes, find_guards(module, half))
 
 
 @dataclass(slots=True)
-class _Measured(Tally):
+class _Measured(RangeCollector):
     """With what a node's op adds to it."""
 
     reduces: int = 1
     scores: float = 0.0
 
 
-def _profiled(name: str, node: Node, tallies: Mapping[str, _Measured]) -> NodeProfile:
-    prefix, tally = name.removesuffix(node.name), tallies[name]
-    reads = tuple(read for source in node.all_input_nodes if (read := prefix + source.name) in tallies)
-    return NodeProfile(name, aten_name(node) or node.op, reads, tally.range(), tally.reduces, tally.scores)
+def _profiled(name: str, node: Node, collectors: Mapping[str, _Measured]) -> NodeProfile:
+    prefix, collector = name.removesuffix(node.name), collectors[name]
+    reads = tuple(read for source in node.all_input_nodes if (read := prefix + source.name) in collectors)
+    return NodeProfile(
+        name, aten_name(node) or node.op, reads, collector.range(), collector.reduces, collector.scores
+    )
 
 
 class _Profiler(Interpreter):
@@ -102,12 +104,12 @@ class _Profiler(Interpreter):
     def __init__(
         self,
         module: GraphModule,
-        tallies: dict[str, _Measured],
+        collectors: dict[str, _Measured],
         limits: Limits,
         prefix: str = "",
     ) -> None:
         super().__init__(module)
-        self._tallies, self._limits, self._prefix = tallies, limits, prefix
+        self._collectors, self._limits, self._prefix = collectors, limits, prefix
 
     def run_node(self, n: Node) -> Any:
         if isinstance(n.target, HigherOrderOperator):
@@ -115,46 +117,46 @@ class _Profiler(Interpreter):
             result = ran(n, args, self._prefix, self._run_body)
         else:
             result = super().run_node(n)
-        known = n.op == "get_attr" and self._prefix + n.name in self._tallies  # the same in every batch
+        known = n.op == "get_attr" and self._prefix + n.name in self._collectors  # the same in every batch
         if n.op != "output" and not known:
             self._measure(n, result)
         return result
 
     def _run_body(self, body: GraphModule, prefix: str, operands: Sequence[Any]) -> Sequence[Any]:
-        results = _Profiler(body, self._tallies, self._limits, prefix).run(*operands)
+        results = _Profiler(body, self._collectors, self._limits, prefix).run(*operands)
         return results if isinstance(results, tuple | list) else (results,)
 
     def _measure(self, node: Node, result: Any) -> None:
         tensors = _floats(result)
         if not tensors:
             return
-        tally = self._tallies.setdefault(self._prefix + node.name, _Measured(self._limits))
+        collector = self._collectors.setdefault(self._prefix + node.name, _Measured(self._limits))
         source = node.args[0] if node.args else None
-        parent = self._tallies.get(self._prefix + source.name) if isinstance(source, Node) else None
+        parent = self._collectors.get(self._prefix + source.name) if isinstance(source, Node) else None
         held = self.env.get(source) if isinstance(source, Node) and is_view(node) else None
         if parent is not None and _holds_all(tensors[0], held):
-            tally.of = parent
+            collector.of = parent
             return
         for tensor in tensors:
-            tally.add(tensor)
+            collector.add(tensor)
         if isinstance(node.target, OpOverload):
-            self._measure_sums(node, tally, tensors[0])
+            self._measure_sums(node, collector, tensors[0])
 
-    def _measure_sums(self, node: Node, tally: _Measured, result: Tensor) -> None:
+    def _measure_sums(self, node: Node, collector: _Measured, result: Tensor) -> None:
         name = aten_name(node)
         args, _ = self.fetch_args_kwargs_from_env(node)
         if has(name, Trait.PRODUCT):
             left = args[1] if class_of(name).name == "product and sum" else args[0]
-            tally.reduces = max(tally.reduces, left.shape[-1])
+            collector.reduces = max(collector.reduces, left.shape[-1])
         elif "conv" in name and isinstance(args[1], Tensor):
-            tally.reduces = max(tally.reduces, args[1].numel() // args[1].shape[0])
+            collector.reduces = max(collector.reduces, args[1].numel() // args[1].shape[0])
         elif has(name, Trait.REDUCES):
             source = args[0]
             same = source.numel() == result.numel()
             length = source.shape[-1] if same and source.ndim else source.numel() // max(result.numel(), 1)
-            tally.reduces = max(tally.reduces, length)
+            collector.reduces = max(collector.reduces, length)
         elif has(name, Trait.ATTENTION):
-            tally.scores = max(tally.scores, _largest_score(node, args))
+            collector.scores = max(collector.scores, _largest_score(node, args))
 
 
 def _floats(values: Any) -> list[Tensor]:

@@ -96,11 +96,11 @@ class Range:
 
 
 @dataclass(slots=True)
-class Tally:
+class RangeCollector:
     """Gathers a Range. ``of``: the tensor that this one is a view of; it is not measured again."""
 
     limits: Limits
-    of: "Tally | None" = None
+    of: "RangeCollector | None" = None
     counts: dict[str, int] = field(default_factory=dict)
     lowest: float = math.inf
     highest: float = -math.inf

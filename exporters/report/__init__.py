@@ -1,1 +1,1 @@
-"""One conversion told to people: a page with plots, and a table for the terminal."""
+"""The report of one conversion: a page with plots, and a table for the terminal."""

@@ -1,4 +1,4 @@
-"""One conversion told to people: a page that stands alone, and a table for the terminal.
+"""The report of one conversion: a page that stands alone, and a table for the terminal.
 
 Both read ``facts``, the JSON-able dict of one conversion. Whatever is absent is not drawn: older versions
 render too. ``model``, ``version``, ``digest``, ``status``, ``reason``, ``precision``, ``samples`` (source,

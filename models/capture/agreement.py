@@ -63,7 +63,7 @@ def answers(failures, torch, flat, inputs, notes):
 
 
 def refuse_nan(failures, outputs, run, inputs, samples, request):
-    """NaN in the module's own answers is its own fault: told with sample, node and source line."""
+    """NaN in the module's own answers is its own fault: reported with sample, node and source line."""
     nonfinite = failures.sibling("nonfinite")
     for name, output in zip(request["outputs"], outputs, strict=True):
         if nonfinite.is_nan(output):

@@ -23,7 +23,7 @@ _DTYPE = (
     "leave it out, or use .to(weight.dtype): the FP32 whole comes first, the half is made of it",
 )
 _DEVICE = ("a device written into the code", "use the input's device: x.device")
-# Words of torch's message (all of them) → the construct, and what to do about it. The first that fits is told.
+# Words of torch's message (all of them) → the construct, and what to do about it. The first that fits is reported.
 CAUSES = (
     (("Could not extract specialized integer",), "a size or count that is read from a tensor's values",
      "take it from a shape, make it a fixed number, or mask with torch.where"),
@@ -96,7 +96,7 @@ def explained(error, request):
 
 
 def _closer(construct, remedy, code):
-    """An ``assert`` and an ``.item()`` are told as such: the line is the user's."""
+    """An ``assert`` and an ``.item()`` are reported as such: the line is the user's."""
     if "decision" in construct and code.startswith("assert"):
         return "an assertion about a tensor's values", "take it out of forward"
     if "tensor's values" in construct and (".item()" in code or "int(" in code):

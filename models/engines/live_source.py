@@ -85,7 +85,7 @@ class LiveSource:
         )
 
     def place(self, error: BaseException) -> str:
-        """The innermost line of the operator's that an error passed: callers are told no path of this machine."""
+        """The innermost line of the operator's that an error passed: callers see no path of this machine."""
         frames = traceback.extract_tb(error.__traceback__)
         roots = {self.folder, *self.path}
         own = [frame for frame in frames if roots & set(Path(frame.filename).parents)]

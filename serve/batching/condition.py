@@ -60,7 +60,7 @@ class Condition:
     def worth_dividing(self) -> bool:
         """Whether some of a failed batch's requests may succeed without the others.
 
-        As long as nothing is known to work they may: a poisonous request never fails its neighbours.
+        As long as nothing is known to work they may: a poisonous request never fails the others in its batch.
         """
         if self._unanswered < _SUSPICIOUS or self._known is None:
             return True

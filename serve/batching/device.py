@@ -152,7 +152,7 @@ class DeviceThread:
         self.lost = self.lost or reason
 
     def attach(self, one: Schedulable, background: bool = False) -> None:
-        """Give it turns. In the ``background``: when nobody else's batch may start, and once a second."""
+        """Let it run its batches. In the ``background``: when nobody else's batch may start, and once a second."""
         with self._door:
             if background:
                 self._background = (*self._background, one)
@@ -160,7 +160,7 @@ class DeviceThread:
                 self._attached = (*self._attached, one)
 
     def detach(self, one: Schedulable) -> None:
-        """Give it no more turns. Await its ``drain()`` first: what still waits would not be answered."""
+        """Let it run no more batches. Await its ``drain()`` first: what still waits would not be answered."""
         with self._door:
             self._attached = tuple(other for other in self._attached if other is not one)
             self._background = tuple(other for other in self._background if other is not one)

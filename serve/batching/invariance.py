@@ -29,7 +29,7 @@ def batch_invariance(
 ) -> str:
     """The largest difference between a sample's answer alone and in a batch, in words for people.
 
-    It is told in u·S, the parity gate's unit: u is the precision's unit roundoff, S the largest magnitude of that
+    It is given in u·S, the parity gate's unit: u is the precision's unit roundoff, S the largest magnitude of that
     output among the samples. Smaller ``sizes`` come first, and what the budget does not reach is not claimed. Empty
     for a model that is not batched or gives no floating outputs.
     """

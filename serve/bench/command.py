@@ -1,4 +1,4 @@
-"""``halfeven bench``: one stage of load after another, each told as figures."""
+"""``halfeven bench``: one stage of load after another, each reported as figures."""
 
 import asyncio
 import gc

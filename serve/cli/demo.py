@@ -1,4 +1,4 @@
-"""``halfeven demo``: the whole story on real handwritten digits, told while it happens.
+"""``halfeven demo``: convert, prove, serve, fine-tune and serve again, on real handwritten digits.
 
 Convert in both forms, prove, serve, predict what the model has never seen, convert again under another
 policy and watch the swap under live traffic, roll back; then fine-tune through the API on digits that version 1
@@ -33,7 +33,7 @@ PROGRAM = "halfeven"
 STEADY_SECONDS = 1.5
 CONNECTIONS = 8
 BATCH = 40
-LESSON = {"n_epochs": 4, "batch_size": 32, "learning_rate": 3e-3, "precision": "fp16"}
+TRAINING = {"n_epochs": 4, "batch_size": 32, "learning_rate": 3e-3, "precision": "fp16"}
 
 
 def tell(store_path: Path | None, notify: Notify) -> tuple[dict[str, Any], Table]:
@@ -100,7 +100,7 @@ def _second_half(port: int, store: Store, samples: Samples, folder: Path, notify
             MODEL,
             file,
             seed=SEED,
-            hyperparameters=LESSON,
+            hyperparameters=TRAINING,
             notify=_indented(notify),
         )
         if (job["promotion"] or {}).get("state") == "promoted":

@@ -145,7 +145,7 @@ class Files:
 
 
 class _Form:
-    """What the parser calls. Parts are told apart by their headers; the file's bytes go straight to the disk."""
+    """What the parser calls. Parts are recognised by their headers; the file's bytes go straight to the disk."""
 
     def __init__(self, handle: int, path: Path, boundary: bytes, max_bytes: int) -> None:
         self._out, self._path, self._max_bytes = os.fdopen(handle, "wb"), path, max_bytes

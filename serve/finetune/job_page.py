@@ -1,4 +1,4 @@
-"""A fine-tuning job told to people: one page that stands alone, drawn from the job's own JSON."""
+"""The page of a fine-tuning job: it stands alone, drawn from the job's own JSON."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime

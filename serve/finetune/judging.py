@@ -1,6 +1,6 @@
-"""What can judge a lesson: samples with targets that the parent was judged with, or a validation file of the job.
+"""What can judge a job: samples with targets that the parent was judged with, or a validation file of the job.
 
-The held-out rows of the training file are a part of the lesson: what was forgotten beside it does not show in them.
+The held-out rows of the training file are a part of what is learnt: what was forgotten beside it does not show in them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,7 +41,7 @@ def not_judged(spec: ModelSpec, learnt: Iterable[str], sets: Iterable[Samples]) 
             return (
                 f"nothing judges what was learnt for output '{name}': the samples that the model was converted with "
                 f"and the job's validation file have {came} for it (held-out rows of the training file show "
-                f"nothing but the lesson itself); convert the model with samples that have '{TARGET}{name}', or give "
+                f"only what was trained on); convert the model with samples that have '{TARGET}{name}', or give "
                 "the job a validation_file (--validation FILE)"
             )
     return None

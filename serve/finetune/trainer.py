@@ -121,11 +121,11 @@ def run(request: Request, report: Callable[[Line], None], cancelled: threading.E
         seed=request["seed"],
     )
     pupil = subject.trainee_of(request, parent)
-    lesson = task.Task(request, pupil.forward)
-    steps = amp.total_steps(len(lesson.rows), settings)
+    training = task.Task(request, pupil.forward)
+    steps = amp.total_steps(len(training.rows), settings)
     report({"type": "started", "total_steps": steps, **pupil.facts()})
     summary = Summary()
-    for record in amp.train(pupil.module, lesson.loss, len(lesson.rows), settings, request["device"]):
+    for record in amp.train(pupil.module, training.loss, len(training.rows), settings, request["device"]):
         summary.add(record)
         report({"type": "step", **{key: number(value) for key, value in asdict(record).items()}})
         if cancelled.is_set():

@@ -143,7 +143,7 @@ def retry_after_of(error: BaseException) -> int | None:
 
 
 def headers_of(error: BaseException) -> dict[str, str]:
-    """What the asker is told beside the body: when to come back, which codings are read, that nothing more is."""
+    """The headers of an error: when to come back, which codings are read, that nothing more is."""
     headers = {}
     if isinstance(error, SlowBody):  # what still comes of the body belongs to no request
         headers["connection"] = "close"

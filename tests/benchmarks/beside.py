@@ -67,12 +67,12 @@ def main() -> None:
         folder = Path(shutil.copytree(zoo_folder("digits"), Path(name) / "digits"))
         store = Store(Path(name) / "store")
         convert(folder, store, Options())
-        lesson = write_training_file(Path(name) / "lesson.safetensors")
+        data = write_training_file(Path(name) / "new.safetensors")
         with server(store, print) as port:
             await_version(port, None, print)
             results: dict[str, Any] = {"alone": described(latencies(port, SECONDS))}
             remote = Remote(f"http://127.0.0.1:{port}")
-            file = remote.upload(lesson, lambda done, total: None)["id"]
+            file = remote.upload(data, lambda done, total: None)["id"]
             numbers = {"n_epochs": 1000, "batch_size": 32, "precision": "bf16", "learning_rate": 1e-4}
             asked = {"model": "digits", "training_file": file, "hyperparameters": numbers}
             job = remote.create(asked, "beside-long")

@@ -1,6 +1,6 @@
 """What a ``:predict`` body is, and reading it: JSON, npy, npz, a picture or a form of pictures.
 
-A form needs its content type. Everything else is told by its first bytes, which no two kinds share: curl says
+A form needs its content type. Everything else is recognised by its first bytes, which no two kinds share: curl says
 ``application/x-www-form-urlencoded`` of whatever it sends.
 """
 
@@ -70,7 +70,7 @@ def _from_npy(spec: ModelSpec, body: bytes) -> PredictRequest:
 
 
 def _check_said(content_type: str, body: bytes) -> None:
-    """Bytes that are none of the kinds, and are said to be one: better told than parsed as JSON."""
+    """Bytes that are none of the kinds, and are said to be one: better refused than parsed as JSON."""
     said = content_type.split(";")[0].strip().lower()
     if said.startswith("image/"):
         raise BadRequest(

@@ -135,7 +135,7 @@ class PoliteServer(uvicorn.Server):
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _give_up(self) -> None:
-        """What computes still is told so: better than a connection that ends without a word."""
+        """A request that still computes gets an answer that says so, not a closed connection."""
         logger.error("%d requests were not answered in the time for shutting down", len(self._state.tasks))
         for connection in self._connections():
             connection.give_up()

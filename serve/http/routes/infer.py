@@ -204,7 +204,7 @@ class InferFront:
         return Begun(codec, request, future, since_ns, self.written[served.name])
 
     def finish(self, begun: Begun, answer: Answer, fields: HeaderFields = NOTHING) -> tuple[Headers, bytes]:
-        """The response's headers (content length left out) and body. ``told`` has the id for the log."""
+        """The response's headers (content length left out) and body. ``fields`` has the id for the log."""
         prepared = answer.prepared
         parameters = {"halfeven_precision": answer.precision, "halfeven_digest": prepared.digest[:12]}
         response = begun.codec.write(begun.request, answer.outputs, prepared.version, parameters)
@@ -289,7 +289,7 @@ def _log_answer(begun: Begun, answer: Answer, request_id: str | None) -> None:
 def answer_headers(answer: Answer, total_ns: int | None = None) -> Headers:
     """Who answered and what it took; every prediction carries them, on whichever route.
 
-    ``total_ns`` is from the body's arrival to here, all of it that is in our hands (None: not told).
+    ``total_ns`` is from the body's arrival to here, all of it that is in our hands (None: not given).
     """
     prepared = answer.prepared
     spent = (answer.queue_ns / 1e6, answer.assemble_ns / 1e6, answer.compute_ns / 1e6)

@@ -22,7 +22,7 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 def router(director: Director) -> APIRouter:
-    """Every answer is JSON; errors are told by the application (`app.py`)."""
+    """Every answer is JSON; errors are answered by the application (`app.py`)."""
     routes = APIRouter(prefix="/v1/models", tags=["versions"])
     _add_orders(routes, director)
     _add_reading(routes, director)

@@ -1,4 +1,4 @@
-"""What may judge a lesson: real targets that differ, from the parent's samples or a validation file."""
+"""What may judge a job: real targets that differ, from the parent's samples or a validation file."""
 
 import re
 from typing import Any

@@ -45,8 +45,8 @@ def converted() -> Path:
 
 
 @pytest.fixture(scope="module")
-def lesson(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_training_file(tmp_path_factory.mktemp("lesson") / "shifted.safetensors")
+def new_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_training_file(tmp_path_factory.mktemp("new") / "shifted.safetensors")
 
 
 @pytest.fixture
@@ -156,15 +156,15 @@ def accuracy(port: int, images: np.ndarray, labels: np.ndarray) -> tuple[float, 
 
 
 def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_nothing(
-    store: Store, lesson: Path
+    store: Store, new_data: Path
 ) -> None:
     held_out = load_file(zoo_folder("digits") / "samples.safetensors")
     images, labels = held_out["image"], held_out["target:logits"]
     with served_to_client(store) as (_, port, client):
         assert accuracy(port, shifted(images), labels)[0] < 0.3
-        job = start(client, lesson, QUICK, suffix="turned")
-        other = start(client, lesson, LONG)
-        late = start(client, lesson, QUICK, suffix="the same lesson from the same parent")
+        job = start(client, new_data, QUICK, suffix="turned")
+        other = start(client, new_data, LONG)
+        late = start(client, new_data, QUICK, suffix="the same data from the same parent")
         assert client.fine_tuning.jobs.cancel(other.id).status in ("cancelled", "running", "queued")
         done = ended(client, job.id)
         assert done.status == "succeeded", done.error
@@ -196,10 +196,10 @@ def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_no
 
 
 def test_what_forgets_is_refused_and_the_active_version_stays(
-    store: Store, lesson: Path, tmp_path: Path
+    store: Store, new_data: Path, tmp_path: Path
 ) -> None:
     """Trained on wrong labels: good on its own held-out rows, useless on what the parent was judged with."""
-    wrong = dict(load_file(lesson))
+    wrong = dict(load_file(new_data))
     images = wrong["image"][-360:]  # the old digits, each called its successor
     labels = (wrong["target:logits"][-360:] + 1) % 10
     save_file({"image": images, "target:logits": labels}, tmp_path / "wrong.safetensors")
@@ -218,10 +218,10 @@ def test_what_forgets_is_refused_and_the_active_version_stays(
 
 
 def test_what_nobody_can_judge_is_held_and_becomes_active_by_hand_alone(
-    unjudged: Store, lesson: Path, tmp_path: Path
+    unjudged: Store, new_data: Path, tmp_path: Path
 ) -> None:
-    """Every row of the lesson is a zero, the held-out ones too: they find the net perfect that says zero to all."""
-    zeros = load_file(lesson)
+    """Every row of the new data is a zero, the held-out ones too: they find the net perfect that says zero to all."""
+    zeros = load_file(new_data)
     zeros = {name: array[zeros["target:logits"] == 0] for name, array in zeros.items()}
     save_file(zeros, tmp_path / "zeros.safetensors")
     with served_to_client(unjudged) as (_, port, client):
@@ -241,10 +241,10 @@ def test_what_nobody_can_judge_is_held_and_becomes_active_by_hand_alone(
 
 
 def test_a_trainer_that_is_killed_ends_its_job_with_a_reason_and_the_server_answers(
-    store: Store, lesson: Path
+    store: Store, new_data: Path
 ) -> None:
     with served_to_client(store) as (_, port, client):
-        job = start(client, lesson, LONG)
+        job = start(client, new_data, LONG)
         until(lambda: training(client, job.id))
         (pid,) = trainers(store)
         os.kill(pid, signal.SIGKILL)
@@ -256,10 +256,10 @@ def test_a_trainer_that_is_killed_ends_its_job_with_a_reason_and_the_server_answ
 
 
 def test_after_kill_9_of_the_server_no_trainer_runs_and_the_next_server_takes_the_job_up(
-    store: Store, lesson: Path
+    store: Store, new_data: Path
 ) -> None:
     with served_to_client(store) as (process, _, client):
-        running, waiting = start(client, lesson, LONG), start(client, lesson, QUICK)
+        running, waiting = start(client, new_data, LONG), start(client, new_data, QUICK)
         until(lambda: training(client, running.id))
         process.kill()
         process.wait()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from halfeven.exporters.foreign.graph import ForeignProgram
-from halfeven.exporters.foreign.leeway import may_be_lost, narrow_casts
+from halfeven.exporters.foreign.harmless_losses import may_be_lost, narrow_casts
 from halfeven.exporters.foreign.normalise import normalise
 from halfeven.exporters.foreign.op_lists import rules
 from halfeven.exporters.foreign.profile import profile
