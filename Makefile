@@ -49,7 +49,8 @@ older: export ONEDNN_MAX_CPU_ISA := AVX2
 older: export ATEN_CPU_CAPABILITY := avx2
 older: $(READY)
 	$(BIN)/python -m pytest -q -n auto tests/models/engines/test_engines.py tests/models/engines/cpu/test_packed.py \
-	  tests/models/engines/cpu/test_row_shares.py tests/models/engines/cpu/test_scripted.py tests/serve/tuning/test_search.py tests/serve/versions/loading/test_ready.py
+	  tests/models/engines/cpu/test_row_shares.py tests/models/engines/cpu/test_scripted.py \
+	  tests/serve/tuning/test_search.py tests/serve/versions/loading/test_ready.py
 
 test-all: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile

@@ -1,6 +1,6 @@
 """Bad input over a real wire: refused with words, the server lives, and the next caller is answered right.
 
-The reader's own refusals are in tests/serve/protocol; here is what only the whole server can get wrong.
+The reader's own refusals are in tests/serve/http/codecs; here is what only the whole server can get wrong.
 """
 
 import json
