@@ -34,7 +34,7 @@ HEADS = {
 HEAD_OPS = {  # of files: fewer, because each takes seconds
     "sigmoid head": {"Gemm", "Sigmoid"},
     "two-class head": {"Gemm", "Softmax"},
-    "cosine head": {"Div", "MatMul"},
+    "cosine head": {"Add", "Div", "MatMul"},  # Add: the cone, behind the embedding's product
 }
 SATURATING = ("sigmoid head", "two-class head", "cosine head", "max-similarity head", "temperature head")
 ORDER = {"ties", "swaps", "top10"}

@@ -35,6 +35,7 @@ CONSTANTS = (
 GUARDS = "at O3 what guards a division in a file becomes half's least number and needs no FP32"
 WEIGHTS = "a module's weights are weighed by their norm, a file's by their worst slice"
 FOLDED = "what a file computes of constants alone is a constant in FP32; a module computes it in half"
+ORDER = "either of two nodes is enough, and candidates of equal suspicion come in another order"
 # Models whose graphs agree and of which other operations stay in FP32.
 OTHERS_KEPT = {
     "tiny product": CONSTANTS,
@@ -45,6 +46,7 @@ OTHERS_KEPT = {
     "eps 1e-8 on a mean": GUARDS,
     "eps 1e-12 on a norm": GUARDS,
     "eps under a reciprocal": GUARDS,
+    "slow average": ORDER,
 }
 # Models of which, at O3 without a search, one is live and the other refused.
 OTHER_AT_O3 = {
@@ -55,6 +57,7 @@ OTHER_AT_O3 = {
     "masked pooling": GUARDS,
     "narrow variance": WEIGHTS,
     "huge weights": WEIGHTS,
+    "id as a number": WEIGHTS,
     "sinusoidal positions": FOLDED,
 }
 NAME = "model"  # not every name of the corpus is one that a store takes
