@@ -4,7 +4,7 @@
 
 Standard output is one JSON object per line (started, step…, then done, failed or cancelled); standard input is
 the leash: at its end the server is gone and so is this process, and a line "cancel" ends the job after the step.
-Of ours it loads, by path, this folder's amp.py, subject.py and task.py, and models/capture/child.py, which knows
+Of ours it loads, by path, this folder's amp.py, trainee.py and task.py, and models/capture/child.py, which knows
 how a model folder is built; nothing of the package is imported.
 """
 
@@ -46,8 +46,8 @@ def beside(name: str) -> Any:
     return importlib.import_module(f"{package}.{name}")
 
 
-amp, subject, task = beside("amp"), beside("subject"), beside("task")
-child = subject.child
+amp, trainee, task = beside("amp"), beside("trainee"), beside("task")
+child = trainee.child
 
 
 def main(request_file: str) -> NoReturn:
@@ -120,7 +120,7 @@ def run(request: Request, report: Callable[[Line], None], cancelled: threading.E
         precision=request["precision"],
         seed=request["seed"],
     )
-    pupil = subject.trainee_of(request, parent)
+    pupil = trainee.trainee_of(request, parent)
     training = task.Task(request, pupil.forward)
     steps = amp.total_steps(len(training.rows), settings)
     report({"type": "started", "total_steps": steps, **pupil.facts()})
@@ -188,13 +188,13 @@ def failure(error: Any, request: Request) -> Line:
     traceback = ""
     if isinstance(error, amp.Stopped):
         code, message = error.code, error.message
-    elif subject.out_of_memory(error):
+    elif trainee.out_of_memory(error):
         limit = request["memory_limit_bytes"] / 2**30
         code = "OUT_OF_MEMORY"
         message = "ran out of memory" + (f": the limit is {limit:.1f} GiB" if limit else "")
         message += ". Lower batch_size, or give the trainer more memory."
     else:
-        code, message = "USER_CODE", subject.one_line(error)
+        code, message = "USER_CODE", trainee.one_line(error)
         if not isinstance(error, child.Refused):
             traceback = child.tail(error, request["source"] or {"folder": os.devnull, "path": []})
     return {"type": "failed", "code": code, "message": message, "traceback": traceback}
