@@ -68,8 +68,10 @@ def read_foreign(model_path: Path, folder: ModelFolder) -> tuple[ForeignProgram,
 
 
 def written(program: ForeignProgram, graph: FileGraph, whole_info: tuple[ValueInfoProto, ...]) -> ForeignHalf:
-    """What a settled graph becomes. ``program``: as it was read. Raises ExportFailed where ONNX Runtime cannot load the
-    half."""
+    """The conversion of a planned graph. ``program``: the file as read.
+
+    Raises ExportFailed where ONNX Runtime cannot load the half.
+    """
     found, held = graph.dtypes.half, {kept.node for kept in graph.kept}
     half_graph = graph.written if found else None
     nodes = [node for node in program.nodes if _gives_floats(node, program.types)]

@@ -125,7 +125,7 @@ class FileGraph:
         return self.rules.rewritten(self.dtypes)
 
     def actions(self) -> list[dict[str, str]]:
-        """What each node computes in: rows of ``precision.json``."""
+        """The rows of ``precision.json``: for each node, the precision it computes in."""
         reads, half = self.dtypes.reads, self.dtypes.half
         return [
             {

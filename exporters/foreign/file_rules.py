@@ -25,7 +25,7 @@ _MAY_BE_HALF = (Rule.HALF, Rule.FOLLOW, Rule.HALF_IF_FED)
 
 @dataclass(slots=True)
 class FileRules:
-    """What a level's rules give a file: what they keep and why, and the values that do not survive in half."""
+    """A level's rules applied to a file: the nodes they keep, with reasons, and the values that half cannot hold."""
 
     program: ForeignProgram
     precision: Precision

@@ -37,7 +37,7 @@ def finished(
 
 
 def inferred(model: ModelProto) -> list[ValueInfoProto]:
-    """What strict shape inference says of the inner values; large constants are only shown to it as inputs."""
+    """The types of the inner values, by strict shape inference; large constants are given to it as inputs."""
     bare = ModelProto()
     bare.CopyFrom(model) if model.ByteSize() < _SMALL_MODEL else _copy_bare(model, bare)
     known = {value.name for value in (*bare.graph.input, *bare.graph.output, *bare.graph.initializer)}

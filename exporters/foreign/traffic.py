@@ -1,4 +1,4 @@
-"""What the casts of a half ONNX graph move, and what half saves: bytes per run of the example's batch."""
+"""The bytes that the casts of a half ONNX graph move, and those that half saves, per run of the example's batch."""
 
 from collections.abc import Iterator, Mapping
 

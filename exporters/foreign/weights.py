@@ -48,7 +48,7 @@ class Ledger:
         self._halves.pop(name, None)
 
     def entry(self, name: str) -> Entry:
-        """What half does to the constant as it is in the file."""
+        """The error of rounding the constant to half, as it is in the file."""
         if name not in self._entries:
             whole = np.array(self._weights[name], np.float32)
             self._entries[name] = measure(name, to_torch(whole), TORCH[self._dtype])

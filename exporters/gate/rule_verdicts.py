@@ -1,4 +1,4 @@
-"""What single rules of the parity gate found of one output, as data: faults, slices, decisions, order."""
+"""The results of single rules of the parity gate for one output, as data: faults, slices, decisions, order."""
 
 import math
 from collections.abc import Mapping

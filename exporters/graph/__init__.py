@@ -1,1 +1,1 @@
-"""What the planner may ask of a graph, whatever back end holds it."""
+"""The protocol between the planner and the back ends."""

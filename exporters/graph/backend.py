@@ -1,4 +1,4 @@
-"""What the planner asks of a back end: one FP32 graph, ready to be planned, and its halves.
+"""The protocol of a back end: one FP32 graph, ready to be planned, and its halves.
 
 The back ends are `captured/program_graph.py` (torch.fx) and `foreign/file_graph.py` (ONNX). A back end says which
 nodes may be half, runs a half under a plan and writes it; `plan/` decides.

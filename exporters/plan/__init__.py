@@ -1,1 +1,1 @@
-"""What is half and what stays in FP32: decided once for every back end."""
+"""The planner: which nodes are half and which stay in FP32, decided once for every back end."""

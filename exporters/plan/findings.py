@@ -1,4 +1,4 @@
-"""What a report shows of a plan beyond the gate: the same sections for every back end."""
+"""The sections of a report about the plan: the same sections for every back end."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The planning driver: what stays in FP32, searched for where the level's rules alone do not pass.
+"""The planning driver: the nodes that stay in FP32, searched for where the level's rules alone do not pass.
 
 One for every back end (`graph.backend.Graph`). The rules propose, the search finds the fewest more nodes that must be
 FP32, each with a reason and evidence.

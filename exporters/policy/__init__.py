@@ -1,1 +1,1 @@
-"""What each class of operation computes in, for captured programs and for ONNX files alike."""
+"""The precision of each class of operation, for captured programs and ONNX files."""

@@ -1,4 +1,4 @@
-"""What rounding to half does to a weight, and whether half can hold it: of captured programs and of ONNX files alike.
+"""The error of rounding a weight to half, and whether half can hold it: for captured programs and ONNX files.
 
 Weights are rounded as torch's ``.to(half)`` does: to the nearest even, subnormal below 2⁻¹⁴ (fp16), zero below
 2⁻²⁵, infinite from 65,520 on. Nothing is clamped: a weight whose largest number would become infinite, or

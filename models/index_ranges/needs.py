@@ -1,7 +1,7 @@
 """What the inputs of a graph must be for an index to be in range: from the index back to them.
 
 Through whatever has an inverse: views, casts, offsets, factors, clamps, constants chosen in place of some values,
-columns. What is known whatever is asked (`index_spans.py`) asks nothing of an input.
+columns. What is known whatever is asked (`spans.py`) asks nothing of an input.
 """
 
 import operator

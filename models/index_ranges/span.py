@@ -1,6 +1,6 @@
 """Between which numbers the integers of a tensor lie, and what arithmetic makes of that.
 
-For graphs of ATen operations (`index_spans.py`) and of ONNX (`exporters/foreign/index_ranges.py`). Python's integers:
+For graphs of ATen operations (`spans.py`) and of ONNX (`exporters/foreign/index_ranges.py`). Python's integers:
 whether a result wraps in its datatype is looked at where that is known.
 """
 

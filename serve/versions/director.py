@@ -41,7 +41,7 @@ class Director:
             return self.describe(name)
 
     def roll_back(self, name: str) -> dict[str, Any]:
-        """Put the newest live version before the active active one; at once where it is still loaded.
+        """Make the newest live version before the active one active; at once where it is still loaded.
 
         Raises Conflict where there is none.
         """

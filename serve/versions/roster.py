@@ -180,7 +180,7 @@ class Roster:
                 return
             self._served = {other: one for other, one in self._served.items() if other != name}
             loaded_versions = served.end()
-            del served  # it names the loaded_versions
+            del served  # it names the loaded versions
             self._retire(loaded_versions)
             self.decisions.record(name, "unloaded", f"'{name}' was unloaded")
 
@@ -209,7 +209,7 @@ class Roster:
     def loaded_version_for(
         self, version: Version, spec: ModelSpec | None = None, anew: bool = False
     ) -> LoadedVersion:
-        """The version, loaded: the loaded that it has, or a new one. Hold `working`."""
+        """The loaded version of a version: the one that there is, or a new one. Hold `working`."""
         served = self._served.get(version.name)
         for loaded in served.loaded_versions() if served and not anew else ():
             if loaded.number == version.number:
@@ -346,7 +346,7 @@ class Roster:
                 self.decisions.record(name, "order_failed", sentence)
 
     def _retire(self, loaded_versions: Iterable[LoadedVersion]) -> None:
-        """Answer what waits, close, and give the memory back. The caller keeps no loaded."""
+        """Answer what waits, close, and give the memory back. The caller keeps no reference to it."""
         retired = False
         for loaded in loaded_versions:
             if self._drained(loaded):

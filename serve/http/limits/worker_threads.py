@@ -17,7 +17,7 @@ MOST_WAITING = 256  # bodies in memory that wait for a thread
 _NICE = 15  # behind the compute threads too (`batching/device.py`: 5): their callers sent what is small
 
 
-class Workshop:
+class WorkerThreads:
     """``threads``: by default half the cores, 2 at least; `_NICE` steps of niceness behind the event loop."""
 
     def __init__(self, threads: int | None = None, most_waiting: int = MOST_WAITING) -> None:

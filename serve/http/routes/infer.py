@@ -23,7 +23,7 @@ from ..error_mapping import SlowBody, body_for, body_of, headers_of, message_of,
 from ..head_requests import answer_head
 from ..limits.bounds import Bounds
 from ..limits.memory_budget import Lease, json_bytes
-from ..limits.worker_threads import Workshop
+from ..limits.worker_threads import WorkerThreads
 from ..page_headers import PageHeaders
 from ..web_guard import WebGuard
 from .infer_headers import NOTHING, HeaderFields, scan
@@ -78,7 +78,7 @@ class InferFront:
         self.urls: dict[bytes, tuple[str, str | None]] = {}  # `hot_protocol.py` remembers paths here
         self.written = {} if written is None else written  # by model, for as long as the server lives
         self._codecs: dict[str, InferCodec] = {}
-        self._workshop = Workshop()
+        self._worker_threads = WorkerThreads()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan" and (error := self._foreign(scope)) is not None:
@@ -151,7 +151,7 @@ class InferFront:
         lease = lease_of(scope)
         body = await read_body(scope, receive, self.max_body_bytes, self.body_timeout_s)
         if fields.coding is not None:
-            body = await decoded(body, fields.coding, self.max_body_bytes, lease, self._workshop.run)
+            body = await decoded(body, fields.coding, self.max_body_bytes, lease, self._worker_threads.run)
         served = self.find(asked)  # again: another version may have taken its place while the body came
         if len(body) <= SMALL_JSON or is_small_json(header_length):
             begun = self.begin(served, header_length, body)
@@ -162,7 +162,7 @@ class InferFront:
         headers, body = self.finish(begun, answer, fields)
         begun.written.add(perf_counter_ns() - began_ns)
         if fields.accepted is not None and (coding := chosen_coding(fields.accepted, self.compress_lists)):
-            body = await encoded(body, coding, self._workshop.run)
+            body = await encoded(body, coding, self._worker_threads.run)
             headers.append((b"content-encoding", coding.encode()))
         return headers, body
 
@@ -194,7 +194,7 @@ class InferFront:
             with lease.meanwhile(json_bytes(body)):
                 return codec.read(body, header_length)
 
-        request = await self._workshop.run(read)
+        request = await self._worker_threads.run(read)
         served = self.find(asked)
         if self._codec(served) is not codec and served.spec.signature() != codec.spec.signature():
             raise NotReady(

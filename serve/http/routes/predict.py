@@ -16,7 +16,7 @@ from ..codecs.predict import PredictRequest
 from ..codecs.predict_answers import JSON_TYPE, PNG_TYPE, answer_type, is_quick_to_write, write_answer
 from ..codecs.predict_bodies import is_quick, read_body_of
 from ..limits.memory_budget import Lease
-from ..limits.worker_threads import Workshop
+from ..limits.worker_threads import WorkerThreads
 from .infer import answer_headers
 
 _TYPES = (JSON_TYPE, "multipart/form-data", PNG_TYPE, "image/jpeg", NPY_TYPE, NPZ_TYPE)
@@ -29,7 +29,7 @@ _BODY = {
 
 
 def add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_s: float) -> None:
-    workshop = Workshop()
+    worker_threads = WorkerThreads()
 
     @app.post("/v1/models/{m}/versions/{v}:predict", tags=["predict"], openapi_extra={"requestBody": _BODY})
     @app.post("/v1/models/{m}:predict", tags=["predict"], openapi_extra={"requestBody": _BODY})
@@ -40,16 +40,16 @@ def add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_
         body = await read_body(request.scope, request.receive, max_body_bytes, body_timeout_s)
         kinds, lease = (headers.get("content-type", ""), headers.get("accept", "")), lease_of(request.scope)
         served, asked, kind = await _read(
-            workshop, lambda: roster.find(m, v), *kinds, body, max_body_bytes, lease
+            worker_threads, lambda: roster.find(m, v), *kinds, body, max_body_bytes, lease
         )
         answer = await answer_or_leave(served.submit(asked.arrays, asked.rows), request.receive)
-        response = Response(await _written(workshop, served, answer, kind), media_type=kind)
+        response = Response(await _written(worker_threads, served, answer, kind), media_type=kind)
         response.raw_headers.extend(answer_headers(answer))
         return response
 
 
 async def _read(
-    workshop: Workshop,
+    worker_threads: WorkerThreads,
     find: Callable[[], Served],
     content_type: str,
     accept: str,
@@ -64,7 +64,7 @@ async def _read(
     if is_quick(content_type, body):
         asked = read_body_of(spec, content_type, body, max_bytes, lease)
     else:
-        asked = await workshop.run(read_body_of, spec, content_type, body, max_bytes, lease)
+        asked = await worker_threads.run(read_body_of, spec, content_type, body, max_bytes, lease)
         served = find()
         if served.spec is not spec and served.spec.signature() != spec.signature():
             raise NotReady(
@@ -73,8 +73,8 @@ async def _read(
     return served, asked, answer_type(spec, asked.rows, accept)
 
 
-async def _written(workshop: Workshop, served: Served, answer: Answer, kind: str) -> bytes:
+async def _written(worker_threads: WorkerThreads, served: Served, answer: Answer, kind: str) -> bytes:
     spec = served.spec
     if is_quick_to_write(spec, answer.outputs):
         return write_answer(spec, answer.outputs, kind)
-    return await workshop.run(write_answer, spec, answer.outputs, kind)
+    return await worker_threads.run(write_answer, spec, answer.outputs, kind)

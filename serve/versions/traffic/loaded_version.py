@@ -86,7 +86,7 @@ class LoadedVersion:
         self._front = self.drift
 
     def behind(self, prepared: PreparedVersion) -> Batcher:
-        """A queue of this loaded's that runs only when the device has nothing else to do."""
+        """A queue of this loaded version that runs only when the device has nothing else to do."""
         batcher = Batcher(self.spec, self._place.thread, prepared, background=True)
         self._behind.append(batcher)
         return batcher

@@ -5,7 +5,7 @@ import gc
 import weakref
 
 import pytest
-from halfeven.serve.http.limits.worker_threads import Workshop
+from halfeven.serve.http.limits.worker_threads import WorkerThreads
 
 
 class Large:
@@ -22,10 +22,10 @@ def test_what_a_refused_request_held_is_free_when_it_is_refused() -> None:
         raise ValueError("too large")
 
     async def run() -> None:
-        workshop = Workshop(threads=1)
+        worker_threads = WorkerThreads(threads=1)
         for _ in range(3):
             with pytest.raises(ValueError, match="too large") as caught:
-                await workshop.run(unpack)
+                await worker_threads.run(unpack)
             del caught
         await asyncio.sleep(0)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from halfeven.models.errors import Overloaded
 from halfeven.models.spec import ModelSpec
-from halfeven.serve.http.limits.worker_threads import Workshop
+from halfeven.serve.http.limits.worker_threads import WorkerThreads
 from halfeven.serve.http.routes import predict as predict_routes
 from halfeven.serve.http.routes.app import build_app
 from PIL import Image
@@ -192,10 +192,10 @@ def test_the_document_names_every_kind_of_body(http: httpx.Client) -> None:
 
 
 def test_too_much_work_is_refused_and_what_a_vanished_caller_left_is_counted_till_it_ends() -> None:
-    asyncio.run(crowded(Workshop(threads=1, most_waiting=1)))
+    asyncio.run(crowded(WorkerThreads(threads=1, most_waiting=1)))
 
 
-async def crowded(workshop: Workshop) -> None:
+async def crowded(worker_threads: WorkerThreads) -> None:
     go_on, begun = threading.Event(), threading.Event()
 
     def work() -> int:
@@ -203,15 +203,18 @@ async def crowded(workshop: Workshop) -> None:
         assert go_on.wait(20)
         return 7
 
-    first, second = asyncio.create_task(workshop.run(work)), asyncio.create_task(workshop.run(lambda: 8))
+    first, second = (
+        asyncio.create_task(worker_threads.run(work)),
+        asyncio.create_task(worker_threads.run(lambda: 8)),
+    )
     await asyncio.to_thread(begun.wait, 20)
     with pytest.raises(Overloaded, match="2 requests with pictures"):
-        await workshop.run(work)
+        await worker_threads.run(work)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
     with pytest.raises(Overloaded):
-        await workshop.run(work)
+        await worker_threads.run(work)
     go_on.set()
     assert await second == 8
-    assert await workshop.run(lambda: 9) == 9
+    assert await worker_threads.run(lambda: 9) == 9
