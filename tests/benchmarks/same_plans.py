@@ -81,14 +81,14 @@ def one_pass(road: str, names: Sequence[str], out: Path) -> None:
                 version = converted(road, name, Path(scratch))
                 found = {file: version.file(file).read_bytes() for file in COMPARED}
                 facts = version.manifest["forms"].values()
-                reply = [f"{f.get('half_nodes')}/{f.get('nodes')}" for f in facts] + [version.status]
+                outcome = [f"{f.get('half_nodes')}/{f.get('nodes')}" for f in facts] + [version.status]
             except CannotConvert as error:
-                found, reply = {"error": str(error).replace(scratch, "").encode()}, ["error"]
+                found, outcome = {"error": str(error).replace(scratch, "").encode()}, ["error"]
             except HalfevenError:
-                found, reply = {"error": traceback.format_exc().encode()}, ["error"]
+                found, outcome = {"error": traceback.format_exc().encode()}, ["error"]
         for file, text in found.items():
             (kept / file).write_bytes(text)
-        line = {"road": road, "model": name, "seconds": round(time.perf_counter() - start, 1), "told": reply}
+        line = {"road": road, "model": name, "seconds": round(time.perf_counter() - start, 1), "outcome": outcome}
         print(json.dumps(line), flush=True)
 
 

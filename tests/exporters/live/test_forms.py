@@ -179,7 +179,7 @@ def test_asked_islands_are_kept_for_that_reason_also_through_a_list_of_modules(t
 
 
 @pytest.mark.parametrize(
-    ("precision", "told"),
+    ("precision", "message"),
     [
         ({"keep": ["op:softmax"]}, "has no graph whose ops could stay in FP32, only modules"),
         ({"keep": ["frist"]}, r"'frist' matches no module: expected a path, one of \['attention'"),
@@ -190,13 +190,13 @@ def test_asked_islands_are_kept_for_that_reason_also_through_a_list_of_modules(t
     ],
 )
 def test_what_a_module_under_autocast_cannot_be_asked_is_refused_with_the_way_out(
-    precision: dict[str, Any], reply: str, tmp_path: Path
+    precision: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     code = net(
         "return self.last(self.attention(x, x, x)[0])",
         "self.attention, self.last = nn.MultiheadAttention(4, 2), nn.Linear(4, 3)",
     )
-    with pytest.raises(BadSetting, match=reply):
+    with pytest.raises(BadSetting, match=message):
         converted(folder(tmp_path, code, precision=precision, max_batch_size=1))
 
 
@@ -266,8 +266,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_the_models_own_fault_is_refused_as_that(fault: str, tmp_path: Path) -> None:
-    code, error, reply = FAULTS[fault]
-    with pytest.raises(error, match=reply):
+    code, error, message = FAULTS[fault]
+    with pytest.raises(error, match=message):
         converted(folder(tmp_path, code))
     assert Store(tmp_path / "store").names() == []
 

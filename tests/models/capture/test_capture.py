@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -432,9 +433,16 @@ def test_from_the_wheel_a_repository_keeps_its_own_models_package(
 
 
 def _alive(pid_file: Path) -> bool:
-    """Whether the process still runs; one that nobody has waited for (a zombie) does not."""
-    try:
-        stat = Path(f"/proc/{pid_file.read_text()}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
+    """Whether the process still runs 10 s later; one that is still to be waited for (a zombie) does not.
+
+    A process that was killed ends only when the machine next gives it a core.
+    """
+    for _ in range(1000):
+        try:
+            stat = Path(f"/proc/{pid_file.read_text()}/stat").read_text()
+        except FileNotFoundError:
+            return False
+        if stat.rpartition(")")[2].split()[0] == "Z":
+            return False
+        time.sleep(0.01)
+    return True

@@ -242,18 +242,18 @@ class _OnlyAt(nn.Module):
         raise UncapturedHigherOrderOpError("cannot be compiled")
 
 
-@pytest.mark.parametrize(("sizes", "told_of"), [((2, 3, 8), [1]), ((3,), [1, 2, 8]), ((1, 2, 8), None)])
+@pytest.mark.parametrize(("sizes", "left_out"), [((2, 3, 8), [1]), ((3,), [1, 2, 8]), ((1, 2, 8), None)])
 def test_a_size_at_which_torch_cannot_run_the_module_is_left_out_but_never_that_of_the_capture(
-    sizes: tuple[int, ...], section_of_of: list[int] | None
+    sizes: tuple[int, ...], left_out: list[int] | None
 ) -> None:
     asked = request()
     flat, samples = capture_child.Flat(_OnlyAt(*sizes).eval(), asked), [torch.randn(ROWS, 4)]
     program = capture_child.export(torch, flat, samples, asked)
-    if section_of_of is None:
+    if left_out is None:
         with pytest.raises(UncapturedHigherOrderOpError):
             capture_child.check(torch, flat, program, samples, asked)
     else:
         facts = capture_child.check(torch, flat, program, samples, asked)
         assert [re.findall(r"batch size (\d+)", note) for note in facts["notes"]] == [
-            [str(n)] for n in section_of_of
+            [str(n)] for n in left_out
         ]

@@ -415,7 +415,7 @@ def test_what_a_models_code_sets_for_the_process_is_set_back(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("code", "error", "told"),
+    ("code", "error", "message"),
     [
         ("def build():\n    return 3\n", BadFolder, "must give a torch.nn.Module, it gave int"),
         ("def make():\n    return 3\n", BadFolder, "has no function 'build'"),
@@ -425,9 +425,9 @@ def test_what_a_models_code_sets_for_the_process_is_set_back(tmp_path: Path) -> 
     ],
 )
 def test_code_that_does_not_build_is_told_with_its_reason(
-    code: str, error: type[Exception], reply: str, tmp_path: Path
+    code: str, error: type[Exception], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(error, match=reply):
+    with pytest.raises(error, match=message):
         live(write_folder(tmp_path / "net", code))
 
 

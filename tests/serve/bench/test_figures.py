@@ -127,21 +127,21 @@ def test_a_generator_with_no_core_left_says_that_it_was_the_limit(used_s: float,
     assert found["cpu_s_per_1000"] == pytest.approx(used_s / 2)
 
 
-@pytest.mark.parametrize(("waited_s", "told"), [(1.5, True), (0.5, False)])
-def test_a_generator_that_waited_for_a_core_says_so(waited_s: float, reply: bool) -> None:
+@pytest.mark.parametrize(("waited_s", "doubted"), [(1.5, True), (0.5, False)])
+def test_a_generator_that_waited_for_a_core_says_so(waited_s: float, doubted: bool) -> None:
     found = figures(window(), Cpu(1.0, 10.0, waited_s), {}, {}, rows=1)["generator"]
     assert found["waited_share"] == pytest.approx(waited_s / 10)
-    assert any("waited for a core" in doubt for doubt in found["doubts"]) is reply
+    assert any("waited for a core" in doubt for doubt in found["doubts"]) is doubted
     assert not found["was_limit"]
 
 
-@pytest.mark.parametrize(("late_s", "told"), [(0.02, True), (0.0005, False)])
-def test_arrivals_that_the_generator_missed_are_told(late_s: float, reply: bool) -> None:
+@pytest.mark.parametrize(("late_s", "doubted"), [(0.02, True), (0.0005, False)])
+def test_arrivals_that_the_generator_missed_are_told(late_s: float, doubted: bool) -> None:
     record = window()
     record.answered(101.0, 101.0, 101.001, 200, HEAD, b"")
     record.was_late(101.0, 101.0 + late_s)
     found = figures(record, IDLE, {}, {}, rows=1)["generator"]
-    assert any("late or more" in doubt for doubt in found["doubts"]) is reply
+    assert any("late or more" in doubt for doubt in found["doubts"]) is doubted
     assert found["late_ms"]["max"] == pytest.approx(late_s * 1e3)
 
 

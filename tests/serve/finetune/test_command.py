@@ -231,7 +231,7 @@ def test_other_failures_end_with_2_for_the_data_and_1_for_the_rest(
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reply",
     [
         {"type": "about:blank", "status": 400, "detail": "rows 4, 9: not finite", "code": "bad_samples"},
         {"error": {"message": "rows 4, 9: not finite", "type": "invalid_request_error"}},
@@ -239,8 +239,8 @@ def test_other_failures_end_with_2_for_the_data_and_1_for_the_rest(
         b"rows 4, 9: not finite",
     ],
 )
-def test_a_refused_upload_ends_with_the_servers_own_words(data: Path, described: object) -> None:
-    script = Script(upload=(400, described))
+def test_a_refused_upload_ends_with_the_servers_own_words(data: Path, reply: object) -> None:
+    script = Script(upload=(400, reply))
     with pytest.raises(BadInput, match="refused with 400: rows 4, 9: not finite"):
         run(script, data)
     assert not script.bodies("POST", JOBS), "no job without its file"
