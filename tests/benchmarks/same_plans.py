@@ -88,7 +88,12 @@ def one_pass(road: str, names: Sequence[str], out: Path) -> None:
                 found, outcome = {"error": traceback.format_exc().encode()}, ["error"]
         for file, text in found.items():
             (kept / file).write_bytes(text)
-        line = {"road": road, "model": name, "seconds": round(time.perf_counter() - start, 1), "outcome": outcome}
+        line = {
+            "road": road,
+            "model": name,
+            "seconds": round(time.perf_counter() - start, 1),
+            "outcome": outcome,
+        }
         print(json.dumps(line), flush=True)
 
 
