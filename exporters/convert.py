@@ -16,7 +16,7 @@ from ..models.errors import BadInput, BadSamples, CaptureFailed
 from ..models.package import ModelFolder, Precision, read_folder
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
-from .captured.forms import Captured
+from .captured.forms import ProgramForms
 from .environment import environment
 from .evidence import SOURCE_SUFFIXES, facts_of
 from .foreign.conversion import read_foreign
@@ -112,7 +112,7 @@ def convert(
         notes=captured.notes,
         search=options.search,
     )
-    version = travel(subject, Captured(subject), store, notify)
+    version = travel(subject, ProgramForms(subject), store, notify)
     return Conversion(version, facts_of(version))
 
 

@@ -91,7 +91,7 @@ def ties_of(module: GraphModule, spec: ModelSpec, dtype: str, judging: Samples) 
     names = [tensor.name for tensor in spec.inputs], [tensor.name for tensor in spec.outputs]
     rows = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0
     ties = Ties(module, *names, UNIT_ROUNDOFF[dtype], lambda: (arrays for _, arrays in judging.batches(rows)))
-    return ties.excused if ties.tied else None
+    return ties.tolerated if ties.tied else None
 
 
 def ask_reference(
@@ -191,7 +191,7 @@ def tried(
     tie_tolerance: TieTolerance | None,
     name: str = "",
 ) -> Trial:
-    """A trial with its ties excused."""
+    """A trial with its ties tolerated."""
     ties = tie_tolerance(inputs, reference, candidate) if tie_tolerance else {}
     return Trial(samples, reference, candidate, ties, name)
 

@@ -17,7 +17,7 @@ from ..models.engines.load import whole_program
 from ..models.errors import BadInput, CannotConvert
 from ..models.package import Precision
 from ..models.store import Store, Version
-from .captured.forms import Captured
+from .captured.forms import ProgramForms
 from .inputs.samples import stored_samples
 from .maker import Notify
 from .road import travel
@@ -37,7 +37,7 @@ def with_new_weights(
     subject.exported.state_dict.update(_checked(subject.exported, weights))
     asked = {"source": parent.manifest["source"], "fingerprint": None, **origin}
     subject = replace(subject, origin=asked)
-    return travel(subject, Captured(subject), store, notify)
+    return travel(subject, ProgramForms(subject), store, notify)
 
 
 def subject_of(version: Version, further: Further | None = None) -> Subject:

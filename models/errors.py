@@ -1,5 +1,5 @@
-"""Everything that can go wrong, drawn as one tree. No HTTP and no exit codes here: the borders
-(`serve/http/error_mapping.py`) translate meaning into a status or an exit code, each in one table.
+"""Everything that can go wrong, drawn as one tree. No HTTP and no exit codes here: the error
+mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into a status or an exit code.
 
     HalfevenError                       anything of ours that a caller may want to catch
     ├── BadInput                        the asker can mend it

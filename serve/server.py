@@ -167,7 +167,7 @@ class _Announcing(PoliteServer):
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             self._notify(f"halfeven listens on http://{host}:{port}")
-            asyncio.get_running_loop().run_in_executor(None, self._say_ready)
+            asyncio.get_running_loop().run_in_executor(None, self._print_ready)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.grace_s:
@@ -177,7 +177,7 @@ class _Announcing(PoliteServer):
             )
         await super().shutdown(sockets)
 
-    def _say_ready(self) -> None:
+    def _print_ready(self) -> None:
         self._roster.wait()
         for served in self._roster.all():
             prepared = served.prepared

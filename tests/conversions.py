@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from halfeven.exporters.captured.forms import Captured
+from halfeven.exporters.captured.forms import ProgramForms
 from halfeven.exporters.gate.parity import judge
 from halfeven.exporters.gate.verdict import ParityReport
 from halfeven.exporters.inputs.samples import Samples
@@ -26,7 +26,7 @@ DRAWS, DRAWN = 16, 32  # rows of a draw: as many as a folder without samples is 
 class Converted:
     """``report``: the gate on the judging samples; ``fresh``: the faithful check on inputs nobody has seen."""
 
-    maker: Captured
+    maker: ProgramForms
     report: ParityReport | None
     fresh: ParityReport | None
 
@@ -52,7 +52,7 @@ def converted(name: str, level: str = "O1") -> Converted:
     use_true_fp32()
     model, samples = captured(name), samples_of(name, 32, seed=1)
     subject = Subject(model.program, model.spec, samples, Precision(level), ("torch",), Path(), {})
-    maker = Captured(subject)
+    maker = ProgramForms(subject)
     planning, judging = samples.split()
     reference_run = maker.reference_run(judging)
     report = None
@@ -89,7 +89,7 @@ def refused_on_unseen(name: str) -> list[str]:
     return [report.summary() for report in refused]
 
 
-def _report(maker: Captured, reference_run: ReferenceRun) -> ParityReport | None:
+def _report(maker: ProgramForms, reference_run: ReferenceRun) -> ParityReport | None:
     """True half kernels and the emulation; nothing where nothing is half."""
     if not maker.half.half_nodes:
         return None

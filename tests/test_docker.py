@@ -198,7 +198,7 @@ class _Loaded:
     prepared = PreparedVersion("1", "sha", "fp16", _Engine())
     waiting = 0
 
-    def tallies(self) -> list[Counters]:
+    def all_counters(self) -> list[Counters]:
         return [Counters("1")]
 
 

@@ -48,7 +48,7 @@ def state_at(node: Node) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedOperand:
     """A captured operand: the dtypes in which the bodies read it, its own first."""
 
     operand: Any
@@ -65,7 +65,7 @@ class Captured:
         return [cast(self.operand, dtype) for dtype in self.dtypes]
 
 
-def captured(node: Node, args: Sequence[Any], prefix: str, dtypes: Dtypes) -> list[Captured]:
+def captured(node: Node, args: Sequence[Any], prefix: str, dtypes: Dtypes) -> list[CapturedOperand]:
     """The captured operands of a control-flow op, with what its bodies read of them."""
     layout, found = _layout(node), []
     first = sum(len(args[i]) for i in layout.before)
@@ -74,11 +74,13 @@ def captured(node: Node, args: Sequence[Any], prefix: str, dtypes: Dtypes) -> li
         for body, name in _bodies(node, prefix):
             wanted |= read_in(_placeholder(body, first + index), name, dtypes)
         own = getattr(operand, "dtype", None)
-        found.append(Captured(operand, tuple(sorted(wanted, key=lambda dtype: (dtype != own, str(dtype))))))
+        found.append(
+            CapturedOperand(operand, tuple(sorted(wanted, key=lambda dtype: (dtype != own, str(dtype)))))
+        )
     return found
 
 
-def unpacked(given: Sequence[Captured], flat: Sequence[Any]) -> Iterator[list[Any]]:
+def unpacked(given: Sequence[CapturedOperand], flat: Sequence[Any]) -> Iterator[list[Any]]:
     """What a body got, per captured operand: its versions."""
     rest = iter(flat)
     for one in given:

@@ -24,7 +24,7 @@ from .folding import _aliased
 from .mincut import Flow
 from .plan import Action, PrecisionPlan
 from .reading import read_as
-from .transparent import is_transparent, tells_signs_of_zero
+from .transparent import distinguishes_signs_of_zero, is_transparent
 
 _BY_SIDE = {True: Action.HALF, False: Action.FP32}
 _FOLLOWS = (Action.INPUT, Action.WIDEST)
@@ -96,7 +96,7 @@ class _Reading:
         self._plan, self._dtypes, self._pair = plan, dtypes, (dtypes.half, torch.float32)
         self._constants = _constants(self._nodes)
         self._written = _sharing_written_memory(self._nodes)
-        self._signs = tells_signs_of_zero(module.graph)
+        self._signs = distinguishes_signs_of_zero(module.graph)
 
     def flow(self, outputs: Sequence[torch.dtype]) -> Flow:
         flow = Flow()

@@ -22,7 +22,7 @@ from ...models.spec import ModelSpec
 from .bodies import prefixes
 from .dtypes import Dtypes, Typing, tensors_of
 from .folding import attribute, fold_casts, fold_constants, half_copy
-from .operands import Captured, captured, captured_at, is_control_flow, read_in, state_at, unpacked
+from .operands import CapturedOperand, captured, captured_at, is_control_flow, read_in, state_at, unpacked
 from .plan import Action, PrecisionPlan, foldable
 from .reading import read_as, with_dtype
 from .trace import export_as_run
@@ -174,7 +174,7 @@ class Autocast(Interpreter):
         return target(*handed)
 
     def _body(
-        self, body: GraphModule, prefix: str, given: Sequence[Captured], agreed: Sequence[torch.dtype]
+        self, body: GraphModule, prefix: str, given: Sequence[CapturedOperand], agreed: Sequence[torch.dtype]
     ) -> Callable[..., Any]:
         def run(*flat: Any) -> Any:
             inner = Autocast(body, self._plan, self._dtypes, prefix)

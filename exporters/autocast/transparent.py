@@ -23,12 +23,12 @@ def is_transparent(node: Node, half: torch.dtype, signs_of_zero_matter: bool) ->
     return listed and _scalars_are_exact(node, target, half)
 
 
-def tells_signs_of_zero(graph: Graph) -> bool:
+def distinguishes_signs_of_zero(graph: Graph) -> bool:
     """Whether some op gives different answers for −0 and +0 (beyond the sign of a zero)."""
-    return any(_tells(node) for node in graph.nodes if isinstance(node.target, OpOverload))
+    return any(_distinguishes(node) for node in graph.nodes if isinstance(node.target, OpOverload))
 
 
-def _tells(node: Node) -> bool:
+def _distinguishes(node: Node) -> bool:
     name = str(node.target._schema.name).removeprefix("aten::")  # type: ignore[union-attr]
     _, second = (*node.args, None, None)[:2]
     if has(name, Trait.DIVIDES):

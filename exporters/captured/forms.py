@@ -46,7 +46,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(slots=True)
-class Captured:
+class ProgramForms:
     """Makes the forms of an exported program (`maker.Maker`)."""
 
     subject: Subject

@@ -18,7 +18,7 @@ from .op_lists import Rule, rules
 from .placement import place
 from .profile import LARGEST
 from .rewrite import HalfGraph, rewrite
-from .weights import Ledger
+from .weights import HalfConstants
 
 _MAY_BE_HALF = (Rule.HALF, Rule.FOLLOW, Rule.HALF_IF_FED)
 
@@ -31,7 +31,7 @@ class FileRules:
     precision: Precision
     rules: dict[str, Rule] = field(init=False)
     kernels: Kernels = field(init=False)
-    ledger: Ledger = field(init=False)
+    ledger: HalfConstants = field(init=False)
     held: dict[str, Kept] = field(default_factory=dict)
     firm: dict[str, str] = field(default_factory=dict)  # value → why it does not survive
     # Node → why the rules would keep it: the search decides.
@@ -40,7 +40,7 @@ class FileRules:
 
     def __post_init__(self) -> None:
         self.kernels = Kernels(self.program, self.precision.dtype)
-        self.ledger = Ledger(self.program.weights, self.precision.dtype)
+        self.ledger = HalfConstants(self.program.weights, self.precision.dtype)
         self.rules = rules(self.program, self.precision)
         self._keep_what_was_asked()
         self._keep_what_has_no_kernel()

@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 def foreign_subject(
     asked: ModelFolder, samples: Samples, origin: Mapping[str, Any], search: bool, notify: Notify
-) -> tuple[Subject, "Foreign"]:
+) -> tuple[Subject, "FileForms"]:
     """A folder with an ONNX file ready for the road (`road.travel`): read, held against model.toml, normalised.
 
     Raises BadFolder, TooLarge or BadSetting for what the operator can mend.
@@ -62,11 +62,11 @@ def foreign_subject(
         notes=tuple(notes),
         search=search,
     )
-    return subject, Foreign(subject, program, answers, info, operations, operations.of(row))
+    return subject, FileForms(subject, program, answers, info, operations, operations.of(row))
 
 
 @dataclass(slots=True)
-class Foreign:
+class FileForms:
     """``answers``: of the FP32 file; ``info``: the value_info of its inner values; ``operations``: of an execution."""
 
     subject: Subject

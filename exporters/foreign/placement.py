@@ -67,7 +67,7 @@ class _Reading:
     def read(self) -> None:
         graph = self.program.graph
         fixed = {name for node in graph.node for name in self.read_as_they_come(node)}
-        free = [Trait.MOVES] if _tells_signs_of_zero(self.program) else [Trait.MOVES, Trait.SELECTS]
+        free = [Trait.MOVES] if _distinguishes_signs_of_zero(self.program) else [Trait.MOVES, Trait.SELECTS]
         for name in self.program.weights:
             self.value(name, 0)
         for value in graph.input:
@@ -139,7 +139,7 @@ class _Reading:
             self.flow.sources[name], self.flow.reads[name] = sources, half
 
 
-def _tells_signs_of_zero(program: ForeignProgram) -> bool:
+def _distinguishes_signs_of_zero(program: ForeignProgram) -> bool:
     """Whether some op gives different answers for −0 and +0 (beyond the sign of a zero)."""
     for node in program.nodes:
         second = program.weights.get(node.input[1]) if len(node.input) > 1 else None

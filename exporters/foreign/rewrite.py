@@ -10,7 +10,7 @@ from .dtypes import Dtypes
 from .graph import FLOAT, HALVES, ForeignProgram, Names, bodies, graphs, names_in
 from .redundant import drop_casts
 from .typing import value_types
-from .weights import Ledger
+from .weights import HalfConstants
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class HalfGraph:
     sources: Mapping[str, str]
 
 
-def rewrite(program: ForeignProgram, dtypes: Dtypes, ledger: Ledger, dtype: str) -> HalfGraph:
+def rewrite(program: ForeignProgram, dtypes: Dtypes, ledger: HalfConstants, dtype: str) -> HalfGraph:
     """The half of a program. Inputs and outputs of the graph keep their datatypes."""
     model = ModelProto()
     model.CopyFrom(program.model)

@@ -18,7 +18,7 @@ def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) ->
         return None
     rows = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0
     ties = ForeignTies(model, UNIT_ROUNDOFF[dtype], lambda: (arrays for _, arrays in judging.batches(rows)))
-    return ties.excused
+    return ties.tolerated
 
 
 def stored_ties(version: Version, dtype: str, judging: Samples) -> TieTolerance | None:

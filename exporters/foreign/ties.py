@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helpe
 
 from ..gate.choosers import Choice
 from ..gate.divergence import SENTINEL
-from ..gate.ties import MARGIN_U, excused
+from ..gate.ties import MARGIN_U, tolerated
 from ..policy.classes import Trait, has
 from .graph import ONNX, attribute, element_type
 from .one_node import key_of, session
@@ -69,7 +69,7 @@ def _traced(output: str, made_by: Mapping[str, tuple[NodeProto, int]]) -> Tied |
 
 @dataclass(slots=True)
 class ForeignTies:
-    """Finds the excused elements of a batch by running the whole once more, only where integers differ.
+    """Finds the elements of a batch that tie by running the whole once more, only where integers differ.
 
     ``model``: the FP32 whole, constants and all. ``judging`` gives the inputs of all real judged samples: S is
     asked of them at the first difference.
@@ -85,7 +85,7 @@ class ForeignTies:
     def __post_init__(self) -> None:
         self.tied = find_tied(self.model)
 
-    def excused(self, inputs: Arrays, reference: Arrays, candidate: Arrays) -> dict[str, np.ndarray]:
+    def tolerated(self, inputs: Arrays, reference: Arrays, candidate: Arrays) -> dict[str, np.ndarray]:
         """By output, where the candidate's integers may differ: what ``Trial.ties`` takes."""
         odd = [tied for tied in self.tied if _differs(reference[tied.output], candidate.get(tied.output))]
         if not odd:
@@ -94,7 +94,7 @@ class ForeignTies:
             self._measure()
         choices = self._choices(inputs)
         return {
-            tied.output: excused(
+            tied.output: tolerated(
                 choices[tied.output],
                 reference[tied.output],
                 candidate[tied.output],

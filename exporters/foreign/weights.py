@@ -1,4 +1,4 @@
-"""The constants of an ONNX file in half: rounded to nearest even with sign and zeros kept, with a ledger.
+"""The constants of an ONNX file in half: rounded to nearest even with sign and zeros kept, with what the rounding does.
 
 The readers of a constant over budget (`exporters/policy/weights.py`) stay in FP32.
 """
@@ -20,7 +20,7 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
     return to_numpy(to_torch(fresh).to(TORCH[dtype]))
 
 
-class Ledger:
+class HalfConstants:
     """Every constant of a program in half, made once."""
 
     def __init__(self, weights: Mapping[str, np.ndarray], dtype: str) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .verdict import tied_of
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -38,8 +40,8 @@ def _rows(output: Mapping[str, Any]) -> Iterator[Row]:
             yield from _decisions(output.get("decisions"), broken)
             yield from _order(output.get("order"), broken)
     else:
-        excused = output.get("excused") or 0
-        found = f"{output['different']} differ" + (f", {excused} tie" if excused else "")
+        ties = tied_of(output)
+        found = f"{output['different']} differ" + (f", {ties} tie" if ties else "")
         yield Row("integers and booleans", found, "equal, but for ties", "", "equal" not in broken)
 
 

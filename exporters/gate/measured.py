@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .rule_verdicts import AxisSlices, DecisionVerdict, Failure, OrderVerdict
+from .verdict import tied_of
 
 MAX_SAMPLES = 2048  # kept one by one; beyond that the worst of each stretch
 
@@ -21,7 +22,7 @@ class Measured:
     """One output over all real judged samples; errors are absolute, ``scale`` is S.
 
     ``faults`` are of rules 0, 1 and 2: no limit excuses them, and rules 3 to 5 are not asked any more.
-    ``samples`` counts different samples, ``excused`` the integers that tie. ``decisions`` and ``order`` hold no
+    ``samples`` counts different samples, ``tied`` the integers that tie. ``decisions`` and ``order`` hold no
     limits yet.
     """
 
@@ -36,7 +37,7 @@ class Measured:
     decisions: DecisionVerdict | None = None
     order: OrderVerdict | None = None
     different: int = 0
-    excused: int = 0
+    tied: int = 0
 
     def error_u(self, u: float) -> float:
         return in_units(self.worst, u, self.scale)
@@ -51,7 +52,7 @@ class Measured:
             "errors": [_written(error) for error in self.errors],
             "slices_db": [_written(axis.worst_db) for axis in self.axes],
             "kl_nats": self.decisions and _written(self.decisions.kl_nats),
-            "excused": self.excused,
+            "tied": self.tied,
             "faults": [{"rule": fault.rule, "message": fault.message} for fault in self.faults],
         }
 
@@ -75,7 +76,7 @@ class Measured:
             and DecisionVerdict.from_json(output["decisions"], _read(saved["kl_nats"])),
             order=OrderVerdict.from_json(output.get("order")),
             different=output["different"],
-            excused=saved["excused"],
+            tied=tied_of(saved),
         )
 
 

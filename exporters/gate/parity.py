@@ -143,7 +143,7 @@ def verdict_of(spec: TensorSpec, measured: Measured, limits: ParityLimits, u: fl
         scale=measured.scale,
         worst_sample=measured.worst_sample,
         different=measured.different,
-        excused=measured.excused,
+        tied=measured.tied,
         per_sample_error_u=thinned(in_u, MAX_PLOTTED_SAMPLES),
         axes=measured.axes,
         decisions=decisions,
@@ -196,7 +196,7 @@ def _diverge(spec: TensorSpec, pairs: Sequence[Pair]) -> tuple[Divergence, Failu
 
 
 def _measure_exact(spec: TensorSpec, pairs: Sequence[Pair], measured: Measured) -> Measured:
-    different, excused, faults = 0, 0, ()
+    different, tied, faults = 0, 0, ()
     worst: int | None = None
     for pair in pairs:
         wrong = _unequal(pair)
@@ -204,7 +204,7 @@ def _measure_exact(spec: TensorSpec, pairs: Sequence[Pair], measured: Measured) 
             worst = pair.samples[int(np.argwhere(wrong)[0][0])]
             faults = (refusals.unequal(spec, pair.samples, pair.reference, pair.candidate, wrong),)
         different += int(wrong.sum())
-        excused += int((pair.candidate != pair.reference).sum()) - int(wrong.sum())
+        tied += int((pair.candidate != pair.reference).sum()) - int(wrong.sum())
     error, sqnr_db = (np.inf, -np.inf) if different else (0.0, np.inf)
     return replace(
         measured,
@@ -213,7 +213,7 @@ def _measure_exact(spec: TensorSpec, pairs: Sequence[Pair], measured: Measured) 
         worst_sample=worst,
         sqnr_db=sqnr_db,
         different=different,
-        excused=excused,
+        tied=tied,
     )
 
 

@@ -3,7 +3,7 @@
 An index that comes out of topk, sort, argmax and their like, through shape and type ops alone, may be
 another one where the whole's own values at both indices are closer than 4u·S; S is the largest magnitude of
 those values over all real judged samples. Where somebody else's value is in the place, however near in the
-list, nothing is excused. Integers are compared with integers: only equal ones tie.
+list, nothing is tolerated. Integers are compared with integers: only equal ones tie.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(slots=True)
 class Ties:
-    """Finds the excused elements of a batch by running the whole once more, only where integers differ.
+    """Finds the elements of a batch that tie by running the whole once more, only where integers differ.
 
     ``judging`` gives the inputs of all real judged samples: S is asked of them at the first difference.
     """
@@ -39,7 +39,7 @@ class Ties:
     def __post_init__(self) -> None:
         self.tied = find_tied(self.module, self.outputs)
 
-    def excused(self, inputs: Arrays, reference: Arrays, candidate: Arrays) -> dict[str, np.ndarray]:
+    def tolerated(self, inputs: Arrays, reference: Arrays, candidate: Arrays) -> dict[str, np.ndarray]:
         """By output, where the candidate's integers may differ: what ``Trial.ties`` takes."""
         odd = [tied for tied in self.tied if _differs(reference, candidate, tied.output)]
         if not odd:
@@ -48,7 +48,7 @@ class Ties:
             self._measure()
         choices = self._choices(inputs)
         return {
-            tied.output: excused(
+            tied.output: tolerated(
                 choices[tied.output],
                 reference[tied.output],
                 candidate[tied.output],
@@ -71,11 +71,11 @@ class Ties:
         return watching.choices
 
 
-def excused(choice: Choice, reference: np.ndarray, candidate: np.ndarray, margin: float) -> np.ndarray:
+def tolerated(choice: Choice, reference: np.ndarray, candidate: np.ndarray, margin: float) -> np.ndarray:
     """Where the whole's values at the reference's and at the candidate's index are closer than ``margin``.
 
     An index that is none, or that the candidate gives twice in one line where the whole does not, is never
-    excused; neither is anything where the reference is not what the whole chooses now.
+    tolerated; neither is anything where the reference is not what the whole chooses now.
     """
     mine, others = reference.reshape(-1).astype(np.int64), candidate.reshape(-1).astype(np.int64)
     lines, width = choice.lines, choice.values.shape[1]

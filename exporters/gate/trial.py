@@ -28,7 +28,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One output of one trial: axis 0 of each array is ``samples``; ``ties`` is True where excused."""
+    """One output of one trial: axis 0 of each array is ``samples``; ``ties`` is True where two answers tie."""
 
     samples: tuple[int, ...]
     reference: np.ndarray

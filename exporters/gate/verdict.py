@@ -12,12 +12,17 @@ from typing import Any
 from .rule_verdicts import AxisSlices, DecisionVerdict, Failure, OrderVerdict, finite
 
 
+def tied_of(output: Mapping[str, Any]) -> int:
+    """How many integers of an output in ``parity.json`` tie, by the key of today or of older versions."""
+    return output.get("tied", output.get("excused")) or 0
+
+
 @dataclass(frozen=True, slots=True)
 class OutputVerdict:
     """One output over all real judged samples.
 
     ``scale`` is S, the largest magnitude of the reference; errors are in units of u·S. An output of
-    integers or booleans has no scale: ``different`` counts its unequal elements, ``excused`` those whose
+    integers or booleans has no scale: ``different`` counts its unequal elements, ``tied`` those whose
     scores tie. ``per_sample_error_u``: at most 512 numbers, each the worst of its stretch of samples.
     ``statistics``: what `rejudge.py` needs, as JSON.
     """
@@ -38,7 +43,7 @@ class OutputVerdict:
     decisions: DecisionVerdict | None = None
     order: OrderVerdict | None = None
     failures: tuple[Failure, ...] = ()
-    excused: int = 0
+    tied: int = 0
     statistics: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -72,7 +77,7 @@ class OutputVerdict:
             "worst_slice": worst
             and {"axis": worst.axis, "index": worst.worst_index, "db": finite(worst.worst_db)},
             "different": self.different,
-            "excused": self.excused,
+            "tied": self.tied,
             "per_sample_error_u": [finite(value) for value in self.per_sample_error_u],
             "axes": [axis.to_json() for axis in self.axes],
             "decisions": self.decisions and self.decisions.to_json(),

@@ -37,7 +37,7 @@ WEIGHTS = "weights.safetensors"
 
 def live_subject(
     asked: ModelFolder, samples: Samples, origin: Mapping[str, Any], notify: Notify
-) -> tuple[Subject, "Live"]:
+) -> tuple[Subject, "LiveForms"]:
     """A model folder ready for the road (`road.travel`): its module built, checked and made again.
 
     Raises BadFolder or BadSetting for what the operator can mend, CaptureFailed where his code does not run.
@@ -56,11 +56,11 @@ def live_subject(
         origin=origin,
         notes=tuple(built.notes),
     )
-    return subject, Live(subject, built)
+    return subject, LiveForms(subject, built)
 
 
 @dataclass(slots=True)
-class Live:
+class LiveForms:
     """Makes the live form (`maker.Maker`)."""
 
     subject: Subject

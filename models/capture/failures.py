@@ -136,9 +136,9 @@ def where_imports_are_found(error, request):
     folder, roots = Path(request["folder"]), list(request["path"])
     if "relative import" in str(error):
         return (
-            f"\n{request['source']} is imported as a module of its own, not as a part of a package: import its "
-            f"neighbours by their names alone ({folder} is searched), or by their package's name with the package's "
-            'parent folder in model.toml, path = [".."]'
+            f"\n{request['source']} is imported as a module of its own, not as a part of a package: import the "
+            f"files beside it by their names alone ({folder} is searched), or by their package's name with the "
+            'parent folder of the package in model.toml, path = [".."]'
         )
     name = (error.name or "").partition(".")[0]
     above = ["/".join([".."] * depth) for depth in (1, 2, 3)]

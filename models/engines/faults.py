@@ -37,7 +37,7 @@ _GONE = (
 def out_of_memory(error: BaseException) -> bool:
     """Whether the device or the host had no memory for this run, so that fewer rows may do."""
     return any(
-        isinstance(one, torch.OutOfMemoryError | MemoryError) or _says(one, _NO_MEMORY)
+        isinstance(one, torch.OutOfMemoryError | MemoryError) or _mentions(one, _NO_MEMORY)
         for one in _causes(error)
     )
 
@@ -45,12 +45,12 @@ def out_of_memory(error: BaseException) -> bool:
 def device_lost(error: BaseException) -> bool:
     """Whether the device will answer nothing more in this process: a sticky CUDA error."""
     return any(
-        (isinstance(one, torch.AcceleratorError) or _says(one, ("cuda",))) and _says(one, _GONE)
+        (isinstance(one, torch.AcceleratorError) or _mentions(one, ("cuda",))) and _mentions(one, _GONE)
         for one in _causes(error)
     )
 
 
-def _says(error: BaseException, words: tuple[str, ...]) -> bool:
+def _mentions(error: BaseException, words: tuple[str, ...]) -> bool:
     text = str(error).lower()
     return any(word in text for word in words)
 

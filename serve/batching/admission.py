@@ -36,14 +36,14 @@ class Pace:
         self._costs: dict[int, _Cost] = {}
         self._last_end_ns = 0
         self._max_wait_ns = 0
-        self._lanes_differ = False
+        self._shapes_differ = False
         self.full_ns = 0.0  # what a full batch costs
         self.ends_ns = 0.0  # when the batch under way should end; 0: none is
         self.easy_rows = math.inf  # while no more wait, nobody can have to wait too long
 
     def read(self, spec: ModelSpec, full_rows: int) -> None:
         self._max_wait_ns = spec.batching.max_queue_ms * 1_000_000
-        self._lanes_differ = any(not dim.fixed for tensor in spec.inputs for dim in tensor.shape[1:])
+        self._shapes_differ = any(not dim.fixed for tensor in spec.inputs for dim in tensor.shape[1:])
         self._look_ahead(full_rows)
 
     @property
@@ -89,7 +89,7 @@ class Pace:
             self.easy_rows = math.inf
             return
         batches = self._max_wait_ns // self.full_ns - 1
-        self.easy_rows = batches if self._lanes_differ else batches * full_rows
+        self.easy_rows = batches if self._shapes_differ else batches * full_rows
 
 
 class Admission:

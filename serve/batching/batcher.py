@@ -293,11 +293,11 @@ class Batcher:
 
         Raises KeyError for a version that never was.
         """
-        return self._scheduler.tallies[version or self.prepared.version].statistics()
+        return self._scheduler.all_counters[version or self.prepared.version].statistics()
 
-    def tallies(self) -> list[Counters]:
+    def all_counters(self) -> list[Counters]:
         """A copy of the counters of every version that is or was active here."""
-        return [counters.copy() for counters in list(self._scheduler.tallies.values())]
+        return [counters.copy() for counters in list(self._scheduler.all_counters.values())]
 
 
 def _settle(outcomes: Sequence[Outcome | Refused]) -> None:

@@ -51,7 +51,7 @@ class Condition:
             else None
         )
         self.lost: str | None = None
-        self._tell_lost = lost
+        self._notify_lost = lost
         self._unanswered = 0
         self._known = _Probe(prepared.probe) if prepared.probe is not None else None
         self._one_size = all(dim.fixed for tensor in spec.inputs for dim in tensor.shape[1:])
@@ -94,7 +94,7 @@ class Condition:
         """From now on nothing is run; the words that everybody gets."""
         if self.lost is None:
             self.lost = f"device {self.prepared.engine.device} is lost: {reason}; restart the server"
-            self._tell_lost(self.lost)
+            self._notify_lost(self.lost)
         return self.lost
 
     def note_ceiling(self) -> None:

@@ -55,7 +55,7 @@ class BatchScheduler:
         self.inbox: deque[Handed] = deque()
         self.queue = RequestQueue(limit=1, delay_ns=0)
         self.pace = Pace()
-        self.tallies = {prepared.version: Counters(prepared.version)}
+        self.all_counters = {prepared.version: Counters(prepared.version)}
         self._device = device
         self._clock = device.clock
         self._answer = answer
@@ -192,8 +192,8 @@ class BatchScheduler:
         else:
             self.finish_all()
         old = self.prepared
-        if prepared.version not in self.tallies:  # a rollback goes on counting
-            self.tallies[prepared.version] = Counters(prepared.version)
+        if prepared.version not in self.all_counters:  # a rollback goes on counting
+            self.all_counters[prepared.version] = Counters(prepared.version)
         self._put_on(prepared, spec)
         return old
 
@@ -245,7 +245,7 @@ class BatchScheduler:
 
     @property
     def _counters(self) -> Counters:
-        return self.tallies[self.prepared.version]
+        return self.all_counters[self.prepared.version]
 
     def _count_gone(self, vanished: int, expired: int) -> None:
         counters = self._counters

@@ -117,8 +117,8 @@ def served_version(port: int, model: str) -> str | None:
         connection.request("GET", "/v1/models")
         answer = connection.getresponse()
         found = json.loads(answer.read())
-        duties = {one["name"]: one["version"] for one in found["models"]} if answer.status == 200 else {}
-        return duties.get(model)
+        active = {one["name"]: one["version"] for one in found["models"]} if answer.status == 200 else {}
+        return active.get(model)
     except (OSError, ValueError):
         return None
     finally:

@@ -36,8 +36,8 @@ BATCH = 40
 TRAINING = {"n_epochs": 4, "batch_size": 32, "learning_rate": 3e-3, "precision": "fp16"}
 
 
-def tell(store_path: Path | None, notify: Notify) -> tuple[dict[str, Any], Table]:
-    """Run the story; give its facts and the one table. The store and its reports stay where they are."""
+def run_demo(store_path: Path | None, notify: Notify) -> tuple[dict[str, Any], Table]:
+    """Run the demonstration; give its facts and the one table. The store and its reports stay where they are."""
     started = time.perf_counter()
     where = store_path or Path(tempfile.mkdtemp(prefix="halfeven-demo-"))
     store = store_at(where, writes=True)

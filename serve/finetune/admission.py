@@ -37,7 +37,7 @@ class BadTrainingFile(BadSamples):
     param: str | None = None
 
 
-class Admission:
+class JobAdmission:
     """Reads a job's request and holds everything it names against the model. Blocks for the disk.
 
     One at a time: a training file is read whole, and ten of them at once would not fit.

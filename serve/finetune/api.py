@@ -21,7 +21,7 @@ from ..http.caller import lease_of
 from ..http.codecs.json_numbers import parse
 from ..http.error_mapping import NotOffered
 from ..http.json_body import read_order
-from .admission import Admission
+from .admission import JobAdmission
 from .files import IN_MEMORY, Files, Upload
 from .job_store import JobStore
 from .jobs import FileRecord
@@ -43,7 +43,7 @@ def router(job_store: JobStore, files: Files, store: Store, wake: Callable[[], N
     was created or is to be cancelled."""
     routes = APIRouter(tags=["fine-tuning"])
     _add_files(routes, job_store, files)
-    _add_jobs(routes, job_store, Admission(job_store, files, store), wake)
+    _add_jobs(routes, job_store, JobAdmission(job_store, files, store), wake)
     _add_reading(routes, job_store)
     return routes
 
@@ -115,7 +115,9 @@ def _chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def _add_jobs(routes: APIRouter, job_store: JobStore, admission: Admission, wake: Callable[[], None]) -> None:
+def _add_jobs(
+    routes: APIRouter, job_store: JobStore, admission: JobAdmission, wake: Callable[[], None]
+) -> None:
     def admit(body: bytes, key: str | None) -> Response:
         asked = parse(body)
         if key and isinstance(asked, dict) and (known := job_store.replayed(key, asked)):

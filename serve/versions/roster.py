@@ -21,7 +21,7 @@ from .configured import configured
 from .loading.ready import make_ready
 from .loading.release import give_back, let_go_of_files, take_out_of_sight
 from .orders import read_orders
-from .traffic.automatic_decisions import Decisions
+from .traffic.automatic_decisions import AutomaticDecisions
 from .traffic.loaded_version import DRAIN_SECONDS, LoadedVersion
 from .traffic.rules import Rules
 from .traffic.served import ServedModel
@@ -42,7 +42,7 @@ class Roster:
         self.store = store
         self.place = place
         self.rules = rules or Rules()
-        self.decisions = Decisions(store, str(place.device))
+        self.decisions = AutomaticDecisions(store, str(place.device))
         self._judge = ThreadPoolExecutor(1, "halfeven-judge")
         self._served: dict[str, ServedModel] = {}
         self._seen: dict[str, State] = {}

@@ -229,7 +229,7 @@ def questions_of(name: str, original: str) -> Questions:
         UNIT_ROUNDOFF["fp16"],
         inputs,
     )
-    return Questions(whole.spec, draws, answers_of(session_of(Path(original))), ties.excused)
+    return Questions(whole.spec, draws, answers_of(session_of(Path(original))), ties.tolerated)
 
 
 def _drawn(name: str, seed: int) -> Samples:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from halfeven.exporters.captured.forms import Captured
+from halfeven.exporters.captured.forms import ProgramForms
 from halfeven.exporters.evidence import facts_of
 from halfeven.exporters.foreign.forms import foreign_subject
 from halfeven.exporters.inputs.samples import Samples
@@ -45,7 +45,7 @@ def from_program(job: Job, samples: Samples, precision: Precision) -> tuple[Subj
     whole, folder = captured(job["name"]), Path(job["source"]).parent
     spec = replace(whole.spec, name="model")  # not every name here is one that a store takes
     subject = Subject(whole.program, spec, samples, precision, ("onnx",), folder, {}, search=True)
-    return subject, Captured(subject)
+    return subject, ProgramForms(subject)
 
 
 @dataclass(frozen=True, slots=True)

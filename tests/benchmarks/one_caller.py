@@ -1,9 +1,9 @@
 """What one caller waits for, on the smallest model: beside an empty uvicorn, and beside the model alone.
 
-    python -m tests.benchmarks.one_caller [--turns 6] [--seconds 2]
+    python -m tests.benchmarks.one_caller [--rounds 6] [--seconds 2]
 
-Both servers stand side by side and are asked in turns, by one connection that asks again at once. The model's own time
-is told twice: as the server counts it, where it runs between two system calls with cold caches, and in a tight loop in
+Both servers stand side by side and are asked alternately, by one connection that asks again at once. The time of the
+model is measured twice: as the server counts it, between two system calls with cold caches, and in a tight loop in
 this process. The last line on stdout is JSON; times are in microseconds.
 """
 
@@ -112,7 +112,7 @@ def in_a_tight_loop() -> float:
     return statistics.median(took)
 
 
-def measure(store: Path, where: Path, turns: int, seconds: float) -> dict[str, Any]:
+def measure(store: Path, where: Path, rounds: int, seconds: float) -> dict[str, Any]:
     (where / "empty.py").write_text(EMPTY)
     uvicorn = ["uvicorn", "empty:app", "--http", "httptools", "--loop", "uvloop", "--no-access-log"]
     serve = ["halfeven.serve.cli.main", "serve", "--store", str(store)]
@@ -121,28 +121,28 @@ def measure(store: Path, where: Path, turns: int, seconds: float) -> dict[str, A
         empty = running.enter_context(process(uvicorn, where, free_port()))
         ours = running.enter_context(process(serve, where, free_port()))
         time.sleep(10)  # loaded, proven and warm; memory handed back
-        for _ in range(turns):
+        for _ in range(rounds):
             medians["empty"].append(statistics.median(asked_again_and_again(empty, seconds)))
             before = counted(ours)
             medians["halfeven"].append(statistics.median(asked_again_and_again(ours, seconds)))
             after = counted(ours)
             medians["computing"].append((after[0] - before[0]) / (after[1] - before[1]) * 1e6)
-    reply: dict[str, Any] = {name: round(statistics.median(turn)) for name, turn in medians.items()}
-    reply["around computing"] = reply["halfeven"] - reply["computing"]
-    reply["in a tight loop"] = round(in_a_tight_loop())
-    return {**reply, "turns": {name: [round(one) for one in turn] for name, turn in medians.items()}}
+    found: dict[str, Any] = {name: round(statistics.median(each)) for name, each in medians.items()}
+    found["around computing"] = found["halfeven"] - found["computing"]
+    found["in a tight loop"] = round(in_a_tight_loop())
+    return {**found, "rounds": {name: [round(one) for one in each] for name, each in medians.items()}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=2.0)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as target:
         where = Path(target)
         store = Store(where / "store")
         convert(write_folder(where, "tiny", "torch", "O0"), store, Options(forms=("torch",)), print)
-        print(json.dumps(measure(store.root, where, asked.turns, asked.seconds)))
+        print(json.dumps(measure(store.root, where, asked.rounds, asked.seconds)))
 
 
 if __name__ == "__main__":

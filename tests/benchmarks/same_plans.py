@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from halfeven.exporters.captured.forms import Captured
+from halfeven.exporters.captured.forms import ProgramForms
 from halfeven.exporters.convert import Options, convert
 from halfeven.exporters.foreign.forms import foreign_subject
 from halfeven.exporters.inputs.samples import Samples
@@ -59,7 +59,7 @@ def converted(road: str, name: str, folder: Path) -> Version:
         subject = Subject(
             whole.program, spec, samples, Precision("O1"), Options().forms, folder, {}, search=True
         )
-        return travel(subject, Captured(subject), store, lambda _: None)
+        return travel(subject, ProgramForms(subject), store, lambda _: None)
     return _from_file(road, folder, spec, samples, name, store)
 
 

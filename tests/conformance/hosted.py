@@ -31,7 +31,7 @@ NAN_AND_INF = (
 RANKED = HEAD + "    def forward(self, INPUT0):\n        return INPUT0 * 2" + TAIL
 
 ANIMALS = ["ant", "bee", "cat", "dog", "eel", "fox"]
-# The first of two requests waits for company, and there is room for no second one.
+# The first of two requests waits for a batch to fill, and there is room for no second one.
 ONE_WAITS = {"max_queue_delay_us": 2_000_000, "max_queue_size": 1}
 Folder = Callable[[Path], Path]
 

@@ -41,14 +41,14 @@ URLS = [
     "/",
 ]
 FIELDS = "Host: localhost\r\nConnection: close\r\n"
-MAY_SAY_5XX = (501, 503)  # not offered, not now: both with words
+MAY_ANSWER_5XX = (501, 503)  # not offered, not now: both with words
 
 
 def judged(answer: bytes, what: str) -> None:
     """No answer (a hang-up on what is no HTTP) or an answer that is not a server's fault."""
     if answer:
         status = int(answer.split()[1])
-        assert status < 500 or status in MAY_SAY_5XX, f"{status} for {what}: {answer[-300:]!r}"
+        assert status < 500 or status in MAY_ANSWER_5XX, f"{status} for {what}: {answer[-300:]!r}"
         assert b"Traceback" not in answer
 
 

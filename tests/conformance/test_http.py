@@ -111,7 +111,7 @@ def test_descriptive_status_code(serving: Serving, http: httpx.Client) -> None:
     url, sent = "/v2/models/onnx_zero_1_float32_queue/infer", np.arange(8, dtype=np.float32).tobytes()
     with serving.client() as first, ThreadPoolExecutor(1) as aside:
         waiting = aside.submit(first.post, url, content=sent, headers=RAW)
-        while f"{PENDING} 1" not in http.get("/metrics").text:  # it waits two seconds for company
+        while f"{PENDING} 1" not in http.get("/metrics").text:  # it waits two seconds for a second request
             assert not waiting.done(), waiting.result().text
         refused = http.post(url, content=sent, headers=RAW)
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters.captured.forms import Captured
+from halfeven.exporters.captured.forms import ProgramForms
 from halfeven.exporters.evidence import facts_of
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.prove import (
@@ -106,7 +106,7 @@ def published(tmp_path: Path, *keep: str, level: str = "O1") -> Version:
     samples = Samples({key: tensor.numpy() for key, tensor in fresh("zoo mlp", 16, seed=1).items()})
     precision = Precision(level, "fp16", keep)
     subject = Subject(whole.program, whole.spec, samples, precision, ("torch",), tmp_path, {})
-    return travel(subject, Captured(subject), Store(tmp_path / "store"), lambda _: None)
+    return travel(subject, ProgramForms(subject), Store(tmp_path / "store"), lambda _: None)
 
 
 def shown(version: Version) -> tuple[str, str]:

@@ -83,10 +83,10 @@ def test_a_loop_counts_every_turn() -> None:
     program = normalise(parsed(text, {}), Path("m.onnx"))
     x = np.ones(4, np.float32)
     few, many = (
-        file_operations(program, {"x": x, "n": np.array(turns, np.int64)}).of(
-            {"x": x, "n": np.array(turns, np.int64)}
+        file_operations(program, {"x": x, "n": np.array(rounds, np.int64)}).of(
+            {"x": x, "n": np.array(rounds, np.int64)}
         )
-        for turns in (2, 10)
+        for rounds in (2, 10)
     )
     assert many - few >= 8 * PER_NODE
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from halfeven.exporters.captured.forms import Captured
+from halfeven.exporters.captured.forms import ProgramForms
 from halfeven.exporters.foreign.forms import foreign_subject
 from halfeven.exporters.road import travel
 from halfeven.exporters.subject import Subject
@@ -89,7 +89,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, bool],
         spec, precision = replace(whole.spec, name=NAME), Precision(level)
         subject = Subject(whole.program, spec, samples, precision, (FORM,), folder, {}, search=search)
         try:
-            first = travel(subject, Captured(subject), store, lambda _: None)
+            first = travel(subject, ProgramForms(subject), store, lambda _: None)
         except CannotConvert as error:
             pytest.skip(f"it does not export: {error}")
         asked = ModelFolder(first.folder, "whole.onnx", (), None, None, spec, precision)

@@ -73,7 +73,7 @@ class Measured(Protocol):
     @property
     def waiting(self) -> int: ...
 
-    def tallies(self) -> list[Counters]: ...
+    def all_counters(self) -> list[Counters]: ...
 
 
 class BatcherCollector(Collector):
@@ -92,39 +92,41 @@ class BatcherCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         batchers = list(self._batchers())
-        tallies = [((b.spec.name, counters.version), counters) for b in batchers for counters in b.tallies()]
-        yield from _counters(tallies)
-        yield from _histograms(tallies)
+        labelled = [
+            ((batcher.spec.name, one.version), one) for batcher in batchers for one in batcher.all_counters()
+        ]
+        yield from _counters(labelled)
+        yield from _histograms(labelled)
         yield _write_histogram(self._written())
         yield from _gauges(batchers)
 
 
-_Tallies = list[tuple[tuple[str, str], Counters]]
+_Labelled = list[tuple[tuple[str, str], Counters]]
 
 
-def _counters(tallies: _Tallies) -> Iterator[Metric]:
+def _counters(labelled: _Labelled) -> Iterator[Metric]:
     for name, text, read in _COUNTERS:
         family = CounterMetricFamily(name, text, labels=_LABELS)
-        for labels, counters in tallies:
+        for labels, counters in labelled:
             family.add_metric(labels, read(counters))
         yield family
     failed = CounterMetricFamily(
         "nv_inference_request_failure", "Failed inference requests", labels=("model", "reason", "version")
     )
-    for (model, version), counters in tallies:
+    for (model, version), counters in labelled:
         for reason, read in _FAILURES:
             failed.add_metric((model, reason, version), read(counters))
     yield failed
 
 
-def _histograms(tallies: _Tallies) -> Iterator[Metric]:
+def _histograms(labelled: _Labelled) -> Iterator[Metric]:
     queue = HistogramMetricFamily("halfeven_queue_seconds", "A request's wait for its batch", labels=_LABELS)
     assemble = HistogramMetricFamily(
         "halfeven_assemble_seconds", "Joining a batch's inputs, a part of its run", labels=_LABELS
     )
     compute = HistogramMetricFamily("halfeven_compute_seconds", "A batch's run", labels=_LABELS)
     rows = HistogramMetricFamily("halfeven_batch_rows", "Rows per batch", labels=_LABELS)
-    for labels, counters in tallies:
+    for labels, counters in labelled:
         queue.add_metric(labels, _by_time(counters.queue_buckets), counters.queue_ns / 1e9)
         assemble.add_metric(labels, _by_time(counters.assemble_buckets), counters.assembled_ns / 1e9)
         spent_ns = sum(spent_ns for _, spent_ns in counters.batches.values())

@@ -6,7 +6,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ...versions.traffic.automatic_decisions import Decisions
+from ...versions.traffic.automatic_decisions import AutomaticDecisions
 from ...versions.traffic.comparison import BOUNDS_U, Gap
 from ...versions.traffic.served import ServedModel
 
@@ -17,7 +17,7 @@ _BOUNDS = (*(f"{bound:g}" for bound in BOUNDS_U), "+Inf")
 class RolloutCollector(Collector):
     """``models`` gives those that serve now."""
 
-    def __init__(self, models: Callable[[], Iterable[ServedModel]], decisions: Decisions) -> None:
+    def __init__(self, models: Callable[[], Iterable[ServedModel]], decisions: AutomaticDecisions) -> None:
         self._models = models
         self._decisions = decisions
 

@@ -19,7 +19,7 @@ TRIAL = "trial"  # by whose order the alias goes back
 Numbers = Mapping[str, Any]
 
 
-class Decisions:
+class AutomaticDecisions:
     """Every method blocks for the disk and raises nothing: a full disk must not undo what protects callers."""
 
     def __init__(self, store: Store, device: str) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from ....exporters.gate.measured import in_units
 from ....exporters.gate.parity import UNIT_ROUNDOFF, measure
 from ....exporters.gate.trial import Pair
+from ....exporters.gate.verdict import tied_of
 from ....models.spec import ModelSpec, TensorSpec
 from ....models.store import Version
 
@@ -37,7 +38,7 @@ BOUNDS_U = (
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What one version's own proof says: u, S of each output, and integers that it excused as ties."""
+    """What one version's own proof says: u, S of each output, and outputs whose integers tied."""
 
     u: float
     largest: Mapping[str, float]
@@ -55,7 +56,7 @@ def scale_of(version: Version, form: str | None = None) -> Scale:
     return Scale(
         u,
         {output["name"]: output.get("scale") or 0.0 for output in outputs},
-        frozenset(output["name"] for output in outputs if output.get("excused")),
+        frozenset(output["name"] for output in outputs if tied_of(output)),
     )
 
 
@@ -108,7 +109,7 @@ class Comparison:
         scale = max(self._scale.largest.get(tensor.name, 0.0), found.scale)
         error_u = in_units(found.worst, self._scale.u, scale) if not found.faults else math.inf
         if error_u and tensor.name in self._scale.tying:
-            error_u = 0.0  # its proof excused ties; whether these differences are ties nobody asks here
+            error_u = 0.0  # its proof found ties; whether these differences are ties nobody asks here
         limit_u = self._spec.parity.max_error_u
         with self._lock:
             gap = self._gaps[tensor.name]

@@ -65,12 +65,14 @@ class LoadedVersion:
     def statistics(self) -> Statistics:
         return self.batcher.statistics()
 
-    def tallies(self) -> list[Counters]:
-        return self.batcher.tallies()
+    def all_counters(self) -> list[Counters]:
+        return self.batcher.all_counters()
 
     def counters(self) -> Counters:
         """The counters of this version alone."""
-        return next(counters for counters in self.batcher.tallies() if counters.version == str(self.number))
+        return next(
+            counters for counters in self.batcher.all_counters() if counters.version == str(self.number)
+        )
 
     # A second look.
 

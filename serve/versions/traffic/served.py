@@ -19,13 +19,13 @@ from ....models.errors import UnknownName
 from ....models.spec import ModelSpec
 from ...batching.batcher import Batcher
 from ...batching.interface import NO_TERMS, Answer, PreparedVersion, Statistics, Submit, Terms
-from .automatic_decisions import Decisions
+from .automatic_decisions import AutomaticDecisions
 from .comparison import scale_of
 from .loaded_version import LoadedVersion
 from .rules import Rules
 from .shadow import Shadow
 from .split import Sticky
-from .version_trial import Trial
+from .version_trial import VersionTrial
 
 LABELS = ("stable", "canary", "shadow", "previous")
 SHORTEST_DIGEST = 8
@@ -58,14 +58,14 @@ class ServedModel:
     """``judge`` compares answers and makes decisions durable; ``clock`` gives seconds."""
 
     def __init__(
-        self, stable: LoadedVersion, rules: Rules, decisions: Decisions, judge: Executor,
+        self, stable: LoadedVersion, rules: Rules, decisions: AutomaticDecisions, judge: Executor,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.name = stable.name
         self.traffic = Traffic(stable)
         self.shadow: Shadow | None = None
         self.leaving: list[LoadedVersion] = []
-        self._trials: dict[tuple[LoadedVersion, LoadedVersion], Trial] = {}
+        self._trials: dict[tuple[LoadedVersion, LoadedVersion], VersionTrial] = {}
         self._rules, self._decisions, self._judge, self._clock = rules, decisions, judge, clock
         self._lock = threading.RLock()
         self._front: Submit = stable
@@ -267,7 +267,9 @@ class ServedModel:
         share = Sticky(traffic.canary_percent / 100, f"{self.name}@{canary.number}")
         return _Split(front, trials[canary, stable], share, canary.spec.max_batch_size)
 
-    def _trials_of(self, traffic: Traffic) -> Iterator[tuple[tuple[LoadedVersion, LoadedVersion], Trial]]:
+    def _trials_of(
+        self, traffic: Traffic
+    ) -> Iterator[tuple[tuple[LoadedVersion, LoadedVersion], VersionTrial]]:
         """Those that go on, and new ones."""
         pairs: list[tuple[LoadedVersion, LoadedVersion, bool]] = []
         if traffic.previous is not None and traffic.on_trial:
@@ -277,7 +279,7 @@ class ServedModel:
         for own, other, spills in pairs:
             known = self._trials.get((own, other))
             reject = partial(self.reject, own)
-            yield (own, other), known or Trial(own.spec, own, other, self._rules, reject, spills)
+            yield (own, other), known or VersionTrial(own.spec, own, other, self._rules, reject, spills)
 
 
 class _Split:

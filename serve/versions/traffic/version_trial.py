@@ -27,7 +27,7 @@ MOST_SECOND_OPINIONS = 8
 LOOKED_AT = 2**20  # elements: of a larger batch only so many are looked at on the event loop
 
 
-class Trial:
+class VersionTrial:
     """Stands in front of ``own``, the new version's batcher. ``reject`` is called once, with why and the numbers.
 
     ``spills``: a full queue of its own is answered by the other version as well (a canary's).

@@ -12,7 +12,7 @@ from halfeven.exporters.autocast.placement import Placed, place
 from halfeven.exporters.autocast.plan import Action, PrecisionPlan, make_plan
 from halfeven.exporters.autocast.rewrite import HalfProgram, rewrite
 from halfeven.exporters.autocast.traffic import Worth, cast_map, saved_bytes, worth
-from halfeven.exporters.autocast.transparent import is_transparent, tells_signs_of_zero
+from halfeven.exporters.autocast.transparent import distinguishes_signs_of_zero, is_transparent
 from halfeven.exporters.policy.classes import CLASSES, Trait, has
 from halfeven.models.package import Precision
 from halfeven.models.program import runnable
@@ -187,13 +187,16 @@ def test_an_op_whose_number_half_does_not_represent_is_not_transparent(fill: flo
 
 
 def test_a_program_that_divides_by_a_computed_value_tells_signs_of_zero() -> None:
-    for function, tells in (
+    for function, distinguishes in (
         (lambda self, x: x.relu() / 8, False),
         (lambda self, x: 1 / x.relu(), True),
         (lambda self, x: x.relu() / x.sum(-1, keepdim=True), True),
         (lambda self, x: x.relu() ** 2, False),
     ):
-        assert tells_signs_of_zero(runnable(of(function, torch.randn(4, 8)).program).graph) is tells
+        assert (
+            distinguishes_signs_of_zero(runnable(of(function, torch.randn(4, 8)).program).graph)
+            is distinguishes
+        )
 
 
 # --- the cut ------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from halfeven.exporters.captured import forms
-from halfeven.exporters.captured.forms import Captured
+from halfeven.exporters.captured.forms import ProgramForms
 from halfeven.exporters.prove import Answers, ReferenceRun
 from halfeven.exporters.road import travel
 from halfeven.exporters.subject import Subject
@@ -22,7 +22,7 @@ def published(dtype: str, folder: Path) -> Version:
     net, samples = captured("zoo digits"), samples_of("zoo digits", 32, seed=1)
     spec = replace(net.spec, name="digits")
     subject = Subject(net.program, spec, samples, Precision(dtype=dtype), ("torch", "onnx"), Path(), {})
-    return travel(subject, Captured(subject), Store(folder), lambda _: None)
+    return travel(subject, ProgramForms(subject), Store(folder), lambda _: None)
 
 
 def test_the_fp32_file_stays_where_onnx_cannot_write_the_half(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import onnx
 from halfeven.exporters.autocast.plan import Kept
 from halfeven.exporters.foreign.conversion import ForeignHalf
 from halfeven.exporters.foreign.file_graph import FileGraph
-from halfeven.exporters.foreign.forms import Foreign, foreign_subject
+from halfeven.exporters.foreign.forms import FileForms, foreign_subject
 from halfeven.exporters.foreign.graph import ForeignProgram
 from halfeven.exporters.foreign.runtime import runtime_answers
 from halfeven.exporters.inputs.samples import Samples
@@ -68,7 +68,7 @@ def saved(path: Path, model: ModelProto, spec: ModelSpec | None = None) -> Model
 class ConvertedFile:
     """A file planned on samples, as the road plans it first; nothing is judged or published."""
 
-    maker: Foreign
+    maker: FileForms
 
     @property
     def spec(self) -> ModelSpec:

@@ -11,7 +11,7 @@ from halfeven.exporters.foreign.harmless_losses import may_be_lost, narrow_casts
 from halfeven.exporters.foreign.normalise import normalise
 from halfeven.exporters.foreign.op_lists import rules
 from halfeven.exporters.foreign.profile import profile
-from halfeven.exporters.foreign.weights import Ledger
+from halfeven.exporters.foreign.weights import HalfConstants
 from halfeven.exporters.ranges.ranges import Range
 from halfeven.models.package import Precision
 from onnx import TensorProto
@@ -126,7 +126,10 @@ def test_what_may_be_left_to_the_search(text: str, size: float, least: float, lo
         name: [n for n in program.nodes if name in n.input] for n in program.nodes for name in n.output
     }
     ranges = {node.output[0]: Range(count=2, highest=10.0, smallest=least)}
-    assert may_be_lost(node, Ledger(program.weights, "fp16").entry("tiny"), readers, ranges, "fp16") is lost
+    assert (
+        may_be_lost(node, HalfConstants(program.weights, "fp16").entry("tiny"), readers, ranges, "fp16")
+        is lost
+    )
 
 
 CLIPPED = "g (float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) l = Mul(h, large) s = Mul(l, l) c = Clip(s, zero, most) y = Mul(h, c) }"

@@ -12,7 +12,7 @@ import torch
 from halfeven.exporters.foreign.graph import HALVES
 from halfeven.exporters.foreign.oracle import Oracle, to_half_and_back, to_mantissa
 from halfeven.exporters.foreign.typing import value_types
-from halfeven.exporters.foreign.weights import Ledger, rounded
+from halfeven.exporters.foreign.weights import HalfConstants, rounded
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tests.exporters.foreign.onnx_files import ConvertedFile, convert, gap_u, parsed
@@ -187,7 +187,9 @@ def test_the_ledger_says_what_half_would_cost() -> None:
     dead_row[3] = 2e-7  # three and a third of the least that half has
     bias, big, mask = f32([0.5, -0.25, 1e-7]), f32([7e4]), f32([-np.inf, 0])
     numbers = {"tiny": healthy * f32(1e-7), "eps": f32(1e-6), "gone": f32(1e-9)}
-    ledger = Ledger({"w": healthy, "row": dead_row, "b": bias, "big": big, "mask": mask} | numbers, "fp16")
+    ledger = HalfConstants(
+        {"w": healthy, "row": dead_row, "b": bias, "big": big, "mask": mask} | numbers, "fp16"
+    )
     assert ledger.fault("w") is None and ledger.entry("w").error_u < 1
     assert (
         ledger.fault("row") is None and ledger.fault("b") is None
@@ -196,7 +198,7 @@ def test_the_ledger_says_what_half_would_cost() -> None:
     assert ledger.fault("eps") is None and "would become zero" in str(ledger.fault("gone"))
     assert "would become infinite" in str(ledger.fault("big")) and ledger.entry("big").saturated == 1
     assert ledger.fault("mask") is None
-    assert Ledger({"big": big}, "bf16").fault("big") is None
+    assert HalfConstants({"big": big}, "bf16").fault("big") is None
 
 
 def test_a_half_run_by_onnx_runtime_gives_the_specs_datatypes(tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ def described(kind: str, x: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, 
     reference, candidate = answers({"x": x}), answers({"x": other})
     ties = ForeignTies(model, U, lambda: [{"x": x}])
     different = np.not_equal(reference["y"], candidate["y"])
-    excused = ties.excused({"x": x}, reference, candidate)
-    return excused["y"] if excused else np.zeros_like(different), different
+    tolerated = ties.tolerated({"x": x}, reference, candidate)
+    return tolerated["y"] if tolerated else np.zeros_like(different), different
 
 
 def lowered(x: np.ndarray, by: float) -> np.ndarray:
@@ -70,23 +70,23 @@ def lowered(x: np.ndarray, by: float) -> np.ndarray:
 @pytest.mark.parametrize("kind", CHOICES)
 def test_first_places_that_nearly_tie_may_swap(kind: str) -> None:
     x = scores(3.9)
-    excused, different = described(kind, x, lowered(x, 8 * U * WIDTH))
-    assert different.any() and excused[different].all()
+    tolerated, different = described(kind, x, lowered(x, 8 * U * WIDTH))
+    assert different.any() and tolerated[different].all()
 
 
 @pytest.mark.parametrize("kind", CHOICES)
 def test_first_places_just_too_far_apart_may_not_swap(kind: str) -> None:
     x = scores(4.1)
-    excused, different = described(kind, x, lowered(x, 9 * U * WIDTH))
-    assert different.any() and not excused[different].any()
+    tolerated, different = described(kind, x, lowered(x, 9 * U * WIDTH))
+    assert different.any() and not tolerated[different].any()
 
 
 @pytest.mark.parametrize("kind", ["argmax", "argmax of scores that stand in the first axis"])
 def test_a_tie_elsewhere_in_the_line_excuses_nobody(kind: str) -> None:
     x = scores(0.0)
     third = np.where(x >= np.sort(x, 1)[:, -2:-1], f32(0), x)
-    excused, different = described(kind, x, third)
-    assert different.all() and not excused.any()
+    tolerated, different = described(kind, x, third)
+    assert different.all() and not tolerated.any()
 
 
 def test_indices_that_are_computed_with_are_not_looked_for() -> None:

@@ -17,7 +17,7 @@ def converted(trap: Trap, path: Path, level: str) -> ConvertedFile:
 
 
 def fresh(trap: Trap, foreign: ConvertedFile) -> list[dict[str, np.ndarray]]:
-    """Batches of 1 and more, or single samples where the model is not batched or takes no company."""
+    """Batches of 1 and more, or single samples where the model is not batched or its samples depend on each other."""
     most = foreign.spec.max_batch_size
     if most == 0:
         samples = trap.inputs(np.random.default_rng(), 8)

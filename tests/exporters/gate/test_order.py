@@ -55,7 +55,7 @@ def spread_evenly(rows: int = 200) -> Answer:
 
 
 def swapped(scores: Answer, distance_u: float) -> Answer:
-    """Two neighbours in the ranking change places, having been moved ``distance_u`` apart."""
+    """Two candidates that are adjacent in the ranking change places, having been moved ``distance_u`` apart."""
     one, other = np.argsort(scores)[100:102]
     spread = np.subtract(*np.percentile(scores, (95, 5)))
     scores[other] = scores[one] + distance_u * U * spread

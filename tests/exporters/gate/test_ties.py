@@ -43,13 +43,13 @@ def ties_of(found: Whole, *inputs: Tensor) -> Ties:
     return Ties(runnable(found.program), ["x"], names, U, lambda: judging)
 
 
-def excused(choose: Callable[[Tensor], Tensor], x: Tensor, near: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def tolerated(choose: Callable[[Tensor], Tensor], x: Tensor, near: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Where the answer to ``near`` may stand for the answer to ``x``, and where it is another."""
     found = captured(choose, x)
     (reference,), (candidate,) = found.run(x), found.run(near)
-    reply = ties_of(found, x).excused({"x": x.numpy()}, {"y0": reference.numpy()}, {"y0": candidate.numpy()})
+    tied = ties_of(found, x).tolerated({"x": x.numpy()}, {"y0": reference.numpy()}, {"y0": candidate.numpy()})
     different = (reference != candidate).numpy()
-    return reply.get("y0", np.zeros_like(different)), different
+    return tied.get("y0", np.zeros_like(different)), different
 
 
 CHOICES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -79,8 +79,8 @@ def test_first_places_that_nearly_tie_may_swap(kind):
         row[second] = row[first] - gap
     near = x.clone()
     near[::2] = torch.where(x[::2] == x[::2].amax(1, keepdim=True), x[::2] - 2 * gap, x[::2])
-    reply, different = excused(CHOICES[kind], x, near)
-    assert different.any() and reply[different].all()
+    tied, different = tolerated(CHOICES[kind], x, near)
+    assert different.any() and tied[different].all()
 
 
 @pytest.mark.parametrize("kind", CHOICES)
@@ -91,8 +91,8 @@ def test_first_places_just_too_far_apart_may_not_swap(kind):
         first, second = row.argsort(descending=True)[:2]
         row[second] = row[first] - gap
     near = torch.where(x == x.amax(1, keepdim=True), x - 2 * gap, x)
-    reply, different = excused(CHOICES[kind], x, near)
-    assert different.any() and not reply[different].any()
+    tied, different = tolerated(CHOICES[kind], x, near)
+    assert different.any() and not tied[different].any()
 
 
 @pytest.mark.parametrize("kind", ["argmax", "topk", "sort", "reshaped", "along another axis"])
@@ -102,8 +102,8 @@ def test_another_class_far_away_is_not_excused_by_a_tie_elsewhere_in_its_line(ki
         order = row.argsort(descending=True)
         row[order[1]] = row[order[0]]
     far = torch.where(x == x.amax(1, keepdim=True), torch.zeros_like(x), x)  # now the third is first
-    reply, different = excused(CHOICES[kind], x, far)
-    assert different.any(-1 if different.ndim > 1 else None).all() and not reply.reshape(ROWS, -1)[:, 0].any()
+    tied, different = tolerated(CHOICES[kind], x, far)
+    assert different.any(-1 if different.ndim > 1 else None).all() and not tied.reshape(ROWS, -1)[:, 0].any()
 
 
 def test_the_margin_is_of_the_largest_score_over_all_judged_samples():
@@ -116,11 +116,11 @@ def test_the_margin_is_of_the_largest_score_over_all_judged_samples():
     answers = [{"y0": found.run(tensor)[0].numpy()} for tensor in (x, near)]
     alone = [{"y0": answer["y0"][1:2]} for answer in answers]
     inputs = {"x": x.numpy()}
-    assert ties_of(found, x).excused(inputs, *answers)["y0"][1]
-    assert ties_of(found, x[1:2]).excused({"x": x[1:2].numpy()}, *alone)["y0"].tolist() == [False]
+    assert ties_of(found, x).tolerated(inputs, *answers)["y0"][1]
+    assert ties_of(found, x[1:2]).tolerated({"x": x[1:2].numpy()}, *alone)["y0"].tolist() == [False]
     for batches in ((x, x[1:2]), (x[1:2], x)):
-        reply = ties_of(found, *batches).excused({"x": x[1:2].numpy()}, *alone)["y0"]
-        assert reply.tolist() == [True]
+        tied = ties_of(found, *batches).tolerated({"x": x[1:2].numpy()}, *alone)["y0"]
+        assert tied.tolist() == [True]
 
 
 def test_sentinels_stretch_no_margin_and_are_all_alike():
@@ -131,10 +131,10 @@ def test_sentinels_stretch_no_margin_and_are_all_alike():
     candidate = reference.clone()
     candidate[:, :2] = reference[:, [1, 0]]
     candidate[0, -2:] = reference[0, [-1, -2]]
-    reply = ties_of(found, x).excused({"x": x.numpy()}, {"y0": reference.numpy()}, {"y0": candidate.numpy()})[
-        "y0"
-    ]
-    assert reply[:, :2].all() and not reply[0, -2:].any()
+    tied = ties_of(found, x).tolerated(
+        {"x": x.numpy()}, {"y0": reference.numpy()}, {"y0": candidate.numpy()}
+    )["y0"]
+    assert tied[:, :2].all() and not tied[0, -2:].any()
 
 
 def test_sentinels_of_different_signs_are_not_alike():
@@ -142,8 +142,8 @@ def test_sentinels_of_different_signs_are_not_alike():
     x[:, 0], x[:, 1] = -3.4e38, 3.4e38
     found = captured(CHOICES["argmax"], x)
     reference = found.run(x)[0].numpy()
-    reply = ties_of(found, x).excused({"x": x.numpy()}, {"y0": reference}, {"y0": reference - 1})["y0"]
-    assert (reference == 1).all() and not reply.any()
+    tied = ties_of(found, x).tolerated({"x": x.numpy()}, {"y0": reference}, {"y0": reference - 1})["y0"]
+    assert (reference == 1).all() and not tied.any()
 
 
 @pytest.mark.parametrize("wrong", [-1, WIDTH, 1 << 40])
@@ -151,8 +151,8 @@ def test_an_index_that_is_none_is_not_excused(wrong):
     x = torch.ones(ROWS, WIDTH)
     found = captured(CHOICES["argmax"], x)
     reference = found.run(x)[0].numpy()
-    reply = ties_of(found, x).excused({"x": x.numpy()}, {"y0": reference}, {"y0": reference + wrong})
-    assert not reply["y0"].any()
+    tied = ties_of(found, x).tolerated({"x": x.numpy()}, {"y0": reference}, {"y0": reference + wrong})
+    assert not tied["y0"].any()
 
 
 def test_one_index_twice_is_not_excused_however_close():
@@ -160,25 +160,25 @@ def test_one_index_twice_is_not_excused_however_close():
     found = captured(CHOICES["topk"], x)
     reference = found.run(x)[0].numpy()
     twice = np.repeat(reference[:, :1], 3, axis=1)
-    reply = ties_of(found, x).excused({"x": x.numpy()}, {"y0": reference}, {"y0": twice})["y0"]
-    assert not reply.any()
+    tied = ties_of(found, x).tolerated({"x": x.numpy()}, {"y0": reference}, {"y0": twice})["y0"]
+    assert not tied.any()
 
 
 def test_whole_numbers_tie_only_where_they_are_equal():
     x = torch.tensor([[50_000.0, 49_999.0, 3.0], [7.0, 7.0, 3.0]])
     found = captured(lambda x: x.int().argmax(-1), x)
-    reply = ties_of(found, x).excused(
+    tied = ties_of(found, x).tolerated(
         {"x": x.numpy()}, {"y0": found.run(x)[0].numpy()}, {"y0": np.array([1, 1])}
     )
-    assert reply["y0"].tolist() == [False, True]
+    assert tied["y0"].tolist() == [False, True]
 
 
 def test_a_reference_that_is_not_what_the_whole_chooses_excuses_nothing():
     x = torch.ones(ROWS, WIDTH)
     found = captured(CHOICES["argmax"], x)
     other = np.full(ROWS, 3)
-    reply = ties_of(found, x).excused({"x": x.numpy()}, {"y0": other}, {"y0": other + 1})["y0"]
-    assert not reply.any()
+    tied = ties_of(found, x).tolerated({"x": x.numpy()}, {"y0": other}, {"y0": other + 1})["y0"]
+    assert not tied.any()
 
 
 UNTRACED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -201,7 +201,7 @@ def test_an_index_that_is_answered_as_a_number_is_judged_as_a_number():
     x = torch.ones(ROWS, WIDTH)
     found = captured(lambda x: x.argmax(-1).float(), x)
     reference = found.run(x)[0].numpy()
-    assert ties_of(found, x).excused({"x": x.numpy()}, {"y0": reference}, {"y0": reference + 1}) == {}
+    assert ties_of(found, x).tolerated({"x": x.numpy()}, {"y0": reference}, {"y0": reference + 1}) == {}
 
 
 def test_the_values_of_a_choice_are_no_indices():
@@ -218,8 +218,8 @@ def test_the_whole_is_run_again_only_where_integers_differ():
         raise AssertionError("nothing differs: nothing is asked")
 
     ties = Ties(runnable(found.program), ["x"], ["y0"], U, judging)
-    assert ties.excused({"x": x.numpy()}, answer, answer) == {}
-    assert ties.excused({"x": x.numpy()}, answer, {"y0": answer["y0"][:2]}) == {}
+    assert ties.tolerated({"x": x.numpy()}, answer, answer) == {}
+    assert ties.tolerated({"x": x.numpy()}, answer, {"y0": answer["y0"][:2]}) == {}
 
 
 def test_the_gate_passes_ties_counts_them_and_still_refuses_a_wrong_class():
@@ -232,12 +232,12 @@ def test_the_gate_passes_ties_counts_them_and_still_refuses_a_wrong_class():
     samples, ties = tuple(range(ROWS)), ties_of(found, x)
 
     def report():
-        reply = ties.excused({"x": x.numpy()}, reference, candidate)
-        return judge(found.spec, "fp16", [Trial(samples, reference, candidate, reply)])
+        tied = ties.tolerated({"x": x.numpy()}, reference, candidate)
+        return judge(found.spec, "fp16", [Trial(samples, reference, candidate, tied)])
 
     (passed,) = report().outputs
-    assert passed.passed and (passed.excused, passed.different) == (1, 0)
+    assert passed.passed and (passed.tied, passed.different) == (1, 0)
     candidate["y0"][3] = (candidate["y0"][3] + 1) % WIDTH
     (refused,) = report().outputs
-    assert not refused.passed and (refused.excused, refused.different) == (1, 1)
+    assert not refused.passed and (refused.tied, refused.different) == (1, 1)
     assert refused.worst_sample == 3

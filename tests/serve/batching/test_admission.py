@@ -33,7 +33,7 @@ async def test_the_inputs_that_wait_have_a_limit_in_bytes_with_fixed_and_with_fr
             device.release()
             await asyncio.gather(*futures)
             await batcher.submit(rows_of(1), 1)
-            assert (batcher.tallies()[0].rejected, batcher.waiting) == (1, 0)
+            assert (batcher.all_counters()[0].rejected, batcher.waiting) == (1, 0)
 
 
 @async_test
@@ -185,7 +185,7 @@ async def test_after_an_overload_everybody_is_let_in_at_once() -> None:
         admitted, refused = await overload(batcher, device, 8)
         assert refused == 0
         await asyncio.gather(*admitted)
-        assert batcher.tallies()[0].rejected == 42
+        assert batcher.all_counters()[0].rejected == 42
 
 
 async def overload(batcher: Batcher, device: DeviceThread, requests: int) -> tuple[list[Future], int]:

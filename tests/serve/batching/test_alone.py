@@ -60,15 +60,20 @@ async def counted(values: np.ndarray, past_the_queue: bool) -> list[Any]:
             seen.append((answer.outputs[0].tolist(), answer.prepared.version, times))
             await asyncio.sleep(0)
         assert past == [True] * len(values) * past_the_queue
-        counters = batcher.tallies()[0]
-        turns = batcher._scheduler
+        counters = batcher.all_counters()[0]
+        scheduler = batcher._scheduler
         seen += [
             batcher.statistics(),
             counters.queue_buckets,
             counters.compute_buckets,
             counters.assemble_buckets,
         ]
-        seen += [turns.queue.taken, turns.queue.taken_rows, turns.pace.full_ns, turns.pace.easy_rows]
+        seen += [
+            scheduler.queue.taken,
+            scheduler.queue.taken_rows,
+            scheduler.pace.full_ns,
+            scheduler.pace.easy_rows,
+        ]
         seen += [engine.batches, set(engine.threads) == {here()}]
     for statistics in seen:
         if isinstance(statistics, dict):

@@ -172,7 +172,7 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
         again = batcher.submit(rows_of(4), 1)  # there is room again
         clock.now_ns += 2_000_000  # the wait after a batch of several
         await again
-        assert (batcher.waiting, batcher.tallies()[0].rejected) == (0, 1)
+        assert (batcher.waiting, batcher.all_counters()[0].rejected) == (0, 1)
 
 
 @async_test
@@ -225,7 +225,7 @@ async def test_a_caller_who_leaves_while_waiting_costs_nothing_and_is_counted() 
         assert [float(a.outputs[0][0, 0]) for a in answers] == [1, 2, 4]
         assert engine.batches == [[(1, 4)] * 3]
         await looked(device)
-        assert (batcher.tallies()[0].vanished, batcher.waiting) == (3, 0)
+        assert (batcher.all_counters()[0].vanished, batcher.waiting) == (3, 0)
 
 
 @async_test

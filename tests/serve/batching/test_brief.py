@@ -67,9 +67,9 @@ async def test_who_asks_alone_again_has_his_answer_at_once_and_company_is_batche
         await asyncio.sleep(0)
         second = batcher.submit(rows_of(2.0), 1)
         assert second.done() and float(second.result().outputs[0][0, 0]) == 6.0
-        company = [batcher.submit(rows_of(value), 1) for value in (3.0, 4.0, 5.0)]
-        assert not any(future.done() for future in company), "in the same round: a batch"
-        await asyncio.gather(*company)
+        others = [batcher.submit(rows_of(value), 1) for value in (3.0, 4.0, 5.0)]
+        assert not any(future.done() for future in others), "in the same round: a batch"
+        await asyncio.gather(*others)
         again = [batcher.submit(rows_of(value), 1) for value in (6.0, 7.0)]
         assert not any(future.done() for future in again)
         await asyncio.gather(*again)
@@ -78,30 +78,30 @@ async def test_who_asks_alone_again_has_his_answer_at_once_and_company_is_batche
         assert set(engine.threads) == {here()}
 
 
-class Diary:
-    """In the place of `BriefPolling`: what the batcher tells it."""
+class Calls:
+    """In the place of `BriefPolling`: records the calls of the batcher."""
 
     def __init__(self) -> None:
-        self.reply: list[str] = []
+        self.made: list[str] = []
 
     def asked(self, now_ns: int) -> None:
-        self.reply.append("asked")
+        self.made.append("asked")
 
     def answered(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.reply.append("answered")
+        self.made.append("answered")
 
 
 @async_test
 async def test_the_loop_lingers_after_a_lone_answer_and_after_no_other() -> None:
     async with serving(Brief(), clock=Clock()) as (batcher, device):
-        batcher._brief_polling = diary = Diary()  # type: ignore[assignment]
+        batcher._brief_polling = calls = Calls()  # type: ignore[assignment]
         await asleep(device)
         await asyncio.gather(*[batcher.submit(rows_of(value), 1) for value in (1.0, 2.0)])
         await batcher.submit(rows_of(3.0), 1)
-        assert diary.reply == []
+        assert calls.made == []
         await asyncio.sleep(0)
         assert batcher.submit(rows_of(4.0), 1).done()
-        assert diary.reply == ["asked", "answered"]
+        assert calls.made == ["asked", "answered"]
 
 
 @async_test

@@ -9,7 +9,7 @@ from halfeven.serve.batching.brief_polling import LOOK_NS, BriefPolling
 
 
 class Loop:
-    """An event loop that nobody but the test turns, and a clock that 10 µs pass on at every turn."""
+    """An event loop that only the test polls, and a clock that moves on 10 µs at every poll."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -19,15 +19,15 @@ class Loop:
     def call_soon(self, callback: Callable[..., None], *arguments: Any) -> None:
         self._ready.append((callback, arguments))
 
-    def turns_without_sleep(self) -> int:
-        turns = 0
+    def polls_without_sleep(self) -> int:
+        polls = 0
         while self._ready:
-            turns += 1
+            polls += 1
             self.now_ns += 10_000
             ready, self._ready = self._ready, []
             for callback, arguments in ready:
                 callback(*arguments)
-        return turns
+        return polls
 
 
 @pytest.fixture
@@ -45,14 +45,14 @@ def answer(polling: BriefPolling, loop: Loop, after_ns: int) -> bool:
     loop.now_ns += after_ns
     polling.asked(loop.now_ns)
     polling.answered(cast(asyncio.AbstractEventLoop, loop))
-    return loop.turns_without_sleep() > 0
+    return loop.polls_without_sleep() > 0
 
 
 def test_after_an_answer_the_loop_looks_again_for_a_moment_and_then_sleeps(
     polling: BriefPolling, loop: Loop
 ) -> None:
     polling.answered(cast(asyncio.AbstractEventLoop, loop))
-    assert loop.turns_without_sleep() == LOOK_NS / 10_000
+    assert loop.polls_without_sleep() == LOOK_NS / 10_000
 
 
 def test_another_answer_meanwhile_makes_it_longer_not_twice_as_busy(
@@ -60,7 +60,7 @@ def test_another_answer_meanwhile_makes_it_longer_not_twice_as_busy(
 ) -> None:
     polling.answered(cast(asyncio.AbstractEventLoop, loop))
     polling.answered(cast(asyncio.AbstractEventLoop, loop))
-    assert loop.turns_without_sleep() == LOOK_NS / 10_000
+    assert loop.polls_without_sleep() == LOOK_NS / 10_000
 
 
 def test_who_asks_again_at_once_is_always_looked_for(polling: BriefPolling, loop: Loop) -> None:
@@ -83,4 +83,4 @@ def test_who_begins_to_ask_at_once_is_looked_for_again(polling: BriefPolling, lo
 def test_nobody_is_looked_for_while_another_model_has_the_core(polling: BriefPolling, loop: Loop) -> None:
     loop.idle = False
     polling.answered(cast(asyncio.AbstractEventLoop, loop))
-    assert loop.turns_without_sleep() == 1
+    assert loop.polls_without_sleep() == 1

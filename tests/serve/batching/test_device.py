@@ -13,10 +13,10 @@ from halfeven.serve.batching.device import BACKGROUND_EVERY_NS, Bell, DeviceThre
 
 
 class BatchScheduler:
-    """A batcher without requests: a list of arrival times, one batch each, told to a common diary."""
+    """A batcher without requests: a list of arrival times, one batch each, recorded in a common list of events."""
 
-    def __init__(self, name: str, diary: list[str], *arrivals_ns: int) -> None:
-        self.name, self.diary, self.arrivals_ns = name, diary, list(arrivals_ns)
+    def __init__(self, name: str, events: list[str], *arrivals_ns: int) -> None:
+        self.name, self.events, self.arrivals_ns = name, events, list(arrivals_ns)
         self.refused = False
 
     @property
@@ -29,7 +29,7 @@ class BatchScheduler:
     def step(self) -> None:
         first_ns = min(self.arrivals_ns)
         self.arrivals_ns.remove(first_ns)
-        self.diary.append(f"{self.name}{first_ns}")
+        self.events.append(f"{self.name}{first_ns}")
 
     def land(self) -> bool:
         return False
@@ -52,12 +52,12 @@ def looked(device: DeviceThread) -> None:
 
 
 def test_the_oldest_waiting_request_of_all_models_goes_first(device: DeviceThread) -> None:
-    diary: list[str] = []
-    device.attach(BatchScheduler("a", diary, 1, 4, 5))
-    device.attach(BatchScheduler("b", diary, 2, 3, 6))
+    events: list[str] = []
+    device.attach(BatchScheduler("a", events, 1, 4, 5))
+    device.attach(BatchScheduler("b", events, 2, 3, 6))
     device.start()
     assert device.stop(30)
-    assert diary == ["a1", "b2", "b3", "a4", "a5", "b6"]
+    assert events == ["a1", "b2", "b3", "a4", "a5", "b6"]
 
 
 def test_calls_run_on_the_device_thread_and_their_results_and_errors_come_back(device: DeviceThread) -> None:
@@ -79,21 +79,21 @@ def test_a_call_cancelled_before_its_turn_is_not_run(device: DeviceThread) -> No
 
 
 def test_a_long_line_of_calls_does_not_starve_the_batches(device: DeviceThread) -> None:
-    diary: list[str] = []
-    device.attach(BatchScheduler("a", diary, 1, 2, 3))
+    events: list[str] = []
+    device.attach(BatchScheduler("a", events, 1, 2, 3))
     for _ in range(4):
-        device.call(lambda: diary.append("call"))
+        device.call(lambda: events.append("call"))
     device.start()
     assert device.stop(30)
-    assert diary == ["call", "a1", "call", "a2", "call", "a3", "call"]
+    assert events == ["call", "a1", "call", "a2", "call", "a3", "call"]
 
 
 @pytest.mark.parametrize("where", ["step", "due_ns"])
 def test_a_queue_that_raises_kills_neither_the_thread_nor_the_other_models(
     device: DeviceThread, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    diary: list[str] = []
-    broken = BatchScheduler("broken", diary, 1)
+    events: list[str] = []
+    broken = BatchScheduler("broken", events, 1)
 
     def fail() -> Any:
         broken.arrivals_ns.clear()
@@ -101,10 +101,10 @@ def test_a_queue_that_raises_kills_neither_the_thread_nor_the_other_models(
 
     setattr(broken, where, fail)
     device.attach(broken)
-    device.attach(BatchScheduler("a", diary, 2))
+    device.attach(BatchScheduler("a", events, 2))
     device.start()
     looked(device)
-    assert diary == ["a2"] and device.alive
+    assert events == ["a2"] and device.alive
     assert "MemoryError" in caplog.text
     device.detach(broken)
 
@@ -143,43 +143,45 @@ def test_it_sleeps_without_a_timer_unless_a_batch_is_due_later(device: DeviceThr
 
 
 def test_held_it_begins_no_batch_but_runs_calls(device: DeviceThread) -> None:
-    diary: list[str] = []
+    events: list[str] = []
     device.hold()
-    device.attach(BatchScheduler("a", diary, 1))
+    device.attach(BatchScheduler("a", events, 1))
     device.start()
     looked(device)
-    assert diary == []
+    assert events == []
     device.release()
     looked(device)
-    assert diary == ["a1"]
+    assert events == ["a1"]
 
 
 def test_held_until_so_many_wait_it_goes_on_by_itself(device: DeviceThread) -> None:
-    diary: list[str] = []
-    a, b = BatchScheduler("a", diary, 1, 2), BatchScheduler("b", diary)
+    events: list[str] = []
+    a, b = BatchScheduler("a", events, 1, 2), BatchScheduler("b", events)
     device.hold(until_queued=3)
     device.attach(a)
     device.attach(b)
     device.start()
     looked(device)
-    assert diary == []
+    assert events == []
     b.arrivals_ns.append(3)
     device.ring()
     for _ in range(3):  # one batch between two calls
         looked(device)
-    assert diary == ["a1", "a2", "b3"]
+    assert events == ["a1", "a2", "b3"]
 
 
 def test_stopping_refuses_first_then_finishes_what_waits(device: DeviceThread) -> None:
-    diary: list[str] = []
-    turns = BatchScheduler("a", diary, 1, 2, 9_999)  # the last is due later: stopping does not wait for it
-    device.attach(turns)
+    events: list[str] = []
+    scheduler = BatchScheduler(
+        "a", events, 1, 2, 9_999
+    )  # the last is due later: stopping does not wait for it
+    device.attach(scheduler)
     device.hold()
     device.start()
-    last = device.call(lambda: diary.append("call"))
+    last = device.call(lambda: events.append("call"))
     assert device.stop(30)
-    assert turns.refused and last.done() and not device.alive
-    assert sorted(diary) == ["a1", "a2", "a9999", "call"]
+    assert scheduler.refused and last.done() and not device.alive
+    assert sorted(events) == ["a1", "a2", "a9999", "call"]
     with pytest.raises(NotReady, match="stopping"):
         device.call(lambda: None)
     assert not device.ring()
@@ -225,10 +227,10 @@ def test_a_bell_rung_many_times_is_heard_once() -> None:
 
 
 class Busy(BatchScheduler):
-    """Always has a batch, until its number of turns is over; each turn moves the clock on."""
+    """Always has a batch, until its number of rounds is over; each round moves the clock on."""
 
-    def __init__(self, name: str, diary: list[str], turns: int, then: Callable[[], None]) -> None:
-        super().__init__(name, diary, *range(turns))
+    def __init__(self, name: str, events: list[str], rounds: int, then: Callable[[], None]) -> None:
+        super().__init__(name, events, *range(rounds))
         self.then = then
 
     def due_ns(self) -> int | None:
@@ -240,43 +242,43 @@ class Busy(BatchScheduler):
 
 
 def test_in_the_background_a_batch_waits_for_everybody_elses() -> None:
-    diary: list[str] = []
+    events: list[str] = []
     device = DeviceThread(clock=lambda: 100)
-    device.attach(BatchScheduler("shadow", diary, 1, 2), background=True)
-    device.attach(BatchScheduler("a", diary, 3, 4))
+    device.attach(BatchScheduler("shadow", events, 1, 2), background=True)
+    device.attach(BatchScheduler("a", events, 3, 4))
     device.start()
     assert device.stop(30)
-    assert diary == ["a3", "a4", "shadow1", "shadow2"]
+    assert events == ["a3", "a4", "shadow1", "shadow2"]
 
 
 def test_under_full_load_the_background_gets_one_turn_a_second_and_no_more() -> None:
-    diary: list[str] = []
+    events: list[str] = []
     now = [0]
 
     def tenth() -> None:
         now[0] += BACKGROUND_EVERY_NS // 10
 
     device = DeviceThread(clock=lambda: now[0])
-    device.attach(Busy("a", diary, 35, tenth))
-    device.attach(Busy("shadow", diary, 9, lambda: None), background=True)
+    device.attach(Busy("a", events, 35, tenth))
+    device.attach(Busy("shadow", events, 9, lambda: None), background=True)
     device.start()
     for _ in range(50):
         looked(device)
     assert device.stop(30)
-    places = [place for place, name in enumerate(diary[:38]) if name.startswith("shadow")]
+    places = [place for place, name in enumerate(events[:38]) if name.startswith("shadow")]
     assert places == [10, 21, 32]
-    assert [name[0] for name in diary[38:]] == ["s"] * 6
+    assert [name[0] for name in events[38:]] == ["s"] * 6
 
 
 def test_the_background_may_go_while_everybody_else_waits_for_a_batch_to_fill(device: DeviceThread) -> None:
-    diary: list[str] = []
-    later = BatchScheduler("a", diary, 9_999)
+    events: list[str] = []
+    later = BatchScheduler("a", events, 9_999)
     device.attach(later)
-    device.attach(BatchScheduler("shadow", diary, 1), background=True)
+    device.attach(BatchScheduler("shadow", events, 1), background=True)
     device.start()
     for _ in range(3):
         looked(device)
-    assert diary == ["shadow1"]
+    assert events == ["shadow1"]
     device.detach(later)
 
 
@@ -298,12 +300,12 @@ def test_it_wakes_for_the_background_as_well(device: DeviceThread) -> None:
 
 
 def test_stopping_refuses_and_finishes_the_background_too(device: DeviceThread) -> None:
-    diary: list[str] = []
-    shadow = BatchScheduler("shadow", diary, 9_999)
+    events: list[str] = []
+    shadow = BatchScheduler("shadow", events, 9_999)
     device.attach(shadow, background=True)
     device.start()
     assert device.stop(30)
-    assert shadow.refused and diary == ["shadow9999"]
+    assert shadow.refused and events == ["shadow9999"]
 
 
 def test_a_device_that_is_lost_says_why_first(device: DeviceThread) -> None:

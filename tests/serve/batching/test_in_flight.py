@@ -18,7 +18,7 @@ class _Launched:
     parts: Any
 
     def wait(self) -> list[np.ndarray]:
-        self.engine.diary.append(f"wait {len(self.parts[0])}")
+        self.engine.events.append(f"wait {len(self.parts[0])}")
         self.engine.waiting.set()
         assert self.engine.done.wait(30)
         self.engine.computing -= 1
@@ -27,22 +27,22 @@ class _Launched:
 
 @dataclass(eq=False)
 class Ahead(Fake):
-    """Launches at once; nothing ends before ``done``. Keeps a diary of batches by their number of requests."""
+    """Launches at once; nothing ends before ``done``. Keeps a list of batches by their number of requests."""
 
     in_flight: int = 2
     computing: int = 0
-    diary: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
     done: threading.Event = field(default_factory=threading.Event)
     waiting: threading.Event = field(default_factory=threading.Event)
 
     def launch(self, parts: Any) -> _Launched:
-        self.diary.append(f"launch {len(parts[0])}")
+        self.events.append(f"launch {len(parts[0])}")
         self.computing += 1
         assert self.computing <= self.in_flight
         return _Launched(self, parts)
 
     def run(self, parts: Any) -> list[np.ndarray]:
-        self.diary.append(f"run {len(parts[0])}")
+        self.events.append(f"run {len(parts[0])}")
         return super().run(parts)
 
 
@@ -56,7 +56,7 @@ async def test_the_next_full_batch_is_launched_before_the_first_is_waited_for() 
         device.release()
         answers = await asyncio.gather(*futures)
     assert [answer.outputs[0].item() for answer in answers] == list(range(7))
-    assert engine.diary == [
+    assert engine.events == [
         "launch 2", "launch 2", "wait 2", "launch 2", "wait 2", "wait 2", "launch 1", "wait 1",
     ]  # fmt: skip
 
@@ -70,7 +70,7 @@ async def test_a_batch_that_could_still_fill_is_not_launched_ahead() -> None:
         others = [batcher.submit(rows_of(i), 1) for i in (1, 2)]
         engine.done.set()
         await asyncio.gather(first, *others)
-    assert engine.diary == ["launch 1", "wait 1", "launch 2", "wait 2"]
+    assert engine.events == ["launch 1", "wait 1", "launch 2", "wait 2"]
 
 
 @async_test
@@ -85,7 +85,7 @@ async def test_a_launched_batch_that_fails_is_tried_in_halves_and_the_one_behind
         got = await asyncio.gather(*futures, return_exceptions=True)
     assert isinstance(got[1], EngineFailed)
     assert [a.outputs[0].item() for a in got if not isinstance(a, BaseException)] == [0, 2, 3, 4, 5, 6, 7]
-    assert engine.diary[:3] == ["launch 4", "launch 4", "wait 4"] and engine.diary[-1] == "wait 4"
+    assert engine.events[:3] == ["launch 4", "launch 4", "wait 4"] and engine.events[-1] == "wait 4"
 
 
 @async_test

@@ -128,8 +128,8 @@ class Play:
         admission, queue = self.batcher._admission, self.batcher._queue
         assert (admission.rows, admission.bytes) == (queue.taken_rows, queue.taken_bytes)
         assert admission.urgent_rows == queue.taken_urgent_rows
-        tallies = self.batcher.tallies()
-        counted = sum(t.requests + t.failures + t.vanished + t.timed_out for t in tallies)
+        all_counters = self.batcher.all_counters()
+        counted = sum(t.requests + t.failures + t.vanished + t.timed_out for t in all_counters)
         assert counted <= len(self.sent)
         assert self.signature or counted == len(self.sent)
         for engine in self.engines:

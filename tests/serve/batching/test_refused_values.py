@@ -59,7 +59,7 @@ async def test_what_a_half_alone_refuses_its_whole_answers() -> None:
         device.release()
         answers = await asyncio.gather(*futures)
         await looked(device)
-        counters = batcher.tallies()[-1]
+        counters = batcher.all_counters()[-1]
     assert [answer.outputs[0].item() for answer in answers] == [1.0, 21.0, 2.0]
     assert [answer.precision for answer in answers] == ["fp16", "fp32-rescued", "fp16"]
     assert (counters.requests, counters.rescued_rows) == (3, 1)

@@ -44,7 +44,7 @@ async def test_the_answer_has_the_longest_wait_and_the_sum_of_what_was_computed(
     async with serving(engine, spec(rows=4), clock) as (batcher, _):
         answer = await batcher.submit(rows_of(*range(10)), 10)
         assert (answer.queue_ns, answer.compute_ns, answer.batch_rows) == (2000, 3000, 4)
-        counters = batcher.tallies()[0]
+        counters = batcher.all_counters()[0]
         assert (counters.requests, counters.rows, counters.executions) == (1, 10, 3)
         assert (counters.queue_ns, counters.compute_ns, sum(counters.queue_buckets)) == (2000, 3000, 1)
 
@@ -91,7 +91,7 @@ async def test_one_poisoned_part_fails_the_request_once_and_nobody_else() -> Non
             await large
         assert (await mate).outputs[0].item() == 7
         await looked(device)
-        counters = batcher.tallies()[0]
+        counters = batcher.all_counters()[0]
         assert (counters.failures, counters.requests, counters.vanished, batcher.waiting) == (1, 1, 0, 0)
 
 
@@ -107,7 +107,7 @@ async def test_a_caller_who_leaves_between_two_parts_costs_no_more_and_is_counte
         engine.gate.set()
         await batcher.submit(rows_of(1), 1)
         await looked(device)
-        counters = batcher.tallies()[0]
+        counters = batcher.all_counters()[0]
         assert (counters.vanished, counters.requests, batcher.waiting) == (1, 1, 0)
     assert [[shape[0] for shape in batch] for batch in engine.batches] == [[2], [1]]
 
@@ -127,7 +127,11 @@ async def test_its_timeout_holds_until_its_first_part_begins() -> None:
         engine.gate.set()
         assert (await begun).outputs[0].shape == (5, 1)
         await looked(device)
-        assert (batcher.tallies()[0].timed_out, batcher.tallies()[0].requests, batcher.waiting) == (1, 1, 0)
+        assert (batcher.all_counters()[0].timed_out, batcher.all_counters()[0].requests, batcher.waiting) == (
+            1,
+            1,
+            0,
+        )
 
 
 @pytest.mark.parametrize("moment", ["waiting", "begun"])

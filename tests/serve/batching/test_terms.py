@@ -46,7 +46,7 @@ async def test_a_timeout_fires_while_a_batch_of_others_is_on_the_device_and_the_
         engine.gate.set()
         assert [(await f).outputs[0].item() for f in (first, patient)] == [1, 3]
         await looked(device)
-        counters = batcher.tallies()[0]
+        counters = batcher.all_counters()[0]
         assert (counters.timed_out, counters.vanished, counters.requests, batcher.waiting) == (1, 0, 2, 0)
     assert engine.batches == [[(1, 4)], [(1, 4)]]
 
@@ -106,7 +106,7 @@ async def test_a_request_that_cannot_be_served_in_its_time_is_refused_at_once() 
         in_time = batcher.submit(rows_of(9), 1, Terms(timeout_ns=200_000_000))
         device.release()
         await asyncio.gather(*waiting, in_time)
-        assert batcher.tallies()[0].rejected == 1
+        assert batcher.all_counters()[0].rejected == 1
 
 
 @async_test
@@ -122,7 +122,7 @@ async def test_a_timed_out_caller_who_has_gone_leaves_no_complaint_behind() -> N
         device.release()
         await batcher.submit(rows_of(3), 1)
         await looked(device)
-        assert (batcher.tallies()[0].vanished, batcher.tallies()[0].timed_out) == (1, 1)
+        assert (batcher.all_counters()[0].vanished, batcher.all_counters()[0].timed_out) == (1, 1)
     del gone
     gc.collect()
     assert complaints == []

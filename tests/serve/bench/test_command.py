@@ -18,15 +18,15 @@ QUICK = ("--seconds", 0.4, "--warmup", 0.1)
 
 
 def bench(server: str, name: str, *words: object) -> dict[str, Any]:
-    code, facts, said = run("bench", f"http://{server}", name, *QUICK, *words)
-    assert code == 0, said
+    code, facts, shown = run("bench", f"http://{server}", name, *QUICK, *words)
+    assert code == 0, shown
     return facts
 
 
 def test_a_second_of_closed_and_open_loop_ends_with_figures_that_agree_with_the_server(
     server: str, roster: FakeRoster
 ) -> None:
-    code, facts, said = run(
+    code, facts, shown = run(
         "bench",
         f"http://{server}",
         "double",
@@ -39,7 +39,7 @@ def test_a_second_of_closed_and_open_loop_ends_with_figures_that_agree_with_the_
         "--rate",
         50,
     )
-    assert code == 0, said
+    assert code == 0, shown
     assert [stage["load"] for stage in facts["stages"]] == ["closed", "closed", "open"]
     for stage in facts["stages"]:
         assert stage["ok"] == stage["sent"] > 0
@@ -125,7 +125,7 @@ def test_refusals_are_figures_and_only_a_stage_without_any_good_answer_is_a_fail
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("http://127.0.0.1:1", "double"), "nobody answers"),
         (("SERVER", "nosuch"), "unknown model"),
@@ -145,11 +145,11 @@ def test_refusals_are_figures_and_only_a_stage_without_any_good_answer_is_a_fail
     ],
 )
 def test_what_cannot_be_measured_is_exit_2_with_the_reason(
-    server: str, roster: FakeRoster, words: tuple[str, ...], says: str
+    server: str, roster: FakeRoster, words: tuple[str, ...], message: str
 ) -> None:
-    code, facts, said = run("bench", *(word.replace("SERVER", f"http://{server}") for word in words))
+    code, facts, shown = run("bench", *(word.replace("SERVER", f"http://{server}") for word in words))
     assert (code, facts["status"]) == (2, "failed")
-    assert says in said
+    assert message in shown
 
 
 def test_a_header_goes_with_every_request(server: str, roster: FakeRoster) -> None:

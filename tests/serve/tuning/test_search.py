@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def tuned_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A store with the digits (version 1 proven, version 2 refused) and what ``tune`` said of version 1."""
+    """A store with the digits (version 1 proven, version 2 refused) and what ``tune`` shown of version 1."""
     where = tmp_path_factory.mktemp("tuning")
     folder = Path(shutil.copytree(zoo_folder("digits"), where / "digits"))
     store = Store(where / "store")
@@ -37,8 +37,8 @@ def tuned_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
     with (folder / "model.toml").open("a") as toml:
         toml.write("\n[parity]\nmax_error_u = 0.0001\n")
     assert not convert(folder, store).any_passed
-    code, facts, said = run("tune", "digits", "--store", store.root, "--device", "cpu", "--seconds", 1)
-    assert code == 0, said
+    code, facts, shown = run("tune", "digits", "--store", store.root, "--device", "cpu", "--seconds", 1)
+    assert code == 0, shown
     return store.root, facts
 
 
@@ -84,12 +84,12 @@ def test_the_winner_is_kept_with_every_measurement(tuned_store: tuple[Path, dict
 
 
 def test_a_refused_half_is_no_candidate(store: Store) -> None:
-    code, facts, said = run("tune", "digits@2", "--store", store.root, "--device", "cpu", "--seconds", 0.1)
-    assert code == 0, said
+    code, facts, shown = run("tune", "digits@2", "--store", store.root, "--device", "cpu", "--seconds", 0.1)
+    assert code == 0, shown
     assert {row["precision"] for row in facts["measurements"]} == {"fp32"}
     assert facts["winner"]["precision"] == "fp32"
     assert facts["refused"]
-    assert "was refused" in said
+    assert "was refused" in shown
 
 
 def test_the_next_load_takes_the_winner_and_says_since_when(
@@ -173,7 +173,7 @@ def test_a_tuning_that_is_not_json_is_passed_over_with_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("nosuch",), "no model 'nosuch'"),
         (("digits@9",), "no version 9"),
@@ -182,9 +182,9 @@ def test_a_tuning_that_is_not_json_is_passed_over_with_a_warning(
         (("digits", "--device", "toaster"), "toaster"),
     ],
 )
-def test_what_cannot_be_tuned_is_exit_2(store: Store, words: tuple[str, ...], says: str) -> None:
-    code, _, said = run("tune", *words, "--store", store.root)
-    assert (code, says in said) == (2, True)
+def test_what_cannot_be_tuned_is_exit_2(store: Store, words: tuple[str, ...], message: str) -> None:
+    code, _, shown = run("tune", *words, "--store", store.root)
+    assert (code, message in shown) == (2, True)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -258,12 +258,12 @@ class Doubling:
 def test_the_simulation_goes_through_the_real_batcher_with_each_delay(place: Place) -> None:
     four = (TensorSpec("x", "FP32", (Dim(), Dim(2, 2))),)
     spec = ModelSpec("net", four, (TensorSpec("y", "FP32", (Dim(), Dim(2, 2))),), 4, batching=Batching(7, 3))
-    engine, said = Doubling(), list[str]()
-    found = simulate(spec, engine, place.thread, [np.ones((1, 2), np.float32)], 0.6, said.append)
+    engine, shown = Doubling(), list[str]()
+    found = simulate(spec, engine, place.thread, [np.ones((1, 2), np.float32)], 0.6, shown.append)
     assert [(one.delay_us, one.callers) for one in found] == [
         (delay_us, callers) for delay_us in DELAYS_US for callers in (1, 4, 8)
     ]
-    assert len(said) == 2 * len(DELAYS_US)
+    assert len(shown) == 2 * len(DELAYS_US)
     assert max(engine.batches) == 4
     for one in found:
         assert 0 < one.p50_ms <= one.p99_ms

@@ -14,7 +14,7 @@ from halfeven.models.errors import BadInput, EngineFailed
 from halfeven.models.store import LIVE, REFUSED, Store
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
-from halfeven.serve.finetune.admission import Admission
+from halfeven.serve.finetune.admission import JobAdmission
 from halfeven.serve.versions.loading import ready as readying
 from halfeven.serve.versions.loading.ready import make_ready
 
@@ -133,6 +133,6 @@ def test_a_version_whose_text_has_changed_does_not_serve_in_any_precision(
 
 def test_a_live_version_is_not_trained_and_says_why(tmp_path: Path) -> None:
     published(tmp_path)
-    admission = Admission(cast(Any, None), cast(Any, None), Store(tmp_path / "store"))
+    admission = JobAdmission(cast(Any, None), cast(Any, None), Store(tmp_path / "store"))
     with pytest.raises(BadInput, match="net@1 is served live: it has no captured program"):
         admission.read({"model": "net", "training_file": "file-1"})

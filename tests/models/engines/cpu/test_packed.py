@@ -47,7 +47,7 @@ def test_packing_changes_no_answer(name: str) -> None:
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
-def shaken(norm: nn.BatchNorm2d) -> nn.BatchNorm2d:
+def randomised(norm: nn.BatchNorm2d) -> nn.BatchNorm2d:
     """With statistics of its own, so that leaving it out would be seen."""
     assert norm.running_mean is not None and norm.running_var is not None
     norm.running_mean.normal_()
@@ -61,9 +61,9 @@ def shaken(norm: nn.BatchNorm2d) -> nn.BatchNorm2d:
 @pytest.mark.parametrize(
     "layers",
     [
-        lambda: [nn.Conv2d(4, 8, 3, 2, 1, bias=False), shaken(nn.BatchNorm2d(8)), nn.ReLU()],
-        lambda: [nn.Conv2d(4, 8, (3, 1), (1, 2), (1, 0)), shaken(nn.BatchNorm2d(8, eps=0.1)), nn.ReLU()],
-        lambda: [nn.Conv2d(4, 8, 3, groups=2), shaken(nn.BatchNorm2d(8, affine=False)), nn.ReLU()],
+        lambda: [nn.Conv2d(4, 8, 3, 2, 1, bias=False), randomised(nn.BatchNorm2d(8)), nn.ReLU()],
+        lambda: [nn.Conv2d(4, 8, (3, 1), (1, 2), (1, 0)), randomised(nn.BatchNorm2d(8, eps=0.1)), nn.ReLU()],
+        lambda: [nn.Conv2d(4, 8, 3, groups=2), randomised(nn.BatchNorm2d(8, affine=False)), nn.ReLU()],
         lambda: [nn.Conv2d(4, 4, 3, dilation=2, groups=4), nn.GELU()],
         lambda: [nn.Conv2d(4, 8, 3), nn.GELU(approximate="tanh")],
         lambda: [nn.Conv2d(4, 8, 1)],
@@ -78,7 +78,7 @@ class Residual(nn.Module):
     def __init__(self, width: int = 4) -> None:
         super().__init__()
         self.one = nn.Conv2d(4, 8, 3, padding=1)
-        self.norm = shaken(nn.BatchNorm2d(8))
+        self.norm = randomised(nn.BatchNorm2d(8))
         self.around = nn.Conv2d(4, 8, 1)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ def test_a_tied_weight_stays_as_it_is() -> None:
 def test_a_half_keeps_its_rounded_weights_and_its_norm() -> None:
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("this processor has no bf16 kernels")
-    net = nn.Sequential(nn.Conv2d(4, 8, 3), shaken(nn.BatchNorm2d(8)), nn.ReLU()).eval().bfloat16()
+    net = nn.Sequential(nn.Conv2d(4, 8, 3), randomised(nn.BatchNorm2d(8)), nn.ReLU()).eval().bfloat16()
     example = {"input": torch.randn(8, 4, 6, 6).bfloat16()}
     captured = whole(net, example)
     module = runnable(captured.program)

@@ -52,7 +52,7 @@ class Loaded:
     prepared: PreparedVersion = field(default_factory=lambda: PREPARED)
     waiting: int = 0
 
-    def tallies(self) -> list[Counters]:
+    def all_counters(self) -> list[Counters]:
         return [self.counters.copy()]
 
 
@@ -182,7 +182,7 @@ def test_two_servers_in_one_process_do_not_meet() -> None:
 def test_every_version_that_was_active_keeps_its_own_counters() -> None:
     @dataclass
     class Two(Loaded):
-        def tallies(self) -> list[Counters]:
+        def all_counters(self) -> list[Counters]:
             return [Counters("2", requests=5), Counters("3", requests=7)]
 
     samples = read(Two(Counters("3")))

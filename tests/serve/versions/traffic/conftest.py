@@ -113,7 +113,7 @@ def store(tmp_path: Path) -> Store:
 
 def publish(store: Store, status: str = LIVE, of: ModelSpec | None = None, **more: Any) -> Version:
     own = of or spec()
-    output = {"name": "y", "scale": 1.0, "excused": 0}
+    output = {"name": "y", "scale": 1.0, "tied": 0}
     forms = {"torch": {"passed": status != REFUSED, "digest": "0" * 64}}
     with store.draft(own.name) as draft:
         draft.write_json("spec.json", own.to_json())

@@ -10,7 +10,7 @@ from halfeven.models.store import Store
 from halfeven.serve.bench.callers import Traffic
 from halfeven.serve.versions.orders import drifted, events, pardon
 from halfeven.serve.versions.roster import Roster
-from halfeven.serve.versions.traffic.automatic_decisions import Decisions
+from halfeven.serve.versions.traffic.automatic_decisions import AutomaticDecisions
 from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
 
 from tests.serve.versions.traffic.conftest import Engine, Versions, call, infer, serving, until
@@ -158,7 +158,9 @@ def test_a_rollback_by_itself_leaves_what_an_operator_promoted_meanwhile(store: 
     """Version 2 failed its trial; version 3 is what the store names by then."""
     bad, good = (SimpleNamespace(name="net", number=n, version=store.version("net", n)) for n in (2, 1))
     store.promote(store.version("net", 3))
-    Decisions(store, "cpu").rolled_back(cast(LoadedVersion, bad), cast(LoadedVersion, good), "it failed", {})
+    AutomaticDecisions(store, "cpu").rolled_back(
+        cast(LoadedVersion, bad), cast(LoadedVersion, good), "it failed", {}
+    )
     assert store.live_number("net") == 3
     assert "the store is not changed" in events(store, "net")[0]["message"]
 

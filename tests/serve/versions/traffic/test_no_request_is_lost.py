@@ -43,10 +43,10 @@ class Caller:
             except ConnectionRefusedError:  # nothing was asked: the next server is on its way
                 self.over.wait(0.002)
                 continue
-            self._ask_until_told(connection, body)
+            self._ask_until_closing(connection, body)
             connection.close()
 
-    def _ask_until_told(self, connection: http.client.HTTPConnection, body: str) -> None:
+    def _ask_until_closing(self, connection: http.client.HTTPConnection, body: str) -> None:
         reply = False
         while not reply and not self.over.is_set():
             try:

@@ -13,7 +13,7 @@ from halfeven.models.errors import EngineFailed, NotReady, Overloaded
 from halfeven.serve.batching.counters import BOUNDS_NS, Counters
 from halfeven.serve.batching.interface import NO_TERMS, Answer, PreparedVersion, Terms
 from halfeven.serve.versions.traffic.rules import Rules
-from halfeven.serve.versions.traffic.version_trial import Trial, slowness
+from halfeven.serve.versions.traffic.version_trial import VersionTrial, slowness
 
 from tests.serve.versions.traffic.conftest import Engine, spec
 
@@ -57,7 +57,7 @@ class Court:
     def __init__(self, spills: bool = False, **rules: Any) -> None:
         self.new, self.old = Queue(2), Queue(1)
         self.verdicts: list[tuple[str, dict[str, Any]]] = []
-        self.trial = Trial(
+        self.trial = VersionTrial(
             spec(), self.new, self.old, Rules(**rules), lambda *found: self.verdicts.append(found), spills
         )
 

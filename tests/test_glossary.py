@@ -1,0 +1,107 @@
+"""Words that once meant something only here are gone; docs/glossary.md has the words that took their places."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("models", "exporters", "serve", "tests", "docker", "docs")
+# In no name, comment, message or page.
+RETIRED = {
+    *(
+        "acquit",
+        "acquitted",
+        "company",
+        "condemn",
+        "condemned",
+        "diary",
+        "duty",
+        "excuse",
+        "excused",
+        "journey",
+    ),
+    *(
+        "known_head",
+        "lane",
+        "lanes",
+        "leeway",
+        "lesson",
+        "lessons",
+        "lingering",
+        "posting",
+        "shaken",
+        "tallies",
+    ),
+    *("tally", "taught", "understudy"),
+}
+# English words that a sentence needs; as names they had meanings of their own.
+NOT_AS_NAMES = {
+    *(
+        "border",
+        "borders",
+        "breath",
+        "course",
+        "duties",
+        "exam",
+        "exams",
+        "neighbour",
+        "neighbours",
+        "relieve",
+    ),
+    *("relieved", "say", "says", "tell", "tells", "told", "turns"),
+}
+FROM_ELSEWHERE = {"tell"}  # io.IOBase.tell
+OLD_KEYS = {'output.get("excused")', '"excused"]'}  # read in versions that were published before
+
+
+def sources(*endings: str) -> list[Path]:
+    found = [path for room in ROOMS for path in (ROOT / room).rglob("*") if path.suffix in endings]
+    return sorted(path for path in found if "results" not in path.parts and path != Path(__file__))
+
+
+def words(name: str) -> set[str]:
+    """The words of a name in snake_case or CamelCase, and the name itself."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name)} | {name}
+
+
+def names(tree: ast.AST) -> Iterator[str]:
+    """Every name that a file defines or uses, but for its tests' own, which are sentences."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if not node.name.startswith("test_"):
+                yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+
+
+def test_no_name_has_a_retired_word() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sources(".py")
+        for name in names(ast.parse(path.read_text()))
+        if words(name) & (RETIRED | NOT_AS_NAMES) and name not in FROM_ELSEWHERE
+    ]
+    assert found == []
+
+
+def test_no_sentence_has_a_retired_word() -> None:
+    pages = [*sources(".py", ".md", ".html", ".toml"), *ROOT.glob("*.md"), ROOT / "pyproject.toml"]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in pages
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if set(re.findall(r"[a-z_]+", line.lower())) & RETIRED and not any(key in line for key in OLD_KEYS)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", ["told_of", "KnownLane", "_say", "duties"])
+def test_a_retired_word_is_found_inside_a_name(name: str) -> None:
+    assert words(name) & (RETIRED | NOT_AS_NAMES)
