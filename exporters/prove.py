@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 from ..models.engines.arrays import to_numpy, to_torch
 from ..models.engines.engine import Engine
+from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import BadRequest, CannotConvert, EngineFailed, ExportFailed
 from ..models.spec import ModelSpec
 from .gate.parity import UNIT_ROUNDOFF, judge
@@ -102,6 +103,7 @@ def ask_reference(
     row_operations: int = 0,
 ) -> ReferenceRun:
     """Let the whole answer the judging samples at batch sizes 1, 2, 3 and max, and the adversarial inputs."""
+    use_true_fp32()  # a live model's own code may have set it otherwise since
     judging = judging.take(slice(0, MAX_JUDGED))
 
     def ask(samples: tuple[int, ...], inputs: Arrays, name: str = "") -> Question:

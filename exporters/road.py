@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..models.engines.torch_engine import use_true_fp32
+from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import CannotConvert, OutOfTime
 from ..models.store import LIVE, REFUSED, Draft, Store, Version, sha256_of
 from .evidence import Evidence, Form, copy_source

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
+from torch.export.passes import move_to_device_pass
 from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
 
@@ -105,3 +106,23 @@ def source_line(node: Node) -> str:
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     users = [frame for frame in frames if "/torch/" not in frame[0] and not frame[0].startswith("torch/")]
     return f" at {users[-1][0]}:{users[-1][1]} (`{users[-1][2].strip()}`)" if users else ""
+
+
+def on_device(program: ExportedProgram, device: torch.device | str) -> ExportedProgram:
+    """The program with its weights, constants and sample inputs on a device; the program that came stays where it is.
+
+    `move_to_device_pass` changes the program that it is given. Only the graph is copied: a weight that is on the
+    device already is shared, and names that shared one weight share one afterwards.
+    """
+    tensors = [*program.state_dict.values(), *program.constants.values()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about what its graphs hold
+        moved = copy.deepcopy(program, {id(tensor): tensor for tensor in tensors})
+    names: dict[int, list[str]] = {}
+    for name, tensor in moved.state_dict.items():
+        names.setdefault(id(tensor), []).append(name)
+    moved = move_to_device_pass(moved, device)
+    for first, *others in names.values():
+        for other in others:
+            moved.state_dict[other] = moved.state_dict[first]
+    return moved

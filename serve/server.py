@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from ..models.engines.device_choice import resolve_device
-from ..models.engines.torch_engine import use_true_fp32
+from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import BadSetting, HalfevenError, StoreUnusable
 from ..models.store import Store
 from .batching.counters import Phase

@@ -12,7 +12,7 @@ from halfeven.exporters.plan.aims import SHARES
 from halfeven.exporters.plan.counterexamples import excess
 from halfeven.exporters.prove import ReferenceRun, judged, take, ties_of, tried
 from halfeven.exporters.subject import Subject
-from halfeven.models.engines.torch_engine import use_true_fp32
+from halfeven.models.engines.true_fp32 import use_true_fp32
 from halfeven.models.package import Precision
 from halfeven.models.program import runnable
 

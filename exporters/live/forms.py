@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from ...models.capture import child
 from ...models.engines.live_engine import LIVE_FILE, LiveEngine, LiveModule, live_json
-from ...models.engines.torch_engine import use_true_fp32
+from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import CannotConvert, CaptureFailed, EngineFailed
 from ...models.package import ModelFolder
 from ...models.store import Draft, sha256_of

@@ -17,7 +17,7 @@ class Engine(Protocol):
 
     One that can tell has ``assemble_ns`` as well: how long the requests of its last batch took to be joined. One with
     ``brief`` takes less time for its largest batch than to wake a thread: another may then run it while the owner
-    sleeps, never both.
+    sleeps, never both. One on ONNX Runtime has ``provider``, the name of its execution provider.
     """
 
     @property
@@ -32,7 +32,7 @@ class Engine(Protocol):
 
     @property
     def device(self) -> str:
-        """Where it really runs: ``cpu``, ``cuda:0``, or the execution provider that ONNX Runtime chose."""
+        """``cpu`` or ``cuda:N``, as torch writes it."""
         ...
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:

@@ -16,7 +16,11 @@ _NO_MEMORY = (
     "cuda error: out of memory",
     "cuda failure 2:",
     "cuda out of memory",
+    "available memory of",  # ONNX Runtime's arena under a limit: "… is smaller than requested bytes of …"
+    "allocation_failed",
+    "find was unable to find an engine",  # cuDNN, where no algorithm's workspace fits
 )
+_OF_CUDA = ("cuda", "cublas", "cudnn")
 # CUDA errors after which the process's context answers nothing but the same error (CUDA Runtime API, "sticky" errors).
 _GONE = (
     "device-side assert",
@@ -31,6 +35,11 @@ _GONE = (
     "hardware stack error",
     "uncorrectable",
     "contained error",
+    "unknown error",
+    "no cuda-capable device",
+    "busy or unavailable",
+    "context is destroyed",
+    "status_execution_failed",
 )
 
 
@@ -45,9 +54,30 @@ def out_of_memory(error: BaseException) -> bool:
 def device_lost(error: BaseException) -> bool:
     """Whether the device will answer nothing more in this process: a sticky CUDA error."""
     return any(
-        (isinstance(one, torch.AcceleratorError) or _mentions(one, ("cuda",))) and _mentions(one, _GONE)
+        (isinstance(one, torch.AcceleratorError) or _mentions(one, _OF_CUDA)) and _mentions(one, _GONE)
         for one in _causes(error)
     )
+
+
+def device_answers(error: BaseException, device: str) -> bool:
+    """Whether the device still computes after this error: asked only where the text is of CUDA and says neither.
+
+    An operation on one element and a synchronisation; a device with too little memory for that answers as well.
+    """
+    if not device.startswith("cuda") or not _is_of_cuda(error) or out_of_memory(error):
+        return True
+    try:
+        torch.ones(1, device=device).add_(1)
+        torch.cuda.synchronize(device)
+    except torch.OutOfMemoryError:
+        return True
+    except Exception:
+        return False
+    return True
+
+
+def _is_of_cuda(error: BaseException) -> bool:
+    return any(isinstance(one, torch.AcceleratorError) or _mentions(one, _OF_CUDA) for one in _causes(error))
 
 
 def _mentions(error: BaseException, words: tuple[str, ...]) -> bool:

@@ -14,7 +14,7 @@ from ..capture import child, sources
 from ..errors import BadFolder, CaptureFailed, EngineFailed
 from ..store import sha256_of
 from .private_imports import PrivateImports, imports_of
-from .torch_engine import use_true_fp32
+from .true_fp32 import use_true_fp32
 
 # What a module may be made from. Not model.toml: the version has its own spec and precision.
 TEXT_SUFFIXES = (".py", ".json", ".toml", ".txt", ".yaml", ".yml")

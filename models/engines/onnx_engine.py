@@ -49,13 +49,13 @@ class OnnxEngine:
         unfused = [] if precision == "fp32" else DEADLY_IN_HALF
         path, readable = (source, source) if isinstance(source, Path) else (source.path, _by_handle(source))
         self._session = _session(path, readable, device, self.setup, packed, unfused)
-        self.device = f"{device} ({self._session.get_providers()[0]})"
+        self.device, self.provider = str(device), self._session.get_providers()[0]
         self._names = [value.name for value in self._session.get_inputs()]
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
         """Run a few times; on a CPU with one thread also find out whether that takes longer than to wake a thread."""
         self.run(parts)
-        if self.device.startswith("cpu") and self.setup.threads == 1:
+        if self.device == "cpu" and self.setup.threads == 1:
             self.brief = seconds_of(lambda: self.run(parts))[0] < BRIEF_SECONDS
 
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:

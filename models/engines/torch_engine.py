@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch.export import ExportedProgram
-from torch.export.passes import move_to_device_pass
 from torch.fx import GraphModule
 
-from ..program import runnable
+from ..program import on_device, runnable
 from ..spec import ModelSpec
 from .arrays import joined, to_numpy, to_torch
 from .cpu.in_place import write_in_place
@@ -50,7 +49,7 @@ class TorchEngine:
     ) -> None:
         self._place(precision, device, setup)
         if device.type == "cuda" and isinstance(program, ExportedProgram):
-            program = move_to_device_pass(program, device)
+            program = on_device(program, device)
         module = runnable(program) if isinstance(program, ExportedProgram) else program
         if device.type == "cpu":
             self._module = self._prepared_for_cpu(module, spec, rows_apart)
@@ -204,11 +203,3 @@ def seconds_of(run: Callable[[], object], budget_s: float = 0.15) -> list[float]
         run()
         times.append(time.perf_counter() - start)
     return sorted(times)
-
-
-def use_true_fp32() -> None:
-    """No TF32, and half products accumulate in FP32: what is proven is what runs (process-wide)."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

@@ -95,6 +95,7 @@ class _OnHost:
 
     def __init__(self, engine: Engine, changes: Sequence[Widening | None]) -> None:
         self.form, self.precision, self.device = engine.form, engine.precision, engine.device
+        self.provider = getattr(engine, "provider", None)
         self._engine, self._changes = engine, changes
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from ...models.engines.engine import Engine, Launched, Launching
-from ...models.engines.faults import device_lost, give_back_cached_memory, out_of_memory
+from ...models.engines.faults import device_answers, device_lost, give_back_cached_memory, out_of_memory
 from ...models.errors import BadRequest
 from ...models.spec import ModelSpec
 from .ceiling import Ceiling
@@ -182,7 +182,8 @@ class EngineRunner:
             exc_info=error if len(run.items) == 1 else None,  # the halves of a larger batch will tell
         )  # fmt: skip
         text = str(error) if refused else f"{type(error).__name__}: {error}"
-        return Fault(text, memory=out_of_memory(error), lost=device_lost(error), refused=refused)
+        lost = device_lost(error) or not (refused or device_answers(error, self.engine.device))
+        return Fault(text, memory=out_of_memory(error), lost=lost, refused=refused)
 
     def _shrink(self, run: Run[ItemT], tried: int) -> bool:
         """Lower the ceiling to half of what was tried. False where nothing smaller can be tried."""

@@ -5,6 +5,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import numpy as np
+import onnx
 import onnxruntime
 import torch
 
@@ -56,17 +58,34 @@ def _cuda() -> list[dict[str, str]]:
             else "this torch is a CPU build: install a CUDA build"
         )
         return [_check("cuda", "none", advice)]
-    checks = []
-    for index in range(torch.cuda.device_count()):
-        capability = torch.cuda.get_device_capability(index)
-        slow = (
-            "" if capability >= FASTER_FROM else "compute capability below 7.0: FP16 will not be faster here"
+    return [_device(index) for index in range(torch.cuda.device_count())]
+
+
+def _device(index: int) -> dict[str, str]:
+    major, minor = capability = torch.cuda.get_device_capability(index)
+    found = f"{torch.cuda.get_device_name(index)}, compute capability {major}.{minor}"
+    advice = "" if capability >= FASTER_FROM else "compute capability below 7.0: FP16 will not be faster here"
+    built = torch.cuda.get_arch_list()
+    if not any(_runs(one, capability) for one in built):
+        advice = (
+            f"this torch has no kernels for it (it has {', '.join(built)}): install another build of torch"
         )
-        name = torch.cuda.get_device_name(index)
-        checks.append(
-            _check(f"cuda:{index}", f"{name}, compute capability {capability[0]}.{capability[1]}", slow)
-        )
-    return checks
+    return _check(f"cuda:{index}", found, advice)
+
+
+def _runs(built: str, capability: tuple[int, int]) -> bool:
+    """Whether code built for ``sm_XY`` or ``compute_XY`` runs on a device.
+
+    Machine code runs on its own major version from its minor on; PTX (``compute``) on everything later (CUDA C++
+    Programming Guide, "Binary Compatibility" and "PTX Compatibility"). ``sm_90a`` and its like run on that one alone.
+    """
+    kind, _, number = built.partition("_")
+    if not number.isdigit():
+        return number.rstrip("af") == f"{capability[0]}{capability[1]}"
+    major, minor = int(number[:-1]), int(number[-1])
+    if kind == "compute":
+        return (major, minor) <= capability
+    return major == capability[0] and minor <= capability[1]
 
 
 def _onnxruntime() -> dict[str, str]:
@@ -74,7 +93,30 @@ def _onnxruntime() -> dict[str, str]:
     advice = ""
     if torch.cuda.is_available() and "CUDAExecutionProvider" not in providers:
         advice = "the ONNX form cannot use the GPU: pip install onnxruntime-gpu (and remove onnxruntime)"
+    elif torch.cuda.is_available():
+        advice = _cuda_session_fault()
     return _check("onnxruntime", f"{onnxruntime.__version__}: {', '.join(providers)}", advice)
+
+
+def _cuda_session_fault() -> str:
+    """What keeps ONNX Runtime from computing on the GPU: a provider that is listed may lack a library or a kernel."""
+    numbers = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT16, [2])
+    doubled = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, [2])
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Add", ["x", "x"], ["y"])], "doubled", [numbers], [doubled]
+    )
+    opset = [onnx.helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=10).SerializeToString()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=["CUDAExecutionProvider"])
+        if session.get_providers()[0] != "CUDAExecutionProvider":
+            return "the ONNX form cannot use the GPU: a CUDA or cuDNN library that onnxruntime-gpu needs is missing"
+        (answer,) = session.run(None, {"x": np.array([1, 2], np.float16)})
+    except Exception as error:
+        return f"the ONNX form cannot use the GPU: {str(error)[:200]}"
+    return "" if np.asarray(answer).tolist() == [2, 4] else "the ONNX form computes wrong results on the GPU"
 
 
 def _protobuf() -> dict[str, str]:

@@ -15,7 +15,7 @@ from ...exporters.inputs.samples import load_samples, stored_samples
 from ...exporters.reprove import reprove
 from ...models.engines.device_choice import resolve_device
 from ...models.engines.load import load_half
-from ...models.engines.torch_engine import use_true_fp32
+from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadInput, BadSetting, UnknownName
 from ...models.store import Store, Version
 from ..versions.orders import drifted, pardon

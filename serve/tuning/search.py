@@ -22,7 +22,7 @@ from ...models.engines.cpu.setup import PLAIN, CpuSetup, usable_cores
 from ...models.engines.device_choice import resolve_device
 from ...models.engines.engine import Engine
 from ...models.engines.load import load_half, load_whole
-from ...models.engines.torch_engine import use_true_fp32
+from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import BadSetting, EngineFailed, HalfevenError, UnknownName
 from ...models.spec import ModelSpec
 from ...models.store import Store, Version

@@ -21,7 +21,8 @@ from halfeven.exporters.inputs.samples import load_samples
 from halfeven.exporters.reprove import reprove
 from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.load import load_half, load_whole
-from halfeven.models.engines.torch_engine import seconds_of, use_true_fp32
+from halfeven.models.engines.torch_engine import seconds_of
+from halfeven.models.engines.true_fp32 import use_true_fp32
 from halfeven.models.store import Store, Version
 
 from tests.benchmarks.workloads import WORKLOADS, write_folder

@@ -5,7 +5,8 @@ import io
 import pytest
 import torch
 from halfeven.models.engines.torch_engine import TorchEngine
-from halfeven.models.program import runnable, walk
+from halfeven.models.program import on_device, runnable, walk
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
@@ -40,3 +41,49 @@ def test_bodies_of_its_own_answer_as_the_programs_do(name: str) -> None:
     bodies = [body for body in module.modules() if isinstance(body, GraphModule)]
     theirs = {id(body) for body in whole.program.graph_module.modules()}
     assert len(bodies) > 1 and not any(id(body) in theirs for body in bodies)
+
+
+class Tied(nn.Module):
+    """Two names of one weight, a constant tensor and a branch: all that a program keeps on a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("shift", torch.randn(4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(torch.relu(self.first(x))) + self.shift + torch.ones(4, device=x.device)
+        return torch.cond(y.sum() > 0, lambda v: v + torch.zeros(4, device=v.device), lambda v: v * 2, (y,))
+
+
+def devices(program: ExportedProgram) -> set[str]:
+    """Where the weights and constants of a program are."""
+    held = [*program.state_dict.values(), *program.constants.values()]
+    return {str(tensor.device) for tensor in held if isinstance(tensor, Tensor)}
+
+
+def test_a_program_moved_to_a_device_leaves_the_program_that_came_where_it_is() -> None:
+    x = torch.randn(3, 4)
+    came = torch.export.export(Tied().eval().requires_grad_(False), (x,))
+    expected, written = came.module()(x), str(came.graph_module.code)
+    moved = on_device(came, "meta")
+    assert (devices(moved), devices(came)) == ({"meta"}, {"cpu"})
+    assert str(came.graph_module.code) == written
+    assert torch.equal(came.module()(x), expected)
+
+
+def test_names_of_one_weight_are_one_weight_on_the_device_too() -> None:
+    came = torch.export.export(Tied().eval().requires_grad_(False), (torch.randn(3, 4),))
+    assert came.state_dict["first.weight"] is came.state_dict["second.weight"], (
+        "what is claimed has a subject"
+    )
+    moved = on_device(came, "meta")
+    assert moved.state_dict["first.weight"] is moved.state_dict["second.weight"]
+
+
+def test_a_weight_that_is_on_the_device_already_is_not_copied() -> None:
+    came = torch.export.export(Tied().eval().requires_grad_(False), (torch.randn(3, 4),))
+    moved = on_device(came, "cpu")
+    weight = came.state_dict["first.weight"]
+    assert moved.state_dict["first.weight"].data_ptr() == weight.data_ptr()

@@ -91,10 +91,9 @@ def _dynamic_batching(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _instance_group(spec: ModelSpec, device: str) -> dict[str, Any]:
-    """One instance: the thread that owns the device. ``device`` is the engine's word for where it runs."""
-    _, is_cuda, number = device.partition("cuda:")
-    gpus = [int(number)] if is_cuda else []
-    kind = "KIND_GPU" if "cuda" in device.lower() else "KIND_CPU"
+    """One instance: the thread that owns the device."""
+    kind, _, number = device.partition(":")
+    gpus, kind = ([int(number or 0)], "KIND_GPU") if kind == "cuda" else ([], "KIND_CPU")
     return {"name": f"{spec.name}_0", "kind": kind, "count": 1, "gpus": gpus}
 
 

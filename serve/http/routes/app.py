@@ -165,6 +165,7 @@ def _in_short(served: Served) -> dict[str, Any]:
         "reason": prepared.reason,
         "form": prepared.engine.form,
         "device": prepared.engine.device,
+        **({"provider": provider} if (provider := getattr(prepared.engine, "provider", None)) else {}),
         **cpu,
     }
 

@@ -123,5 +123,7 @@ def _metadata(served: Served, loaded_versions: Sequence[Served]) -> dict[str, An
         "halfeven_device": prepared.engine.device,
         "halfeven_batch_invariance": prepared.invariance,
     }
+    if provider := getattr(prepared.engine, "provider", None):
+        properties["halfeven_provider"] = provider
     versions = [loaded.prepared.version for loaded in loaded_versions]
     return model_metadata(served.spec, versions, prepared.engine.form, properties)

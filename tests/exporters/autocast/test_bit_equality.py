@@ -11,12 +11,11 @@ from halfeven.exporters.autocast.composites import open_composites
 from halfeven.exporters.autocast.plan import make_plan
 from halfeven.exporters.autocast.policy import LISTS
 from halfeven.exporters.autocast.rewrite import rewrite
-from halfeven.models.engines.torch_engine import use_true_fp32
+from halfeven.models.engines.true_fp32 import use_true_fp32
 from halfeven.models.package import Precision
-from halfeven.models.program import runnable
+from halfeven.models.program import on_device, runnable
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.export.passes import move_to_device_pass
 
 from tests.corpus import CORPUS, captured, cases, fresh
 
@@ -48,11 +47,11 @@ def live(program: ExportedProgram, inputs: Sequence[Tensor]) -> tuple[Tensor, ..
 def is_bit_equal(name: str, lists: str, device: torch.device) -> bool:
     model, rows = captured(name), min(CORPUS[name].max_batch_size, 3)
     inputs = [tensor.to(device) for tensor in fresh(name, rows, seed=5).values()]
-    whole = move_to_device_pass(model.program, device) if device.type == "cuda" else model.program
+    whole = on_device(model.program, device) if device.type == "cuda" else model.program
     expected = live(whole, inputs)
     module = open_composites(runnable(model.program), LISTS[lists])
     half = rewrite(model.program, make_plan(module, Precision(), lists), model.spec, model.example, module)
-    program = move_to_device_pass(half.program, device) if device.type == "cuda" else half.program
+    program = on_device(half.program, device) if device.type == "cuda" else half.program
     pairs = zip(expected, run(program, inputs), strict=True)
     return all(torch.allclose(a.to(b.dtype), b, rtol=0.0, atol=0.0, equal_nan=True) for a, b in pairs)
 

@@ -12,12 +12,11 @@ from halfeven.exporters.autocast.emulation import Emulation, half_rounding
 from halfeven.exporters.autocast.plan import Action, make_plan
 from halfeven.exporters.autocast.rewrite import CASTS, Autocast, HalfProgram, rewrite, stored_bytes
 from halfeven.models.archive.archive import load_program, save_program
-from halfeven.models.engines.torch_engine import use_true_fp32
+from halfeven.models.engines.true_fp32 import use_true_fp32
 from halfeven.models.package import Precision
-from halfeven.models.program import runnable
+from halfeven.models.program import on_device, runnable
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.export.passes import move_to_device_pass
 from torch.fx import Node
 
 from tests.nets import NETS
@@ -125,8 +124,8 @@ def test_the_half_program_is_bit_equal_to_live_autocast_on_cuda(name: str, dtype
     device = torch.device("cuda:0")
     fresh = whole(NETS[name].build(), NETS[name].inputs(8))
     half = half_of(fresh, Precision("O1", dtype), "cuda")
-    original = move_to_device_pass(fresh.program, device)
-    moved = move_to_device_pass(half.program, device)
+    original = on_device(fresh.program, device)
+    moved = on_device(half.program, device)
     for rows in (1, 7):
         tensors = [tensor.to(device) for tensor in NETS[name].inputs(rows).values()]
         expected, came = live(original, HALF[dtype], *tensors), run(moved, *tensors)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from halfeven.models.engines.faults import device_lost, out_of_memory
+from halfeven.models.engines.faults import device_answers, device_lost, out_of_memory
 from halfeven.models.errors import EngineFailed
 
 
@@ -22,6 +22,11 @@ NO_MEMORY = [
     RuntimeError("[ONNXRuntimeError] : 6 : std::bad_alloc"),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     torch.AcceleratorError("CUDA error: out of memory"),
+    RuntimeError(
+        "[ONNXRuntimeError] : 1 : FAIL : Available memory of 1048576 is smaller than requested bytes of 4194304"
+    ),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOCATION_FAILED"),
+    RuntimeError("FIND was unable to find an engine to execute this computation"),
 ]
 LOST = [
     torch.AcceleratorError("CUDA error: device-side assert triggered"),
@@ -31,6 +36,12 @@ LOST = [
         "[ONNXRuntimeError] : 1 : FAIL : CUDA failure 700: an illegal memory access was encountered"
     ),
     torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
+    torch.AcceleratorError("CUDA error: unknown error"),
+    RuntimeError("CUDA error: no CUDA-capable device is detected"),
+    torch.AcceleratorError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+    RuntimeError("[ONNXRuntimeError] : 1 : FAIL : CUDA failure 709: context is destroyed"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
 ]
 NEITHER = [
     ValueError("poison"),
@@ -64,3 +75,31 @@ def test_what_this_machine_really_raises_is_recognised() -> None:
     with pytest.raises(RuntimeError) as by_torch:
         torch.empty(2**60, dtype=torch.uint8)
     assert out_of_memory(by_torch.value)
+
+
+UNCLASSIFIED = torch.AcceleratorError("CUDA error: a text that no list has")
+
+
+@pytest.mark.parametrize(("answers", "expected"), [(True, True), (False, False)])
+def test_after_a_cuda_error_of_no_known_kind_the_device_is_asked(
+    answers: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ones(count: int, device: str) -> torch.Tensor:
+        if not answers:
+            raise torch.AcceleratorError("CUDA error: the same text again")
+        return torch.zeros(count)
+
+    monkeypatch.setattr(torch, "ones", ones)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert device_answers(UNCLASSIFIED, "cuda:0") is expected
+    assert device_answers(raised_from(UNCLASSIFIED), "cuda:0") is expected
+
+
+@pytest.mark.parametrize(
+    ("error", "device"), [(UNCLASSIFIED, "cpu"), (ValueError("poison"), "cuda:0"), (NO_MEMORY[0], "cuda:0")]
+)
+def test_other_errors_ask_the_device_nothing(
+    error: BaseException, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: pytest.fail("the device was asked"))
+    assert device_answers(error, device)

@@ -11,7 +11,8 @@ import torch
 from halfeven.models.engines.faults import device_lost, give_back_cached_memory, out_of_memory
 from halfeven.models.engines.memory import cuda_peak_bytes, free_cuda_bytes, rows_that_fit
 from halfeven.models.engines.staging import SLOTS, Staging, cuda_streams
-from halfeven.models.engines.torch_engine import TorchEngine, use_true_fp32
+from halfeven.models.engines.torch_engine import TorchEngine
+from halfeven.models.engines.true_fp32 import use_true_fp32
 from torch import Tensor, nn
 
 from tests.programs import whole

@@ -12,6 +12,7 @@ import pytest
 import torch
 from halfeven.models.errors import EngineFailed, TimedOut
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
+from halfeven.serve.batching import engine_runner
 from halfeven.serve.batching.ceiling import Ceiling
 from halfeven.serve.batching.condition import Condition
 from halfeven.serve.batching.counters import Counters
@@ -354,6 +355,17 @@ def test_a_lost_device_is_not_asked_in_halves() -> None:
     engine.run = dies  # type: ignore[method-assign]
     assert all("is lost" in str(answer) for answer in bench.answer(*inputs)[4:])
     assert engine.ran == [8, 4]
+
+
+def test_after_an_unknown_cuda_error_the_device_is_lost_if_it_answers_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unknown = torch.AcceleratorError("CUDA error: a text that no list has")
+    for answers in (True, False):
+        monkeypatch.setattr(engine_runner, "device_answers", lambda error, device, found=answers: found)
+        bench = Bench(Fake(broken=unknown, device="cuda:0"))
+        bench.answer(some())
+        assert len(bench.lost) == (not answers)
 
 
 def test_an_error_that_only_talks_about_memory_does_not_lose_the_device() -> None:

@@ -18,9 +18,9 @@ def spec(rows: int, *said: object) -> ModelSpec:
     ("rows", "said", "device", "buckets"),
     [
         (32, ["auto"], "cpu", ()),
-        (32, ["auto"], "cpu (CPUExecutionProvider)", ()),
+        (32, ["auto"], "cpu", ()),
         (32, ["auto"], "cuda:0", (1, 2, 4, 8, 16, 32)),
-        (24, ["auto"], "cuda:1 (CUDAExecutionProvider)", (1, 2, 4, 8, 16, 24)),
+        (24, ["auto"], "cuda:1", (1, 2, 4, 8, 16, 24)),
         (1, ["auto"], "cuda:0", (1,)),
         (0, ["auto"], "cuda:0", ()),
         (32, [], "cuda:0", (1, 2, 4, 8, 16, 32)),

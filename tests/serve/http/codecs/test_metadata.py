@@ -28,7 +28,7 @@ def test_config_dims_leave_the_batch_out_only_where_there_is_one() -> None:
     assert config["max_batch_size"] == 16
     assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 250
     assert config["instance_group"][0]["kind"] == "KIND_GPU" and config["instance_group"][0]["gpus"] == [1]
-    whole = model_config(SPEC.with_max_batch_size(0), "onnx", "CPUExecutionProvider")
+    whole = model_config(SPEC.with_max_batch_size(0), "onnx", "cpu")
     assert whole["output"][0]["dims"] == ["-1", "10"] and "dynamic_batching" not in whole
     assert whole["instance_group"][0]["kind"] == "KIND_CPU"
 

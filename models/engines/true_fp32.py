@@ -1,0 +1,37 @@
+"""FP32 means FP32: no TF32 on CUDA, no bf16 products on a CPU. The settings are the process's."""
+
+import torch
+
+
+def use_true_fp32() -> None:
+    """FP32 products and convolutions are computed in FP32; products of halves accumulate in FP32.
+
+    Torch has an older and a newer interface to the same settings, and convolution and recurrence keep their own: all
+    are set, the older first, so that both read the same (docs.pytorch.org, notes/cuda, "TensorFloat-32").
+    """
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    for settings in _settings():
+        settings.fp32_precision = "ieee"
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
+def is_true_fp32() -> bool:
+    """Whether nothing has changed the FP32 settings since `use_true_fp32`."""
+    return all(settings.fp32_precision == "ieee" for settings in _settings())
+
+
+def _settings() -> tuple:  # type: ignore[type-arg]  # torch gives these modules no type
+    all_of, cuda, cudnn, onednn = (
+        torch.backends,
+        torch.backends.cuda,
+        torch.backends.cudnn,
+        torch.backends.mkldnn,
+    )
+    return (
+        *(all_of, cuda.matmul),
+        *(cudnn, cudnn.conv, cudnn.rnn),
+        *(onednn, onednn.matmul, onednn.conv, onednn.rnn),
+    )

@@ -1,0 +1,41 @@
+"""Whatever a process has set for FP32 products before, afterwards they are FP32."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from halfeven.models.engines.true_fp32 import is_true_fp32, use_true_fp32
+
+CUDNN: Any = torch.backends.cudnn  # torch gives `conv` no type
+BEFORE: dict[str, Callable[[], None]] = {
+    "for everything": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    "recurrent layers": lambda: setattr(torch.backends.cudnn.rnn, "fp32_precision", "tf32"),
+    "convolutions": lambda: setattr(CUDNN.conv, "fp32_precision", "tf32"),
+    "convolutions, the older way": lambda: setattr(torch.backends.cudnn, "allow_tf32", True),
+    "products, the older way": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "products on a CPU too": lambda: torch.set_float32_matmul_precision("medium"),
+}
+
+
+@pytest.fixture(autouse=True)
+def true_afterwards() -> Iterator[None]:
+    yield
+    use_true_fp32()
+
+
+@pytest.mark.parametrize("setting", BEFORE)
+def test_no_setting_is_left_that_computes_fp32_in_less(setting: str) -> None:
+    use_true_fp32()
+    BEFORE[setting]()
+    assert not is_true_fp32()
+    use_true_fp32()
+    assert is_true_fp32()
+
+
+@pytest.mark.parametrize("setting", BEFORE)
+def test_the_older_interface_reads_the_same_and_does_not_raise(setting: str) -> None:
+    BEFORE[setting]()
+    use_true_fp32()
+    assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
+    assert torch.get_float32_matmul_precision() == "highest"
