@@ -1,6 +1,7 @@
 """The types between the HTTP routes, the batcher and the roster: prepared versions, terms, answers, statistics.
 
-Types without work: `batcher.py` answers, `roster.py` finds, `routes/infer.py` and `app.py` ask.
+Types only. `batcher.py` answers requests, `versions/roster.py` finds the version for a request, and the routes
+(`http/routes/infer.py`, `http/routes/app.py`) use both.
 """
 
 import asyncio
@@ -184,14 +185,15 @@ class RosterControl(Protocol):
     """The verbs of the model repository extension. They block until done: call them in a thread."""
 
     def load(self, name: str, config: LoadConfig | None = None) -> None:
-        """Put the name's live active version, again if need be; where that fails, what served goes on serving.
+        """Load the version that the store has as live for this name, and make it active; again if it is loaded already.
 
-        Raises UnknownName where the store has no such name, another HalfevenError that says why it failed.
+        Where that fails, the version that served goes on serving. Raises UnknownName where the store has no such
+        name, another HalfevenError with the reason of the failure.
         """
         ...
 
     def unload(self, name: str) -> None:
-        """Take the name inactive until `load` (or a new start). Raises UnknownName."""
+        """Serve no version of the name until `load` (or a new start of the server). Raises UnknownName."""
         ...
 
     def index(self) -> Sequence[IndexEntry]:

@@ -24,9 +24,10 @@ class Director:
         self._store = roster.store
 
     def promote(self, name: str, version: int) -> dict[str, Any]:
-        """Put an active version; a canary or the previous version is not loaded again.
+        """Make this version the active one; a canary or the previous version is not loaded again.
 
-        Raises Conflict for a refused version; where it cannot serve here, what keeps it, and nothing changed.
+        Raises Conflict for a refused version. Where the version cannot serve here, the reason is raised and nothing
+        has changed.
         """
         with self._roster.working(name):
             wanted = self._live(name, version)
@@ -55,7 +56,7 @@ class Director:
     def canary(self, name: str, version: int | None, percent: float) -> dict[str, Any]:
         """From now on ``percent`` of the requests (by their id) are for this version; none or 0 ends it.
 
-        Raises BadInput for a share that is none or an active version or of another signature.
+        Raises BadInput for a percentage outside of 0 to 100, for the active version, and for another signature.
         """
         with self._ordering(name, "canary", version, percent) as (served, loaded):
             served.set_canary(loaded, percent)

@@ -138,13 +138,14 @@ class Roster:
             return None
         return self._faults.get(name)
 
-    # The verbs (`prepared.RosterControl`).
+    # The verbs (`interface.RosterControl`).
 
     def load(self, name: str, config: LoadConfig | None = None) -> None:
-        """Put the name's live active version and return when it is; where that fails, what served goes on.
+        """Load the version that the store has as live for this name, and return when it is active.
 
-        ``config`` holds until the next load or version. Raises UnknownName, BadInput for a config that asks for
-        more than the version has, NotReady, DamagedFile or EngineFailed.
+        Where that fails, the version that served goes on serving. ``config`` holds until the next load or version.
+        Raises UnknownName, BadInput for a config that asks for more than the version has, NotReady, DamagedFile or
+        EngineFailed.
         """
         self._known(name)
         with self.working(name):
@@ -165,7 +166,7 @@ class Roster:
             self._faults.pop(name, None)
 
     def unload(self, name: str) -> None:
-        """Take the name inactive; returns when everything accepted is answered and the memory given back.
+        """Serve no version of the name. Returns when every accepted request is answered and the memory is free.
 
         It lasts until `load`, until a version is published or the alias moved, or until the next start.
         """
@@ -199,7 +200,7 @@ class Roster:
                 found.append((name, "" if live is None else str(live), "UNAVAILABLE", why))
         return found
 
-    # For `rollout.director`.
+    # For `director.py`.
 
     def working(self, name: str) -> threading.RLock:
         """Held while a name is worked on. Only names of models are kept: others are as many as callers make up."""

@@ -89,7 +89,7 @@ def version_of(store: Store, model: str, number: str) -> Version:
 
 
 def promote(store: Store, model: str, number: str) -> dict[str, Any]:
-    """Put an active version; its facts. Raises UnknownName, Conflict for a refused version."""
+    """Make this version the active one; gives its facts. Raises UnknownName, Conflict for a refused version."""
     version = version_of(store, model, number)
     store.promote(version)
     return facts_of(version)

@@ -32,7 +32,7 @@ def router(director: Director) -> APIRouter:
 def _add_orders(routes: APIRouter, director: Director) -> None:
     @routes.post("/{m}/promote", openapi_extra=_body({"version": _VERSION}, ["version"]))
     async def promote(m: str, request: Request) -> Response:
-        """Put an active version; a canary or the previous version at once."""
+        """Make a version the active one; at once where it is the canary or the previous version."""
         asked = await _asked(request, ("version",))
         if asked.get("version") is None:
             raise BadInput('expected {"version": NUMBER}: which version is to become active')

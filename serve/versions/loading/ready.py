@@ -1,7 +1,7 @@
 """Make a version ready to serve: load it, prove its half on this device, choose a form, warm it up.
 
-Everything that touches the device runs on the device thread, one short call after another, so that the
-version active goes on answering between them.
+Everything that touches the device runs on the device thread, one short call after another, so that the active
+version goes on answering requests between them.
 """
 
 import logging
@@ -49,11 +49,11 @@ class _Candidate:
 
 
 def make_ready(version: Version, place: Place, replaces: PreparedVersion | None = None) -> PreparedVersion:
-    """A loaded, proven and warm version. Blocks for as long as that takes; never on the device thread.
+    """The version loaded, proven and warm. Blocks for as long as that takes; call it on no device thread.
 
-    Where its half is not equal here, its FP32 whole is made ready instead, unless the version ``replaces``
-    active one, which then stays, or the fall-back is forbidden: NotReady. Where its half drifted here before, the
-    whole is made ready. Raises DamagedFile or EngineFailed where nothing of the version can be loaded.
+    Where its half is not equal here, its FP32 whole is made ready instead. Raises NotReady then where the version
+    ``replaces`` an active one, which stays active, and where the fall-back is forbidden. Where its half drifted on
+    this device before, the whole is made ready. Raises DamagedFile or EngineFailed where no form can be loaded.
     """
     spec = version.spec()
     samples = stored_samples(version)

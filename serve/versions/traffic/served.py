@@ -71,7 +71,7 @@ class ServedModel:
         self._front: Submit = stable
         self._check(stable)
 
-    # As every caller sees it (`prepared.Served`).
+    # As every caller sees it (`interface.Served`).
 
     def submit(
         self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
@@ -191,7 +191,7 @@ class ServedModel:
             return leaving
 
     def end(self) -> list[LoadedVersion]:
-        """Every loaded, to be closed."""
+        """Every loaded version, to be closed."""
         with self._lock:
             for trial in self._trials.values():
                 trial.clear()
