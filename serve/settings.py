@@ -67,7 +67,7 @@ def read_settings(**given: object) -> Settings:
         raise BadSetting(f"{name} = {first['input']!r}: {first['msg']}") from None
     if not is_loopback(settings.host) and not settings.expose_without_auth:
         raise BadSetting(
-            f"--host {settings.host} listens beyond this machine, and there are no keys yet: anybody who reaches "
-            "the port could use the models. Say --expose-without-auth if a proxy or a network keeps others out"
+            f"--host {settings.host} listens beyond this machine, and there are no keys yet: every program that "
+            "reaches the port could use the models. Give --expose-without-auth if a proxy or a network keeps others out"
         )
     return settings

@@ -1,6 +1,6 @@
 """The routes of versions and traffic: promote, canary, shadow, and what was seen and decided.
 
-What blocks runs in a thread, for loading a version takes as long as it takes. Orders are JSON and say so.
+Orders run in a thread, for loading a version takes long. Orders need a JSON content type.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,7 +59,7 @@ def _add_reading(routes: APIRouter, director: Director) -> None:
 
     @routes.get("/{m}/events")
     def events(m: str, limit: Limit = 100) -> Response:
-        """What was ordered and decided, the newest first, with the numbers."""
+        """Orders and decisions, the newest first, with their numbers."""
         return _json({"model": m, "events": director.events(m, limit)})
 
     @routes.get("/{m}/drift")
