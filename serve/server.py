@@ -141,7 +141,7 @@ def serve(settings: Settings, store: Store, notify: Notify) -> None:
 
 
 def convert_all(folder: Path, store: Store, notify: Notify) -> None:
-    """Convert every model folder below ``folder``; one that cannot be converted is said and passed over."""
+    """Convert every model folder below ``folder``; one that cannot be converted is reported and left out."""
     from ..exporters.convert import Options, convert  # 25 MB that a server without --models does not need
 
     if not folder.is_dir():

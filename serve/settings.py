@@ -36,7 +36,7 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = "text"
     access_log: bool = False
     drain_seconds: float = Field(5.0, ge=0, le=3600)  # after SIGTERM, before the port is closed
-    shutdown_seconds: float = Field(30.0, gt=0)  # then, for what was asked
+    shutdown_seconds: float = Field(30.0, gt=0)  # then, for the requests under way
     rescue: bool = True
     parity_sample: float = Field(0.001, ge=0, le=1)
     keep_previous_seconds: float = Field(600.0, ge=0)
