@@ -101,7 +101,7 @@ def read_folder(folder: Path) -> ModelFolder:
 
 
 class _Reader(TomlReader):
-    """BatchScheduler the parsed TOML into a ModelFolder."""
+    """Makes a ModelFolder from the parsed TOML."""
 
     def read(self, data: Mapping[str, Any]) -> ModelFolder:
         self.known(data, _TOP, "")

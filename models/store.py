@@ -189,7 +189,7 @@ class Store:
         return self.version(name, numbers[-1]) if numbers else None
 
     def promote(self, version: Version, by: str = OPERATOR) -> None:
-        """Put an active version. Durable when this returns. Raises Conflict for a refused one."""
+        """Make this version the active one. Durable when this returns. Raises Conflict for a refused version."""
         with alias_lock(self._folder(version.name)):
             self._promote(version, by)
 
@@ -207,9 +207,10 @@ class Store:
             self._promote(version, by)
 
     def rollback(self, name: str) -> Version:
-        """Put the newest older version that may serve active, and give it; one that waits for its promotion is none.
+        """Make the newest older version that may serve the active one, and return it.
 
-        Raises UnknownName for an unknown model, Conflict where nothing older may become active.
+        A version that waits for its promotion is passed over. Raises UnknownName for an unknown model, Conflict where
+        no older version may become active.
         """
         if not self.numbers(name):
             raise UnknownName(f"no model '{name}' in the store: it has {self.names()}")

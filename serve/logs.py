@@ -1,7 +1,7 @@
 """The server's log: sentences for people, or one JSON object a line for machines.
 
-What a record brings as ``extra`` (model, version, request_id, …) is a field of its own in JSON and stands behind the
-sentence in text, so that a failed request is found by its id in either.
+A record's ``extra`` values (model, version, request_id, …) are fields of their own in JSON and follow the sentence in
+text, so that a failed request is found by its id in both.
 """
 
 import json
@@ -22,7 +22,7 @@ requests = logging.getLogger("halfeven.requests")
 
 
 def set_up(level: str = "warning", form: Literal["text", "json"] = "text", access: bool = False) -> None:
-    """Log to stderr from ``level`` on; ``access`` lets the record of every request through whatever the level."""
+    """Log to stderr from ``level`` on; ``access``: log every request, whatever the level."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else Sentences())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -30,7 +30,7 @@ def set_up(level: str = "warning", form: Literal["text", "json"] = "text", acces
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What the record brings beside what every record has."""
+    """The fields of the record that not every record has."""
     return {key: value for key, value in vars(record).items() if key not in _OF_EVERY_RECORD}
 
 
@@ -53,7 +53,7 @@ class JsonLines(logging.Formatter):
 class Sentences(logging.Formatter):
     """``WARNING halfeven.batcher: a sentence (model=digits request_id=7)``.
 
-    One line each, whatever a caller's words have in them; the lines of a traceback stand below, indented.
+    One line each, whatever characters a caller sent; the lines of a traceback follow, indented.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Sentences(logging.Formatter):
 
 
 def _in_one_line(text: str) -> str:
-    """Characters that are not to be seen (line ends, escape sequences, …) as Python writes them."""
+    """The text with invisible characters (line ends, escape sequences, …) as Python writes them."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

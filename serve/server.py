@@ -124,7 +124,7 @@ def serve(settings: Settings, store: Store, notify: Notify) -> None:
         http=HotProtocol,
         ws="none",  # else uvicorn would hand the connection over to whatever library is installed
         backlog=backlog_of(connection_limit(settings.max_connections)),
-        proxy_headers=False,  # nobody here asks for the caller's address
+        proxy_headers=False,  # the caller's address is not used here
         lifespan="on",
         access_log=False,
         log_level="warning",
@@ -141,7 +141,7 @@ def serve(settings: Settings, store: Store, notify: Notify) -> None:
 
 
 def convert_all(folder: Path, store: Store, notify: Notify) -> None:
-    """Convert every model folder below ``folder``; one that cannot be converted is said and passed over."""
+    """Convert every model folder below ``folder``; one that cannot be converted is reported and left out."""
     from ..exporters.convert import Options, convert  # 25 MB that a server without --models does not need
 
     if not folder.is_dir():
@@ -155,7 +155,7 @@ def convert_all(folder: Path, store: Store, notify: Notify) -> None:
 
 
 class _Announcing(PoliteServer):
-    """Says where it listens once it does: with port 0 nobody else knows."""
+    """Announces the address once it listens: with port 0 the system chooses the port."""
 
     def __init__(self, config: uvicorn.Config, grace_s: float, roster: Roster, notify: Notify) -> None:
         super().__init__(config, grace_s, roster.leave)
@@ -173,7 +173,7 @@ class _Announcing(PoliteServer):
         if self.grace_s:
             self._notify(
                 f"halfeven is shutting down: not ready from now on, it still answers for {self.grace_s:g} s, then it "
-                "finishes what was asked; a second signal hurries it"
+                "finishes the requests under way; a second signal ends the wait"
             )
         await super().shutdown(sockets)
 

@@ -36,7 +36,7 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = "text"
     access_log: bool = False
     drain_seconds: float = Field(5.0, ge=0, le=3600)  # after SIGTERM, before the port is closed
-    shutdown_seconds: float = Field(30.0, gt=0)  # then, for what was asked
+    shutdown_seconds: float = Field(30.0, gt=0)  # then, for the requests under way
     rescue: bool = True
     parity_sample: float = Field(0.001, ge=0, le=1)
     keep_previous_seconds: float = Field(600.0, ge=0)
@@ -67,7 +67,7 @@ def read_settings(**given: object) -> Settings:
         raise BadSetting(f"{name} = {first['input']!r}: {first['msg']}") from None
     if not is_loopback(settings.host) and not settings.expose_without_auth:
         raise BadSetting(
-            f"--host {settings.host} listens beyond this machine, and there are no keys yet: anybody who reaches "
-            "the port could use the models. Say --expose-without-auth if a proxy or a network keeps others out"
+            f"--host {settings.host} listens beyond this machine, and there are no keys yet: every program that "
+            "reaches the port could use the models. Give --expose-without-auth if a proxy or a network keeps others out"
         )
     return settings

@@ -3,7 +3,7 @@
 ``torch.export.load`` is not safe on a crafted file. Sample inputs and custom objects are pickles; shape
 expressions go through ``sympy.sympify``, which evaluates them; a node's target may name any function below
 ``torch``; and its reader of zip archives can be made to see another archive than Python's. So an archive of ours
-has none of the first, the rest is held against allow-lists (`archive_check`), and torch is never given the file:
+has none of the first, the rest is held against allow-lists (`contents.py`), and torch is never given the file:
 what was checked is written anew, in memory, by torch's own writer.
 """
 

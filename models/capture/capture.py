@@ -96,7 +96,7 @@ def _loaded(path: Path, state: Mapping[str, torch.Tensor], folder: ModelFolder) 
 def normalise(program: ExportedProgram) -> ExportedProgram:
     """Take out what ties a program to where and in which dtype it was captured.
 
-    ``_assert_tensor_metadata`` pins dtypes and devices. Regions are taken in (`capture_regions`), control flow
+    ``_assert_tensor_metadata`` pins dtypes and devices. Regions are taken in (`regions.py`), control flow
     stays. Dropout stays: training needs it (`program.runnable` leaves it out). Raises CaptureFailed for a
     construct with a body that is not known.
     """

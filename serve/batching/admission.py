@@ -1,7 +1,7 @@
-"""Who is let in: limits in requests, bytes and time, the last by what was measured. Also when to come back.
+"""Which requests are admitted: limits in requests, bytes and waiting time. A refused one learns when to come back.
 
-The device thread measures what a batch costs (`Pace`), the event loop counts and asks (`Admission`). Each number has
-one writer, and what waits is the difference of two: nothing is locked on the way in.
+The device thread measures how long batches take (`Pace`); the event loop counts requests and decides (`Admission`).
+Each number has one writer, and the waiting requests are the difference of two numbers: admission takes no lock.
 """
 
 import math
@@ -26,10 +26,10 @@ class _Cost:
 
 
 class Pace:
-    """What a batch costs on this device by its size, waiting for other models' batches included.
+    """How long a batch takes on this device by its size, including the wait for other models' batches.
 
-    Sizes between two powers of two are one kind. A size that was never run is taken to cost what the largest
-    smaller one did: the first such batch will tell, and to refuse callers on a guess would keep it from being run.
+    Sizes between two powers of two are one kind. A size that was never run is assumed to take as long as the largest
+    smaller one: the first batch of that size measures it, and a refusal on a guess would keep it from being run.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Pace:
         self._shapes_differ = False
         self.full_ns = 0.0  # what a full batch costs
         self.ends_ns = 0.0  # when the batch under way should end; 0: none is
-        self.easy_rows = math.inf  # while no more wait, nobody can have to wait too long
+        self.easy_rows = math.inf  # while no more rows wait, no request can have to wait too long
 
     def read(self, spec: ModelSpec, full_rows: int) -> None:
         self._max_wait_ns = spec.batching.max_queue_ms * 1_000_000
@@ -67,9 +67,9 @@ class Pace:
         self.ends_ns = 0.0
 
     def ended(self, rows: int, oldest_ns: int, began_ns: int, now_ns: int, full_rows: int) -> None:
-        """A batch was answered whose oldest request came at ``oldest_ns``; others may be under way.
+        """A batch was answered whose oldest request came at ``oldest_ns``; other batches may be under way.
 
-        Had that one been waiting since the batch before, the time between their ends is what it cost.
+        Where that request waited since the batch before, the batch took the time between the two ends.
         """
         alone_ns = now_ns - max(began_ns, self._last_end_ns)
         kind = rows.bit_length()
@@ -93,7 +93,7 @@ class Pace:
 
 
 class Admission:
-    """Counts what is let in and refuses what would wait too long, for one model on one event loop."""
+    """Counts the requests that are admitted and refuses those that would wait too long: one model, one event loop."""
 
     def __init__(self, intake: Intake, queue: RequestQueue, pace: Pace, refused: Callable[[], None]) -> None:
         self._queue = queue
@@ -115,7 +115,7 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Requests let in whose batch has not begun."""
+        """Admitted requests whose batch has not begun."""
         return self.requests - self._queue.taken
 
     @property
@@ -125,9 +125,9 @@ class Admission:
         return self.bytes - self._queue.taken_bytes
 
     def admit(self, rows: int, nbytes: int, now_ns: int, urgent: bool = False, timeout_ns: int = 0) -> None:
-        """Let one request in. Raises Overloaded where it would wait too long, or cannot be served in its time.
+        """Admit one request. Raises Overloaded where it would wait longer than a limit or its own timeout.
 
-        While few rows wait, no limit can be near: each request has one at least.
+        While few rows wait, no limit on requests can be near: each request has at least one row.
         """
         queue = self._queue
         ahead = self.rows - queue.taken_rows
@@ -145,7 +145,7 @@ class Admission:
             self.urgent_rows += rows
 
     def _hold_against_limits(self, nbytes: int, now_ns: int, urgent: bool, timeout_ns: int) -> None:
-        """One that finds the queue empty is let in whatever its bytes: it would be no smaller later."""
+        """A request that finds the queue empty is admitted whatever its bytes: it would be no smaller later."""
         if self.waiting >= self._max_requests:
             raise self._full(now_ns)
         waiting_bytes = self._waiting_bytes
@@ -156,9 +156,10 @@ class Admission:
             raise self._too_late(wait_ns, timeout_ns, now_ns)
 
     def _wait_ns(self, urgent: bool, now_ns: int) -> float:
-        """How long a newcomer would wait: the rest of the batch under way and the full ones before his own.
+        """Nanoseconds that a new request would wait: the rest of the batch under way and the full batches before its
+        own.
 
-        Shapes that differ are not joined, so beside the first each group of them is a batch more.
+        Requests of different shapes are not joined, so each group of them beside the first is one batch more.
         """
         queue, pace = self._queue, self._pace
         ahead = self.urgent_rows - queue.taken_urgent_rows if urgent else self.rows - queue.taken_rows
@@ -171,7 +172,7 @@ class Admission:
         return wait_ns + (groups - 1) * pace.full_ns if groups > 1 and not urgent else wait_ns
 
     def retry_after_s(self, now_ns: int) -> float:
-        """When what waits now will have been served, in seconds; a second where nothing has been measured."""
+        """Seconds until the requests that wait now are answered; 1 where nothing has been measured."""
         queue, pace = self._queue, self._pace
         rows = self.rows - queue.taken_rows
         wait_ns = max(pace.ends_ns - now_ns, 0.0) + rows // queue.limit * pace.full_ns

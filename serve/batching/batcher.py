@@ -28,7 +28,8 @@ from .request_queue import Request
 from .scheduler import BatchScheduler, Refused, changed, same_signature
 
 logger = logging.getLogger("halfeven.batcher")
-# A batch on the event loop that took so long stood in everybody's way; so many hand-overs then go to the device thread.
+# A batch on the event loop that took so long held up all connections: that many hand-overs then go to the device
+# thread.
 _LONG_NS, _LONG_FOR = 2_000_000, 1000
 
 
@@ -78,11 +79,11 @@ class Batcher:
     ) -> asyncio.Future[Answer]:
         """Queue one checked request: C-contiguous arrays in the spec's order, ``rows`` along the first axis.
 
-        More rows than a batch takes are run in parts and answered as one, by one version. Who leaves cancels the
-        future. It raises EngineFailed where this request alone makes the engine fail, TimedOut where its batch
-        has not begun in ``terms.timeout_ns``. Raises Overloaded where it would wait too long (``[batching]``:
-        ``max_queue_size``, ``max_queue_bytes``, ``max_queue_ms``, and its own timeout), NotReady while draining,
-        BadRequest where the request has more rows than ``max_request_rows``.
+        More rows than a batch takes are run in parts and answered as one, by one version. A caller that leaves
+        cancels the future. The future raises EngineFailed where this request alone makes the engine fail, TimedOut
+        where its batch has not begun in ``terms.timeout_ns``. This method raises Overloaded where the request would
+        wait too long (``[batching]``: ``max_queue_size``, ``max_queue_bytes``, ``max_queue_ms``, and its own timeout),
+        NotReady while draining, BadRequest where the request has more rows than ``max_request_rows``.
         """
         intake = self._intake
         if self._refusing:
@@ -113,8 +114,8 @@ class Batcher:
         return future
 
     def _goes_alone(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether a request need not wait for others of this iteration: where its batch is brief, and the last ones
-        were alone too. A second one in the same iteration shows that they are not."""
+        """Whether a request need not wait for others of this iteration of the loop: where its batch is brief, and the
+        last requests came alone too. A second request in the same iteration shows that they do not."""
         if self._pending or self._ran_alone or not self._scheduler.brief:
             self._is_lonely = False
             return False
@@ -133,7 +134,7 @@ class Batcher:
         intake: Intake,
         loop: asyncio.AbstractEventLoop,
     ) -> asyncio.Future[Answer]:
-        """One with terms of its own, or one that is split, or refused."""
+        """Queue a request that has terms of its own, or is split into parts, or is refused."""
         if not 0 < rows <= intake.max_rows:
             raise self._wrong_rows(rows, intake.max_rows)
         if intake.suspicious and not intake.fits(arrays):
@@ -159,7 +160,7 @@ class Batcher:
         return request.future
 
     def _open(self, loop: asyncio.AbstractEventLoop, spec: ModelSpec) -> None:
-        """What comes in this iteration of the loop is handed over at its end, together."""
+        """The requests of this iteration of the loop are handed over together at its end."""
         self._flush()
         self._pending_spec = spec
         loop.call_soon(self._flush)
@@ -175,7 +176,7 @@ class Batcher:
             await self._drained.wait()
 
     def refuse(self) -> None:
-        """Accept nothing more; what waits is still served. From any thread."""
+        """Accept no more requests; those that wait are still answered. From any thread."""
         self._refusing = True
 
     def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -195,7 +196,7 @@ class Batcher:
         )
 
     def _flush(self) -> None:
-        """Hand over what this iteration of the loop has brought."""
+        """Hand over the requests of this iteration of the loop."""
         if not (pending := self._pending):
             return
         self._pending = []
@@ -210,7 +211,8 @@ class Batcher:
             _settle([(request, self._not_ready()) for request in pending])
 
     def _run_here(self) -> bool:
-        """A batch that takes no longer than to wake another thread; after one that did, the next ones go there."""
+        """Run a batch here that takes no longer than waking another thread; after a longer one the device thread runs
+        the next ones."""
         if self._long_ago:
             self._long_ago -= 1
             return False
@@ -224,7 +226,7 @@ class Batcher:
                 self._long_ago = _LONG_FOR
 
     def _answer_here(self, spec: ModelSpec, request: Request) -> bool:
-        """The same for one request, past the queue. False where it is to go the long way."""
+        """The same for one request, past the queue. False where it is to go through the queue."""
         if self._long_ago or self._background or not self._device.borrow():
             return False
         try:
@@ -252,7 +254,7 @@ class Batcher:
         return due_ns
 
     def step(self) -> None:
-        """Run the next batch by the one active version, and answer its callers together."""
+        """Run the next batch with the active version, and answer its callers together."""
         self._scheduler.step()
 
     def land(self) -> bool:
@@ -260,7 +262,7 @@ class Batcher:
         return self._scheduler.land()
 
     def swap(self, prepared: PreparedVersion, spec: ModelSpec | None = None) -> PreparedVersion:
-        """Put another active version and return the old one, which no batch uses any more: close it freely.
+        """Make another version the active one and return the old one, which no batch uses any more: it may be closed.
 
         Only on the device thread, where no batch is under way: ``device.call(lambda: batcher.swap(prepared))``.
         Raises RuntimeError elsewhere. ``spec`` is given where the new version's limits differ. Where its inputs or
@@ -301,7 +303,7 @@ class Batcher:
 
 
 def _settle(outcomes: Sequence[Outcome | Refused]) -> None:
-    """Answer a batch's callers. One may have left meanwhile: to set his future would raise, and leave the
+    """Answer a batch's callers. A caller may have left meanwhile: to set its future would raise, and leave the
     others without an answer (ray-project/ray#41199)."""
     for request, outcome in outcomes:
         if request.future.done():

@@ -1,21 +1,21 @@
-"""After a brief answer to a lone caller the event loop looks again for a moment before it sleeps.
+"""After a brief answer to a lone caller the event loop polls for its next request for a moment before it sleeps.
 
-To put a core to sleep and to be woken takes as long as such a batch, and what runs next finds its caches cold. Measured
-on two cores with one caller who asks again at once: medians of 0.19 to 0.25 ms instead of 0.26 to 0.30. Linux does the
-same for idle processors (haltpoll) and network devices (busy polling). Who does not come back at once is soon not
-looked for: a moment that was in vain doubles the number of answers that are followed by none.
+To put a core to sleep and to wake it takes as long as such a batch, and the next request finds cold caches. Measured
+on two cores with one caller that asks again at once: medians of 0.19 to 0.25 ms instead of 0.26 to 0.30. Linux does the
+same for idle processors (haltpoll) and network devices (busy polling). Each poll in vain doubles the number of answers
+that are followed by no poll.
 """
 
 import asyncio
 from collections.abc import Callable
 
-LOOK_NS = 100_000  # its writing is in it
-_AT_ONCE_NS = 250_000  # its writing and being woken are in it
+LOOK_NS = 100_000  # one poll, the writing of the answer included
+_AT_ONCE_NS = 250_000  # from an answer to the next request, where the caller asked again at once
 _RAREST = 64  # answers
 
 
 class BriefPolling:
-    """One batcher's. ``clock`` gives nanoseconds; ``idle`` says whether nobody else has a use for the core now."""
+    """The polling of one batcher. ``clock`` gives nanoseconds; ``idle``: whether the device thread sleeps."""
 
     def __init__(self, clock: Callable[[], int], idle: Callable[[], bool]) -> None:
         self._clock = clock
@@ -26,7 +26,7 @@ class BriefPolling:
         self._skip = self._skipped = 0
 
     def asked(self, now_ns: int) -> None:
-        """A lone caller is here."""
+        """A request came from a lone caller."""
         if self._answered_ns is None:
             return
         if now_ns - self._answered_ns <= _AT_ONCE_NS:
@@ -36,7 +36,7 @@ class BriefPolling:
         self._answered_ns = None
 
     def answered(self, loop: asyncio.AbstractEventLoop) -> None:
-        """He has his answer: look again for a moment, unless that was in vain of late."""
+        """The lone caller has its answer: poll for a moment, unless the last polls were in vain."""
         self._answered_ns = now_ns = self._clock()
         if self._skipped < self._skip:
             self._skipped += 1
@@ -48,7 +48,7 @@ class BriefPolling:
             loop.call_soon(self._look, loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A callback that is ready keeps the loop from sleeping; what came meanwhile runs in between."""
+        """A ready callback keeps the loop from sleeping; the requests that came meanwhile run in between."""
         self._looking = self._clock() < self._until_ns and self._idle()
         if self._looking:
             loop.call_soon(self._look, loop)

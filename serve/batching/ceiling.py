@@ -1,8 +1,8 @@
 """How many rows the device has memory for: learned when it ran out, and remembered across restarts.
 
 Rows are not equal where lengths are free, so a ceiling belongs to a row's size: it holds for rows of that many
-elements and for longer ones. One caller's long texts do not make everybody's batches small. It never rises by
-itself, because to find out would cost a caller his time: delete the file and load the model again.
+elements and for longer ones, and one caller's long texts do not make all batches small. It never rises by itself,
+because a try would delay a caller: to forget a ceiling, delete the file and load the model again.
 """
 
 import json
@@ -17,7 +17,7 @@ logger = logging.getLogger("halfeven.batcher")
 class Ceiling:
     """The most rows of one run, by the elements of a row's inputs. ``path``: where it is kept (None: in memory).
 
-    One thread uses it, the device's; ``smallest`` may be read from any. ``known``: there is one for some size.
+    Only the device thread uses it; ``smallest`` may be read from any thread. ``known``: some size has a ceiling.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -35,9 +35,9 @@ class Ceiling:
         return min(list(self._rows.values()), default=0)
 
     def lower(self, row_elements: int, rows: int, keep: bool = True) -> None:
-        """No run of rows of this size has more than ``rows`` (at least 1) any more.
+        """From now on no run of rows of this size has more than ``rows`` (at least 1).
 
-        ``keep`` False: until the process ends. A disk that is full costs the memory of it, never an answer.
+        ``keep`` False: only until the process ends. Where the disk is full, the ceiling is forgotten at the end too.
         """
         rows = max(rows, 1)
         if rows >= self.rows(row_elements):

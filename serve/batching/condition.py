@@ -1,8 +1,8 @@
 """What is known about the active version for longer than one batch: its engines' limits, and whether it works.
 
-An engine that fails on everything would cost twice as many runs as a batch has requests, for every batch and for ever.
-So after a few batches of which nobody was answered, a failed one is divided only if the engine still answers a
-request that it answered before.
+To divide a failed batch takes up to twice as many runs as it has requests. For an engine that fails on everything that
+would be so for every batch. So after a few batches in which no request was answered, a failed batch is divided only
+if the engine still answers a request that it answered before.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +17,9 @@ from .interface import PreparedVersion
 from .rescue import Mended, Rescue, Timed
 
 _NOTHING: Mapping[int, Mended] = {}
-_SUSPICIOUS = 3  # batches in a row of which nobody was answered
-_PATIENCE_NS = (
-    10_000_000_000  # to find the guilty of one batch, or four times the batch's own time if that is more
-)
+_SUSPICIOUS = 3  # batches in a row in which no request was answered
+# To find the failing requests of a batch; four times the batch's own time if that is more.
+_PATIENCE_NS = 10_000_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +32,8 @@ class _Probe:
 
 
 class Condition:
-    """One per active version, on the device thread. ``lost`` is called once with the reason if its device is gone."""
+    """One per active version, used on the device thread. ``lost`` is called once, with the reason, where the device is
+    gone."""
 
     def __init__(
         self,
@@ -60,14 +60,15 @@ class Condition:
     def worth_dividing(self) -> bool:
         """Whether some of a failed batch's requests may succeed without the others.
 
-        As long as nothing is known to work they may: a poisonous request never fails the others in its batch.
+        As long as no request is known to work, they may: one request must not make the others of its batch fail.
         """
         if self._unanswered < _SUSPICIOUS or self._known is None:
             return True
         return not isinstance(self.runner.run([self._known]).result, Fault)
 
     def mended(self, items: Sequence[Timed], outputs: list[np.ndarray], took_ns: int) -> Mapping[int, Mended]:
-        """What is not finite in a half's ``outputs`` is answered by the whole, in place, where there is one."""
+        """Rows of a half's ``outputs`` that are not finite are replaced, in place, by the whole's, where there is
+        one."""
         if self._rescue is None or self._rescue.all_well(outputs):
             return _NOTHING
         return self._rescue.mend(items, outputs, self.runner.clock() + self.patience_ns(took_ns))
@@ -77,11 +78,11 @@ class Condition:
         return None if self._rescue is None else self._rescue.instead(item)
 
     def patience_ns(self, took_ns: int) -> int:
-        """How long the guilty of a batch that took so long may be looked for."""
+        """Nanoseconds for the search for the failing requests of a batch that took ``took_ns``."""
         return max(_PATIENCE_NS, 4 * took_ns)
 
     def answered(self, item: Item) -> None:
-        """Somebody of a batch was answered: this is one of them."""
+        """A batch was answered; ``item`` is one of its requests."""
         self._unanswered = 0
         if self._known is None:
             batched = self.runner.spec.batched
@@ -91,14 +92,14 @@ class Condition:
         self._unanswered += 1
 
     def device_lost(self, reason: str) -> str:
-        """From now on nothing is run; the words that everybody gets."""
+        """From now on nothing is run. Gives the message that all requests get."""
         if self.lost is None:
             self.lost = f"device {self.prepared.engine.device} is lost: {reason}; restart the server"
             self._notify_lost(self.lost)
         return self.lost
 
     def note_ceiling(self) -> None:
-        """Let batches of what has one size be formed no larger than the device has memory for."""
+        """Where all rows have one size, form no larger batches than the device has memory for."""
         most = self.ceiling.smallest
         if most and self._one_size:
             self.prepared.useful_rows = min(self.prepared.useful_rows or most, most)

@@ -1,4 +1,4 @@
-"""How long threads stood ready without a core: what tells a slow program from a full machine."""
+"""How long threads waited for a core: it tells a slow program from a machine that is fully used."""
 
 import os
 import time
@@ -9,7 +9,7 @@ _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 def waited_for_core_s() -> float:
-    """Seconds since the calling thread began, as Linux counts them (proc(5)); 0 where it does not."""
+    """Seconds that the calling thread waited for a core since it began (proc(5)); 0 where the system does not count."""
     try:
         return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -17,18 +17,17 @@ def waited_for_core_s() -> float:
 
 
 def seconds_on_core(run: Callable[[], object]) -> float:
-    """How long ``run`` took, less what the calling thread waited for a core meanwhile.
+    """Seconds that ``run`` took, less those in which the calling thread waited for a core.
 
-    On a full machine a run that is longer than a time slice would look slower than it is, a short one not. Where other
-    threads of this process worked during the run, they may have gone on with it while this one waited: so much of the
-    waiting is not taken off.
+    On a fully used machine a run longer than a time slice would seem slower than it is. Where other threads of this
+    process worked during the run, they may have continued it while this thread waited: their time is not subtracted.
     """
     waited_s, others_s, began_s = waited_for_core_s(), _others_worked_s(), time.perf_counter()
     run()
     took_s = time.perf_counter() - began_s
     waited_s = waited_for_core_s() - waited_s
     lost_s = max(waited_s - (_others_worked_s() - others_s), 0.0)
-    return took_s - lost_s if lost_s < took_s else took_s  # more was not in the run, but around it
+    return took_s - lost_s if lost_s < took_s else took_s  # a longer wait was partly before or after the run
 
 
 def _others_worked_s() -> float:

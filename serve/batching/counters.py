@@ -1,8 +1,8 @@
 """What one version has done, in plain integers: written once per batch, read by V2 statistics and /metrics.
 
-A batch's figures are noted when it ends, and added up with many others' or when somebody reads: to find two dozen
-counters in memory takes as long as a tenth of the smallest batch. A lock is taken to add up and to read, so that a
-reading is never torn.
+A batch's figures are noted when it ends. They are added up together with those of many other batches, or at a read: to
+touch two dozen counters takes as long as a tenth of the smallest batch. Adding up and reading take a lock, so that a
+reader sees all counters of one moment.
 """
 
 import threading
@@ -46,10 +46,10 @@ class Counters:
     for each number of rows the executions and their own time. ``queue_buckets`` counts requests and
     ``compute_buckets`` executions, each by ``BOUNDS_NS``. ``assemble_ns`` is the part of ``compute_ns`` in which
     inputs were joined (``assembled_ns``: counted once per batch), where the engine tells it. ``vanished`` are
-    callers who left before their batch began, ``rejected`` those that were refused at the door,
-    ``timed_out`` those whose own timeout passed while they waited. ``rescued_rows`` were answered by the FP32 whole;
-    ``out_of_memory`` counts runs, ``row_ceiling`` (0: none) is what they have led to; ``given_up`` are batches that
-    failed undivided because their engine fails on everything.
+    requests whose caller left before their batch began, ``rejected`` those that were not admitted, ``timed_out`` those
+    whose own timeout passed while they waited. ``rescued_rows`` were answered by the FP32 whole. ``out_of_memory``
+    counts runs, ``row_ceiling`` (0: none) is the most rows of a run since. ``given_up`` are batches that failed
+    undivided because their engine fails on everything.
     """
 
     version: str
@@ -89,7 +89,7 @@ class Counters:
                 self._add_up()
 
     def _add_up(self) -> None:
-        """What was noted up to now, and no more: who notes goes on meanwhile."""
+        """Add up what was noted before this call: the writer may note more meanwhile."""
         for _ in range(len(self._noted)):
             waits_ns, rows, compute_ns, assemble_ns, at_ns = self._noted.popleft()
             requests = len(waits_ns)

@@ -9,7 +9,7 @@ from .request_queue import Request
 def expire_after(timeout_ns: int, request: Request, loop: asyncio.AbstractEventLoop, model: str) -> None:
     """Answer with TimedOut when the time is up and the request's batch has not begun. On the event loop.
 
-    The device thread drops it unseen when its turn comes. One whose batch has begun gets its answer.
+    The device thread drops such a request without running it. A request whose batch has begun gets its answer.
     """
     handle = loop.call_later(timeout_ns / 1e9, _expire, request, timeout_ns, model)
     request.future.add_done_callback(lambda _: handle.cancel())

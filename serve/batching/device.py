@@ -1,13 +1,12 @@
 """One thread that owns a device and all models on it.
 
-Autocast and CUDA streams belong to a thread, so this is not only tidy, it is right; and OpenMP gives every
-thread that runs a model its own pool, so two such threads on a CPU fight for its cores. The thread sleeps on
-a bell. Rung, it gives a turn to whoever's next batch is due first, then looks again. It never polls; it sets a timer
-only where an operator asked for a delay, and one when its work has ended. Between batches it runs calls: load, prove,
-swap, close.
+Autocast and CUDA streams belong to a thread. OpenMP gives every thread that runs a model its own pool, so two such
+threads on a CPU would compete for its cores. The thread sleeps on a bell. When the bell rings, it runs the batch that
+is due first, then looks for the next. It never polls; it sets a timer only where an operator asked for a delay, and one
+when its work has ended. Between batches it runs calls: load, prove, swap, close.
 
-What is attached in the background (shadow traffic, parity samples) gets a turn when nobody else's batch may start,
-and at the latest a second after the turn before: under full load it costs one batch a second.
+Batchers that are attached in the background (shadow traffic, parity samples) run a batch when no other batch may start,
+and at least once a second: under full load they cost one batch a second.
 """
 
 import logging
@@ -33,7 +32,7 @@ _NOBODY = None, 0, 0
 class Schedulable(Protocol):
     """What runs its batches on a device (a batcher). The device thread calls all but ``refuse``.
 
-    A turn may leave a batch computing. Before anybody else uses the device, it is landed.
+    A `step` may leave a batch computing. It is landed (`land`) before another batcher or call uses the device.
     """
 
     @property
@@ -54,12 +53,13 @@ class Schedulable(Protocol):
         ...
 
     def refuse(self) -> None:
-        """Accept nothing more; what waits is still served."""
+        """Accept no more requests; those that wait are still answered."""
         ...
 
 
 class Bell:
-    """Rung any number of times before it is heard, it is heard once. A bare lock: no allocation, no queue."""
+    """A binary semaphore: several calls of `ring` before a `wait` wake it once. A bare lock: no allocation, no
+    queue."""
 
     def __init__(self) -> None:
         self._silent = threading.Lock()
@@ -81,9 +81,9 @@ class Bell:
 class DeviceThread:
     """Start it once, attach batchers to it, stop it once. ``clock`` gives nanoseconds.
 
-    ``nice`` (0 to 19, Linux) is how far the thread, and those that OpenMP starts for it, stand behind the process's
-    others for a core: a batch takes long, and whoever speaks HTTP needs a core at once and gives it back. ``at_rest``
-    is called, on the thread, whenever it has had nothing to do for ``rest_ns``: once, until there was something again.
+    ``nice`` (0 to 19, Linux) is the niceness of the thread, and of those that OpenMP starts for it, above the process's
+    other threads: a batch takes long, while the HTTP thread needs a core at once and for a short time. ``at_rest`` is
+    called on the thread when it has had nothing to do for ``rest_ns``, and not again before its next work.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class DeviceThread:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """In this order: refuse new work, finish what waits, stop. False where the time did not suffice.
+        """In this order: refuse new work, finish the waiting requests, stop. False where the time did not suffice.
 
         It blocks. A server first awaits ``Batcher.drain()``, so that its event loop can take the answers.
         """
@@ -126,7 +126,7 @@ class DeviceThread:
         for one in (*self._attached, *self._background):
             one.refuse()
         if self._thread.ident is None:
-            self._thread.start()  # never started: what waits is finished all the same
+            self._thread.start()  # never started: the waiting requests are finished all the same
         self.ring()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -144,7 +144,7 @@ class DeviceThread:
 
     @property
     def asleep(self) -> bool:
-        """Whether nobody runs anything on the device at this moment."""
+        """Whether no batch and no call runs on the device at this moment."""
         return not self._awake.locked()
 
     def lose(self, reason: str) -> None:
@@ -152,7 +152,7 @@ class DeviceThread:
         self.lost = self.lost or reason
 
     def attach(self, one: Schedulable, background: bool = False) -> None:
-        """Let it run its batches. In the ``background``: when nobody else's batch may start, and once a second."""
+        """Let a batcher run its batches. In the ``background``: when no other batch may start, and once a second."""
         with self._door:
             if background:
                 self._background = (*self._background, one)
@@ -160,16 +160,16 @@ class DeviceThread:
                 self._attached = (*self._attached, one)
 
     def detach(self, one: Schedulable) -> None:
-        """Let it run no more batches. Await its ``drain()`` first: what still waits would not be answered."""
+        """Let a batcher run no more batches. Await its ``drain()`` first: waiting requests would not be answered."""
         with self._door:
             self._attached = tuple(other for other in self._attached if other is not one)
             self._background = tuple(other for other in self._background if other is not one)
 
     def run_here(self, one: Schedulable) -> bool:
-        """Run the batch that waits with ``one`` on the calling thread, while the device's own is asleep.
+        """Run the next batch of ``one`` on the calling thread, while the device thread is asleep.
 
-        For batches so short that waking another thread and being woken by it takes longer than they do. False where
-        that thread has something to do, or is to look again: `ring` then.
+        For batches so short that waking another thread takes longer than they do. False where the device thread has
+        work, or has to look again: `ring` then.
         """
         if not self.borrow():
             return False
@@ -181,13 +181,14 @@ class DeviceThread:
                 one.step()
             return self._due_ns(one) is None
         except BaseException:
-            logger.exception("device %s: a turn raised; a mistake of ours, please report it", self.name)
+            logger.exception("device %s: a batch raised; a mistake of ours, please report it", self.name)
             return False
         finally:
             self.give_back()
 
     def borrow(self) -> bool:
-        """Be the device's thread until `give_back`, while its own is asleep; False where that has something to do."""
+        """Use the device on the calling thread until `give_back`. False where the device thread is awake or has
+        work."""
         if not self._awake.acquire(blocking=False):
             return False
         if self._calls or self._stopping or self._held_until is not None:
@@ -199,15 +200,15 @@ class DeviceThread:
         self._awake.release()
 
     def ring(self) -> bool:
-        """Say that there is something to do. False where the thread has ended and will not look again."""
+        """Wake the thread, for there is work. False where it has ended and will not look again."""
         self._bell.ring()
         return not self._ended
 
     def call(self, fn: Callable[[], T]) -> Future[T]:
         """Run ``fn`` on the device thread, between two batches; its result or exception is in the future.
 
-        While it runs nothing is served: slice long work (proving) into several calls, and wait for each.
-        One call runs between two batches, so a long line of calls does not starve the batches either.
+        While it runs no batch is run: slice long work (proving) into several calls, and wait for each.
+        One call runs between two batches, so many calls do not hold up the batches either.
         On the device thread itself never wait for the future. Raises NotReady once the thread is stopping.
         """
         future: Future[T] = Future()
@@ -221,7 +222,7 @@ class DeviceThread:
     def hold(self, until_queued: int | None = None) -> None:
         """Begin no batch until ``release()``, or until so many requests wait; calls are still run.
 
-        For tests and for looking closely, as TRITONSERVER_DELAY_SCHEDULER is. A batch under way is finished.
+        For tests and for debugging, as TRITONSERVER_DELAY_SCHEDULER is. A batch under way is finished.
         """
         self._held_until = math.inf if until_queued is None else until_queued
 
@@ -234,7 +235,7 @@ class DeviceThread:
         rested = True
         self._awake.acquire()
         while True:
-            stopping = self._stopping  # read before looking: what came earlier is then surely found
+            stopping = self._stopping  # read first: work that came before it was set is then found below
             called = self._one_call()
             wait_ns = self._one_turn()
             if called or wait_ns == 0:
@@ -246,11 +247,11 @@ class DeviceThread:
             rested = self._sleep(wait_ns, rested)
             self._awake.acquire()
         self._ended = True
-        while self._one_turn() == 0:  # whoever handed over before he could see the end
+        while self._one_turn() == 0:  # requests that were handed over before `_ended` was seen
             pass
 
     def _sleep(self, wait_ns: int | None, rested: bool) -> bool:
-        """Until the bell rings or the time is over; whether the long rest has been had since the last work."""
+        """Until the bell rings or the time is over; gives whether `at_rest` has been called since the last work."""
         if self._at_rest is None or rested or wait_ns is not None:
             self._bell.wait(wait_ns)
             return rested
@@ -259,11 +260,13 @@ class DeviceThread:
         try:
             self._at_rest()
         except Exception:
-            logger.exception("device %s: what is done at rest raised; please report it", self.name)
+            logger.exception(
+                "device %s: the work at rest raised; a mistake of ours, please report it", self.name
+            )
         return True
 
     def _stand_back(self) -> None:
-        """On Linux niceness is a thread's own, whatever POSIX says (setpriority(2))."""
+        """Raise the thread's niceness. On Linux niceness belongs to a thread, unlike in POSIX (setpriority(2))."""
         if self._nice and sys.platform == "linux":
             try:
                 os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + self._nice)
@@ -301,11 +304,11 @@ class DeviceThread:
         try:
             first.step()
         except BaseException:
-            logger.exception("device %s: a turn raised; a mistake of ours, please report it", self.name)
+            logger.exception("device %s: a batch raised; a mistake of ours, please report it", self.name)
         return 0
 
     def _earliest(self, several: tuple[Schedulable, ...]) -> tuple[Schedulable | None, int, int]:
-        """Whose batch is due first, when, and how many requests wait with all of them."""
+        """The batcher whose batch is due first, when, and how many requests wait in all of them."""
         first: Schedulable | None = None
         due_ns = queued = 0
         for one in several:
@@ -316,7 +319,7 @@ class DeviceThread:
         return first, due_ns, queued
 
     def _may_run(self, behind_ns: int, first: Schedulable | None, due_ns: int, now_ns: int) -> bool:
-        """Whether the background goes before the first of the others."""
+        """Whether a background batch runs before the first of the others."""
         if first is None or behind_ns <= now_ns < due_ns:
             return True
         last_ns = self._background_turn_ns
@@ -324,7 +327,7 @@ class DeviceThread:
         return now_ns - waits_since_ns >= BACKGROUND_EVERY_NS
 
     def _land_all(self, but: Schedulable | None = None) -> bool:
-        """Wait for everything that computes, and say whether there was anything."""
+        """Wait for all batches that compute; gives whether there were any."""
         landed = False
         for one in (*self._attached, *self._background):
             while one is not but and self._land(one):

@@ -1,7 +1,7 @@
 """Batches on one engine: filled up to a bucket, cut into parts where memory is short, halved where they fail.
 
-A batch that fails is run again in halves, and the halves in halves, until only the guilty requests fail: for one
-poisonous request among n that is log₂(n) rounds, and about three times the batch's own time.
+A batch that fails is run again in two parts, and each part in two, until only the faulty requests fail: for one faulty
+request among n that takes log₂(n) rounds, and about three times the batch's own time.
 """
 
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger("halfeven.batcher")
 
 
 class Item(Protocol):
-    """One request's share of a batch. ``alone``: it is the only one, and wants one shape always."""
+    """One request's share of a batch. ``alone``: it is the only request, and always run with the same shape."""
 
     @property
     def arrays(self) -> Sequence[np.ndarray]: ...
@@ -38,19 +38,20 @@ ItemT = TypeVar("ItemT", bound=Item)
 
 @dataclass(slots=True, frozen=True)
 class Fault:
-    """Why a run gave no answer, in words: the error itself is gone, its traceback would keep the batch's memory."""
+    """Why a run gave no answer, as text: the error itself is not kept, for its traceback would keep the batch's
+    memory."""
 
     text: str
     memory: bool = False
     lost: bool = False
-    refused: bool = False  # the values of a request lead the model to an index that its table does not have
+    refused: bool = False  # the request's values lead to an index that a table of the model does not have
 
 
 @dataclass(slots=True, eq=False)
 class Run(Generic[ItemT]):
-    """One run and what came of it: the outputs of all its items together, in the spec's order, or its fault.
+    """One run and its result: the outputs of all its items together, in the spec's order, or its fault.
 
-    ``filled`` is how many rows really run; ``shrunk`` how often the device ran out of memory on the way.
+    ``filled``: the rows that are run, padding included; ``shrunk``: how often the device ran out of memory.
     """
 
     items: Sequence[ItemT]
@@ -80,7 +81,8 @@ class EngineRunner:
         self._free_ns = 0  # when the last run ended: where two are in flight, the later one began no earlier
 
     def begin(self, items: Sequence[ItemT]) -> Run[ItemT]:
-        """Where the engine takes a batch ahead, begin; else only remember it. Raises nothing of the engine's."""
+        """Begin the run where the engine takes a batch ahead of time; else only note it. No error of the engine is
+        raised."""
         run = Run(items, sum([item.rows for item in items]), self.clock())
         if self._launching is not None and run.rows <= (most := self._most(items)):
             run.filled = self._filled(items, run.rows, most)
@@ -92,7 +94,8 @@ class EngineRunner:
         return run
 
     def finish(self, run: Run[ItemT]) -> Run[ItemT]:
-        """Its outputs, cut to its own rows and held against the spec, or its fault. Raises as little."""
+        """The run with its outputs, cut to its own rows and checked against the spec, or with its fault. No error of
+        the engine is raised."""
         if run.launched is not None:
             run.result = self._attempt(run, run.launched.wait, run.rows, run.filled)
             run.launched = None
@@ -113,8 +116,8 @@ class EngineRunner:
         return getattr(self.engine, "assemble_ns", 0)
 
     def alone(self, item: Item) -> list[np.ndarray] | None:
-        """One item's outputs, run just as it is. None where it is to be filled up or cut, or where the run failed:
-        run it as a batch then, which says why.
+        """One item's outputs, run without padding. None where it has to be filled up or cut, or where the run failed:
+        run it as a batch then, which gives the fault.
         """
         if self.buckets or self.ceiling.known or self._launching is not None:
             return None
@@ -128,7 +131,8 @@ class EngineRunner:
         return self.finish(Run(items, sum([item.rows for item in items]), self.clock()))
 
     def isolated(self, run: Run[ItemT], until_ns: int) -> Iterator[Run[ItemT]]:
-        """A failed run in halves, as far as it must be; what succeeded comes as it is. Not divided past the time."""
+        """A failed run divided into two parts, again and again, until each part succeeds or has one item. After
+        ``until_ns`` nothing is divided."""
         if not isinstance(run.result, Fault) or run.result.lost or len(run.items) == 1:
             yield run
         elif self.clock() > until_ns:
@@ -179,7 +183,7 @@ class EngineRunner:
         logger.log(
             logging.DEBUG if refused else logging.WARNING,
             "a batch of %d requests to '%s' failed: %s", len(run.items), self.spec.name, type(error).__name__,
-            exc_info=error if len(run.items) == 1 else None,  # the halves of a larger batch will tell
+            exc_info=error if len(run.items) == 1 else None,  # of a larger batch, its parts will log theirs
         )  # fmt: skip
         text = str(error) if refused else f"{type(error).__name__}: {error}"
         lost = device_lost(error) or not (refused or device_answers(error, self.engine.device))

@@ -1,7 +1,7 @@
 """One batch on one version: run it, give each request its rows, or its own failure.
 
-What fails together is tried in halves (`engine_runner.py`), what a half engine could not compute is asked of the whole
-(`rescue.py`). Nobody is answered by another's fault.
+A batch that fails is run again in two parts (`engine_runner.py`); rows that a half could not compute are answered by
+the whole (`rescue.py`). No request fails because of another one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,9 +21,9 @@ Outcome = tuple[Request, Answer | EngineFailed | TimedOut | BadRequest]
 
 
 class Execution:
-    """Everything that one batch binds: exactly one version, its counters, the clock (nanoseconds).
+    """One batch with exactly one version, its counters and the clock (nanoseconds).
 
-    ``condition`` is what the version's batches share; one that is alone needs none.
+    ``condition`` is what the version's batches share; a single batch needs none.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Execution:
         return self.finish()
 
     def begin(self, batch: list[Request]) -> None:
-        """Start the batch where the engine takes one ahead; else it is run by `finish`."""
+        """Start the batch where the engine takes a batch ahead of time; else `finish` runs it."""
         self._batch = batch
         self._run = Run(batch, 0, self.clock()) if self.condition.lost else self.condition.runner.begin(batch)
 
     def finish(self) -> list[Outcome]:
-        """Each request of the batch once, with its answer or its own failure. Raises nothing of the engine's."""
+        """Each request of the batch once, with its answer or its own failure. No error of the engine is raised."""
         if self.condition.lost is not None:
             return self._all_failed(self._batch, self.condition.lost)
         run = self.condition.runner.finish(self._run)
@@ -72,14 +72,14 @@ class Execution:
         for part in condition.runner.isolated(run, until_ns):
             found = part.result
             outcomes += self._guilty(part, found) if isinstance(found, Fault) else self._answers(part, found)
-            if condition.lost is not None:  # on the way: whoever is left is not run any more
+            if condition.lost is not None:  # lost meanwhile: the requests that are left are not run
                 return outcomes + self._all_failed(self._batch[len(outcomes) :], condition.lost)
         if not any(isinstance(outcome, Answer | BadRequest) for _, outcome in outcomes):
             condition.nobody_answered()
         return outcomes
 
     def _answers(self, run: Run[Request], outputs: list[np.ndarray]) -> list[Outcome]:
-        """What a run that succeeded answers, with the rows that had to be rescued."""
+        """The answers of a run that succeeded, with the rows that had to be rescued."""
         batch, condition, prepared = run.items, self.condition, self.prepared
         if run.shrunk:
             condition.note_ceiling()
@@ -113,7 +113,7 @@ class Execution:
         return request, answer
 
     def _guilty(self, run: Run[Request], fault: Fault) -> list[Outcome]:
-        """Those that were run last, each with what went wrong."""
+        """The requests of a run that failed, each with the fault."""
         if run.shrunk:
             self.condition.note_ceiling()
             self.counters.ran_out(run.shrunk, self.condition.ceiling.smallest)
@@ -126,7 +126,7 @@ class Execution:
         ]
 
     def _refused(self, request: Request, fault: Fault) -> Outcome:
-        """An index that a half computed may be out of range by its rounding alone: the whole has the last word."""
+        """An index that a half computed may be out of range by its rounding alone: the whole decides."""
         found = self.condition.of_the_whole(request)
         if found is None or isinstance(found.result, Fault):
             return self._failed(request, BadRequest(f"{self._who()}: {fault.text}"))

@@ -1,4 +1,4 @@
-"""What a batcher's door reads off a spec, once: plain numbers that every request is held against."""
+"""The numbers of a spec that a batcher checks every request against, computed once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from .request_queue import Request, Shapes
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """Replaced as one when a spec changes, so that the door never mixes two.
+    """Replaced as one object when a spec changes, so that no request is checked against two specs.
 
-    ``batch_rows``: more are split, more than ``max_rows`` refused; up to ``plain_rows`` there is nothing to be
-    thought of where a caller has no terms. ``row_bytes``: of all inputs together, 0 where shapes differ.
-    ``timeout_ns``: for requests that name none, 0 for ever. ``suspicious``: a version with other inputs became active
-    once, and requests may come that were checked against the older one.
+    A request with more rows than ``batch_rows`` is split, one with more than ``max_rows`` refused. One with up to
+    ``plain_rows`` and without terms needs no other check. ``row_bytes``: of all inputs of a row together, 0 where
+    shapes differ. ``timeout_ns``: for requests that give none (0: no limit). ``suspicious``: a version with other
+    inputs became active once, and requests may come that were checked against the older one.
     """
 
     spec: ModelSpec
@@ -32,7 +32,7 @@ class Intake:
 
     @classmethod
     def of(cls, spec: ModelSpec, suspicious: bool = False) -> "Intake":
-        """Not batched: one request is one execution, its rows count as one."""
+        """Of a spec. Where the model is not batched, a request is one execution and counts as one row."""
         inner = [t.shape[1:] if spec.batched else t.shape for t in spec.inputs]
         differ = any(not dim.fixed for shape in inner for dim in shape)
         sizes = [prod(dim.minimum for dim in shape) for shape in inner]
@@ -52,14 +52,14 @@ class Intake:
         )
 
     def measured(self, arrays: Sequence[np.ndarray]) -> tuple[Shapes | None, int]:
-        """What decides who may share a batch, and the bytes; None and 0 where nothing differs."""
+        """The shapes, which requests must share to share a batch, and the bytes; None and 0 where shapes are fixed."""
         if not self.shapes_differ:
             return None, 0
         inner = 1 if self.spec.batched else 0
         return tuple(array.shape[inner:] for array in arrays), sum(array.nbytes for array in arrays)
 
     def fits(self, arrays: Sequence[np.ndarray]) -> bool:
-        """Whether checked arrays were checked against this spec, or might have been."""
+        """Whether the arrays pass the checks of this spec."""
         return len(arrays) == len(self.spec.inputs) and all(
             tensor.fault(array.shape, name_of(array.dtype)) is None
             and (tensor.range is None or tensor.range.fault(array) is None)
@@ -67,7 +67,7 @@ class Intake:
         )
 
     def part_rows(self, request: Request, limit: int) -> int:
-        """How large the parts of a large request are. Who wants one shape always gets one."""
+        """The rows of each part of a large request. A request for deterministic answers always gets the same."""
         if request.alone:
             return self.batch_rows
         if most := self.spec.batching.max_batch_bytes:

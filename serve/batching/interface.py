@@ -1,6 +1,7 @@
 """The types between the HTTP routes, the batcher and the roster: prepared versions, terms, answers, statistics.
 
-Types without work: `batcher.py` answers, `roster.py` finds, `routes/infer.py` and `app.py` ask.
+Types only. `batcher.py` answers requests, `versions/roster.py` finds the version for a request, and the routes
+(`http/routes/infer.py`, `http/routes/app.py`) use both.
 """
 
 import asyncio
@@ -22,10 +23,11 @@ class PreparedVersion:
 
     ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``fp16-unproven``; ``reason`` says why it is that one.
     ``whole`` is the FP32 original beside a half: it answers again where a half's row is not finite, and checks
-    samples of live traffic. ``useful_rows`` is the batch above which more rows bring no more throughput here, or
-    none that the device has memory for (0: not measured). ``ceiling`` remembers out of memory (None: while loaded).
+    samples of live traffic. ``useful_rows`` is the batch size above which more rows bring no more throughput here, or
+    need more memory than the device has (0: not measured). ``ceiling`` remembers out of memory (None: while loaded).
     ``invariance`` says how much an answer depends on the size of its batch (empty: not measured). ``probe`` is one
-    request of one row that it answers: who fails on that fails on everything. ``setup`` is how its engine uses the CPU.
+    request of one row that it answers: an engine that fails on it fails on everything. ``setup`` is how its engine
+    uses the CPU.
     """
 
     version: str
@@ -46,8 +48,8 @@ class Terms:
     """What a caller asks for beside the answer itself. Most ask for nothing: `NO_TERMS`.
 
     ``priority`` 1 is served before 2 (0: the server's default, which is 2). ``timeout_ns``: how long the request
-    may wait before its batch begins (0: for ever). ``deterministic``: the answer may not depend on who shares the
-    batch. ``key`` keeps one caller on one version while a canary runs (the request's id).
+    may wait before its batch begins (0: no limit). ``deterministic``: the answer may not depend on the other requests
+    of the batch. ``key`` (the request's id) keeps one caller on one version while a canary runs.
     """
 
     priority: int = 0
@@ -61,7 +63,7 @@ NO_TERMS = Terms()
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """One request's share of a batch: outputs in the spec's order, by whom, and what it cost.
+    """One request's share of a batch: outputs in the spec's order, the version that gave them, and the times.
 
     ``queue_ns`` is the wait before the batch began, ``assemble_ns`` the time to join the batch's inputs (where
     the engine tells it apart), ``compute_ns`` the batch's run, ``batch_rows`` its rows (padding left out).
@@ -78,7 +80,7 @@ class Answer:
 
     @property
     def precision(self) -> str:
-        """The word that the answer shows."""
+        """The precision that the answer's headers show."""
         return "fp32-rescued" if self.rescued else self.prepared.precision
 
 
@@ -106,7 +108,7 @@ class Submit(Protocol):
     def submit(
         self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
     ) -> asyncio.Future[Answer]:
-        """Queue one checked request (arrays in the spec's order). A caller who leaves cancels the future.
+        """Queue one checked request (arrays in the spec's order). A caller that leaves cancels the future.
 
         Raises Overloaded where it would wait too long, NotReady where nothing is active or the server drains.
         """
@@ -146,7 +148,7 @@ class ServedName(Served, Protocol):
 
 
 class Roster(Protocol):
-    """Who serves which name."""
+    """The loaded versions by name."""
 
     def find(self, name: str, version: str | None = None) -> Served:
         """The active model under this name.
@@ -184,14 +186,15 @@ class RosterControl(Protocol):
     """The verbs of the model repository extension. They block until done: call them in a thread."""
 
     def load(self, name: str, config: LoadConfig | None = None) -> None:
-        """Put the name's live active version, again if need be; where that fails, what served goes on serving.
+        """Load the version that the store has as live for this name, and make it active; again if it is loaded already.
 
-        Raises UnknownName where the store has no such name, another HalfevenError that says why it failed.
+        Where that fails, the version that served goes on serving. Raises UnknownName where the store has no such
+        name, another HalfevenError with the reason of the failure.
         """
         ...
 
     def unload(self, name: str) -> None:
-        """Take the name inactive until `load` (or a new start). Raises UnknownName."""
+        """Serve no version of the name until `load` (or a new start of the server). Raises UnknownName."""
         ...
 
     def index(self) -> Sequence[IndexEntry]:

@@ -1,7 +1,7 @@
-"""How much an answer depends on how many others were computed with it: measured where it is served, and published.
+"""How much an answer depends on the size of its batch: measured on the device that serves, and published.
 
 Libraries choose other kernels for other sizes, which sum in another order. The difference is rounding, and most
-callers never see it; those who must not may ask for ``deterministic`` answers.
+callers never see it; a caller that must not see it may ask for ``deterministic`` answers.
 """
 
 import time
@@ -30,7 +30,7 @@ def batch_invariance(
     """The largest difference between a sample's answer alone and in a batch, in words for people.
 
     It is given in u·S, the parity gate's unit: u is the precision's unit roundoff, S the largest magnitude of that
-    output among the samples. Smaller ``sizes`` come first, and what the budget does not reach is not claimed. Empty
+    output among the samples. Smaller ``sizes`` come first; sizes that the budget does not reach are left out. Empty
     for a model that is not batched or gives no floating outputs.
     """
     floats = [index for index, output in enumerate(spec.outputs) if output.type.is_float]

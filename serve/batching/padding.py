@@ -1,8 +1,8 @@
 """Batches of a few fixed sizes: a batch is filled up with copies of one of its own rows.
 
 A device that has run a shape before runs it faster (cuDNN's choice of kernels, and later CUDA graphs). Copies, not
-zeros: a row of zeros may be where a model divides by zero. Lengths are not filled up: without a mask that the model
-understands, more tokens are another question.
+zeros: on a row of zeros a model may divide by zero. Lengths are not filled up: without a mask that the model reads,
+more tokens would change the answer.
 """
 
 from collections.abc import Sequence

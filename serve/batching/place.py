@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where versions serve, whether a refused half may be replaced by its FP32 whole (``fallback``), and whether
-    that stands by beside an active half (``rescue``)."""
+    """Where versions serve; ``fallback``: a refused half may be replaced by its FP32 whole; ``rescue``: the whole stays
+    loaded beside an active half."""
 
     device: torch.device
     thread: DeviceThread

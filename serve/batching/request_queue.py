@@ -1,7 +1,7 @@
-"""What waits for the device, by shape, urgency and order of arrival. The device thread alone touches a queue.
+"""The requests that wait for the device, by shape, urgency and order of arrival. Only the device thread uses a queue.
 
-Requests of one shape stand in one group: only they can be joined. Rows are counted, not requests. A caller who
-has gone, or whose time is up, is dropped when his turn comes and costs nothing more.
+Requests of one shape are one group: only they can be joined. Rows are counted, not requests. A request whose caller
+has gone, or whose time is up, is dropped when it would be run.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ from .interface import Answer
 from .splitting import Part, Whole
 
 Shapes = tuple[tuple[int, ...], ...]
-# An urgent request stands where it would had it come so much earlier. So it passes everybody who came later than
-# that, and nobody is passed for ever: who waits longer goes before those urgent ones that come now.
+# An urgent request is queued as if it had come so much earlier. So it overtakes only requests that came later than
+# that, and a request that has waited longer goes before urgent ones that come now.
 HEAD_START_NS = 500_000_000
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One accepted request, or a part of one. ``shapes``: its inputs' without the batch, and ``nbytes`` their bytes;
-    None and 0 where they cannot differ. ``special``: any of what follows is not as it is for most.
+    """One accepted request, or a part of one. ``shapes``: of its inputs without the batch axis, ``nbytes``: of its
+    inputs; None and 0 where shapes are fixed. ``special``: any of the fields after it is not the default.
 
-    ``alone``: it shares its batch with nobody. ``deadline_ns``: when its time is up, on the device's clock (0:
-    never). ``began``: the batch of a special one has been formed.
+    ``alone``: no other request shares its batch. ``deadline_ns``: when its time is up, on the device's clock (0:
+    never). ``began``: the batch of a special request has been formed.
     """
 
     arrays: Sequence[np.ndarray]
@@ -72,7 +72,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What is run together: of one shape. ``split``: parts of a larger request are among it."""
+    """Requests of one shape that are run together. ``split``: parts of a larger request are among them."""
 
     requests: list[Request]
     rows: int
@@ -89,7 +89,7 @@ class _ShapeGroup:
     rows: int = 0
 
     def line(self) -> deque[Request]:
-        """The line whose head is next."""
+        """The queue, ordinary or urgent, whose first request is next."""
         if not self.urgent or not self.ordinary:
             return self.urgent or self.ordinary
         first = self.urgent[0].since_ns - HEAD_START_NS <= self.ordinary[0].since_ns
@@ -97,12 +97,12 @@ class _ShapeGroup:
 
 
 class RequestQueue:
-    """``limit``: the rows of a full batch. ``delay_ns``: how long the oldest may wait for a batch to fill.
-    ``batch_bytes``: the inputs of one batch, 0 for any.
+    """``limit``: the rows of a full batch. ``delay_ns``: how long the oldest request may wait for a batch to fill.
+    ``batch_bytes``: of the inputs of one batch at most, 0: no limit.
 
-    After a batch the next may be given a short wait (`wait_for_more`): time for those just answered to ask again.
-    ``present`` is how many wait here; the ``taken`` ever left, ``vanished`` of them had gone and the time of
-    ``expired`` was up. Another thread may read these, and how many ``groups`` there are.
+    After a batch the next may be given a short wait (`wait_for_more`): time for the callers just answered to ask again.
+    Counts of requests: ``present`` wait here, ``taken`` have left the queue; of these the callers of ``vanished`` had
+    gone, and the time of ``expired`` was up. Another thread may read these counts, and that of ``groups``.
     """
 
     def __init__(self, limit: int, delay_ns: int, batch_bytes: int = 0) -> None:
@@ -131,18 +131,18 @@ class RequestQueue:
             self.present += 1
 
     def pass_by(self, requests: Iterable[Request]) -> None:
-        """These were accepted and never come here: somebody else answers them."""
+        """Count requests that were accepted and answered without entering the queue."""
         for request in requests:
             self._count(request)
 
     def passable(self, now_ns: int) -> bool:
-        """Whether nobody waits here, and who came now would not be kept waiting for others either."""
+        """Whether no request waits here, and a request that came now would not wait for others."""
         return not self._groups and not self.delay_ns and now_ns >= self._wait_ends_ns
 
     def due_ns(self) -> int | None:
         """When the next batch may start: the oldest request's arrival, later by the delay unless it is full.
 
-        None where nothing waits. The group that is due first is next, so nobody is overtaken for ever.
+        None where no request waits. The group that is due first is next, so no group waits for ever.
         """
         earliest_ns, self._next = None, None
         for shapes in list(self._groups):
@@ -160,18 +160,18 @@ class RequestQueue:
 
     @property
     def fills_a_batch(self) -> bool:
-        """Whether the batch that ``due_ns`` spoke of is as large as a batch may be."""
+        """Whether the batch whose time ``due_ns`` gave is as large as a batch may be."""
         return self._next is not None and self._full(self._next)
 
     def wait_for_more(self, answered: int, until_ns: int) -> None:
-        """Until then begin no batch smaller than what waits and what was just answered, together (rows)."""
+        """Until ``until_ns`` begin no batch with fewer rows than those that wait now plus the ``answered`` rows."""
         self._expected = sum(group.rows for group in self._groups.values()) + answered
         self._wait_ends_ns = until_ns
 
     def form(self) -> Batch:
-        """The batch that ``due_ns`` spoke of: as many requests from the front of its group as fit.
+        """The batch whose time ``due_ns`` gave: as many requests from the front of its group as fit.
 
-        Empty where every caller has gone meanwhile. A request above the limit (a swap lowered it) goes alone.
+        Empty where every caller has gone meanwhile. A request above the limit (a swap lowered it) is run alone.
         """
         if (group := self._next) is None:
             return Batch([], 0)
@@ -206,7 +206,7 @@ class RequestQueue:
         return Batch([], 0)
 
     def _batch(self, group: _ShapeGroup, requests: list[Request], rows: int, special: bool) -> Batch:
-        """They have left the group for a batch."""
+        """The batch of these requests, which have left the group."""
         group.rows -= rows
         self.present -= len(requests)
         self.taken += len(requests)
@@ -228,7 +228,7 @@ class RequestQueue:
                 self.taken -= not request.part.last
 
     def _drop(self, group: _ShapeGroup, request: Request) -> None:
-        """Nobody waits for it any more, and it has left its line."""
+        """Count a request that has left its queue and whose answer has no reader any more."""
         group.rows -= request.rows
         self.present -= 1
         self._count(request)
@@ -258,7 +258,8 @@ class RequestQueue:
         return group.rows >= min(self.limit, group.most)
 
     def _due_ns(self, group: _ShapeGroup) -> int:
-        """An urgent or lone request waits for no others, so for no delay and no short wait either."""
+        """When the group's next batch may start: an urgent or lone request waits neither for the delay nor for
+        others."""
         if group.urgent:
             return group.line()[0].since_ns - (HEAD_START_NS if group.line() is group.urgent else 0)
         head = group.ordinary[0]

@@ -1,7 +1,7 @@
-"""Rows that came out of a half engine as NaN or infinity are asked of the FP32 whole, and only they.
+"""Rows that a half answered with NaN or infinity are answered by the FP32 whole, and only those rows.
 
-FP16 ends at 65,504: a caller whose values lie far from every sample can overflow it where FP32 has an answer. Where
-the whole's answer is not finite either, it stands: then it is the model's own.
+FP16 ends at 65,504: values far from every sample can overflow it where FP32 has an answer. Where the whole's answer is
+not finite either, it is sent: then it is the model's own answer.
 """
 
 import logging
@@ -22,7 +22,7 @@ _INFINITY_BITS = {np.dtype(np.float16): 0x7C00, np.dtype(ml_dtypes.bfloat16): 0x
 
 
 class Timed(Item, Protocol):
-    """An item that may have to be answered by some time."""
+    """An item that may have a deadline."""
 
     @property
     def deadline_ns(self) -> int: ...
@@ -30,7 +30,7 @@ class Timed(Item, Protocol):
 
 @dataclass(slots=True, frozen=True)
 class Mended:
-    """How one item fared: the rows answered anew, or why they could not be; ``late``: its time was over."""
+    """The rescue of one item: the rows answered again, or the fault; ``late``: its deadline had passed."""
 
     rows: int = 0
     took_ns: int = 0
@@ -40,7 +40,7 @@ class Mended:
 
 @dataclass(slots=True, eq=False)
 class _Torn:
-    """The rows of one item that are to be run again. ``where``: their places in the batch."""
+    """The rows of one item that have to be run again. ``where``: their places in the batch."""
 
     arrays: Sequence[np.ndarray]
     rows: int
@@ -62,14 +62,14 @@ class Rescue:
         return all(map(all_finite, [outputs[index] for index in self._floats]))
 
     def instead(self, item: Timed) -> Run[Timed]:
-        """One item asked of the whole because the half has no answer to it at all."""
+        """Run one item with the whole because the half has no answer to it at all."""
         return self._whole.run([item])
 
     def mend(self, items: Sequence[Timed], outputs: list[np.ndarray], until_ns: int) -> Mapping[int, Mended]:
-        """Replace what is not finite in ``outputs``, in place; give what was done by the item's index.
+        """Replace the rows of ``outputs`` that are not finite, in place; gives by item index what was done.
 
-        An item whose ``deadline_ns`` (0: none) has passed is not run again. ``until_ns`` bounds the search for one that
-        makes the whole fail.
+        An item whose ``deadline_ns`` (0: none) has passed is not run again. ``until_ns`` bounds the search for an item
+        that makes the whole fail.
         """
         torn = self._torn(items, outputs)
         now_ns = self._whole.clock()

@@ -1,7 +1,7 @@
-"""The device thread's half of a batcher: from the inbox to the outcomes, by the one active version.
+"""The device thread's side of a batcher: from the inbox to the outcomes, with the one active version.
 
-An engine that can launch a batch while one is computing is given the next ahead of time, but only a full one: a
-smaller one would have filled meanwhile. Everything else that uses the device finds nothing of ours under way.
+An engine that can launch a batch while another is computing is given the next batch ahead of time, but only a full one:
+a smaller one may still fill up. Before anything else uses the device, the batches under way are finished.
 """
 
 import logging
@@ -20,9 +20,9 @@ from .interface import Answer, PreparedVersion
 from .request_queue import Batch, Request, RequestQueue
 
 logger = logging.getLogger("halfeven.batcher")
-# Who was answered together often asks again together. Without a short wait the first of them would be a batch of
-# its own, and the others would wait for it. The wait is a small share of what the batch took, and ends early when
-# everybody is back. A batch so short that a timer would cost more than it saves is followed by none.
+# Callers that were answered together often ask again together. Without a short wait the first of them would be a batch
+# of its own, and the others would wait for it. The wait is a small share of the batch's time, and ends early when all
+# are back. After a batch so short that a timer would cost more than it saves there is no wait.
 _WAIT_SHARE, _WAIT_MAX_NS, _WAIT_FROM_NS = 25, 2_000_000, 2_500_000
 Refused = tuple[Request, NotReady]
 Handed = tuple[ModelSpec, list[Request]]  # what one iteration of the event loop brought, checked against this
@@ -41,8 +41,8 @@ class _UnderWay:
 class BatchScheduler:
     """Runs one model's batches on ``device``. All methods are the device thread's.
 
-    ``answer`` takes the outcomes of a batch, each request once, to their callers. What the event loop hands over
-    it appends to ``inbox``.
+    ``answer`` takes the outcomes of a batch, each request once, to their callers. The event loop appends the requests
+    that it hands over to ``inbox``.
     """
 
     def __init__(
@@ -75,12 +75,13 @@ class BatchScheduler:
         self.pace.read(spec, self.queue.limit)
 
     def _set_limit(self) -> None:
-        """Not batched: one request is one execution. More than the useful rows bring nothing, or no memory."""
+        """The most rows of a batch: more than the useful rows bring no throughput, or need more memory than there
+        is."""
         most = max(self.spec.max_batch_size, 1)
         self.queue.limit = min(most, self.prepared.useful_rows or most)
 
     def refused(self) -> None:
-        """One was not let in. From any thread."""
+        """A request was not admitted. From any thread."""
         counters = self._counters
         with counters.lock:
             counters.rejected += 1
@@ -104,7 +105,7 @@ class BatchScheduler:
         return due_ns
 
     def _receive(self, spec: ModelSpec, requests: list[Request]) -> None:
-        """Take in what was handed over, but not what was checked against a signature that is gone."""
+        """Queue the requests that were handed over; those that were checked against an older signature are refused."""
         if spec is self.spec or same_signature(spec, self.spec):
             self.queue.add(requests)
             return
@@ -112,7 +113,7 @@ class BatchScheduler:
         self._answer([(request, changed(self.spec)) for request in requests if request.counts])
 
     def step(self) -> None:
-        """Begin the next batch or wait for one that was begun; its callers are answered together."""
+        """Begin the next batch or wait for one under way; its callers are answered together."""
         if self._under_way and (len(self._under_way) >= self._depth or not self.queue.fills_a_batch):
             self.land()
             return
@@ -134,15 +135,15 @@ class BatchScheduler:
         self._after(one)
         if one.batch.split:
             outcomes = self._joined(outcomes)
-        self._answer(outcomes)  # last: who has his answer finds all counters up to date
+        self._answer(outcomes)  # last: a caller that has its answer finds all counters up to date
         return True
 
     def answer_alone(self, spec: ModelSpec, request: Request) -> Answer | None:
         """Run a plain request, checked against ``spec``, past the queue, and count it as a batch.
 
         For `brief` engines, on the event loop's thread while that has the device: queue, batch and outcomes take as
-        long as the run. None where others are before it, where it is to wait for others, or where the run fails: the
-        long way knows what to do then.
+        long as the run. None where other requests are before it, where it has to wait for others, or where the run
+        fails: hand it to the queue then.
         """
         since_ns, rows, queue, condition = request.since_ns, request.rows, self.queue, self._condition
         if self.inbox or self._under_way or not queue.passable(since_ns):
@@ -158,18 +159,18 @@ class BatchScheduler:
         condition.answered(request)
         queue.pass_by((request,))
         self._counters.executed((began_ns - since_ns,), rows, took_ns, assemble_ns)
-        if not self.pace.measured:  # nobody waits for one that is alone: once is enough
+        if not self.pace.measured:  # no other request waits for a lone one: one measurement is enough
             self.pace.ended(rows, since_ns, began_ns, ended_ns, queue.limit)
         return Answer(outputs, self.prepared, began_ns - since_ns, took_ns, rows, assemble_ns)
 
     def _mistake(self, batch: Batch, error: BaseException) -> list[Outcome]:
-        """Out of memory, or a mistake of ours: still everybody is answered."""
+        """Out of memory, or a mistake of ours: all requests are answered nevertheless."""
         logger.error("a batch of '%s' could not be run", self.spec.name, exc_info=error)
         failed = EngineFailed(f"{type(error).__name__}: {error}")
         return [(request, failed) for request in batch.requests]
 
     def finish_begun(self) -> None:
-        """Answer what the active version has begun: what is under way, and split requests to their last part."""
+        """Answer what the active version has begun: batches under way, and split requests to their last part."""
         while self.land():
             pass
         while (batch := self._form(self.queue.form_begun)).requests:
@@ -177,7 +178,7 @@ class BatchScheduler:
             self.land()
 
     def finish_all(self) -> None:
-        """Answer everything that has been handed over, by the active version."""
+        """Answer all requests that have been handed over, with the active version."""
         while self.inbox:
             self._receive(*self.inbox.popleft())
         self.finish_begun()
@@ -186,7 +187,7 @@ class BatchScheduler:
             self.land()
 
     def swap(self, prepared: PreparedVersion, spec: ModelSpec) -> PreparedVersion:
-        """Put another active version and return the old one, which no batch uses any more."""
+        """Make another version the active one and return the old one, which no batch uses any more."""
         if same_signature(spec, self.spec):
             self.finish_begun()
         else:
@@ -218,7 +219,7 @@ class BatchScheduler:
             one.failed = self._mistake(batch, error)
 
     def _after(self, one: _UnderWay) -> None:
-        """What the batch took, for the next."""
+        """Note how long the batch took, for the limits and waits of the next ones."""
         ended_ns = self._clock()
         batch, took_ns = one.batch, ended_ns - one.began_ns
         if len(batch.requests) > 1 and took_ns >= _WAIT_FROM_NS and self._depth == 1:
@@ -230,7 +231,7 @@ class BatchScheduler:
             self.pace.rests()
 
     def _joined(self, outcomes: list[Outcome]) -> list[Outcome]:
-        """Each whole request once, when its last part is there or one has failed."""
+        """Each request once: a split one when its last part is answered or one part has failed."""
         joined: list[Outcome] = []
         for request, outcome in outcomes:
             if request.part is None:

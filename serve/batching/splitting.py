@@ -1,7 +1,7 @@
-"""A request with more rows than a batch takes: run in parts, answered as one. The device thread's.
+"""A request with more rows than a batch takes: run in parts, answered as one. Used on the device thread.
 
-The parts stand one behind the other in their group and are ordinary requests to whoever runs them. They share the
-caller's future. A version that has begun one answers all of it: a swap waits for its last part (`BatchScheduler.swap`).
+The parts are queued one behind the other in their group and are run as ordinary requests. They share the caller's
+future. A version that has begun a request answers all of it: a swap waits for its last part (`BatchScheduler.swap`).
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ Outcome = Answer | EngineFailed | TimedOut | BadRequest
 
 
 class Whole:
-    """One split request: gathers the answers of its ``parts`` in their order.
+    """One split request (not the FP32 whole): gathers the answers of its ``parts`` in their order.
 
-    ``begun``: a part has been taken for a batch. ``over``: it is answered, has failed, or its caller has gone; what
-    the remaining parts bring is of no interest, and the request has been counted.
+    ``begun``: a part has been taken for a batch. ``over``: the request is answered, has failed, or its caller has gone;
+    the remaining parts are ignored, and the request has been counted.
     """
 
     def __init__(self, parts: int) -> None:
@@ -27,7 +27,7 @@ class Whole:
         self._answers: list[Answer | None] = [None] * parts
 
     def take(self, index: int, outcome: Outcome) -> Outcome | None:
-        """The outcome of one part; gives that of the whole once: with the last answer or the first failure."""
+        """Take the outcome of one part; gives that of the request once: at the last answer or the first failure."""
         if self.over:
             return None
         if isinstance(outcome, Answer):
@@ -42,7 +42,7 @@ class Whole:
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """The place of one part in its whole."""
+    """The place of one part in its request."""
 
     whole: Whole
     index: int

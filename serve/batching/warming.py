@@ -1,4 +1,4 @@
-"""Every size of batch is run once before anybody is served, and no larger one than the device has memory for."""
+"""Every batch size is run once before the version serves; sizes that the device has no memory for are left out."""
 
 import logging
 import sys
@@ -16,15 +16,15 @@ from .ceiling import Ceiling
 from .padding import Parts, buckets_of
 
 logger = logging.getLogger("halfeven.batcher")
-BatchOf = Callable[[int], Parts]  # so many rows of real samples (0: one sample of a model without a batch)
+BatchOf = Callable[[int], Parts]  # that many rows of real samples (0: one sample of a model without a batch)
 Call = Callable[[Callable[[], Any]], Any]  # runs something on the device's thread, between two batches
 
 
 def warm(engine: Engine, spec: ModelSpec, batch_of: BatchOf, ceiling: Ceiling, call: Call) -> int:
-    """Warm the engine up, smallest batch first; give the most rows that it may run (0: not batched).
+    """Warm the engine up, smallest batch first; gives the most rows that it may run (0: not batched).
 
-    A batch that the device has no memory for lowers ``ceiling``, and the smaller ones serve. Raises what the smallest
-    batch raises.
+    A batch that the device has no memory for lowers ``ceiling``, and the smaller ones serve. An error of the smallest
+    batch is raised.
     """
     if not spec.batched:
         call(lambda: engine.warm_up(batch_of(0)))
@@ -38,7 +38,7 @@ def warm(engine: Engine, spec: ModelSpec, batch_of: BatchOf, ceiling: Ceiling, c
             logger.warning(
                 "'%s': %.3g GiB are free, enough for %d rows at once", spec.name, free / 2**30, fits
             )
-            ceiling.lower(size, fits, keep=False)  # free memory is another tomorrow
+            ceiling.lower(size, fits, keep=False)  # how much memory is free differs from start to start
     for rows in sizes:
         if rows > max(ceiling.rows(size), sizes[0]):
             break

@@ -299,7 +299,7 @@ def promote(
     store: StoreAt = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
-    """Put an active version by hand; a running server follows within two seconds."""
+    """Make a version the active one by hand; a running server follows within two seconds."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...models.errors import BadInput

@@ -101,9 +101,7 @@ class Conclusion:
             if self._roster.active(version.name) == str(version.number):
                 return
             if (live := self._store.live_number(version.name)) != version.number:
-                sentence = (
-                    f"{version} was made active, but version {live} was put there since: it did not serve"
-                )
+                sentence = f"{version} was made active, but it did not serve: version {live} is active now"
                 raise JobFailed("NOT_SERVED", sentence, version.number)
             if fault := self._roster.fault(version.name, version.number):
                 sentence = f"{version} was published, but the server did not take it: {fault}"
@@ -116,7 +114,7 @@ class Conclusion:
 
 
 def by_hand(version: Version) -> str:
-    """How an operator puts an active version that no job may put there."""
+    """How an operator makes a version active that no job may make active."""
     return (
         f"to make it active all the same: `halfeven promote {version}`, or POST /v1/models/{version.name}/promote with "
         f'{{"version": {version.number}}}'

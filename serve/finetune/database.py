@@ -59,7 +59,7 @@ class Database:
             self._open()
         except sqlite3.DatabaseError as error:
             raise DamagedFile(
-                f"{path} cannot be opened as the job_store of jobs ({error}); restore it, or move it away to begin anew"
+                f"{path} cannot be opened as the job store ({error}); restore it, or move it away to begin anew"
             ) from error
 
     def _open(self) -> None:

@@ -73,7 +73,7 @@ class Files:
         """Raises DamagedFile where the bytes are gone."""
         path = self.folder / sha256
         if not _DIGEST.fullmatch(sha256) or not path.is_file():
-            raise DamagedFile(f"{path} is gone, though the job_store has it; upload the file again")
+            raise DamagedFile(f"{path} is gone, though the job store lists it; upload the file again")
         return path
 
     def keep(self, upload: Upload) -> Path:

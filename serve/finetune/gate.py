@@ -99,8 +99,8 @@ def _fault(form: str, name: str, output: str, new: Score, old: Score, allowed: f
     where = "held-out rows of the training file" if name == "held_out" else "the parent's own judging samples"
     much = f" (at most {allowed:g} worse is allowed)" if allowed else ""
     return (
-        f"the {form} form has {new.metric} {new.value:.4g} on {new.rows} {where} for output '{output}', what is on "
-        f"prepared has {old.value:.4g}{much}: it was not made active; train longer, on more data, or with samples of "
+        f"the {form} form has {new.metric} {new.value:.4g} on {new.rows} {where} for output '{output}', the active "
+        f"version has {old.value:.4g}{much}: it was not made active; train longer, on more data, or with samples of "
         "the old task among the new"
     )
 

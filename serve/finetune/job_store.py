@@ -44,7 +44,7 @@ _UNFINISHED = f"status NOT IN ({', '.join(repr(status) for status in sorted(FINA
 class JobStore:
     """``<store>/halfeven.db``. Every method may be called from any thread and blocks for the disk.
 
-    Raises StoreError where the disk fails, DamagedFile where the file is no job_store. ``now`` gives Unix seconds.
+    Raises StoreError where the disk fails, DamagedFile where the file is not a job store. ``now`` gives Unix seconds.
     """
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:

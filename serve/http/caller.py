@@ -1,4 +1,4 @@
-"""The caller's side of one request: its body while it comes, and whether it is still there.
+"""The caller's side of one request: its body while it arrives, and whether the caller is still connected.
 
 ASGI tells both through ``receive()``. The usual way to wait for two things, a task for each, costs about
 5 µs a request; here ``receive()`` is advanced by hand instead, for about 1.5 µs (CPython 3.11, uvloop).
@@ -21,7 +21,7 @@ _LEASE = "halfeven.lease"  # in the scope of a request
 
 
 class CallerLeft(Exception):
-    """The connection is gone: there is nobody to answer."""
+    """The connection is gone: an answer would have no reader."""
 
 
 def lend(scope: MutableMapping[str, Any], budget: MemoryBudget) -> Lease:
@@ -31,16 +31,16 @@ def lend(scope: MutableMapping[str, Any], budget: MemoryBudget) -> Lease:
 
 
 def lease_of(scope: MutableMapping[str, Any]) -> Lease:
-    """What `lend` gave the request; where it gave none, one without a limit."""
+    """The lease that `lend` gave the request; where it gave none, a lease without a limit."""
     return scope.get(_LEASE) or unlimited()
 
 
 async def read_body(
     scope: MutableMapping[str, Any], receive: Receive, limit: int, timeout_s: float = 30.0
 ) -> bytes:
-    """The whole request body, at most ``limit`` bytes; one that came in one piece is not copied.
+    """The whole request body, at most ``limit`` bytes; a body that came in one piece is not copied.
 
-    It counts in the request's lease. Raises TooLarge, Overloaded, SlowBody after ``timeout_s``, CallerLeft.
+    It counts in the request's lease. Raises TooLarge, Overloaded, SlowBody after ``timeout_s`` seconds, CallerLeft.
     """
     _check_declared_length(scope["headers"], limit)
     lease = lease_of(scope)
@@ -66,7 +66,7 @@ async def read_body(
 async def read_json_body(
     scope: MutableMapping[str, Any], receive: Receive, limit: int, timeout_s: float = 30.0
 ) -> bytes:
-    """The same for a body that will be parsed: what that makes of it counts too."""
+    """The same for a body that will be parsed as JSON: the parsed objects count in the lease too."""
     body = await read_body(scope, receive, limit, timeout_s)
     lease_of(scope).add(json_bytes(body))
     return body
@@ -139,9 +139,9 @@ class _Begun:
 
 
 async def answer_or_leave(future: asyncio.Future[Answer], receive: Receive) -> Answer:
-    """Wait for the answer. A caller who hangs up meanwhile cancels it, so that no batch computes it.
+    """Wait for the answer. A caller that disconnects meanwhile cancels it, so that no batch computes it.
 
-    Raises CallerLeft, and whatever the future holds.
+    Raises CallerLeft, and the future's own error.
     """
     if future.done():
         return future.result()
@@ -177,7 +177,7 @@ class _Ear:
                 self.heard_leaving = True
                 self._future.cancel()
             return
-        if waiting is None:  # a bare yield: go on in the loop's next round
+        if waiting is None:  # a bare yield: go on in the loop's next iteration
             asyncio.get_running_loop().call_soon(self._listen)
         else:
             # What a task does with a future that its coroutine awaits (asyncio.tasks.Task.__step).

@@ -1,6 +1,6 @@
 """Compressed bodies: gzip and deflate (in its zlib wrapper), read in bounded memory, written where they are asked for.
 
-Small work is done at once; what takes longer goes to a thread, where zlib lets go of the interpreter.
+Small bodies are handled at once; larger ones in a thread, where zlib releases Python's lock.
 
 Source: RFC 9110 §8.4 and §12.5.3 (Content-Encoding, Accept-Encoding); Triton takes and gives the same two.
 """
@@ -23,17 +23,17 @@ _STEP = 2**20  # bytes that a body grows by before they are counted
 _LONGEST = 1000  # characters of an Accept-Encoding; longer ones are not read
 _QVALUE = re.compile(r"[01](\.[0-9]{0,3})?")
 _LEVEL = (
-    1  # somebody is waiting: the fastest level is four times as fast as the usual one, and a tenth larger
+    1  # a caller is waiting: the fastest level is four times as fast as the usual one, and a tenth larger
 )
 
 
 async def decoded(
     body: bytes, coding: str, limit: int, lease: Lease, in_thread: InThread = asyncio.to_thread
 ) -> bytes:
-    """The body as it was before ``coding`` (the Content-Encoding as it came), at most ``limit`` bytes.
+    """The decoded body, at most ``limit`` bytes; ``coding`` is the Content-Encoding as it came.
 
-    It counts in the lease while it grows. Raises UnknownCoding, TooLarge, Overloaded, BadRequest where the body is no
-    whole stream of that coding.
+    It counts in the lease while it grows. Raises UnknownCoding, TooLarge, Overloaded, BadRequest where the body is not
+    a complete stream of that coding.
     """
     name = coding.strip().lower()
     if name in ("", "identity"):
@@ -54,7 +54,7 @@ async def decoded(
 def _inflate(
     stream: "zlib._Decompress", data: bytes, start: bytes, limit: int, name: str, lease: Lease
 ) -> bytes:
-    """The rest, `_STEP` by `_STEP`; at most one byte more than the limit, however much the data would make."""
+    """The rest, `_STEP` by `_STEP`; at most one byte more than the limit, however much the data would expand to."""
     pieces, size = [start], len(start)
     while size <= limit and not stream.eof:
         try:

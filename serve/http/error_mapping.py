@@ -1,4 +1,4 @@
-"""The one table where meaning becomes an HTTP status or an exit code, and an error becomes a body.
+"""The one table from errors to HTTP statuses and exit codes, and the bodies and headers of error answers.
 
 No other file knows both sides.
 """
@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 class NotOffered(errors.BadInput):
-    """Part of a protocol that we do not do; the message names the way out."""
+    """Part of a protocol that is not offered here; the message names the way out."""
 
     code = "not_offered"
 
 
 class UnknownCoding(NotOffered):
-    """A Content-Encoding that nobody here reads; the answer says which ones are."""
+    """A Content-Encoding that this server does not read; the answer names those that it reads."""
 
     code = "unknown_coding"
 
@@ -52,7 +52,7 @@ class ForeignHost(errors.BadInput):
 
 
 class ForeignPage(errors.BadInput):
-    """A web page of another origin asks for something that may change something."""
+    """A web page of another origin sent a request that may change something."""
 
     code = "foreign_origin"
 
@@ -76,7 +76,7 @@ class UrlTooLong(errors.TooLarge):
 
 
 class TooManyConnections(errors.Overloaded):
-    """Every connection that may be open is."""
+    """As many connections are open as may be."""
 
     code = "too_many_connections"
 
@@ -117,17 +117,17 @@ _EXIT: dict[type[BaseException], int] = {
     OSError: 2,  # a file or folder that the caller named
     BaseException: 1,
 }
-_LONGEST = 4000  # characters: a message quotes what came, and what came may be endless
+_LONGEST = 4000  # characters: a message quotes the request, which may be of any length
 _HIDDEN = "internal error: this is a bug in halfeven, not in the request; the server's log has the traceback"
 
 
 def status_of(error: BaseException, as_triton: bool = False) -> int:
-    """The HTTP status that says what the error means, to us or to Triton."""
+    """The HTTP status of an error; ``as_triton``: the one that Triton answers with."""
     return int(_nearest(_TRITON_STATUS if as_triton else _STATUS, error))
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of a command that ends with this error (0 is for those that do not)."""
+    """The exit code of a command that ends with this error (1 or more)."""
     return _nearest(_EXIT, error)
 
 
@@ -136,14 +136,14 @@ def _nearest(table: dict[type[BaseException], T], error: BaseException) -> T:
 
 
 def retry_after_of(error: BaseException) -> int | None:
-    """Whole seconds for ``Retry-After``, at least 1; None where coming back does not help."""
+    """Whole seconds for ``Retry-After``, at least 1; None where a retry does not help."""
     if isinstance(error, errors.Overloaded):
         return max(1, math.ceil(error.retry_after_s))
     return None
 
 
 def headers_of(error: BaseException) -> dict[str, str]:
-    """The headers of an error: when to come back, which codings are read, that nothing more is."""
+    """The headers of an error's answer: when to retry, which codings are read, or that the connection is closed."""
     headers = {}
     if isinstance(error, SlowBody):  # what still comes of the body belongs to no request
         headers["connection"] = "close"
@@ -155,7 +155,7 @@ def headers_of(error: BaseException) -> dict[str, str]:
 
 
 def message_of(error: BaseException) -> str:
-    """What the asker may read: our own errors speak for themselves, others are not for strangers' eyes."""
+    """The message that the caller may read: our own errors' text; other errors' text stays in the log."""
     return str(error)[:_LONGEST] if isinstance(error, errors.HalfevenError) else _HIDDEN
 
 
@@ -181,7 +181,7 @@ def problem_body(status: int, code: str, message: str, param: str | None = None)
 
 
 def body_of(error: BaseException, path: str) -> tuple[bytes, str]:
-    """The error's body and content type in the words of the path it was asked on."""
+    """The error's body and content type, in the format of the path that was asked."""
     code = error.code if isinstance(error, errors.HalfevenError) else "internal_error"
     return body_for(path, status_of(error), code, message_of(error), getattr(error, "param", None))
 

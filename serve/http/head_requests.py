@@ -1,4 +1,4 @@
-"""HEAD, answered as GET is and without the body, by whatever application answers GET (RFC 9110, 9.3.2)."""
+"""HEAD, answered as GET is but without the body, by the application that answers GET (RFC 9110, 9.3.2)."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -11,7 +11,7 @@ async def answer_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) 
         nonlocal ended
         if message["type"] == "http.response.start":
             await send(message)
-        elif not ended:  # what else comes of the body goes nowhere
+        elif not ended:  # the body is dropped
             ended = True
             await send({"type": "http.response.body", "body": b""})
 

@@ -1,4 +1,4 @@
-"""The body of an order: JSON that says it is JSON. A form that a web page posts is no order."""
+"""The body of an order: JSON with a JSON content type. A form that a web page posts is not accepted as an order."""
 
 from fastapi import Request
 

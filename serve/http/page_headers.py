@@ -1,7 +1,7 @@
-"""What every answer of the application tells a browser: run no script, load nothing, show it in no frame.
+"""Headers of every answer that tell a browser: run no script, load nothing, show it in no frame.
 
-The pages are whole in themselves (styles inside, no script), so nothing is lost. Uploaded files are answered under the
-same words, whatever is in them. There are no CORS headers: no page of another origin may read an answer.
+The pages need nothing of that (styles inside, no script). Uploaded files are answered with the same headers, whatever
+they contain. There are no CORS headers: no page of another origin may read an answer.
 
 Source: W3C Content Security Policy Level 3; Fetch standard, "nosniff" and Cross-Origin-Resource-Policy.
 """

@@ -1,9 +1,9 @@
-"""Which requests may be a web page's: a page of another origin commands nothing here, and reads nothing.
+"""Protection from web pages: a page of another origin can neither change anything here nor read anything.
 
-A browser sends what a page asks to any address, also to this machine's own. Two checks stop it. **Origin**: a request
-that may change something and says that it comes from another origin is refused; browsers say so in ``Origin`` and
-``Sec-Fetch-Site``, which no page can set. **Host**: a page whose own name was pointed at this server afterwards (DNS
-rebinding) counts as the same origin, but its requests still carry its name; names that are not this server's are
+A browser sends a page's requests to any address, also to this machine's own. Two checks stop them. **Origin**: a
+request that may change something and says that it comes from another origin is refused; browsers say so in ``Origin``
+and ``Sec-Fetch-Site``, which no page can set. **Host**: a page whose own name was pointed at this server afterwards
+(DNS rebinding) counts as the same origin, but its requests still carry its name; names that are not this server's are
 refused, for reading too.
 
 Source: Fetch standard, "Origin header"; W3C Fetch Metadata; RFC 9110 §7.4 and §15.5.20 (421); RFC 6761 (localhost).
@@ -23,7 +23,7 @@ _PORTS = {"http": "80", "https": "443"}
 _OWN_PAGE = (b"same-origin", b"none")  # of Sec-Fetch-Site; none: typed or clicked by the user
 _MOST_KNOWN = 256  # values of Host that are remembered; their length is bounded by _HOST
 _EVERY = "*"
-# Domains that are nobody's in the public DNS: RFC 6761, RFC 6762 with its appendix G, RFC 8375; Kubernetes' own.
+# Domains that no one can have in the public DNS: RFC 6761, RFC 6762 with its appendix G, RFC 8375; Kubernetes' own.
 _PRIVATE_SUFFIXES = (
     ".localhost", ".local", ".internal", ".intranet", ".private", ".corp", ".home", ".lan", ".home.arpa", ".svc",
 )  # fmt: skip
@@ -105,7 +105,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_names(text: str) -> tuple[str, ...]:
-    """Names separated by commas, in lower case. Raises ValueError naming the one that is none."""
+    """Names separated by commas, in lower case. Raises ValueError naming an entry that is not a name."""
     names = [_plain_name(name.strip().lower()) for name in text.split(",") if name.strip()]
     for name in names:
         bare = name.removeprefix("*.")
@@ -156,7 +156,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _is_private(name: str) -> bool:
-    """A name without a dot, or below a domain that is nobody's in the public DNS."""
+    """Whether the name has no dot, or is below a domain that no one can have in the public DNS."""
     return "." not in name or name.endswith(_PRIVATE_SUFFIXES)
 
 

@@ -1,4 +1,4 @@
-"""What one load sets otherwise than the version's own spec (Triton's load with a ``config``)."""
+"""A version's spec with the settings of one load (Triton's load with a ``config``)."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from ..batching.interface import LoadConfig
 
 
 def configured(spec: ModelSpec, config: LoadConfig | None) -> ModelSpec:
-    """The spec with what one load sets otherwise. Raises BadInput."""
+    """The spec with the settings of ``config``. Raises BadInput for one that the version cannot have."""
     if not config:
         return spec
     rows = config.get("max_batch_size", spec.max_batch_size)

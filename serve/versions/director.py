@@ -1,5 +1,5 @@
-"""What an operator orders about versions: promote, roll back, a canary, a shadow. Each verb blocks until it is so,
-and what it answered is durable."""
+"""An operator's orders about versions: promote, roll back, set a canary or a shadow. Each method blocks until the order
+takes effect; its result is durable."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,16 +17,17 @@ from .traffic.served import ServedModel
 
 
 class Director:
-    """Every verb raises UnknownName for a model or version that is not there."""
+    """Every method raises UnknownName for a model or version that is not there."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._store = roster.store
 
     def promote(self, name: str, version: int) -> dict[str, Any]:
-        """Put an active version; a canary or the previous version is not loaded again.
+        """Make this version the active one; a canary or the previous version is not loaded again.
 
-        Raises Conflict for a refused version; where it cannot serve here, what keeps it, and nothing changed.
+        Raises Conflict for a refused version. Where the version cannot serve here, the reason is raised and nothing
+        has changed.
         """
         with self._roster.working(name):
             wanted = self._live(name, version)
@@ -53,22 +54,23 @@ class Director:
             return facts_of(version)
 
     def canary(self, name: str, version: int | None, percent: float) -> dict[str, Any]:
-        """From now on ``percent`` of the requests (by their id) are for this version; none or 0 ends it.
+        """From now on ``percent`` of the requests (by their id) go to this version; no version or 0 ends the canary.
 
-        Raises BadInput for a share that is none or an active version or of another signature.
+        Raises BadInput for a percentage outside of 0 to 100, for the active version, and for another signature.
         """
         with self._ordering(name, "canary", version, percent) as (served, loaded):
             served.set_canary(loaded, percent)
         return self.describe(name)
 
     def shadow(self, name: str, version: int | None, percent: float) -> dict[str, Any]:
-        """From now on ``percent`` of the answered requests are put to this version too; none or 0 ends it."""
+        """From now on this version answers ``percent`` of the answered requests too; no version or 0 ends the
+        shadow."""
         with self._ordering(name, "shadow", version, percent) as (served, loaded):
             served.set_shadow(loaded, percent)
         return self.describe(name)
 
     def describe(self, name: str) -> dict[str, Any]:
-        """The loaded versions with label, share and what is known of them; whether or not the name is loaded."""
+        """The loaded versions with label, share and figures, as JSON; none where the name is not loaded."""
         served = self._roster.served(name)
         if served is None and name not in self._store.names():
             raise UnknownName(f"no model '{name}' in the store: it has {self._store.names()}")
@@ -78,7 +80,7 @@ class Director:
         return described | {"loaded": loaded} | ({"fault": fault} if fault else {})
 
     def drift(self, name: str) -> dict[str, Any]:
-        """What the sampling of live requests found, for each loaded version that is a half."""
+        """The live parity of each loaded version that is a half, from samples of its requests."""
         served = self._serving(name)
         found = [(loaded, loaded.drift) for loaded in served.loaded_versions()]
         return {
@@ -99,7 +101,7 @@ class Director:
     def _ordering(
         self, name: str, role: str, version: int | None, percent: float
     ) -> Iterator[tuple[ServedModel, LoadedVersion | None]]:
-        """Load what is ordered, write the order down, then let the block make it so."""
+        """Load the ordered version, write the order to the store, then let the block carry it out."""
         if not 0.0 <= percent <= 100.0:
             raise BadInput(f"percent = {percent!r}: expected a share from 0 (which ends the {role}) to 100")
         with self._roster.working(name):
@@ -142,13 +144,13 @@ class Director:
         return served
 
     def _follow(self, name: str, version: Version) -> None:
-        """The alias was moved; say so where the server could not follow it."""
+        """Follow the alias that was moved. Raises where the server could not follow it."""
         self._roster.follow(name)
         if fault := self._roster.fault(name, version.number):
             raise NotReady(f"{version} is what the store names, but it could not be made active: {fault}")
 
     def _forget(self, name: str, version: Version) -> None:
-        """An active version is no canary and no shadow."""
+        """Delete a canary or shadow order for the version: it is active now."""
         ordered = read_orders(self._store, name)
         kept = {
             role: None
@@ -162,7 +164,7 @@ class Director:
 
 
 def _takes_requests_of(mine: ModelSpec, theirs: ModelSpec) -> bool:
-    """Whether what was held against ``mine`` fits ``theirs``; where a range is not known its engine refuses alone."""
+    """Whether requests that were checked against ``mine`` fit ``theirs``; an unknown range is left to the engine."""
     plain = [tuple(replace(tensor, range=None) for tensor in spec.inputs) for spec in (mine, theirs)]
     ranges = [(one.range, other.range) for one, other in zip(mine.inputs, theirs.inputs, strict=False)]
     return (plain[0], mine.outputs, mine.batched) == (plain[1], theirs.outputs, theirs.batched) and all(

@@ -1,8 +1,8 @@
-"""What was ordered about a model's versions, beside them in the store: it outlives the server.
+"""The orders about a model's versions, kept beside them in the store, so that they hold after a restart.
 
 <store>/models/<name>/rollout.json       the canary and the shadow; the server is its one writer
 <store>/models/<name>/drifted-<v>.json   the half of this version drifted, and on which device
-<store>/models/<name>/events.jsonl       what was decided, when and by which numbers
+<store>/models/<name>/events.jsonl       the decisions, with time and numbers
 """
 
 import json
@@ -23,7 +23,7 @@ EVENTS_MOST_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """So much of the traffic (``percent``, above 0 to 100) for this version."""
+    """A share of the traffic (``percent``, above 0 to 100) for a version."""
 
     version: int
     percent: float
@@ -66,12 +66,12 @@ def drifted(version: Version, device: str) -> str | None:
 
 
 def note_drift(version: Version, device: str, reason: str) -> None:
-    """The half does not come back on this device before it is proven again. Durable when this returns."""
+    """Note that the half may not serve on this device before it is proven again. Durable when this returns."""
     _replace(_note(version), {"device": device, "reason": reason, "at": _now()})
 
 
 def pardon(version: Version) -> None:
-    """The half was proven again on the device that the note names."""
+    """Delete the note: the half was proven again on the device that it names."""
     _note(version).unlink(missing_ok=True)
 
 
@@ -82,7 +82,7 @@ def _note(version: Version) -> Path:
 def record(
     store: Store, name: str, kind: str, message: str, numbers: Mapping[str, Any] | None = None
 ) -> None:
-    """Append an event. Durable when this returns; of many the last thousand are kept."""
+    """Append an event. Durable when this returns; the last thousand events are kept."""
     path = _folder(store, name) / "events.jsonl"
     event = {"at": _now(), "model": name, "kind": kind, "message": message, "numbers": dict(numbers or {})}
     if path.exists() and path.stat().st_size > EVENTS_MOST_BYTES:
@@ -97,7 +97,7 @@ def record(
 
 
 def events(store: Store, name: str, most: int = 100) -> list[dict[str, Any]]:
-    """The newest first. A line that a crash cut off is passed over."""
+    """The newest first. A line that a crash cut off is left out."""
     try:
         lines = (_folder(store, name) / "events.jsonl").read_text().splitlines()
     except FileNotFoundError:

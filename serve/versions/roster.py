@@ -1,8 +1,8 @@
-"""Who serves which name: follows the store, loads and unloads, and swaps versions with requests in flight.
+"""The loaded versions by name: follows the store, loads and unloads, and swaps versions with requests in flight.
 
 One thread looks at the aliases twice a second. A version that was made active in the store is made ready beside
-the one that serves, with a queue of its own, and takes over between two requests; what waits at the old one is
-answered by the old one, which is closed when it no longer has a part to play.
+the one that serves, with a queue of its own, and takes over between two requests. Requests that wait at the old version
+are answered by the old version, which is closed when it is no longer needed.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from .traffic.served import ServedModel
 
 logger = logging.getLogger("halfeven.roster")
 LOOK_EVERY_S = 0.5
-State = tuple[int | None, int]  # of a name in the store: what the alias says, the newest version
+State = tuple[int | None, int]  # of a name in the store: the alias's version, the newest version
 
 
 class Roster:
-    """Start it once, on the event loop that will serve; `find` is what every request asks (one look-up).
+    """Start it once, on the event loop that will serve. Every request calls `find`, which is one look-up.
 
-    The verbs that load, unload or list block: not on the event loop. Each name is worked on by one thread at a
-    time; the others go on.
+    The methods that load, unload or list block: call them on no event loop. Only one thread at a time works on a name;
+    other names are not held up.
     """
 
     def __init__(self, store: Store, place: Place, rules: Rules | None = None) -> None:
@@ -63,22 +63,22 @@ class Roster:
         """Start the device and follow the store; versions become ready one after another."""
         try:
             self._loop = asyncio.get_running_loop()
-        except RuntimeError:  # nobody submits, then
+        except RuntimeError:  # no event loop, so no requests
             self._loop = None
         self.place.thread.start()
         for thread in self._threads:
             thread.start()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Until everything that was in the store at the start is active or has its fault noted."""
+        """Wait until every model that was in the store at the start is active or has its fault noted."""
         self._first_look.result(timeout_s)
 
     def leave(self) -> None:
-        """The server is to end: nothing is ready any more, though everything is answered until `stop`."""
+        """The server is shutting down: it is not ready any more, but answers requests until `stop`."""
         self.leaving = True
 
     async def stop(self, timeout_s: float) -> None:
-        """Refuse new work, finish what waits, stop the device, close the engines."""
+        """Refuse new requests, answer those that wait, stop the device, close the engines."""
         self._stopping.set()
         for served in self._served.values():
             for loaded in served.loaded_versions():
@@ -113,7 +113,7 @@ class Roster:
         return not self.not_ready_reasons()
 
     def not_ready_reasons(self) -> list[str]:
-        """Why not everything in the store is served; empty where it is, and for what was unloaded on purpose."""
+        """Why a model of the store is not served; empty where all are. Models that were unloaded do not count."""
         if self.leaving or self._stopping.is_set():
             return ["the server is shutting down"]
         if not self.place.thread.alive:
@@ -133,18 +133,19 @@ class Roster:
         return self._served.get(name)
 
     def fault(self, name: str, number: int | None = None) -> str | None:
-        """Why the newest word of the store about a name (this version, where given) was not followed."""
+        """Why the store's alias for a name (of this version, where given) could not be followed; None where it was."""
         if number is not None and self._seen.get(name, (None, 0))[0] != number:
             return None
         return self._faults.get(name)
 
-    # The verbs (`prepared.RosterControl`).
+    # The verbs (`interface.RosterControl`).
 
     def load(self, name: str, config: LoadConfig | None = None) -> None:
-        """Put the name's live active version and return when it is; where that fails, what served goes on.
+        """Load the version that the store has as live for this name, and return when it is active.
 
-        ``config`` holds until the next load or version. Raises UnknownName, BadInput for a config that asks for
-        more than the version has, NotReady, DamagedFile or EngineFailed.
+        Where that fails, the version that served goes on serving. ``config`` holds until the next load or version.
+        Raises UnknownName, BadInput for a config that asks for more than the version has, NotReady, DamagedFile or
+        EngineFailed.
         """
         self._known(name)
         with self.working(name):
@@ -165,7 +166,7 @@ class Roster:
             self._faults.pop(name, None)
 
     def unload(self, name: str) -> None:
-        """Take the name inactive; returns when everything accepted is answered and the memory given back.
+        """Serve no version of the name. Returns when every accepted request is answered and the memory is free.
 
         It lasts until `load`, until a version is published or the alias moved, or until the next start.
         """
@@ -185,7 +186,7 @@ class Roster:
             self.decisions.record(name, "unloaded", f"'{name}' was unloaded")
 
     def index(self) -> list[IndexEntry]:
-        """Every version that is loaded, on its way, or wanted and not there."""
+        """Every version that is loaded, being loaded, or wanted and not available."""
         found: list[IndexEntry] = []
         for name in sorted({*self.store.names(), *self._served}):
             served, loading = self._served.get(name), self._loading.get(name)
@@ -199,17 +200,17 @@ class Roster:
                 found.append((name, "" if live is None else str(live), "UNAVAILABLE", why))
         return found
 
-    # For `rollout.director`.
+    # For `director.py`.
 
     def working(self, name: str) -> threading.RLock:
-        """Held while a name is worked on. Only names of models are kept: others are as many as callers make up."""
+        """The lock for work on a name. Only locks of known models are kept: callers may send any other name."""
         known = name in self._served or name in self.store.names()
         return self._working[name] if known else threading.RLock()
 
     def loaded_version_for(
         self, version: Version, spec: ModelSpec | None = None, anew: bool = False
     ) -> LoadedVersion:
-        """The loaded version of a version: the one that there is, or a new one. Hold `working`."""
+        """The version, loaded: the loaded one where there is one, else a new one. Hold `working`."""
         served = self._served.get(version.name)
         for loaded in served.loaded_versions() if served and not anew else ():
             if loaded.number == version.number:
@@ -226,7 +227,7 @@ class Roster:
         return LoadedVersion(version, same[0] if same else wire, self.place, prepared)
 
     def follow(self, name: str) -> None:
-        """Do what the store says about this name, now; what goes wrong is noted as its fault."""
+        """Follow the store for this name, now; an error is noted as its fault."""
         try:
             with self.working(name):
                 self._follow_one(name)
@@ -237,11 +238,11 @@ class Roster:
             self._note(name, f"{name}: {type(error).__name__}: {error}")
 
     def tidy(self) -> None:
-        """Close the versions that have no part to play any more."""
+        """Close the versions that are not needed any more."""
         self._retire([loaded for served in self._served.values() for loaded in served.take_leaving()])
 
     def look(self) -> None:
-        """Follow the store once: whatever changed since the last look is made ready and swapped in."""
+        """Follow the store once: versions that became active since the last look are made ready and swapped in."""
         try:
             names = self.store.names()
         except OSError:
@@ -263,7 +264,7 @@ class Roster:
             self.look()
 
     def _watch(self) -> None:
-        """Apart from following, which may prove a version for minutes."""
+        """Watch the versions on trial, on a thread of its own: following may prove a version for minutes."""
         while not self._stopping.wait(LOOK_EVERY_S):
             for served in list(self._served.values()):
                 try:
@@ -286,7 +287,9 @@ class Roster:
         if version is None or (served is not None and served.traffic.stable.number == version.number):
             return
         loaded = self.loaded_version_for(version)
-        if self.store.live_number(name) != state[0]:  # it moved on meanwhile: the next look follows
+        if (
+            self.store.live_number(name) != state[0]
+        ):  # the alias has moved meanwhile: the next look follows it
             if served is None or loaded not in served.loaded_versions():
                 self._retire([loaded])
             del self._seen[name]
@@ -300,10 +303,9 @@ class Roster:
         return (self.store.live_number(name), numbers[-1] if numbers else 0)
 
     def _wanted(self, name: str, live: int | None) -> Version | None:
-        """The live version; while there is none, the newest whose half was refused: its FP32 whole serves.
+        """The live version; while there is none, the newest one whose half was refused: its FP32 whole serves.
 
-        Weights that a gate refused, and those of a version that waits for its promotion, never serve, in no
-        precision.
+        A version whose weights a gate refused, or that waits for its promotion, never serves, in no precision.
         """
         if live is not None:
             return self.store.version(name, live)
@@ -317,8 +319,8 @@ class Roster:
         return None
 
     def activate(self, loaded: LoadedVersion, state: State | None = None) -> None:
-        """As the store says it (``state``, by default now): noted first, for a version on trial may be gone again
-        before this returns, and is not to be followed a second time. Hold `working`."""
+        """Make the loaded version the active one. ``state``: of the store, by default as it is now. It is noted first,
+        for a version on trial may be rejected before this returns, and must not be followed again. Hold `working`."""
         self._seen[loaded.name] = state or self._state(loaded.name)
         served = self._served.get(loaded.name)
         if served is None:
@@ -327,13 +329,13 @@ class Roster:
         else:
             served.activate(loaded)
             self.tidy()
-        if self._first_look.done():  # it does so once, at its end
+        if self._first_look.done():  # the first look does so once, at its end
             take_out_of_sight()
             let_go_of_files()
         logger.info("%s is active in %s (%s)", loaded, loaded.prepared.precision, loaded.prepared.reason)
 
     def _restore_orders(self, name: str) -> None:
-        """The canary and the shadow that were ordered before this start."""
+        """Load the canary and the shadow that were ordered before this start."""
         served = self._served[name]
         ordered = read_orders(self.store, name)
         for order, take in ((ordered.canary, served.set_canary), (ordered.shadow, served.set_shadow)):
@@ -346,7 +348,7 @@ class Roster:
                 self.decisions.record(name, "order_failed", sentence)
 
     def _retire(self, loaded_versions: Iterable[LoadedVersion]) -> None:
-        """Answer what waits, close, and give the memory back. The caller keeps no reference to it."""
+        """Answer the waiting requests, close the versions and free the memory. The caller must keep no reference."""
         retired = False
         for loaded in loaded_versions:
             if self._drained(loaded):
@@ -358,7 +360,8 @@ class Roster:
             give_back()
 
     def _drained(self, loaded: LoadedVersion) -> bool:
-        """Answer what waits, on the event loop. False where that takes too long: it is closed when it is done."""
+        """Answer the waiting requests, on the event loop. False where that takes too long: the version is closed
+        later."""
         if self._loop is None or self._loop.is_closed():
             asyncio.run(loaded.drain())
             return True

@@ -51,7 +51,7 @@ def _best(scores: np.ndarray, count: int) -> np.ndarray:
 
 
 def _best_of(row: np.ndarray, count: int) -> np.ndarray:
-    """Whoever reaches the count-th largest value is sorted, the others are not."""
+    """Only the elements that reach the ``count``-th largest value are sorted."""
     least = np.partition(row, -count)[-count]
     near = np.flatnonzero(row >= least)
     # Descending with ties by index, for unsigned integers too: an ascending stable order of the mirrored candidates.

@@ -10,7 +10,7 @@ from ....models.errors import BadRequest
 
 
 class UnreadableTensor(BadRequest):
-    """JSON that is no tensor: a negative size, or data that does not fill its shape. Triton calls it its own fault."""
+    """JSON that is no tensor: a negative size, or data that does not fill its shape. Triton answers with 500."""
 
     code = "unreadable_tensor"
 
@@ -22,7 +22,7 @@ class Dialect:
     half_in_json: bool = True  # FP16 and BF16 as JSON numbers; Triton takes and gives them in binary alone
     classify_half: bool = True  # the classification of FP16 and BF16 outputs; Triton refuses it
     split_large: bool = True  # requests of more rows than max_batch_size; Triton refuses them
-    # "gzip, deflate" is what HTTP libraries send unasked. Triton compresses then; here who names one coding gets it.
+    # HTTP libraries send "gzip, deflate" by default. Triton compresses then; here a caller has to name one coding.
     compress_lists: bool = False
     triton_statuses: bool = False  # see error_mapping.py
 

@@ -57,7 +57,7 @@ class InferResponse(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What one JSON header says where every input is binary: it says all but the numbers."""
+    """The meaning of one JSON header where every input is binary: everything but the numbers."""
 
     places: tuple[tuple[tuple[int, ...], np.dtype, int], ...]  # shape, dtype, offset in the body
     length: int
@@ -70,8 +70,8 @@ class _Plan(NamedTuple):
 class InferCodec:
     """Reads requests for one model and writes its answers.
 
-    Callers repeat themselves: a client's JSON header is the same for every request of one shape, so its
-    meaning is remembered and such a request costs one dictionary look-up.
+    A client's JSON header is the same for every request of one shape, so its meaning is remembered, and such a request
+    costs one dictionary look-up.
     """
 
     def __init__(self, spec: ModelSpec, dialect: Dialect = OURS) -> None:
@@ -129,7 +129,7 @@ class InferCodec:
         return InferRequest(id, arrays, rows, outputs, *wishes)
 
     def _asked(self, message: Mapping[str, Any]) -> tuple[RequestedOutput, ...]:
-        """The outputs that are wanted; most name none, and get all of them."""
+        """The outputs that the request names; all of them where it names none, as most do."""
         if (
             message.get("outputs") is None
             and message.get("parameters") is None
@@ -195,7 +195,7 @@ class InferCodec:
     ) -> InferResponse:
         """Write the asked outputs (``outputs`` is all of them, in the spec's order).
 
-        Where all are binary the JSON says nothing but the shapes: it is remembered like a request's.
+        Where all are binary the JSON has nothing but the shapes: it is remembered like a request's.
         """
         if request.outputs is not self._all_binary or request.id is not None:
             return self._write_fresh(request, outputs, version, parameters)
@@ -306,7 +306,7 @@ def _bare(shape: Sequence[int]) -> list[int]:
 
 
 def _raw_bytes(array: np.ndarray, tensor: TensorSpec) -> memoryview | bytes:
-    """What ``b"".join`` takes without a copy; bfloat16 has no buffer format."""
+    """The array's bytes, without a copy where ``b"".join`` takes it; bfloat16 has no buffer format."""
     if array.flags.c_contiguous and tensor.datatype != "BF16":
         return array.data
     return array.tobytes()
@@ -325,7 +325,7 @@ def _add_text(
 
 
 def _with_nan(message: dict[str, Any], nan_as: str) -> bytes:
-    """Write again, what is not finite as was asked (Triton's are bare tokens), and say how many there are."""
+    """The message with non-finite numbers written as ``nan_as`` (as Triton: bare tokens), and their count in it."""
     odd = 0
     entries = []
     for entry in message["outputs"]:

@@ -1,7 +1,7 @@
 """The ``parameters`` objects of an infer request: what a caller may ask for beside its tensors.
 
 Source: Open Inference Protocol "Inference Request JSON Object"; Triton's schedule policy extension (``priority``,
-``timeout``). ``deterministic`` and ``nan_as`` are ours. Keys that nobody knows are a caller's own: accepted, not read.
+``timeout``). ``deterministic`` and ``nan_as`` are ours. Unknown keys are the caller's own: accepted, not read.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ NAN_AS = ("token", "null", "string")
 
 
 class Wishes(NamedTuple):
-    """``nan_as``: how JSON answers write what is not finite: bare ``token`` (NaN, as Triton), ``null``, ``string``."""
+    """``nan_as``: how JSON answers write non-finite numbers: bare ``token`` (NaN, as Triton), ``null``, ``string``."""
 
     terms: Terms = NO_TERMS
     nan_as: str = "token"

@@ -1,4 +1,4 @@
-"""JSON numbers to arrays and back: strict on the way in, honest about NaN on the way out.
+"""JSON numbers to arrays and back: strict when reading; NaN and infinity are written as asked, and counted.
 
 `infer.py` and `predict.py` share it. Strict means that nothing is coerced: 1.5 is no INT64, true is no
 FP32, 300 is no UINT8, and 70000 is no FP16.
@@ -148,7 +148,7 @@ def _wanted(datatype: Datatype) -> str:
 
 
 def show(value: object) -> str:
-    """What came, as JSON, cut to a length that a message can bear."""
+    """The value as JSON, cut to the length of a message."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What the server and its models say about themselves on ``/v2``: plain values in, JSON objects out.
+"""Metadata of the server and its models on ``/v2``: plain values in, JSON objects out.
 
 Source: Open Inference Protocol V2 "Server Metadata", "Model Metadata"; Triton's statistics, model
 configuration and model repository extensions.
@@ -112,7 +112,7 @@ def index_entry(name: str, version: str, state: str = "READY", reason: str = "")
 
 
 def model_statistics(name: str, version: str, counters: Mapping[str, Any]) -> dict[str, Any]:
-    """One entry of ``model_stats`` from `prepared.Statistics`; what is not counted is zero."""
+    """One entry of ``model_stats`` from `interface.Statistics`; a missing counter is zero."""
     phases = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
     none = (0, 0)
     batches = counters.get("batches", {})

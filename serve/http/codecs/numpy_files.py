@@ -32,7 +32,7 @@ def read_npy(data: bytes, where: str) -> np.ndarray:
     stream = io.BytesIO(data)
     try:
         shape, is_fortran, dtype = _HEADERS[npy.read_magic(stream)](stream, max_header_size=_MAX_HEADER)
-    except Exception as fault:  # the header is a stranger's text
+    except Exception as fault:  # the header is the caller's text
         raise BadRequest(f"{where}: not an npy file (version 1 or 2): {str(fault)[:200]}") from None
     if dtype.hasobject or dtype.names or dtype.subdtype:
         raise BadRequest(f"{where}: expected plain numbers, got {dtype}; objects (pickle) are never read")

@@ -46,7 +46,7 @@ def read_predict(spec: ModelSpec, body: bytes, lease: Lease) -> PredictRequest:
 
 
 def taken(spec: ModelSpec, arrays: Mapping[str, np.ndarray]) -> PredictRequest:
-    """Named arrays, however they came, held against the spec. Raises BadRequest."""
+    """Named arrays, of any kind of body, checked against the spec. Raises BadRequest."""
     rows = spec.check_inputs(arrays)
     return PredictRequest([arrays[tensor.name] for tensor in spec.inputs], rows)
 

@@ -1,7 +1,7 @@
-"""What a ``:predict`` body is, and reading it: JSON, npy, npz, a picture or a form of pictures.
+"""Recognises and reads the body of a ``:predict`` request: JSON, npy, npz, a picture or a form of pictures.
 
-A form needs its content type. Everything else is recognised by its first bytes, which no two kinds share: curl says
-``application/x-www-form-urlencoded`` of whatever it sends.
+A form needs its content type. The other kinds are recognised by their first bytes, for curl sends every body with
+``application/x-www-form-urlencoded``.
 """
 
 import numpy as np
@@ -29,9 +29,9 @@ def is_quick(content_type: str, body: bytes) -> bool:
 def read_body_of(
     spec: ModelSpec, content_type: str, body: bytes, max_bytes: int, lease: Lease
 ) -> PredictRequest:
-    """Read a body of any kind and hold it against the spec. ``max_bytes`` bounds what an npz unpacks to.
+    """Read a body of any kind and check it against the spec. ``max_bytes`` bounds the unpacked size of an npz.
 
-    What it is read into counts in the lease. Raises BadRequest, TooLarge, Overloaded.
+    The arrays that are read count in the lease. Raises BadRequest, TooLarge, Overloaded.
     """
     if is_multipart(content_type):
         most = max(spec.max_batch_size, 1) * len(spec.inputs)
@@ -70,7 +70,7 @@ def _from_npy(spec: ModelSpec, body: bytes) -> PredictRequest:
 
 
 def _check_said(content_type: str, body: bytes) -> None:
-    """Bytes that are none of the kinds, and are said to be one: better refused than parsed as JSON."""
+    """Whether the content type names a kind that the bytes are not: refused, not parsed as JSON."""
     said = content_type.split(";")[0].strip().lower()
     if said.startswith("image/"):
         raise BadRequest(

@@ -1,7 +1,7 @@
-"""The model repository extension: what its requests ask, held against what can be done here.
+"""The requests of the model repository extension, read and checked.
 
 Source: Triton's model repository extension. ``load`` may override a model's configuration: of Triton's ModelConfig
-the batch size and the queue are honoured, what says the same as the model's own is accepted, the rest refused by name.
+the batch size and the queue are honoured, fields equal to the model's own are accepted, the others refused by name.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _INT32_MAX = 2**31 - 1
 
 
 def read_index(body: bytes) -> bool:
-    """Whether only what is ready is asked for. Raises BadRequest."""
+    """Whether the caller asks for ready versions only. Raises BadRequest."""
     ready = _object(body, 'expected an empty body, {} or {"ready": true}').get("ready", False)
     if not isinstance(ready, bool):
         raise BadRequest("Invalid value for 'ready': expected a boolean")
@@ -24,12 +24,12 @@ def read_index(body: bytes) -> bool:
 
 
 def read_unload(body: bytes) -> None:
-    """Nothing here depends on another model, so ``unload_dependents`` asks for nothing. Raises BadRequest."""
+    """Check the body. No model depends on another here, so ``unload_dependents`` has no effect. Raises BadRequest."""
     parameters_of(_object(body, "expected an empty body or an object"), "the request")
 
 
 def read_load(body: bytes, current: Mapping[str, Any]) -> LoadConfig | None:
-    """The override, None where none is asked for; ``current`` is the model's configuration ({} if it has none).
+    """The override, None where the body has none; ``current`` is the model's configuration ({} if it has none).
 
     Raises BadRequest naming the field that cannot be set.
     """

@@ -1,9 +1,9 @@
-"""A listening socket that is to be closed: nobody new comes, and whoever came is accepted first.
+"""Closing a listening socket without loss: no new handshake begins, and every waiting connection is accepted first.
 
-A connection whose handshake is over waits in the kernel until it is accepted. Its caller has perhaps sent a request;
-closing the socket resets it. So new handshakes are held off by a filter that drops their first packet (SYN; the
-caller's kernel sends it again after a second and is refused then, before anything was asked), and the queue is
-emptied.
+A connection whose handshake is over waits in the kernel until it is accepted. Its caller may have sent a request
+already, and closing the socket would reset it. So a filter drops the first packet (SYN) of new handshakes (the
+caller's kernel sends it again after a second and is refused then, before anything was asked), and the connections in
+the queue are accepted.
 
 Source: Linux, socket(7) SO_ATTACH_FILTER, tcp(7) TCP_INFO (of a listening socket: ``tcpi_unacked`` is its queue).
 """
@@ -30,7 +30,7 @@ _NO_NEW_ONES = b"".join(
 
 
 def hold_off(listener: socket.socket) -> bool:
-    """Let no new handshake begin. False where the system has no such filter: then a few may still be reset."""
+    """Let no new handshake begin. False where the system has no such filter: then a few connections may be reset."""
     program = ctypes.create_string_buffer(_NO_NEW_ONES)
     filter = struct.pack("HL", len(_NO_NEW_ONES) // 8, ctypes.addressof(program))
     try:

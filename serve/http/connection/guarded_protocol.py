@@ -1,8 +1,8 @@
-"""HTTP/1.1 connections with bounds: on heads, on times, on how many there are, and on answers that nobody takes.
+"""HTTP/1.1 connections with bounds: on heads, on times, on their number, and on answers that are not read.
 
-Below `hot_protocol.py` and above uvicorn's protocol. Every connection has one timer. It is not set anew for each
-request (that would cost 2 to 5 µs): the time at which the connection is to be closed is a number, and the timer looks
-at it when it fires.
+`HotProtocol` (`hot_protocol.py`) is a subclass; the base class is `PoliteProtocol` over uvicorn's. Every connection has
+one timer. It is not set anew for each request (that would cost 2 to 5 µs): the time at which the connection is to be
+closed is a number, and the timer looks at it when it fires.
 
 Source: RFC 9112 (2.3 and 3.2 for the Host header, 9.8 for how a refused connection is closed), RFC 6585 for 431.
 """
@@ -24,7 +24,7 @@ from .polite_protocol import LOOK_AGAIN_S, PoliteProtocol
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers; also trailers and chunk extensions
 MAX_HEADERS = 100  # also of trailers
 MAX_QUEUED = 64  # requests sent ahead on one connection
-_PER_CHUNK = 32  # bytes around each chunk of a body that need no reason
+_PER_CHUNK = 32  # bytes around each chunk of a body that are always allowed
 _REFUSAL_SECONDS = (
     2.0  # from a refusal to the end: closed at once, with bytes unread, it would not reach the caller
 )
@@ -32,7 +32,7 @@ _IDLE_SECONDS = 1.0  # from then on a connection makes room for a newcomer
 
 
 class GuardedProtocol(PoliteProtocol):
-    """One connection. How requests are answered is `HotProtocol`'s and uvicorn's."""
+    """One connection. Requests are answered by `HotProtocol` and uvicorn."""
 
     def __init__(
         self,
@@ -46,15 +46,17 @@ class GuardedProtocol(PoliteProtocol):
         self._bounds = bounds or Bounds()
         self._in_head = False
         self._in_message = False
-        self._refused = False  # what still comes is not looked at
+        self._refused = False  # further bytes are ignored
         self._fault: HalfevenError | None = None  # why a callback stopped the parser
         self.url = b""
-        self._head_bytes = 0  # of the pieces before this one that have bytes of the head
-        self._first_bytes = 0  # of the first of them, of which some may belong to what was before
-        self._piece_bytes = 0  # that the parser has now
+        self._head_bytes = 0  # of the earlier pieces of data that have bytes of the head
+        self._first_bytes = 0  # of the first of these pieces, which may begin with the end of another request
+        self._piece_bytes = 0  # of the piece that the parser has now
         self._chunked = False
         self._trailers = 0
-        self._framing_bytes = 0  # of a chunked body: what is not data, less what each chunk needs
+        self._framing_bytes = (
+            0  # of a chunked body: bytes that are not data, less those that each chunk needs
+        )
         self._idle_since = 0.0  # on the loop's clock; means something while no request is under way
         self._close_at: float | None = None  # on the loop's clock; None while the server is at work
         self._timer: asyncio.TimerHandle | None = None
@@ -166,12 +168,12 @@ class GuardedProtocol(PoliteProtocol):
         super().on_message_complete()
 
     def _stopping(self, fault: HalfevenError) -> HalfevenError:
-        """To be raised in a callback: the parser then stops, and tells its own error instead."""
+        """The error to raise in a callback: the parser then stops, and raises an error of its own instead."""
         self._fault = fault
         return fault
 
     def _count(self, nbytes: int, was_in_head: bool) -> None:
-        """The parser has read so many bytes."""
+        """Count the bytes that the parser has read."""
         if self._in_head:
             self._head_bytes += nbytes
             if not was_in_head:
@@ -206,7 +208,7 @@ class GuardedProtocol(PoliteProtocol):
                 cycle.keep_alive = False
                 self._close_at = None
                 return
-            cycle.disconnected = True  # what waits for its body learns that none will come
+            cycle.disconnected = True  # the reader of its body learns that none will come
             cycle.message_event.set()
             if self.pipeline or getattr(cycle, "response_started", False):
                 self._close_in(_REFUSAL_SECONDS)
@@ -217,7 +219,7 @@ class GuardedProtocol(PoliteProtocol):
         self._write_refusal(error)
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.flow.pause_reading()  # a caller that goes on sending waits for itself
+        self.flow.pause_reading()  # a caller that goes on sending is not read any more
         self._close_in(_REFUSAL_SECONDS)
 
     def _write_refusal(self, error: HalfevenError) -> None:
@@ -251,11 +253,11 @@ class GuardedProtocol(PoliteProtocol):
         return not under_way and not self.has_unread and self.loop.time() - self._idle_since >= _IDLE_SECONDS
 
     def close_idle(self) -> None:
-        """For `Connections`. What an answer still has to be sent of is lost, if its caller did not take it."""
+        """For `Connections`. The unsent rest of an answer is lost, where its caller has not read it."""
         self.transport.abort()
 
     def _close_in(self, seconds: float) -> None:
-        """Close the connection then, unless this is called again or `_close_at` is None by then."""
+        """Close the connection after ``seconds``, unless this is called again or `_close_at` is None by then."""
         at = self._close_at = self.loop.time() + seconds
         if self._timer is not None:
             if self._timer_at <= at:
@@ -275,11 +277,11 @@ class GuardedProtocol(PoliteProtocol):
             self._time_is_up()
 
     def _time_is_up(self) -> None:
-        """Nothing was asked, a head or the rest of a body did not come."""
+        """The time for the next request, or for the rest of a head or body, is over."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete and not self._refused:
-            return  # it is being computed; when it is answered the clock begins again
-        if self.has_unread and not self._refused:  # it came while nothing looked
+            return  # the request is being computed; after its answer the time begins again
+        if self.has_unread and not self._refused:  # bytes came that have not been read yet
             self._close_in(LOOK_AGAIN_S)
             return
         if not self.transport.is_closing():

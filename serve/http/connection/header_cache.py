@@ -1,7 +1,7 @@
-"""A request's head that was parsed once: the same bytes on the same connection say the same, and need no parser.
+"""A request's head that was parsed once: the same bytes on the same connection mean the same, and need no parser.
 
-Who asks again mostly sends the same head with another body. Measured on two cores: a small model answers a sixth more
-at 64 connections, and one caller alone has his answer 10 µs earlier.
+A caller that asks again mostly sends the same head with another body. Measured on two cores: a small model answers a
+sixth more requests at 64 connections, and a single caller has its answer 10 µs earlier.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class KnownHead:
     def of(
         cls, piece: bytes, body_size: int, asked: Asked, header_length: str | None, keep_alive: bool
     ) -> "KnownHead | None":
-        """``piece`` is what came together and began with the request; None where it is not that one
-        alone, or its head is long."""
+        """The head of ``piece``, the bytes that came together. None where they are more than this one request, or its
+        head is long."""
         end = piece.find(_END) + len(_END)
         if end + body_size != len(piece) or end > _LONGEST:
             return None

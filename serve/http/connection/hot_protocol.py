@@ -1,8 +1,8 @@
 """The infer route straight from the HTTP parser: no ASGI scope, no task, one write per answer.
 
 A uvicorn protocol that answers plain infer requests itself and leaves everything else (other routes, chunked or
-compressed bodies, pipelined requests, callers who do not read) to uvicorn and the ASGI application, which answers
-infer requests just the same. Measured on one core with a small model: uvicorn's own way through ASGI costs 20 µs a
+compressed bodies, pipelined requests, callers that do not read) to uvicorn and the ASGI application, which answers
+infer requests in the same way. Measured on one core with a small model: uvicorn's own way through ASGI costs 20 µs a
 request before any work of ours is done, and it writes head and body apart, which wakes the caller twice.
 
 Source: uvicorn.protocols.http.httptools_impl.HttpToolsProtocol, whose callbacks are used as they are.
@@ -26,7 +26,7 @@ from ..web_guard import WebGuard
 from .guarded_protocol import GuardedProtocol
 from .header_cache import Asked, KnownHead
 
-# Headers that ask for more than the short way offers.
+# Requests with one of these headers go through ASGI.
 _ELSEWHERE = frozenset(
     (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"x-request-id", b"triton-request-id",
      b"origin", b"sec-fetch-site")
@@ -36,7 +36,7 @@ _URLS, _LONGEST_URL = 1024, 512  # how many paths of models are remembered, and 
 
 
 class _Silent:
-    """uvicorn rings this event when more of a body came or the caller left; nobody listens here."""
+    """The event that uvicorn sets when more of a body came or the caller left; nothing waits for it here."""
 
     def set(self) -> None:
         return
@@ -138,7 +138,7 @@ class HotProtocol(GuardedProtocol):
         self._piece = None
         hot = self._hot
         if hot is not None and hot.future is None and self._close_at is None:
-            self._close_in(self._bounds.seconds)  # the rest of the body has so long
+            self._close_in(self._bounds.seconds)  # the time for the rest of the body
 
     def connection_lost(self, exc: Exception | None) -> None:
         hot = self._hot
@@ -153,7 +153,7 @@ class HotProtocol(GuardedProtocol):
         hot = self._hot
         if hot is not None and hot.future is None:
             assert self._front is not None
-            hot.keep_alive = False  # what still comes of the body belongs to nobody
+            hot.keep_alive = False  # the rest of the body belongs to no request
             self._respond(hot, *self._refusal(hot, self._front.slow_body()))
         else:
             super()._time_is_up()
@@ -173,7 +173,7 @@ class HotProtocol(GuardedProtocol):
             late = NotReady("the server is shutting down and has no time left to answer; ask another one")
             hot.keep_alive = False
             self._respond(hot, *self._refusal(hot, late))
-            hot.disconnected = True  # its answer, should it come, is nobody's
+            hot.disconnected = True  # an answer that comes now is not sent
             if hot.future is not None:
                 hot.future.cancel()
 
@@ -195,7 +195,7 @@ class HotProtocol(GuardedProtocol):
             return None
         try:
             served = front.find(asked)
-        except Exception:  # the long way says why
+        except Exception:  # the ASGI application answers with the error
             return None
         if len(self._asked) >= _URLS:
             self._asked.clear()
@@ -220,7 +220,7 @@ class HotProtocol(GuardedProtocol):
         try:
             served = self._front.find(known.asked)
             lease.add(len(body))
-        except Exception:  # the long way says why
+        except Exception:  # the ASGI application answers with the error
             return False
         self._close_at = None
         hot = HotCycle(served, known.header_length, known.keep_alive, lease)
@@ -237,17 +237,17 @@ class HotProtocol(GuardedProtocol):
         return asked_of(url.decode("latin-1")) if plain else None
 
     def _begin_for_asgi(self) -> None:
-        """What uvicorn does when a message begins, now that it is known to be for the ASGI application."""
+        """Do what uvicorn does at the begin of a message, now that it is known to be for the ASGI application."""
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         HttpToolsProtocol.on_message_begin(self)
         self.url, self.headers, self.expect_100_continue = url, headers, expects
         self.scope["headers"] = headers
 
     def _find_again(self, hot: HotCycle) -> None:
-        """Another version may have taken the found one's place while the body came."""
+        """Find the version again: another one may have become active while the body came."""
         assert self._front is not None
         if (asked := self._asked_of(self.url)) is not None:
-            with suppress(HalfevenError):  # it is gone: the one that was found says so
+            with suppress(HalfevenError):  # the model is gone: the version found before refuses the request
                 hot.served = self._front.find(asked)
 
     def _submit(self, hot: HotCycle) -> None:
@@ -257,7 +257,7 @@ class HotProtocol(GuardedProtocol):
             begun = self._front.begin(hot.served, hot.header_length, body)
         except Exception as error:
             refusal = self._refusal(hot, error)
-            if self.leaving:  # what came with this request is read first: is this the last answer?
+            if self.leaving:  # read first what came with this request: it may not be the last one
                 self.loop.call_soon(self._respond, hot, *refusal)
             else:
                 self._respond(hot, *refusal)
@@ -299,9 +299,9 @@ class HotProtocol(GuardedProtocol):
         return self._front.refusal(error, model=hot.served.name)
 
     def _respond(self, hot: HotCycle, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-        """Head and body in one write; nothing to a caller that has gone.
+        """Write head and body at once; nothing to a caller that has gone.
 
-        The headers are ours alone, so uvicorn's search for bad ones is left out.
+        All headers are made here, so uvicorn's check for bad ones is left out.
         """
         if hot.disconnected:
             self._hot = None
@@ -310,7 +310,7 @@ class HotProtocol(GuardedProtocol):
         for name, value in self.server_state.default_headers:
             parts += (name, b": ", value, b"\r\n")
         for name, value in headers:
-            if name != b"connection":  # said below
+            if name != b"connection":  # added below
                 parts += (name, b": ", value, b"\r\n")
         parts.append(b"content-length: %d\r\n\r\n" % len(body))
         if self.is_last:
@@ -333,7 +333,7 @@ class HotProtocol(GuardedProtocol):
 def _plain(
     headers: list[tuple[bytes, bytes]], compress_lists: bool, guard: WebGuard
 ) -> tuple[int, str | None] | None:
-    """Content length and Inference-Header-Content-Length; None where a header asks for the long way."""
+    """Content length and Inference-Header-Content-Length; None where a header needs the ASGI application."""
     length = -1
     header_length = None
     accepts = False
@@ -351,7 +351,7 @@ def _plain(
                 return None
         elif name == b"accept-encoding":
             if accepts or chosen_coding(value.decode("latin-1"), compress_lists):
-                return None  # lines of one header are joined elsewhere
+                return None  # the ASGI application joins several lines of one header
             accepts = True
         elif name in _ELSEWHERE:
             return None

@@ -1,8 +1,8 @@
-"""A connection's end: nothing that was asked on it goes without an answer.
+"""The end of a connection: every request that was sent on it is answered first.
 
-While the server leaves (`polite_server.py`), the last answer on a connection says ``Connection: close``, and the
-connection is closed behind it. A connection on which nothing is asked is closed only where nothing lies unread in its
-socket: what came while nobody looked is read and answered first.
+While the server shuts down (`polite_server.py`), the last answer on a connection has ``Connection: close``, and the
+connection is closed after it. A connection without a request is closed only where its socket has no unread bytes: a
+request that came meanwhile is read and answered first.
 
 Source: RFC 9112 §9.3 and §9.6. Built on uvicorn.protocols.http.httptools_impl.HttpToolsProtocol.
 """
@@ -18,7 +18,7 @@ LOOK_AGAIN_S = 0.05
 
 
 class PoliteState(ServerState):
-    """What all connections of a server share. ``leaving``: the server answers what comes, and ends."""
+    """State that all connections of a server share. ``leaving``: the server shuts down; requests are still answered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class PoliteState(ServerState):
 
 
 class PoliteProtocol(HttpToolsProtocol):
-    """Under any uvicorn server; it leaves under a `PoliteServer` alone."""
+    """Works under any uvicorn server; only a `PoliteServer` sets ``leaving``."""
 
     _last: RequestResponseCycle | None = (
         None  # the one whose answer was made the last by the server, not the caller
@@ -53,7 +53,7 @@ class PoliteProtocol(HttpToolsProtocol):
 
     @property
     def has_unread(self) -> bool:
-        """Whether the caller has sent something that nobody has read yet."""
+        """Whether the caller has sent bytes that are not read yet."""
         connection = self.transport.get_extra_info("socket")
         if connection is None:
             return False
@@ -64,10 +64,10 @@ class PoliteProtocol(HttpToolsProtocol):
         return any(info)
 
     def give_up(self) -> None:
-        """The time for shutting down is over: answer what is not an ASGI task (those are cancelled)."""
+        """The time for shutting down is over: answer requests that are not ASGI tasks (those are cancelled)."""
 
     def shutdown(self) -> None:
-        """The server leaves. An answer that has begun cannot say so any more: the next one will."""
+        """The server shuts down. An answer that has begun cannot have ``Connection: close``: the next one has it."""
         cycle = self.cycle
         if not self.leaving:  # uvicorn's own server ends
             super().shutdown()
@@ -92,12 +92,12 @@ class PoliteProtocol(HttpToolsProtocol):
             self._last = cycle
 
     def close_if_idle(self) -> None:
-        """Close a connection on which nothing is asked, nor lies unread."""
+        """Close the connection where no request is under way and no byte is unread."""
         if not self.busy and not self.has_unread:
             self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
-        """uvicorn's timer: nothing was read for so long."""
+        """Called by uvicorn's timer: no request came for the keep-alive time."""
         self.timeout_keep_alive_task = None
         if not self.has_unread:
             super().timeout_keep_alive_handler()

@@ -1,12 +1,13 @@
-"""uvicorn's server with another end: nobody who was let in leaves without an answer.
+"""uvicorn's server with another shutdown: every accepted request is answered.
 
-1. **Leaving.** The first signal: readiness falls, every further answer says ``Connection: close``. The port stays open
-   for the grace (SIGTERM; a Ctrl-C has none), so that load balancers see it before callers are refused.
-2. **Closing.** The grace is over, or a second signal came: the port is closed behind the last accepted connection; what
-   was asked is answered; a connection that is not asked anything is closed when it was quiet for a moment and nothing
-   lies unread in it.
-3. **Gone.** Nothing is open any more, or the time for it is over: what still computes then is answered 503. A third
-   signal ends at once.
+1. **Leaving.** The first signal: the server is not ready any more, every further answer has ``Connection: close``. The
+   port stays open for the grace time (SIGTERM; Ctrl-C has none), so that load balancers see it before callers are
+   refused.
+2. **Closing.** The grace time is over, or a second signal came: the port is closed after the last accepted connection;
+   requests are answered; a connection without a request is closed when it was quiet for a moment and has no unread
+   bytes.
+3. **Gone.** No connection is open any more, or the time for shutting down is over: requests that still compute are
+   answered with 503. A third signal ends the process at once.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from .accept_queue import hold_off, waiting_in
 from .polite_protocol import PoliteProtocol, PoliteState
 
 logger = logging.getLogger("halfeven")
-QUIET_S = 0.25  # of a kept-alive connection: longer than a busy caller thinks between two requests
+QUIET_S = 0.25  # of a kept-alive connection: longer than a busy caller pauses between two requests
 _HANDSHAKE_S = 0.1  # what has begun of handshakes ends meanwhile
 _ACCEPT_S = 2.0  # for a queue that is not emptied, because there is no descriptor left
 _LOOK_EVERY_S = 0.02
@@ -33,9 +34,9 @@ _TICK_S = 1.0  # the answers' Date
 
 
 class PoliteServer(uvicorn.Server):
-    """``grace_s``: how long the port stays open after SIGTERM; ``on_leaving`` makes readiness fall.
+    """``grace_s``: seconds that the port stays open after SIGTERM; ``on_leaving``: makes the server not ready.
 
-    uvicorn's ``timeout_graceful_shutdown`` bounds how long what was asked is waited for.
+    uvicorn's ``timeout_graceful_shutdown`` bounds the wait for requests under way.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class PoliteServer(uvicorn.Server):
         self._hurried = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal; each one goes a step further. It may come between any two instructions."""
+        """Called at each signal, which goes one step further. A signal may come between any two instructions."""
         self._captured_signals.append(sig)
         if not self.should_exit:
             if sig == signal.SIGINT:
@@ -65,7 +66,7 @@ class PoliteServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """uvicorn raises the signal again at the end; here a server that ended as asked simply ends, with 0."""
+        """uvicorn raises the signal again at the end; here a server that ended as asked exits with 0."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -102,7 +103,7 @@ class PoliteServer(uvicorn.Server):
 
     async def _close_port(self, sockets: list[socket.socket] | None) -> None:
         listeners = [listener for server in self.servers for listener in server.sockets]
-        if sockets is None:  # given ones are perhaps another process's as well, who goes on
+        if sockets is None:  # given sockets may belong to another process as well, which goes on
             held_off = [hold_off(listener) for listener in listeners]
             if any(held_off):
                 await asyncio.sleep(_HANDSHAKE_S)
@@ -135,7 +136,7 @@ class PoliteServer(uvicorn.Server):
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _give_up(self) -> None:
-        """A request that still computes gets an answer that says so, not a closed connection."""
+        """A request that still computes is answered with 503 before its connection is closed."""
         logger.error("%d requests were not answered in the time for shutting down", len(self._state.tasks))
         for connection in self._connections():
             connection.give_up()

@@ -1,4 +1,4 @@
-"""What all connections of a server share: how many there may be, what they may hold, how long they may take."""
+"""The bounds that all connections of a server share: their number, their memory and their times."""
 
 import logging
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""How many connections may be open at once, and which is closed for a newcomer."""
+"""How many connections may be open at once, and which one is closed for a new one."""
 
 import resource
 from itertools import islice
@@ -7,7 +7,7 @@ from typing import Protocol
 from ....models.errors import BadSetting
 
 _MOST = 1024  # without a setting
-_LOOKED_AT = 16  # connections; so that a flood of newcomers costs a fixed time each
+_LOOKED_AT = 16  # connections; so that each of many new connections costs a fixed time
 
 
 class Connection(Protocol):
@@ -21,8 +21,8 @@ class Connection(Protocol):
 
 
 class Connections:
-    """Those that are open. Beyond ``limit`` one that is idle is closed for the newcomer; where none is found, the
-    newcomer is refused."""
+    """The open connections. Beyond ``limit`` an idle one is closed for a new one; where none is idle, the new one is
+    refused."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -32,7 +32,7 @@ class Connections:
         return len(self._open)
 
     def enter(self, connection: Connection) -> bool:
-        """Whether there is room for one more."""
+        """Whether the connection may stay."""
         if len(self._open) >= self.limit and not self._close_one():
             return False
         self._open[connection] = None
@@ -42,7 +42,7 @@ class Connections:
         self._open.pop(connection, None)
 
     def _close_one(self) -> bool:
-        """Look at some of them, beginning after those that were looked at last."""
+        """Close one idle connection among the next `_LOOKED_AT`; whether one was found."""
         for connection in list(islice(self._open, _LOOKED_AT)):
             del self._open[connection]
             if connection.is_idle():

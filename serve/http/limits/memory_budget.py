@@ -1,8 +1,8 @@
 """The bytes that requests hold in memory: one budget for all of them, whatever the route.
 
-Counted is what a caller can make grow: a body while it comes, what it unpacks to, the objects that JSON is read into,
-and answers that the caller does not take. The first `FREE_BYTES` of each request are not counted: there are at most as
-many of them as connections, and a small request is let in however full the budget is.
+Counted is the memory that a caller can make grow: a body while it arrives, the data that it unpacks to, the objects
+that JSON is read into, and answers that the caller does not read. The first `FREE_BYTES` of each request are not
+counted: there are at most as many of them as connections, and a small request is accepted however full the budget is.
 """
 
 import os
@@ -22,18 +22,18 @@ _CGROUP_FILES = ("memory.max", "memory/memory.limit_in_bytes")  # version 2 and 
 
 
 class MemoryBudget:
-    """How many bytes are held now, and how many may be. Threads may share it."""
+    """The bytes that are held now, and their limit. Threads may share it."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used = limit, 0
         self._lock = threading.Lock()
 
     def lease(self) -> "Lease":
-        """What one request holds."""
+        """A lease for one request."""
         return Lease(self)
 
     def take(self, nbytes: int, held: int = 0) -> None:
-        """So many bytes more for a request that holds ``held``.
+        """Take ``nbytes`` more for a request that holds ``held`` bytes.
 
         Raises Overloaded where they do not fit now, TooLarge where they never do.
         """
@@ -52,7 +52,7 @@ class MemoryBudget:
         )
 
     def take_anyway(self, nbytes: int) -> None:
-        """Count what is there already; the limit may be passed."""
+        """Count bytes that are in memory already; the limit may be exceeded."""
         with self._lock:
             self.used += nbytes
 
@@ -76,7 +76,7 @@ class Lease:
         return self._held
 
     def add(self, nbytes: int) -> None:
-        """Raises Overloaded or TooLarge, and holds what it held before then."""
+        """Hold ``nbytes`` more. Raises Overloaded or TooLarge, and then holds as much as before."""
         with self._lock:
             counted = max(nbytes - self._free, 0)
             if counted:
@@ -88,7 +88,7 @@ class Lease:
 
     @contextmanager
     def meanwhile(self, nbytes: int) -> Iterator[None]:
-        """Hold so many bytes more inside the block. Raises as `add`."""
+        """Hold ``nbytes`` more inside the block. Raises as `add`."""
         before = self._held
         self.add(nbytes)
         counted = self._held - before
@@ -109,7 +109,7 @@ class Lease:
 
 
 def unlimited() -> Lease:
-    """For a request that no server counts."""
+    """A lease without a limit, for a request outside of a server."""
     return MemoryBudget(sys.maxsize).lease()
 
 

@@ -1,17 +1,17 @@
-"""Warnings that a caller can cause as often as it likes: the log has some of them, and how many more there were."""
+"""Warnings that a caller can cause as often as it likes: some are logged, with the number of them so far."""
 
 import logging
 
 
 class RepeatedWarning:
-    """One sentence. Logged are the 1st, the 10th, the 100th and from there on each 1000th: by count, not by time."""
+    """A kind of warning. The 1st, 10th and 100th are logged, then each 1000th: by count, not by time."""
 
     def __init__(self, logger: logging.Logger, sentence: str) -> None:
         self._logger, self._sentence = logger, sentence
         self._seen = self._logged = 0
 
     def count(self, detail: str) -> None:
-        """One more. ``detail`` says what it was this time."""
+        """Count one warning; ``detail`` is its text."""
         self._seen += 1
         if self._seen not in (1, 10, 100) and self._seen % 1000:
             return

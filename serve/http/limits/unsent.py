@@ -1,4 +1,4 @@
-"""What of the answers on one connection the caller has not taken yet: watched while it is there, and counted."""
+"""The bytes of answers on one connection that the caller has not read yet: watched, and counted in the budget."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ LEAST_BYTES_PER_SECOND = 16_384  # as for uploads
 
 
 class Unsent:
-    """Ends the connection of a caller who takes fewer than `LEAST_BYTES_PER_SECOND` over `STALL_SECONDS`."""
+    """Closes the connection of a caller that reads fewer than `LEAST_BYTES_PER_SECOND` over `STALL_SECONDS`."""
 
     def __init__(
         self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, budget: MemoryBudget
@@ -24,13 +24,13 @@ class Unsent:
         return self._transport.get_write_buffer_size()
 
     def watch(self) -> None:
-        """Begin, where something is there and no watch is under way."""
+        """Begin to watch, where bytes are unsent and no watch is under way."""
         if self._timer is None and (size := self.bytes):
             self._count(size)
             self._timer = self._loop.call_later(STALL_SECONDS, self._look)
 
     def end(self) -> None:
-        """All was taken, or the connection is gone."""
+        """End the watch: all bytes were sent, or the connection is gone."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,6 +1,6 @@
 """A few threads for work that would hold up the event loop: reading large, compressed or picture bodies.
 
-They are few, so that callers who send nothing else leave the processor to the others.
+They are few, so that callers with such bodies leave most of the processor to the others.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class WorkerThreads:
         self._most, self._waiting = self._threads + most_waiting, 0
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """The work's result, from a thread. Raises Overloaded where too much waits already."""
+        """The work's result, from a thread. Raises Overloaded where `MOST_WAITING` bodies wait already."""
         if self._waiting >= self._most:
             raise Overloaded(
                 f"{self._waiting} requests with pictures or with large or compressed bodies wait to be read; try again"
@@ -34,7 +34,7 @@ class WorkerThreads:
         self._waiting += 1
         try:
             done = asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
-            done.add_done_callback(self._one_less)  # also where the caller has gone: the thread has not
+            done.add_done_callback(self._one_less)  # also where the caller has gone: the thread still works
         except BaseException:
             self._waiting -= 1
             raise
@@ -48,7 +48,7 @@ class WorkerThreads:
     def _one_less(self, done: asyncio.Future[Any]) -> None:
         self._waiting -= 1
         if not done.cancelled():
-            done.exception()  # looked at, though nobody may be left to hear it
+            done.exception()  # read it, else asyncio warns where the caller has gone
 
 
 def _stand_behind() -> None:

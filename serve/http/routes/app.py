@@ -1,6 +1,6 @@
-"""The routes, and nothing but the routes. Infer is answered in front of this (`routes/infer.py`).
+"""The FastAPI application with every route but infer, which is answered in front of it (`routes/infer.py`).
 
-Bodies are read raw: V2 clients send no content type, and a stranger's one must not decide anything.
+Bodies are read as bytes: V2 clients send no content type, and the content type of a request decides nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +33,10 @@ _VERSION = installed_version("halfeven")
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the store knows, given from outside. Each raises UnknownName for a name or version it has not.
+    """Functions over the store. Each raises UnknownName for a name or version that the store does not have.
 
-    They may block (they run in a thread): ``versions(model)`` gives one JSON object per version, each with
-    its ``version``; ``report`` HTML; ``plan`` and ``lineage`` JSON; ``rollback(model)`` what is live now.
+    They may block (they run in a thread): ``versions(model)`` gives one JSON object per version, each with its
+    ``version``; ``report`` HTML; ``plan`` and ``lineage`` JSON; ``rollback(model)`` the facts of the active version.
     """
 
     versions: Callable[[str], Sequence[Mapping[str, Any]]]
@@ -95,7 +95,7 @@ def _add_errors(app: FastAPI, as_triton: bool) -> None:
         return await ours(request, BadRequest(f"the request's path or query does not fit: {error}"))
 
     async def nobody_there(request: Request, error: Exception) -> Response:
-        return Response(status_code=499)  # nginx's number; nobody reads it
+        return Response(status_code=499)  # nginx's number; the caller has gone
 
     app.add_exception_handler(HalfevenError, ours)  # the root: Starlette walks the error's ancestry
     app.add_exception_handler(HTTPException, of_the_framework)
@@ -148,7 +148,7 @@ def _add_history(app: FastAPI, roster: Roster, history: History) -> None:
 
     @app.post("/v1/models/{m}/rollback", tags=["versions"])
     def rollback(m: str) -> Response:
-        """Put the previous live version back active."""
+        """Make the previous live version active again."""
         return _json(history.rollback(m))
 
 

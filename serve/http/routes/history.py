@@ -1,4 +1,4 @@
-"""What the store knows about versions, in the words of the HTTP routes."""
+"""Facts of the store about versions, as the HTTP routes give them."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def history_of(store: Store) -> History:
 
 
 def _listed(store: Store, model: str, number: int) -> dict[str, Any]:
-    """One version's facts; one whose manifest cannot be read is listed too, as ``damaged``, with the reason."""
+    """One version's facts; a version whose manifest cannot be read is listed as ``damaged``, with the reason."""
     try:
         version = store.version(model, number)
         try:
@@ -56,9 +56,9 @@ def _listed(store: Store, model: str, number: int) -> dict[str, Any]:
 
 
 def damaged_files(store: Store, model: str) -> list[str]:
-    """What is wrong with a model's files, a sentence each: its manifests, and every file of the active version.
+    """The faults of a model's files, a sentence each: of its manifests, and of every file of the active version.
 
-    The files of the versions before it are not read: they may be many, and large.
+    The files of older versions are not read: they may be many, and large.
     """
     found = [
         facts["reason"]
@@ -80,7 +80,7 @@ def damaged_files(store: Store, model: str) -> list[str]:
 
 
 def version_of(store: Store, model: str, number: str) -> Version:
-    """Raises UnknownName with what there is."""
+    """A version by model and number. Raises UnknownName, whose message lists the models or versions that there are."""
     if model not in store.names():
         raise UnknownName(f"no model '{model}' in the store: it has {store.names()}")
     if not (number.isascii() and number.isdigit()):
@@ -89,7 +89,7 @@ def version_of(store: Store, model: str, number: str) -> Version:
 
 
 def promote(store: Store, model: str, number: str) -> dict[str, Any]:
-    """Put an active version; its facts. Raises UnknownName, Conflict for a refused version."""
+    """Make this version the active one; gives its facts. Raises UnknownName, Conflict for a refused version."""
     version = version_of(store, model, number)
     store.promote(version)
     return facts_of(version)
@@ -102,8 +102,8 @@ def _lineage(store: Store, version: Version) -> dict[str, Any]:
 
 
 def _promotions(store: Store, version: Version) -> list[dict[str, Any]]:
-    """The first and the last time that it was made active: by whom, over which version. ``stale_parent`` names the
-    version that it was made from where that was not the active one any more."""
+    """The first and the last time that the version was made active: by whose order, in place of which version.
+    ``stale_parent`` is the version that it was made from, where that was not the active one any more."""
     found = store.promotions(version.name).get(version.number, {})
     active_times = [dict(found[key]) for key in ("first", "last") if key in found]
     parent = version.manifest.get("parent")

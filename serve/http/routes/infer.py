@@ -1,6 +1,6 @@
-"""The infer route, answered in front of FastAPI: on this path its routing would cost more than the model.
+"""The infer route, answered in front of FastAPI, whose routing would take longer than a small model.
 
-POST /v2/models/{m}[/versions/{v}]/infer is answered here; everything else passes through untouched.
+POST /v2/models/{m}[/versions/{v}]/infer is answered here; every other request goes on to FastAPI unchanged.
 """
 
 import asyncio
@@ -29,24 +29,24 @@ from ..web_guard import WebGuard
 from .infer_headers import NOTHING, HeaderFields, scan
 
 MAX_BODY_BYTES = 64 * 2**20  # Triton's default
-# Bytes; more JSON than this is read off the event loop. What is read in a millisecond is read on it: in a thread it
-# keeps Python's lock as long, and several threads that want the lock hold each other up.
+# Bytes; more JSON than this is read in a thread. JSON that is read in a millisecond is read on the event loop: a thread
+# would hold Python's lock as long, and several threads that want the lock hold each other up.
 SMALL_JSON = 512 * 1024
 _PHASES = b"queue;dur=%.3f, assemble;dur=%.3f, compute;dur=%.3f"
 _ALL_PHASES = _PHASES + b", total;dur=%.3f"
-_LONGEST_ID = 128  # characters of a caller's words in a record of the log
+_LONGEST_ID = 128  # characters of a caller's text in a record of the log
 _LOG = logging.getLogger(__name__)
 Headers = list[tuple[bytes, bytes]]
 
 
 class Begun(NamedTuple):
-    """A request on its way: who reads and writes it, what it asked, its answer to come, and when it was read."""
+    """A request on its way: its codec, the read request, the future of its answer, and when it was read."""
 
     codec: InferCodec
     request: InferRequest
     future: asyncio.Future[Answer]
     since_ns: int
-    written: Phase  # what its writing takes is added here
+    written: Phase  # the time of writing the answer is added here
 
 
 class InferFront:
@@ -106,7 +106,7 @@ class InferFront:
             await self._answer(asked, scope, receive, send)
 
     def _foreign(self, scope: Scope) -> HalfevenError | None:
-        """Why the request is refused before anything else looks at it; a connection of WebSocket may change things."""
+        """Why a page of another origin may not send this request; None where it may. A WebSocket counts as a change."""
         try:
             self.guard.check(scope.get("method", "CONNECT"), scope["headers"])
         except HalfevenError as error:
@@ -167,11 +167,11 @@ class InferFront:
         return headers, body
 
     def find(self, asked: tuple[str, str | None]) -> Served:
-        """The model that is to answer. Raises UnknownName, NotReady."""
+        """The model, or the version that the URL names. Raises UnknownName, NotReady."""
         return self._roster.find(*asked)
 
     def begin(self, served: Served, header_length: str | None, body: bytes) -> Begun:
-        """Read a whole body and queue what it asks. Raises BadRequest, Overloaded, NotReady."""
+        """Read a whole body and queue the request. Raises BadRequest, Overloaded, NotReady."""
         since_ns = perf_counter_ns()
         codec = self._codec(served)
         request = codec.read(body, header_length)
@@ -186,7 +186,7 @@ class InferFront:
         body: bytes,
         lease: Lease,
     ) -> Begun:
-        """The same where reading takes so long that others would notice: in a thread."""
+        """The same for a large body: read in a thread, so that the event loop goes on."""
         since_ns = perf_counter_ns()
         codec = self._codec(served)
 
@@ -221,7 +221,7 @@ class InferFront:
     def refusal(
         self, error: Exception, request_id: str | None = None, model: str = ""
     ) -> tuple[int, Headers, bytes]:
-        """What a request that ends with this error is answered: status, headers, body."""
+        """The answer to a request that ends with this error: status, headers, body."""
         status = status_of(error, self._dialect.triton_statuses)
         who = {"request_id": request_id, "model": model[:_LONGEST_ID], "status": status}
         if status == 500 and not isinstance(error, BadInput):
@@ -233,11 +233,11 @@ class InferFront:
         return status, [(b"content-type", kind.encode()), *headers], body
 
     def slow_body(self) -> SlowBody:
-        """What a body that takes too long is answered with."""
+        """The error for a body that takes too long."""
         return SlowBody(f"the request's body did not arrive within {self.body_timeout_s:g} s; send it faster")
 
     def _codec(self, served: Served) -> InferCodec:
-        """One per model, made again where a version came with a new signature."""
+        """The model's codec, made again where its spec has changed."""
         codec = self._codecs.get(served.name)
         if codec is None or codec.spec is not served.spec:
             codec = self._codecs[served.name] = InferCodec(served.spec, self._dialect)
@@ -263,7 +263,7 @@ def asked_of(path: str) -> tuple[str, str | None] | None:
 
 
 def is_small_json(header_length: str | None) -> bool:
-    """Whether the JSON of a large body is soon parsed; a length that is no number is refused as soon."""
+    """Whether the JSON part of a large body is small; True for a length that is no number, which is refused soon."""
     return header_length is not None and not (
         header_length.isdecimal() and int(header_length[:20]) > SMALL_JSON
     )
@@ -287,9 +287,9 @@ def _log_answer(begun: Begun, answer: Answer, request_id: str | None) -> None:
 
 
 def answer_headers(answer: Answer, total_ns: int | None = None) -> Headers:
-    """Who answered and what it took; every prediction carries them, on whichever route.
+    """Headers with the version that answered and the times; every prediction has them, on every route.
 
-    ``total_ns`` is from the body's arrival to here, all of it that is in our hands (None: not given).
+    ``total_ns``: nanoseconds from the body's arrival until now (None: not given).
     """
     prepared = answer.prepared
     spent = (answer.queue_ns / 1e6, answer.assemble_ns / 1e6, answer.compute_ns / 1e6)

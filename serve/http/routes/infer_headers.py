@@ -1,4 +1,4 @@
-"""What the headers of an infer request say, in one walk over them."""
+"""The headers of an infer request that matter, read in one pass."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ....models.errors import BadRequest
 
-_REQUEST_ID = re.compile(rb"[!-~]{1,128}")  # what may be said back and written into a log as it is
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")  # may be sent back and logged as it is
 _KNOWN = frozenset(
     (
         b"inference-header-content-length",
@@ -21,7 +21,7 @@ _KNOWN = frozenset(
 class HeaderFields(NamedTuple):
     """The codings as they came (several joined by commas), None where they are absent.
 
-    ``ids`` are the request ids that are said back under the same names.
+    ``ids`` are the request ids that are sent back under the same names.
     """
 
     coding: str | None = None
@@ -38,10 +38,10 @@ NOTHING = HeaderFields()
 
 
 def scan(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str | None, HeaderFields]:
-    """Inference-Header-Content-Length as it came, and what few say: `NOTHING` for all others.
+    """Inference-Header-Content-Length as it came, and the rarer fields: `NOTHING` where the request has none of them.
 
     Names are in lower case, as ASGI gives them. Raises BadRequest where two lengths of the JSON part disagree. An
-    id that is too long or not printable ASCII is nobody's: it is not said back.
+    id that is too long or not printable ASCII is ignored: it is not sent back.
     """
     length = None
     for name, value in headers:

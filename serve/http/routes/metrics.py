@@ -1,7 +1,7 @@
-"""What Prometheus reads at /metrics, made from the batchers' counters at the moment of reading.
+"""The metrics that Prometheus reads at /metrics, made from the batchers' counters at the moment of reading.
 
-The hot path pays nothing for it. Triton's counters keep Triton's names, so that its dashboards work here;
-what Triton lacks (histograms of queue, compute and batch size) is called ``halfeven_…``.
+Requests pay nothing for it. Triton's counters keep Triton's names, so that its dashboards work here; those that Triton
+does not have (histograms of queue, compute and batch size) are called ``halfeven_…``.
 """
 
 import re
@@ -47,7 +47,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Counters], int]], ...] = (
         lambda t: (t.compute_ns - t.assemble_ns) // 1000,
     ),
     ("nv_inference_compute_output_duration_us", "Part of compute_infer here, so always 0", lambda _: 0),
-    ("halfeven_vanished_callers", "Callers who left before their batch began", lambda t: t.vanished),
+    ("halfeven_vanished_callers", "Callers that left before their batch began", lambda t: t.vanished),
     ("halfeven_rejected_requests", "Requests refused because they would wait too long", lambda t: t.rejected),
     ("halfeven_timed_out_requests", "Requests whose own timeout passed in the queue", lambda t: t.timed_out),
     ("halfeven_rescued_rows", "Rows of a half that its FP32 whole answered", lambda t: t.rescued_rows),

@@ -22,7 +22,7 @@ def _object(required: list[str], **properties: Schema) -> Schema:
 
 
 def _parameters(**known: Schema) -> Schema:
-    """Flat; keys that nobody knows are the caller's own."""
+    """The schema of flat parameters; unknown keys are the caller's own."""
     return {
         "type": "object",
         "properties": known,
@@ -45,10 +45,10 @@ def _tensor(datatypes: list[str]) -> Schema:
 _ASKED = _object(["name"], name=_TEXT, parameters=_parameters(binary_data=_FLAG, classification=_COUNT))
 _TERMS = _parameters(
     priority=_COUNT,
-    timeout={**_COUNT, "description": "microseconds that the request may wait; 0: for ever"},
+    timeout={**_COUNT, "description": "microseconds that the request may wait; 0: no limit"},
     binary_data_output=_FLAG,
-    deterministic={**_FLAG, "description": "the answer does not depend on who shares the batch"},
-    nan_as={"enum": list(NAN_AS), "description": "how JSON writes what is not finite"},
+    deterministic={**_FLAG, "description": "the answer does not depend on the other requests of its batch"},
+    nan_as={"enum": list(NAN_AS), "description": "how JSON writes numbers that are not finite"},
 )
 _REQUEST = _object(
     ["inputs"],

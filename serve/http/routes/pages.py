@@ -1,5 +1,5 @@
-"""Two plain pages, whole in themselves: FastAPI's own /docs fetches its scripts from the internet,
-and many machines with a GPU have none.
+"""Two plain pages that load nothing: FastAPI's own /docs fetches its scripts from the internet, which many machines
+with a GPU cannot reach.
 """
 
 from collections.abc import Mapping, Sequence

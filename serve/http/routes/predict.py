@@ -1,7 +1,7 @@
 """``POST /v1/models/{m}:predict``: read a body of any kind, submit, write what the caller accepts.
 
-What takes long (pictures, large JSON, npz) is read in a few threads of its own, so that the event loop and
-everybody else's requests go on.
+Bodies that take long to read (pictures, large JSON, npz) are read in a few threads, so that the event loop and other
+requests go on.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_
     @app.post("/v1/models/{m}:predict", tags=["predict"], openapi_extra={"requestBody": _BODY})
     async def predict(m: str, request: Request, v: str | None = None) -> Response:
         """`{"instances": [...]}` → `{"predictions": [...]}`; also PNG and JPEG files, npy and npz."""
-        roster.find(m, v)  # who asks for what is not there need not send its body
+        roster.find(m, v)  # refuse an unknown model before its body is read
         headers = request.headers
         body = await read_body(request.scope, request.receive, max_body_bytes, body_timeout_s)
         kinds, lease = (headers.get("content-type", ""), headers.get("accept", "")), lease_of(request.scope)
@@ -57,7 +57,7 @@ async def _read(
     max_bytes: int,
     lease: Lease,
 ) -> tuple[Served, PredictRequest, str]:
-    """What is to answer now that the request is read (``find``: another version may have come meanwhile), the request
+    """The model that is to answer (``find`` again: another version may be active by now), the request that was read,
     and the type of its answer."""
     served = find()
     spec = served.spec

@@ -1,4 +1,4 @@
-"""``/v2/repository``: what is there, and the verbs that put an active model and take it off."""
+"""``/v2/repository``: the index of the versions, and the verbs that load and unload a model."""
 
 from collections.abc import Callable
 from typing import Any
@@ -43,14 +43,14 @@ def add_repository(
 
     @app.post("/v2/repository/models/{m}/load", tags=["models"])
     async def load(m: str, request: Request) -> Response:
-        """Put a model's live active version; answers when it is ready. The one before serves until then."""
+        """Load a model's live version; answers when it is active. The version before serves until then."""
         body = await read_order(request, max_body_bytes, body_timeout_s, needs_type=False)
         await run_in_threadpool(_load, roster, m, body)
         return Response()
 
     @app.post("/v2/repository/models/{m}/unload", tags=["models"])
     async def unload(m: str, request: Request) -> Response:
-        """Take a model inactive and give its memory back; what was accepted is still answered."""
+        """Unload a model and free its memory; requests that were accepted are still answered."""
         body = await read_order(request, timeout_s=body_timeout_s, needs_type=False)
         read_unload(body)
         await run_in_threadpool(_unload, roster, m)

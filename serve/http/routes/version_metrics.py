@@ -58,7 +58,7 @@ def _drift(models: list[ServedModel]) -> Iterator[Metric]:
     )
     over = CounterMetricFamily("halfeven_drift_over_limit", "Requests beyond the gate's limit", labels=labels)
     dropped = CounterMetricFamily(
-        "halfeven_drift_dropped", "Checks given up: nobody was idle", labels=_LABELS
+        "halfeven_drift_dropped", "Checks left out: the device was busy", labels=_LABELS
     )
     for served in models:
         for loaded in served.loaded_versions():
@@ -81,7 +81,11 @@ def _shadow(models: list[ServedModel]) -> Iterator[Metric]:
     )
     flipped = CounterMetricFamily("halfeven_shadow_flipped", "First choices that differ", labels=labels)
     failed = CounterMetricFamily("halfeven_shadow_failed", "Requests that the shadow failed", labels=_LABELS)
-    dropped = CounterMetricFamily("halfeven_shadow_dropped", "Not asked: nobody was idle", labels=_LABELS)
+    dropped = CounterMetricFamily(
+        "halfeven_shadow_dropped",
+        "Requests that the shadow was not asked: the device was busy",
+        labels=_LABELS,
+    )
     for served in models:
         if (shadow := served.shadow) is None:
             continue

@@ -1,6 +1,6 @@
 """The routes of versions and traffic: promote, canary, shadow, and what was seen and decided.
 
-What blocks runs in a thread, for loading a version takes as long as it takes. Orders are JSON and say so.
+Orders run in a thread, for loading a version takes long. Orders need a JSON content type.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ def router(director: Director) -> APIRouter:
 def _add_orders(routes: APIRouter, director: Director) -> None:
     @routes.post("/{m}/promote", openapi_extra=_body({"version": _VERSION}, ["version"]))
     async def promote(m: str, request: Request) -> Response:
-        """Put an active version; a canary or the previous version at once."""
+        """Make a version the active one; at once where it is the canary or the previous version."""
         asked = await _asked(request, ("version",))
         if asked.get("version") is None:
             raise BadInput('expected {"version": NUMBER}: which version is to become active')
@@ -59,7 +59,7 @@ def _add_reading(routes: APIRouter, director: Director) -> None:
 
     @routes.get("/{m}/events")
     def events(m: str, limit: Limit = 100) -> Response:
-        """What was ordered and decided, the newest first, with the numbers."""
+        """Orders and decisions, the newest first, with their numbers."""
         return _json({"model": m, "events": director.events(m, limit)})
 
     @routes.get("/{m}/drift")

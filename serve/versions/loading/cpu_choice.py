@@ -30,9 +30,9 @@ from ...batching.core_wait import Crowding, seconds_on_core
 
 logger = logging.getLogger("halfeven.roster")
 Parts = Sequence[Sequence[np.ndarray]]
-Call = Callable[[Callable[[], Any]], Any]  # runs something where the device's work belongs, and waits for it
+Call = Callable[[Callable[[], Any]], Any]  # runs a function on the device thread, and waits for it
 
-# A pass is taken where batches are so many times as fast with it.
+# A pass is taken where batches are at least this many times as fast with it.
 MUST_GAIN = {
     PACKED_CONVOLUTIONS: 1.03,
     PACKED_PRODUCTS: 1.03,
@@ -43,12 +43,12 @@ MUST_GAIN = {
     BRIEF_SPINNING: 0.97,
     NO_SPINNING: 0.97,
 }
-MORE_THREADS_MUST_GAIN = 1.1  # a thread more is a core less for HTTP and for other models
+MORE_THREADS_MUST_GAIN = 1.1  # each further thread takes a core from HTTP and from other models
 _MAY_LOSE = 0.95  # at one size of batch; less is noise
 _LONG_SECONDS = 0.05  # of one batch: such a batch is measured twice, a shorter one four times
 _LARGEST_SECONDS = 0.4  # larger batches are not measured, and a single row that lasts longer is measured once
 _SPINNING_ENDS_SECONDS = 0.005
-_CROWDED = 0.1  # of the time waited for a core: too full a machine to keep what was measured
+_CROWDED = 0.1  # of the time waited for a core: then other programs disturb, and the result is not kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class CpuChoice:
-    """The setup to serve with, all that was measured, and whether the machine was too full for it to be kept."""
+    """The setup to serve with, all measurements, and whether other programs disturbed them too much to be kept."""
 
     setup: CpuSetup
     measured: tuple[Timed, ...]
@@ -110,9 +110,9 @@ class _Search:
         self._call(self._engine.close)
 
     def settle_threads(self) -> None:
-        """One thread where a batch is over before a second thread has begun; else every core where that gains.
+        """One thread where a batch ends before a second thread has begun; else every core where that gains.
 
-        Where other programs have the cores meanwhile, more threads look worse than they will be: there they are taken.
+        Where other programs use the cores, more threads measure worse than they are: there they are taken.
         """
         cores, largest = usable_cores(), max(self.best.seconds)
         if cores == 1 or self.best.seconds[largest] < SHORT_SECONDS:
@@ -151,7 +151,7 @@ class _Search:
             self._call(engine.close)
 
     def _first_seconds(self, sizes: list[int]) -> dict[int, float]:
-        """Of the plain program, smallest batch first, as long as the next one ends soon."""
+        """Seconds of the plain program by rows, smallest batch first, as long as the next one ends soon."""
         seconds: dict[int, float] = {}
         row_s = 0.0
         for rows in sizes:
@@ -164,7 +164,7 @@ class _Search:
         return seconds
 
     def _beside_best(self, engine: Engine, setup: CpuSetup) -> Timed:
-        """The shortest of some runs, in turn with the best engine's: what disturbs one disturbs the other."""
+        """The shortest of some runs, alternating with the best engine's, so that a disturbance meets both."""
         found: dict[int, float] = {}
         for rows, best_s in self.best.seconds.items():
             found[rows] = self._seconds(engine, rows)  # fills caches
@@ -175,7 +175,7 @@ class _Search:
         return Timed(setup, found)
 
     def _undisturbed_seconds(self, engine: Engine, rows: int, about_s: float) -> float:
-        """Of a batch that begins when no thread of the engine that ran before spins any more, and its own are awake."""
+        """Seconds of a batch that begins when no thread of the engine before spins any more, and its own are awake."""
         if engine.form == "onnx" and about_s <= _LONG_SECONDS:
             time.sleep(_SPINNING_ENDS_SECONDS)
             self._seconds(engine, rows)
@@ -189,7 +189,7 @@ class _Search:
 
 
 def _two_at_once(engine: Any, parts: Parts) -> None:
-    """As it is served: the next batch is begun while one is under way."""
+    """Run as the server does: the next batch is begun while one is under way."""
     for launched in [engine.launch(parts), engine.launch(parts)]:
         launched.wait()
 

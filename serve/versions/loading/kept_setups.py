@@ -1,4 +1,4 @@
-"""What `cpu_choice` found for a model on a processor, kept beside its versions and read at the next load.
+"""The results of `cpu_choice` for a model on a processor, kept beside its versions and read at the next load.
 
     <store>/models/<name>/tuned/setups-<device>.json     by version, form and precision
 
@@ -38,11 +38,11 @@ def measured_setup(
     batch_of: Callable[[int], Parts],
     place: Place,
 ) -> CpuSetup:
-    """How a form of a version runs best on this CPU: as it was measured before, or measured now.
+    """The setup in which a form of a version runs best on this CPU: as measured before, or measured now.
 
-    ``load`` gives its engine in a setup; ``batch_of`` so many rows. What was measured while the machine was too full to
-    tell holds for this load and for versions trained from this one, and is measured again at the next. Raises what
-    loading or running the plain program raises.
+    ``load`` gives its engine in a setup; ``batch_of`` gives that many rows. A result that other programs disturbed
+    holds for this load and for versions trained from this one, and is measured again at the next load. Errors of
+    loading or running the plain program are raised.
     """
     kept = _kept(version, form, precision, place.device)
     if kept is not None:
@@ -69,7 +69,7 @@ def _kept(version: Version, form: str, precision: str, device: torch.device) -> 
 
 
 def _keep(version: Version, form: str, precision: str, device: torch.device, choice: CpuChoice) -> None:
-    """A disk that is full or read-only costs a measurement at the next load, nothing else."""
+    """Keep the results. Where the disk is full or read-only, the next load measures again."""
     path = _path(version, device)
     entry = {
         "conditions": conditions(device),

@@ -1,7 +1,7 @@
 """Make a version ready to serve: load it, prove its half on this device, choose a form, warm it up.
 
-Everything that touches the device runs on the device thread, one short call after another, so that the
-version active goes on answering between them.
+Everything that touches the device runs on the device thread, one short call after another, so that the active
+version goes on answering requests between them.
 """
 
 import logging
@@ -45,15 +45,15 @@ class _Candidate:
     useful_rows: int = 0
     ceiling: Ceiling = field(default_factory=Ceiling)
     most_rows: int = 0  # that the device has memory for; found when it was warmed up
-    load: Callable[[], Engine] | None = None  # once more
+    load: Callable[[], Engine] | None = None  # loads the same engine again
 
 
 def make_ready(version: Version, place: Place, replaces: PreparedVersion | None = None) -> PreparedVersion:
-    """A loaded, proven and warm version. Blocks for as long as that takes; never on the device thread.
+    """The version loaded, proven and warm. Blocks for as long as that takes; call it on no device thread.
 
-    Where its half is not equal here, its FP32 whole is made ready instead, unless the version ``replaces``
-    active one, which then stays, or the fall-back is forbidden: NotReady. Where its half drifted here before, the
-    whole is made ready. Raises DamagedFile or EngineFailed where nothing of the version can be loaded.
+    Where its half is not equal here, its FP32 whole is made ready instead. Raises NotReady then where the version
+    ``replaces`` an active one, which stays active, and where the fall-back is forbidden. Where its half drifted on
+    this device before, the whole is made ready. Raises DamagedFile or EngineFailed where no form can be loaded.
     """
     spec = version.spec()
     samples = stored_samples(version)
@@ -94,7 +94,7 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
 
 
 def _ceiling(version: Version, place: Place) -> Ceiling:
-    """What is remembered of this model running out of memory on this device; delete the file to forget it."""
+    """The row limits found when this model ran out of memory on this device; delete the file to forget them."""
     name = f"ceiling-{str(place.device).replace(':', '-')}.json"
     return Ceiling(version.folder.parent / "tuned" / name)
 
@@ -102,7 +102,8 @@ def _ceiling(version: Version, place: Place) -> Ceiling:
 def _whole_beside(
     version: Version, spec: ModelSpec, samples: Samples, chosen: _Candidate, place: Place
 ) -> tuple[Engine | None, str]:
-    """The FP32 whole that stands by beside a half, warm, and the words for it; the program's, as the gate's is."""
+    """The FP32 whole that stays loaded beside a half, warm, and a sentence about it. Of several forms the program, as
+    in the gate."""
     file = next((file for file in WHOLES.values() if version.has(file)), None)
     if chosen.engine.precision == "fp32" or not place.rescue or file is None:
         return None, ""
@@ -124,7 +125,7 @@ def proven_halves(
 ) -> tuple[list[_Candidate], list[str]]:
     """The halves that may serve here (the form that the spec asks for alone, where it does), and refusals.
 
-    Where one is left although another one's file is damaged, ``damaged`` gets the sentence about that file.
+    Where one half is proven although the file of another is damaged, ``damaged`` gets the sentence about that file.
     """
     if version.manifest["half"] is None:
         return [], []
@@ -144,7 +145,7 @@ def proven_halves(
             logger.error("%s: %s", version, error)
             faults.append(str(error))
             refusals.append(f"the {form} form: {error}")
-        except Exception as error:  # whatever is wrong with a half, its whole can still serve
+        except Exception as error:  # whatever the fault of a half, its whole can still serve
             refusals.append(f"the {form} form: {error}")
     if proven and damaged is not None:
         damaged += faults
@@ -168,7 +169,7 @@ def _proven(version: Version, spec: ModelSpec, samples: Samples, form: str, plac
 def _loading(
     version: Version, spec: ModelSpec, samples: Samples, form: str, precision: str, place: Place
 ) -> Callable[[], Engine]:
-    """What loads a form as it runs best on this processor: as measured before, or now."""
+    """A function that loads a form in the setup that is best on this processor, as measured before or now."""
     fetch = partial(load_whole if precision == "fp32" else load_half, version, form, place.device)
     if place.device.type != "cpu":
         return fetch
@@ -181,7 +182,7 @@ def _wholes(
 ) -> Iterator[_Candidate]:
     """The FP32 forms that may serve: the one that the spec asks for, or every one there is.
 
-    ``damaged`` gets a sentence about each one that is passed over because its file is damaged.
+    ``damaged`` gets a sentence about each form that is left out because its file is damaged.
     """
     wanted = [spec.form] if spec.form in WHOLES and version.has(WHOLES[spec.form]) else list(WHOLES)
     for form in wanted:
@@ -195,14 +196,14 @@ def _wholes(
                 if isinstance(error, DamagedFile):
                     logger.error("%s: %s", version, error)
                     damaged.append(str(error))
-                continue  # another whole is there; the provider that is missing is named by `doctor`
+                continue  # there is another whole; `doctor` names the missing provider
             yield _Candidate(engine, WHOLES[form], ceiling=_ceiling(version, place), load=load)
 
 
 def _as_tuned(
     version: Version, spec: ModelSpec, samples: Samples, halves: list[_Candidate], place: Place
 ) -> tuple[_Candidate, str] | None:
-    """What `halfeven tune` found best here, where that still holds, a half only if it is proven; else None."""
+    """The winner of `halfeven tune` here, where it is still valid, a half only if it is proven; else None."""
     tuned = tuned_for(version, place.device) if spec.form == "auto" else None
     if tuned is None:
         return None
@@ -231,8 +232,8 @@ def _as_tuned(
 def _anew(
     spec: ModelSpec, samples: Samples, chosen: _Candidate, load: Callable[[], Engine], place: Place
 ) -> _Candidate:
-    """The engine that was measured against others, as if it had been loaded alone: what they left behind, and its own
-    memory for batches larger than the useful one, can be half of what it needs."""
+    """Load the chosen engine again, as if it were the only one: memory that the other engines left behind, and its own
+    for batches larger than the useful one, can be half of its memory."""
     rows = min(chosen.useful_rows or chosen.most_rows, chosen.most_rows)
     place.call(chosen.engine.close)
     give_back()
@@ -248,7 +249,8 @@ def _anew(
 
 
 def _useful_rows(spec: ModelSpec, samples: Samples, chosen: _Candidate, place: Place) -> int:
-    """Measured in less than a second. 0, no opinion, where something goes wrong: only speed depends on it."""
+    """`PreparedVersion.useful_rows`, measured in less than a second. 0, not measured, after an error: only speed
+    depends on it."""
 
     def run_seconds(rows: int) -> float:
         run = partial(chosen.engine.run, batch_of(spec, samples, rows))
@@ -281,7 +283,8 @@ def _fastest(
 def _running(
     spec: ModelSpec, samples: Samples, candidates: list[_Candidate], place: Place
 ) -> list[_Candidate]:
-    """Those that run here, warm and measured; what fails is closed, and its error raised if nothing is left."""
+    """The candidates that run here, warm and measured. One that fails is closed; where all fail, EngineFailed is
+    raised."""
     running: list[_Candidate] = []
     fault: Exception | None = None
     for candidate in candidates:
@@ -299,13 +302,13 @@ def _running(
     if not running:
         raise EngineFailed(f"'{spec.name}' runs in no form on {place.device}: {fault}") from fault
     if len(candidates) > 1:
-        for candidate in running:  # what was disturbed by something else is so no more
+        for candidate in running:  # measure again: a disturbance of the first measurement may be over
             _look(spec, samples, candidate, place)
     return running
 
 
 def _look(spec: ModelSpec, samples: Samples, candidate: _Candidate, place: Place) -> None:
-    """Measure it, and believe the quicker of this time and those before."""
+    """Measure the candidate, and keep the shortest of this time and those before."""
     run = partial(candidate.engine.run, batch_of(spec, samples, candidate.most_rows))
     seconds = place.call(partial(shortest_seconds, run))
     seconds *= max(spec.max_batch_size, 1) / max(candidate.most_rows, 1)
@@ -313,7 +316,7 @@ def _look(spec: ModelSpec, samples: Samples, candidate: _Candidate, place: Place
 
 
 def _handicapped(candidate: _Candidate) -> float:
-    """What is not measured faster is not preferred: a difference within the noise is no gain."""
+    """The candidate's seconds, a half's raised by `HALF_MUST_GAIN`: a difference within the noise is no gain."""
     return candidate.seconds * (1.0 if candidate.engine.precision == "fp32" else HALF_MUST_GAIN)
 
 
@@ -323,7 +326,8 @@ def _warm(spec: ModelSpec, samples: Samples, candidate: _Candidate, place: Place
 
 
 def _invariance(spec: ModelSpec, samples: Samples, chosen: _Candidate, place: Place) -> str:
-    """In a fraction of a second; nothing where it cannot be measured: nobody's answer depends on it."""
+    """`PreparedVersion.invariance`, measured in a fraction of a second; empty after an error: no answer depends on
+    it."""
     most = min(chosen.useful_rows or chosen.most_rows, chosen.most_rows)
     sizes = buckets_of(spec, chosen.engine.device) or batch_sizes(max(most, 1))
     try:

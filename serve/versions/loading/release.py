@@ -1,4 +1,4 @@
-"""Memory, after something large came or went: the collector's sight, and what others keep for themselves."""
+"""Memory that is given back after a load or an unload: of Python's collector, glibc, file mappings and torch.fx."""
 
 import ctypes
 import gc
@@ -19,11 +19,12 @@ _SOURCE = "<eval_with_key>"  # what torch.fx calls the source of a program
 
 
 def one_heap() -> None:
-    """Let all threads allocate from one heap: with one each, what a thread frees is of no use to the others.
+    """Let all threads allocate from one heap: with a heap each, memory that one thread frees is of no use to the
+    others.
 
-    And let it keep what a batch has freed for the next one: activations of a few megabytes, mapped afresh each time,
-    cost a page fault per 4 KB. Measured with a residual net at batches of 32: 4,000 faults and a quarter of the time.
-    Call it before any thread is started.
+    The heap keeps the memory that a batch has freed for the next one: activations of a few megabytes, mapped again each
+    time, cost a page fault per 4 KB. Measured with a residual net at batches of 32: 4,000 faults and a quarter of the
+    time. Call it before any thread is started.
     """
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(_M_ARENA_MAX, 1)
@@ -32,23 +33,25 @@ def one_heap() -> None:
 
 
 def give_back_freed() -> None:
-    """Hand back to the system what `one_heap` keeps for the next batch: when there has been none for a while."""
+    """Give the memory that `one_heap` keeps for the next batch back to the system; called after a while without one."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
 
 
 def take_out_of_sight() -> None:
-    """Take what is loaded out of the collector's sight: walking torch's heap costs 80 ms of somebody's p99."""
-    gc.unfreeze()  # what was closed meanwhile is a cycle, and frozen it would never be found
+    """Exclude the loaded objects from garbage collection: to walk torch's heap takes 80 ms, which a request would
+    wait."""
+    gc.unfreeze()  # a closed engine is a cycle, which would never be collected while frozen
     gc.collect()
     gc.freeze()
 
 
 def let_go_of_files() -> None:
-    """Hand back the pages of weights files and of libraries: they come back from the system's cache when they are read.
+    """Give the pages of weights files and of libraries back: they come from the system's cache again when they are
+    read.
 
-    What was packed into another layout is not read again, and half of libtorch is read while it is imported and never
-    again. Only where nothing was written to them.
+    Weights that were packed into another layout are not read again, and half of libtorch is read at import only. Pages
+    that were written to stay.
     """
     advise = getattr(ctypes.CDLL(None), "madvise", None)
     if sys.platform != "linux" or advise is None:
@@ -72,7 +75,7 @@ def _clean_mappings(smaps: Path) -> list[tuple[int, int]]:
 
 
 def _comes_back(permissions: str, path: str) -> bool:
-    """Whether what is read again there is what is read now: of a library not its data, which it may write to."""
+    """Whether the file has the bytes of the mapping: not so for a library's data, which it may write to."""
     return path.endswith(_WEIGHTS) or ("w" not in permissions and _LIBRARY.search(path) is not None)
 
 
@@ -85,7 +88,7 @@ def give_back() -> None:
 
 
 def _forget_sources() -> None:
-    """torch.fx keeps the source of every program it ever made, for tracebacks; those lose a line of text by this."""
+    """Drop the sources that torch.fx keeps of every program it ever made; tracebacks then lack that line of text."""
     kept = getattr(getattr(graph_module, "_loader", None), "eval_cache", None)
     if isinstance(kept, dict):
         kept.clear()

@@ -1,9 +1,9 @@
-"""What `halfeven tune` found best on a device: beside the versions, read again when one is made ready.
+"""The results of `halfeven tune` on a device, kept beside the versions and read when a version is made ready.
 
-    <store>/models/<name>/tuned/<device>.json     the winner, and everything that was measured
+    <store>/models/<name>/tuned/<device>.json     the winner, and all measurements
 
-It says which form to take and how, never whether a half is equal: that is proven without it. One that does
-not fit (another digest, other libraries, another number of cores) is as if it were not there.
+They choose the form and its setup, never whether a half is equal: that is proven without them. A result that does
+not fit (another digest, other libraries, another number of cores) is ignored.
 """
 
 import json
@@ -58,7 +58,7 @@ class Tuned:
 
 
 def conditions(device: torch.device) -> dict[str, Any]:
-    """What a measurement is bound to: device, libraries, processor, and the cores that this process may use."""
+    """The conditions for which a measurement holds: device, libraries, processor, cores that this process may use."""
     host = {"processor": processor()} if device.type == "cpu" else {}
     return {**environment(device), **host, "cores": usable_cores()}
 
@@ -90,9 +90,9 @@ def save_tuned(
 
 
 def tuned_for(version: Version, device: torch.device) -> Tuned | None:
-    """What was found best for this very version on this very device under these libraries, or None.
+    """The result for exactly this version on this device under these libraries, or None.
 
-    A file that cannot be read is said in the log and passed over: a tuning only makes things faster.
+    A file that cannot be read is logged and ignored: a tuning only concerns speed.
     """
     path = tuned_path(version, device)
     try:

@@ -1,8 +1,8 @@
-"""The batch above which more rows bring no more throughput: a larger one only makes its callers wait longer.
+"""The batch size above which more rows bring no more throughput: larger batches only make their callers wait longer.
 
-Caches end somewhere: an encoder under ONNX Runtime on two cores answers most rows per second at a batch of 8. But each
-end of a batch wakes the event loop, which on a full machine takes a core from the next batch: batches of 4 ms, as
-good alone, were a fifth slower under load than batches of 130 ms.
+Caches are limited: an encoder under ONNX Runtime on two cores answers most rows per second at a batch of 8. But each
+end of a batch wakes the event loop, which on a busy machine takes a core from the next batch: batches of 4 ms, as fast
+by themselves, were a fifth slower under load than batches of 130 ms.
 """
 
 import time
@@ -18,9 +18,9 @@ _RUNS, _ENOUGH_S = 3, 0.04
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """When a batch is as good as the best: ``within`` of its throughput, and it lasts ``long_enough_s`` seconds.
+    """When a batch size is as good as the best: ``within`` of its throughput, and a run of ``long_enough_s`` seconds.
 
-    One that lasts so long is seldom interrupted, and nobody waits long for its end. No fewer rows than ``least``.
+    A longer run is seldom interrupted, and no caller waits long for its end. No fewer rows than ``least``.
     """
 
     within: float = 0.05
@@ -29,15 +29,15 @@ class Worth:
 
 
 ONE_BY_ONE = Worth()
-# Where cores that are done go on with the next batch there is no end that costs, as there is when measured alone; and
-# whoever is admitted waits for two batches, not for one. Fewer rows are not shared among the cores.
+# Where idle cores go on with the next batch, the end of a batch costs no time, unlike in a measurement of single
+# batches; and an admitted request waits for two batches, not for one. Fewer rows are not shared among the cores.
 AHEAD = Worth(within=0.2, long_enough_s=0.035, least=FEWEST_SHARED)
 
 
 def useful_rows(seconds: Mapping[int, float], worth: Worth = ONE_BY_ONE) -> int:
-    """Of the batches as good as the best the smallest that lasts long enough, or the largest.
+    """Of the batch sizes as good as the best the smallest one that runs long enough, or the largest.
 
-    ``seconds`` of a run by its rows.
+    ``seconds``: of a run, by its rows.
     """
     best = max(rows / taken for rows, taken in seconds.items())
     good = [rows for rows, taken in seconds.items() if rows / taken >= best * (1 - worth.within)]
@@ -58,7 +58,7 @@ def measure_useful_rows(
 ) -> int:
     """`useful_rows` of batches up to ``most``, measured smallest first and, while there is time, again.
 
-    ``run_seconds`` times a batch. 0, no opinion, where the budget ends while throughput still rises.
+    ``run_seconds`` times a batch. 0, not known, where the budget ends while throughput still rises.
     """
     began = before = clock()
     seconds: dict[int, float] = {}
@@ -68,15 +68,14 @@ def measure_useful_rows(
             found = useful_rows(seconds, worth)
             return 0 if found == max(seconds) else found
         seconds[rows] = run_seconds(rows)
-    while 2 * (clock() - began) < budget_s:  # there is time to look again: what was disturbed is so no more
+    while 2 * (clock() - began) < budget_s:  # there is time to measure again: a disturbance may be over
         looks = {rows: run_seconds(rows) for rows in seconds}
         seconds = {rows: min(taken, looks[rows]) for rows, taken in seconds.items()}
     return useful_rows(seconds, worth)
 
 
 def shortest_seconds(run: Callable[[], object]) -> float:
-    """The shortest of up to three runs, after one that is not counted: whoever else has the core, it is no
-    quicker for that."""
+    """The shortest of up to three runs, after one that is not counted: other programs can only make a run longer."""
     run()
     times: list[float] = []
     while not times or (len(times) < _RUNS and sum(times) < _ENOUGH_S):

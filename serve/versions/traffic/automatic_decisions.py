@@ -1,6 +1,6 @@
-"""What the server decides by itself about versions: made durable, logged, and written among the events.
+"""Decisions of the server itself about versions: made durable, logged, and written to the events.
 
-The traffic has been turned away by then; here it is made to stay so.
+The traffic split has been changed before; here the change is written to the store.
 """
 
 import logging
@@ -20,7 +20,8 @@ Numbers = Mapping[str, Any]
 
 
 class AutomaticDecisions:
-    """Every method blocks for the disk and raises nothing: a full disk must not undo what protects callers."""
+    """Every method blocks for the disk and raises nothing: a full disk must not undo a decision that protects
+    callers."""
 
     def __init__(self, store: Store, device: str) -> None:
         self._store = store
@@ -29,7 +30,7 @@ class AutomaticDecisions:
         self.counts: dict[tuple[str, str], int] = {}  # (model, kind) → how often
 
     def rolled_back(self, bad: LoadedVersion, good: LoadedVersion, why: str, numbers: Numbers) -> None:
-        """The alias goes back to the version that serves again."""
+        """Move the alias back to the version that serves again."""
         sentence = f"{bad} was rolled back to {good}: {why}"
         try:
             self._store.promote_over(bad.number, good.version, TRIAL)
@@ -49,7 +50,7 @@ class AutomaticDecisions:
         self.record(bad.name, "canary_ended", sentence, {"version": bad.number, **numbers})
 
     def fell_back(self, loaded: LoadedVersion, reason: str, numbers: Numbers) -> None:
-        """The half does not come back on this device before it is proven again."""
+        """Note in the store that the half may not serve on this device before it is proven again."""
         sentence = f"{loaded} fell back from its half to its FP32 whole: {reason}"
         try:
             orders.note_drift(loaded.version, self._device, reason)

@@ -1,7 +1,8 @@
-"""Two answers to the same request held against each other, output by output, in units of u·S.
+"""Two answers to the same request, compared output by output, in units of u·S.
 
-u is the half's unit roundoff, S the larger of the output's largest magnitude over the judging samples and over
-this answer: what callers send is not the judging set. NaN, infinities and sentinels are held by their masks.
+u is the half's unit roundoff, S the larger of the output's largest magnitude over the judging samples and over this
+answer: callers may send other values than the judging samples have. NaN, infinities and sentinels must be in the same
+places.
 """
 
 import math
@@ -38,7 +39,7 @@ BOUNDS_U = (
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What one version's own proof says: u, S of each output, and outputs whose integers tied."""
+    """Figures of a version's own proof: u, S of each output, and the outputs whose integers tied."""
 
     u: float
     largest: Mapping[str, float]
@@ -109,7 +110,7 @@ class Comparison:
         scale = max(self._scale.largest.get(tensor.name, 0.0), found.scale)
         error_u = in_units(found.worst, self._scale.u, scale) if not found.faults else math.inf
         if error_u and tensor.name in self._scale.tying:
-            error_u = 0.0  # its proof found ties; whether these differences are ties nobody asks here
+            error_u = 0.0  # its proof found ties; whether these differences are ties is not checked here
         limit_u = self._spec.parity.max_error_u
         with self._lock:
             gap = self._gaps[tensor.name]

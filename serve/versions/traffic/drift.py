@@ -1,7 +1,7 @@
-"""Parity that never sleeps: a share of a half's live requests is answered by its FP32 whole as well.
+"""Live parity: a share of a half's live requests is answered by its FP32 whole as well, and compared.
 
-The gate's third rule, request by request: max|C − R| ≤ max_error_u·u·S. One request over the limit may be an
-input such as no sample was; it makes every request checked for a while. Several among the last ones are drift.
+The gate's third rule for each request: max|C − R| ≤ max_error_u·u·S. One request over the limit may be an input that no
+sample is like; after it every request is checked for a while. Several over the limit among the last ones are drift.
 """
 
 import threading
@@ -36,7 +36,7 @@ class Drift:
         self._spread = Spread(rules.parity_sample)
         self._comparator = ShadowComparator(whole, judge, self._compare)
         self._recent: deque[bool] = deque(maxlen=rules.drift_of)
-        self._suspicious = 0  # requests still to be checked one and all
+        self._suspicious = 0  # how many of the next requests are all checked
         self._lock = threading.Lock()
         self._on_drift: OnDrift | None = on_drift
         self.over = 0

@@ -1,4 +1,4 @@
-"""One loaded version with a queue of its own: what waits here is never answered by another version."""
+"""One loaded version with a queue of its own: requests that wait in it are never answered by another version."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ DRAIN_SECONDS = 60.0
 
 
 class LoadedVersion:
-    """``drift`` is there while a half whose whole stands by is checked. ``label`` is for people (`ServedModel`)."""
+    """``drift``: the live parity of a half whose whole is loaded too, else None. ``label``: as in `ServedModel`."""
 
     def __init__(self, version: Version, spec: ModelSpec, place: Place, prepared: PreparedVersion) -> None:
         self.version = version
@@ -74,12 +74,12 @@ class LoadedVersion:
             counters for counters in self.batcher.all_counters() if counters.version == str(self.number)
         )
 
-    # A second look.
+    # Live parity and background queues.
 
     def check(
         self, scale: Scale, rules: Rules, judge: Executor, on_drift: Callable[[dict[str, Any]], None]
     ) -> None:
-        """From now on have the whole answer a share of the requests too; nothing where no whole stands by."""
+        """From now on the whole answers a share of the requests too. Without effect where no whole is loaded."""
         prepared = self.prepared
         if prepared.whole is None or prepared.precision == "fp32" or not rules.parity_sample:
             return
@@ -88,13 +88,13 @@ class LoadedVersion:
         self._front = self.drift
 
     def behind(self, prepared: PreparedVersion) -> Batcher:
-        """A queue of this loaded version that runs only when the device has nothing else to do."""
+        """A second queue of this loaded version, which runs only when the device has nothing else to do."""
         batcher = Batcher(self.spec, self._place.thread, prepared, background=True)
         self._behind.append(batcher)
         return batcher
 
     def forget(self, batcher: Batcher) -> None:
-        """Nobody waits for what stands in this queue behind."""
+        """Drop a background queue with its requests: no caller waits for them."""
         self._place.thread.detach(batcher)
         self._behind.remove(batcher)
 
@@ -115,7 +115,7 @@ class LoadedVersion:
     # The end.
 
     async def drain(self, why: str = "it is no longer loaded; ask without a version") -> None:
-        """Refuse new requests; return when what waits has been answered. On the event loop."""
+        """Refuse new requests; return when the waiting ones have been answered. On the event loop."""
         self._front = _Gone(f"version {self.number} of '{self.name}' takes no new requests: {why}")
         for batcher in (self.batcher, *self._behind):
             await batcher.drain()
@@ -140,7 +140,7 @@ _WHOLE = {"torch": "whole.pt2", "onnx": "whole.onnx", "live": "live.json"}
 
 
 class _Gone:
-    """Where a queue was."""
+    """Takes the place of a queue that is closed: refuses every request."""
 
     def __init__(self, message: str) -> None:
         self._message = message

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """``keep_previous_s``: so long the replaced version stays loaded and the new one is on trial (0: neither).
+    """``keep_previous_s``: seconds that the replaced version stays loaded and the new one is on trial (0: neither).
 
-    On trial a version goes back when at least ``faults`` of its answers, and at least ``fault_share`` of them,
-    were faults which the other version did not commit (failed, not finite, rescued), or when its batches took
+    A version on trial is rejected when at least ``faults`` of its answers, and at least the share ``fault_share`` of
+    them, were faulty (failed, not finite, rescued) where the other version's were not, or when its batches took
     ``slower`` times as long as the other's of the same size (over at least ``timed_batches`` of them).
 
     ``parity_sample`` is the share of a half's requests that its FP32 whole answers too. The half is rejected
-    when ``drift_over`` of the last ``drift_of`` of those err beyond the gate's limit; the first one that does
-    has every request checked until ``drift_of`` have been.
+    when ``drift_over`` of the last ``drift_of`` of those err beyond the gate's limit. After the first one that does,
+    every request is checked until ``drift_of`` have been.
     """
 
     keep_previous_s: float = 600.0

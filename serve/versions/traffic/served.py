@@ -1,7 +1,10 @@
 """One name and its loaded versions: the stable one, the canary, the shadow and the previous one.
 
-`Traffic` says which version has which part. It is replaced as a whole, so a request sees one state of it. A version
-that it no longer names is left for the roster to close.
+`Traffic` says which version has which role. It is replaced as one object, so a request sees one state of it. A version
+that has no role any more is closed by the roster.
+
+`submit` goes through a chain of objects that all have `submit` (`batching.interface.Submit`): a traffic split, a shadow
+and a version trial where there are any, then the loaded version.
 """
 
 import asyncio
@@ -71,7 +74,7 @@ class ServedModel:
         self._front: Submit = stable
         self._check(stable)
 
-    # As every caller sees it (`prepared.Served`).
+    # As every caller sees it (`interface.Served`).
 
     def submit(
         self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
@@ -142,10 +145,8 @@ class ServedModel:
     # Changes; each takes effect between two requests.
 
     def activate(self, loaded: LoadedVersion) -> None:
-        """The active version becomes the previous one. A newer version is on trial for as long as that is kept.
-
-        The same version loaded again simply takes the place.
-        """
+        """Make ``loaded`` the active version and the active one the previous. A newer version is on trial while the
+        previous one is kept. The same version loaded again only takes the place."""
         self._check(loaded)
         with self._lock:
             old = self.traffic
@@ -171,7 +172,7 @@ class ServedModel:
             self._post(shadow=loaded, shadow_percent=percent if loaded else 0.0)
 
     def let_previous_go(self) -> None:
-        """The trial is over, or memory is wanted."""
+        """Keep the previous version no longer: the trial is over, or memory is needed."""
         with self._lock:
             self._post(previous=None, on_trial=False)
 
@@ -181,7 +182,7 @@ class ServedModel:
                 self.let_previous_go()
 
     def look_at_time(self) -> None:
-        """Hold the versions on trial against the others' batch times."""
+        """Compare the batch times of the versions on trial with the others'."""
         for (own, other), trial in list(self._trials.items()):
             trial.look_at_time(own.counters(), other.counters())
 
@@ -191,7 +192,7 @@ class ServedModel:
             return leaving
 
     def end(self) -> list[LoadedVersion]:
-        """Every loaded, to be closed."""
+        """Every loaded version, to be closed."""
         with self._lock:
             for trial in self._trials.values():
                 trial.clear()
@@ -200,7 +201,8 @@ class ServedModel:
     # What is decided here.
 
     def drifted(self, loaded: LoadedVersion, numbers: dict[str, Any]) -> None:
-        """The whole answers in the half's place from now on; on trial or as a canary the version goes as well."""
+        """Fall back: from now on the whole answers in the half's place. A canary or a version on trial is rejected
+        too."""
         why = (
             f"drift: {numbers['recent_over']} of the last {numbers['recent']} live requests that the FP32 whole "
             f"answered too lie beyond the gate's limit"
@@ -210,7 +212,7 @@ class ServedModel:
         self.reject(loaded, why, numbers)
 
     def reject(self, loaded: LoadedVersion, why: str, numbers: dict[str, Any]) -> None:
-        """A version on trial goes, at once; what makes it durable follows on the judge's thread."""
+        """Reject a canary or a version on trial, at once; the decision is made durable on the judge's thread."""
         with self._lock:
             traffic = self.traffic
             if loaded is traffic.canary:
@@ -270,7 +272,7 @@ class ServedModel:
     def _trials_of(
         self, traffic: Traffic
     ) -> Iterator[tuple[tuple[LoadedVersion, LoadedVersion], VersionTrial]]:
-        """Those that go on, and new ones."""
+        """The trials of this traffic: those under way, and new ones."""
         pairs: list[tuple[LoadedVersion, LoadedVersion, bool]] = []
         if traffic.previous is not None and traffic.on_trial:
             pairs.append((traffic.stable, traffic.previous, False))
@@ -283,7 +285,8 @@ class ServedModel:
 
 
 class _Split:
-    """A canary's share of the requests goes to the canary; one that its batches cannot take does not."""
+    """The traffic split: the canary's share of the requests goes to the canary, unless a request is too large for
+    it."""
 
     def __init__(self, stable: Submit, canary: Submit, share: Sticky, most_rows: int) -> None:
         self._stable, self._canary, self._share, self._most_rows = stable, canary, share, max(most_rows, 1)

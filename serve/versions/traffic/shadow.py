@@ -1,4 +1,4 @@
-"""A share of the answered requests is put to another version too, and the answers are compared."""
+"""A share of the answered requests is answered by another version too, and the answers are compared."""
 
 import asyncio
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Shadow:
         self.loaded.forget(self._batcher)
 
     def behind(self, front: Submit) -> Submit:
-        """``front``, with a share of its answers handed on."""
+        """``front``, with a share of its answered requests copied to the shadow."""
         return _Copying(front, self._comparator, Spread(self.percent / 100))
 
     @property

@@ -1,6 +1,6 @@
-"""Somebody else is asked the same, when nobody waits, and the two answers are compared.
+"""Puts an answered request to a second version when the device is idle, and compares the two answers.
 
-The caller has his answer by then. What cannot be asked soon is dropped and counted: comparing never slows
+The caller has its answer by then. A request that cannot be put soon is dropped and counted: comparing never slows
 serving down.
 """
 
@@ -18,11 +18,11 @@ from ...batching.interface import Answer, Submit
 logger = logging.getLogger("halfeven.rollout")
 MOST_PENDING = 16  # requests
 MOST_PENDING_BYTES = 64 * 2**20  # of their inputs
-Compare = Callable[[Answer, Answer], None]  # who answered, the comparator
+Compare = Callable[[Answer, Answer], None]  # the caller's answer, the second version's
 
 
 class ShadowComparator:
-    """``background``: where the comparator is asked. ``compare`` runs on ``judge``, one request after another."""
+    """``background``: the second version's queue. ``compare`` runs on ``judge``, one request after another."""
 
     def __init__(self, background: Submit, judge: Executor, compare: Compare) -> None:
         self._background = background
@@ -42,20 +42,20 @@ class ShadowComparator:
         return self._begun - self._given_up - self._judged_so_far
 
     def hear(self, arrays: Sequence[np.ndarray], rows: int, answered: asyncio.Future[Answer]) -> None:
-        """A request whose answer may be on its way: as a callback of its future, on the event loop."""
+        """To be a callback of a request's future, on the event loop: put the request if it was answered."""
         if not answered.cancelled() and answered.exception() is None:
-            # One round later: this round still belongs to the caller, who was woken after this callback.
+            # In the next iteration of the loop: the caller, which is woken after this callback, comes first.
             asyncio.get_running_loop().call_soon(self.ask, arrays, rows, answered.result())
 
     def ask(self, arrays: Sequence[np.ndarray], rows: int, answer: Answer) -> None:
-        """On the event loop."""
+        """Put the request to the second version. On the event loop."""
         size = sum(array.nbytes for array in arrays)
         if self.pending >= MOST_PENDING or self._pending_bytes + size > MOST_PENDING_BYTES:
             self.dropped += 1
             return
         try:
             future = self._background.submit(arrays, rows)
-        except HalfevenError:  # full, or on its way out
+        except HalfevenError:  # its queue is full, or it is being unloaded
             self.dropped += 1
             return
         self._begun += 1

@@ -4,7 +4,7 @@ from hashlib import blake2b
 
 _ALL = 2**64
 # Weyl's sequence of the golden ratio: any n requests in a row hold the share to within about one request, and
-# callers who come in a rhythm of their own do not fall in step with it.
+# callers that ask in a regular rhythm do not coincide with it.
 _STEP = 0x9E3779B97F4A7C15
 
 

@@ -1,7 +1,7 @@
-"""A new version on trial beside the one that it replaces, or hopes to.
+"""A new version on trial beside the one that it replaces or, as a canary, may replace.
 
-What it cannot answer, the other one answers: no caller fails by it. What only it gets wrong is counted
-against it; a request that fails with both is the request's own fault.
+A request that the new version cannot answer is answered by the other one, so that no caller fails because of it. A
+fault of the new version alone is counted; a request that fails with both versions is the request's own fault.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ Future = asyncio.Future[Answer]
 Reject = Callable[[str, dict[str, Any]], None]
 ANSWERS_REMEMBERED = 1000  # then both counts are halved: long-past faults weigh less
 MOST_SECOND_OPINIONS = 8
-LOOKED_AT = 2**20  # elements: of a larger batch only so many are looked at on the event loop
+LOOKED_AT = 2**20  # elements: of a larger batch only that many are checked on the event loop
 
 
 class VersionTrial:
-    """Stands in front of ``own``, the new version's batcher. ``reject`` is called once, with why and the numbers.
+    """Stands in front of ``own``, the new version. ``reject`` is called once, with the reason and the numbers.
 
-    ``spills``: a full queue of its own is answered by the other version as well (a canary's).
+    ``spills``: while its queue is full, the other version answers (so for a canary).
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class VersionTrial:
             outer.set_result(second.result())
             self._blame("failed", str(error))
 
-    # What it did answer.
+    # Answers of the new version.
 
     def _look_at(self, arrays: Sequence[np.ndarray], rows: int, answer: Answer) -> None:
         self.answers += 1
@@ -113,7 +113,8 @@ class VersionTrial:
         return None if all(map(_is_finite, answer.outputs)) else "not finite"
 
     def _second_opinion(self, what: str, arrays: Sequence[np.ndarray], rows: int) -> None:
-        """Some models answer infinities by right: it is a fault only where the other version commits none."""
+        """Ask the other version too. Infinities can be a model's right answer: a fault only where the other has
+        none."""
         if self._asking >= MOST_SECOND_OPINIONS:
             return
         try:
@@ -141,7 +142,7 @@ class VersionTrial:
     # Time.
 
     def look_at_time(self, own: Counters, other: Counters) -> None:
-        """Compare mean batch times at equal batch sizes: load makes batches larger, and that is no one's fault.
+        """Compare mean batch times at equal batch sizes: load makes batches larger, which is no fault of a version.
 
         The medians must lie apart as well, or one pause of the machine among short batches would decide.
         """
@@ -162,7 +163,7 @@ class VersionTrial:
             reject(why, self.numbers() | dict(more or {}))
 
     def clear(self) -> None:
-        """Nothing is counted against it any more."""
+        """End the trial without a decision."""
         with self._lock:
             self._reject = None
 
@@ -184,7 +185,7 @@ def slowness(own: Counters, other: Counters) -> tuple[float, int]:
 
 
 def median_bucket(counters: Counters) -> int:
-    """Which of the counters's buckets of batch times holds the median."""
+    """The index of the bucket of batch times that has the median."""
     half = sum(counters.compute_buckets) / 2
     return next(
         (place for place, count in enumerate(accumulate(counters.compute_buckets)) if count >= half), 0
