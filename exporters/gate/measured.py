@@ -22,7 +22,7 @@ class Measured:
 
     ``faults`` are of rules 0, 1 and 2: no limit excuses them, and rules 3 to 5 are not asked any more.
     ``samples`` counts different samples, ``excused`` the integers that tie. ``decisions`` and ``order`` hold no
-    limits yet.
+    limits yet. ``noise``: FP32's own (`noise.Noise.numbers`), where it was measured.
     """
 
     samples: int
@@ -37,6 +37,7 @@ class Measured:
     order: OrderVerdict | None = None
     different: int = 0
     excused: int = 0
+    noise: Mapping[str, float] | None = None
 
     def error_u(self, u: float) -> float:
         return in_units(self.worst, u, self.scale)
@@ -52,6 +53,7 @@ class Measured:
             "slices_db": [_written(axis.worst_db) for axis in self.axes],
             "kl_nats": self.decisions and _written(self.decisions.kl_nats),
             "excused": self.excused,
+            "noise": self.noise and {key: _written(value) for key, value in self.noise.items()},
             "faults": [{"rule": fault.rule, "message": fault.message} for fault in self.faults],
         }
 
@@ -76,6 +78,7 @@ class Measured:
             order=OrderVerdict.from_json(output.get("order")),
             different=output["different"],
             excused=saved["excused"],
+            noise=(found := saved.get("noise")) and {key: _read(value) for key, value in found.items()},
         )
 
 
