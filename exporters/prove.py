@@ -6,18 +6,19 @@ FP32, so there an ONNX half is judged by the same program's half storage as well
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Interpreter
 
 from ..models.engines.arrays import to_numpy, to_torch
 from ..models.engines.engine import Engine
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import BadRequest, CannotConvert, EngineFailed, ExportFailed
 from ..models.spec import ModelSpec
+from .another_way import noise_among
+from .gate.noise import Noise
 from .gate.parity import UNIT_ROUNDOFF, judge
 from .gate.ties import Ties
 from .gate.trial import Trial
@@ -25,9 +26,6 @@ from .gate.verdict import ParityReport
 from .inputs.samples import Samples
 from .inputs.synthetic import adversarial
 from .question import Answers, Arrays, Question, TieTolerance
-
-if TYPE_CHECKING:  # it takes 35 MB that a server of ONNX forms does not need
-    from .autocast.emulation import Emulation
 
 SEEN_AT_ONCE = 64  # rows of a batch in which ties are looked for
 SMALL_BATCHES = 4  # of each size below the largest; one each for a model that would need more operations
@@ -47,7 +45,7 @@ class ReferenceRun:
 
     ``tie_tolerance``: which integers may differ because their scores tie. ``row_operations``: an estimate for one row
     (`operations.py`; 0: unknown). ``is_slow``: that is so many that every sample is asked as seldom as the gate
-    allows.
+    allows. ``noise``: what the whole answers otherwise when it is evaluated another way, by output.
     """
 
     spec: ModelSpec
@@ -58,6 +56,7 @@ class ReferenceRun:
     is_slow: bool = False
     tie_tolerance: TieTolerance | None = None
     row_operations: int = 0
+    noise: Mapping[str, Noise] = field(default_factory=dict)
 
 
 Taken = tuple[list[Trial], list[Trial]]  # real ones, adversarial ones
@@ -73,7 +72,7 @@ def answers_of(spec: ModelSpec, engine: Engine) -> Answers:
     return answer
 
 
-def emulated(spec: ModelSpec, emulation: "Emulation") -> Answers:
+def emulated(spec: ModelSpec, emulation: Interpreter) -> Answers:
     """A half program on a CPU without half kernels."""
 
     def answer(arrays: Arrays) -> dict[str, np.ndarray]:
@@ -101,8 +100,12 @@ def ask_reference(
     whole: Answers,
     tie_tolerance: TieTolerance | None = None,
     row_operations: int = 0,
+    exact: Answers | None = None,
 ) -> ReferenceRun:
-    """Let the whole answer the judging samples at batch sizes 1, 2, 3 and max, and the adversarial inputs."""
+    """Let the whole answer the judging samples at batch sizes 1, 2, 3 and max, and the adversarial inputs.
+
+    ``exact``: the whole evaluated another way (`another_way.py`), where there is one.
+    """
     use_true_fp32()  # a live model's own code may have set it otherwise since
     judging = judging.take(slice(0, MAX_JUDGED))
 
@@ -133,6 +136,7 @@ def ask_reference(
         is_slow=is_slow,
         tie_tolerance=tie_tolerance,
         row_operations=row_operations,
+        noise=noise_among(spec, bulk, whole, exact, row_operations),
     )
 
 
@@ -153,7 +157,7 @@ def judged(reference_run: ReferenceRun, dtype: str, takes: Sequence[Taken]) -> P
     """One report over all executions of the same half."""
     real = [trial for one, _ in takes for trial in one]
     odd = [trial for _, one in takes for trial in one]
-    return judge(reference_run.spec, dtype, real, odd, reference_run.targets)
+    return judge(reference_run.spec, dtype, real, odd, reference_run.targets, noise=reference_run.noise)
 
 
 def floor_report(reference_run: ReferenceRun, dtype: str, floor: Answers) -> ParityReport:

@@ -21,6 +21,7 @@ from .prove import (
     TieTolerance,
     answers_of,
     ask_reference,
+    emulated,
     judged,
     take,
     ties_of,
@@ -57,6 +58,7 @@ def reprove(
             _on(on_device, answers_of(spec, whole)),
             _tie_tolerance(version, half, judging),
             version.manifest.get("row_operations", 0),
+            _exact(version, half),
         )
         trials = list(_trials(version, spec, half, device, reference_run, on_device))
         return judged(reference_run, half.precision, trials)
@@ -79,6 +81,19 @@ def _tie_tolerance(version: Version, half: Engine, judging: Samples) -> TieToler
     if not version.has("whole.pt2") or all(tensor.type.is_float for tensor in version.spec().outputs):
         return None
     return ties_of(whole_module(version), version.spec(), half.precision, judging)
+
+
+def _exact(version: Version, half: Engine) -> Answers | None:
+    """The whole evaluated another way; None for a live module."""
+    if half.form == "live":
+        return None
+    if version.has("whole.pt2"):
+        from .autocast.in_double import InDouble
+
+        return emulated(version.spec(), InDouble(whole_module(version)))
+    from .foreign.stored import stored_whole
+
+    return stored_whole(version)
 
 
 def _trials(

@@ -39,7 +39,7 @@ from ..prove import (
 )
 from ..search.delta_debugging import NOT_ASKED
 from ..subject import Subject
-from .program_graph import ProgramGraph, program_graph
+from .program_graph import ProgramGraph, exact_answers, program_graph
 from .program_operations import program_operations
 
 CPU = torch.device("cpu")
@@ -78,7 +78,8 @@ class ProgramForms:
     def reference_run(self, judging: Samples) -> ReferenceRun:
         subject = self.subject
         tie_tolerance = ties_of(runnable(subject.exported), subject.spec, subject.precision.dtype, judging)
-        return ask_reference(subject.spec, judging, self.whole(), tie_tolerance, self.row_operations)
+        exact = exact_answers(runnable(subject.exported), subject.spec)
+        return ask_reference(subject.spec, judging, self.whole(), tie_tolerance, self.row_operations, exact)
 
     def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
         subject = self.subject

@@ -18,6 +18,7 @@ from ...models.spec import ModelSpec
 from ..autocast.composites import open_composites
 from ..autocast.dtypes import Typing
 from ..autocast.emulation import Emulation, half_rounding, mantissa_rounding
+from ..autocast.in_double import InDouble
 from ..autocast.kernels import keep_without_kernel
 from ..autocast.ledger import Ledger, weigh
 from ..autocast.placement import place
@@ -87,6 +88,9 @@ class ProgramGraph:
     def whole(self, observe: Observe | None = None) -> Answers:
         nothing = make_plan(self.module, replace(self.precision, level="O0", keep=()))
         return emulated(self.spec, self._emulation(nothing, observe=observe))
+
+    def exact(self) -> Answers:
+        return exact_answers(self.module, self.spec)
 
     def tie_tolerance(self, samples: Samples) -> TieTolerance | None:
         return ties_of(self.module, self.spec, self.precision.dtype, samples)
@@ -191,6 +195,11 @@ def _may_be_kept(node: Node) -> bool:
 def _is_product(node: Node) -> bool:
     assert isinstance(node.target, OpOverload)
     return CUDA.rule(node.target) is Rule.LOWER
+
+
+def exact_answers(module: GraphModule, spec: ModelSpec) -> Answers:
+    """A whole program (`models.program.runnable`) in FP64."""
+    return emulated(spec, InDouble(module))
 
 
 def nodes_of(module: GraphModule) -> list[GraphNode]:

@@ -77,6 +77,9 @@ class FileGraph:
             return self.answers
         return Oracle(program.model, program.weights, observe=_by_node(program.model, observe)).run
 
+    def exact(self) -> Answers:
+        return Oracle(self.rules.program.model, self.rules.program.weights).run
+
     def tie_tolerance(self, samples: Samples) -> TieTolerance | None:
         program = self.rules.program
         if not find_tied(program.model):

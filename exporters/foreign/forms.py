@@ -27,6 +27,7 @@ from .conversion import ForeignHalf, read_foreign, written
 from .file_graph import FileGraph, file_graph
 from .file_operations import file_operations
 from .graph import ForeignProgram, assembled
+from .oracle import Oracle
 from .runtime import answers_alone_differ, finished, runtime_answers
 from .stored import ties_of
 
@@ -86,7 +87,8 @@ class FileForms:
         spec = self.subject.spec
         whole = assembled(self.program.model, self.program.weights)
         tie_tolerance = ties_of(whole, spec, self.subject.precision.dtype, judging)
-        return ask_reference(spec, judging, self.answers, tie_tolerance, self.row_operations)
+        by_node = Oracle(self.program.model, self.program.weights).run
+        return ask_reference(spec, judging, self.answers, tie_tolerance, self.row_operations, by_node)
 
     def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
         subject = self.subject

@@ -17,6 +17,12 @@ SENTINEL = 1e9
 MAX_SLICES = 4096
 MAX_PLOTTED_SLICES = 256
 MIN_SLICE_PEAK = 2.0**-20  # of S: a smaller slice is dust that no half can hold
+# A slice whose largest magnitude is below the error that every element may have is not held to a ratio, but it may not
+# be lost: with fewer decibels than these nothing of it is left.
+FAINT_U = 4.0
+LOST_DB = 10.0
+# Of a slice of FP32 against itself (`noise.py`): with fewer FP32 cannot hold the slice to 30 dB with any certainty.
+TOLD_APART_DB = 40.0
 
 
 def left_out(reference: np.ndarray) -> np.ndarray:
@@ -98,21 +104,35 @@ class Divergence:
     def sqnr_db(self) -> float:
         return float(decibels(self.signal, self.noise))
 
-    def slices(self) -> tuple[AxisSlices, ...]:
-        """Every non-batch axis with its slices: at most 4,096, evenly spaced over a longer axis."""
-        return tuple(self._slices(axis, sums) for axis, sums in enumerate(self.axes, start=1))
+    def slices(self, u: float, noise: Sequence[np.ndarray] = ()) -> tuple[AxisSlices, ...]:
+        """Every non-batch axis with its slices: at most 4,096, evenly spaced over a longer axis.
 
-    def _slices(self, axis: int, sums: _Axis) -> AxisSlices:
+        ``noise``: for each of these axes, the decibels of every slice of FP32 against itself (`ratios`).
+        """
+        return tuple(
+            self._slices(place + 1, sums, u, noise[place] if place < len(noise) else np.zeros(0))
+            for place, sums in enumerate(self.axes)
+        )
+
+    def ratios(self) -> tuple[np.ndarray, ...]:
+        """For every non-batch axis, the decibels of each slice."""
+        return tuple(decibels(sums.signal, sums.noise) for sums in self.axes)
+
+    def _slices(self, axis: int, sums: _Axis, u: float, noise: np.ndarray) -> AxisSlices:
         length = len(sums.signal)
         picked = np.linspace(0, length - 1, min(length, MAX_SLICES)).round().astype(np.int64)
-        values = decibels(sums.signal[picked], sums.noise[picked])
-        values = np.where(sums.peak[picked] > MIN_SLICE_PEAK * self.scale, values, np.nan)
-        judged = np.flatnonzero(~np.isnan(values))
+        values, peak = decibels(sums.signal[picked], sums.noise[picked]), sums.peak[picked]
+        values = np.where(peak > MIN_SLICE_PEAK * self.scale, values, np.nan)
+        itself = np.pad(noise, (0, max(0, length - len(noise))), constant_values=np.inf)[picked]
+        faint = (peak <= FAINT_U * u * self.scale) & (values >= LOST_DB)
+        reported = ~np.isnan(values) & (faint | (itself < TOLD_APART_DB))
+        judged = np.flatnonzero(~np.isnan(values) & ~reported)
         worst = judged[values[judged].argmin()] if len(judged) else None
         return AxisSlices(
             axis=axis,
             length=length,
             judged=len(judged),
+            reported=int(reported.sum()),
             worst_index=None if worst is None else int(picked[worst]),
             worst_db=np.inf if worst is None else float(values[worst]),
             db=tuple(float(np.fmin.reduce(stretch)) for stretch in _stretches(values, MAX_PLOTTED_SLICES)),

@@ -23,7 +23,7 @@ class Measured:
 
     ``faults`` are of rules 0, 1 and 2: no limit excuses them, and rules 3 to 5 are not asked any more.
     ``samples`` counts different samples, ``tied`` the integers that tie. ``decisions`` and ``order`` hold no
-    limits yet.
+    limits yet. ``noise``: FP32's own (`noise.Noise.numbers`), where it was measured.
     """
 
     samples: int
@@ -38,6 +38,7 @@ class Measured:
     order: OrderVerdict | None = None
     different: int = 0
     tied: int = 0
+    noise: Mapping[str, float] | None = None
 
     def error_u(self, u: float) -> float:
         return in_units(self.worst, u, self.scale)
@@ -53,6 +54,7 @@ class Measured:
             "slices_db": [_written(axis.worst_db) for axis in self.axes],
             "kl_nats": self.decisions and _written(self.decisions.kl_nats),
             "tied": self.tied,
+            "noise": self.noise and {key: _written(value) for key, value in self.noise.items()},
             "faults": [{"rule": fault.rule, "message": fault.message} for fault in self.faults],
         }
 
@@ -77,6 +79,7 @@ class Measured:
             order=OrderVerdict.from_json(output.get("order")),
             different=output["different"],
             tied=tied_of(saved),
+            noise=(found := saved.get("noise")) and {key: _read(value) for key, value in found.items()},
         )
 
 

@@ -7,9 +7,13 @@ the largest |R| of that output:
 1. names, shapes, datatypes and the masks of NaN, +Inf and −Inf are the same;
 2. integers and booleans are equal (but for ties that the caller marks);
 3. no sample errs by more than ``max_error_u``·u·S, the pooled signal-to-noise ratio and that of every slice
-   along every non-batch axis reach their minimum: a channel of scores cannot die behind one of boxes;
+   along every non-batch axis reach their minimum: a channel of scores cannot die behind one of boxes. A slice that
+   FP32 itself does not tell apart, or below 4u·S that is not lost, is reported and not judged (`divergence.py`);
 4. logits and probabilities: divergence, first choices, and accuracy where there are targets;
 5. score, probabilities and embedding: order (`order.py`): pairs that tie, pairs that swap, the ten best.
+
+No limit of rules 3 and 4 is narrower than twice what FP32 answers otherwise when it is evaluated another way
+(`noise.py`).
 
 Adversarial inputs are held to rules 0 and 1 and reported for the others. Every comparison asks whether the
 good case holds, so that NaN fails.
@@ -27,6 +31,7 @@ from .decisions import Decisions
 from .divergence import SENTINEL, Divergence
 from .limits import decision_faults, error_faults, min_sqnr_db, order_faults, under_limits
 from .measured import Measured, in_units, thinned
+from .noise import Noise, with_room
 from .order import measure_order
 from .rule_verdicts import DecisionVerdict, Failure
 from .trial import Pair, Trial, pairs_of
@@ -49,12 +54,14 @@ def judge(
     adversarial: Sequence[Trial] = (),
     targets: Mapping[str, np.ndarray] | None = None,
     unanswered: Sequence[str] = (),
+    noise: Mapping[str, Noise] | None = None,
 ) -> ParityReport:
     """Hold a half's answers against the whole's.
 
     ``dtype`` is ``fp16`` or ``bf16``. ``real`` are the judging samples, at every batch size that was asked;
     ``targets`` maps an output to the right classes, axis 0 the samples that ``Trial.samples`` counts.
     ``unanswered`` names adversarial inputs that the whole itself could not answer: they are dropped and listed.
+    ``noise``, by output, is FP32's own (`noise_of`).
     Without a single real sample nothing is proven and the report is a refusal.
     """
     u = UNIT_ROUNDOFF[dtype]
@@ -70,7 +77,12 @@ def judge(
         batch_sizes=tuple(sorted(set(rows))),
         outputs=tuple(
             judge_output(
-                tensor, pairs_of(spec, tensor, real), spec.parity, dtype, (targets or {}).get(tensor.name)
+                tensor,
+                pairs_of(spec, tensor, real),
+                spec.parity,
+                dtype,
+                (targets or {}).get(tensor.name),
+                (noise or {}).get(tensor.name),
             )
             for tensor in named
         ),
@@ -91,13 +103,36 @@ def judge_output(
     limits: ParityLimits,
     dtype: str,
     targets: np.ndarray | None = None,
+    noise: Noise | None = None,
 ) -> OutputVerdict:
     """Judge one output over all its pairs, at all batch sizes together."""
     u = UNIT_ROUNDOFF[dtype]
-    return verdict_of(spec, measure(spec, pairs, u, targets), limits, u)
+    return verdict_of(spec, measure(spec, pairs, u, targets, noise), limits, u)
 
 
-def measure(spec: TensorSpec, pairs: Sequence[Pair], u: float, targets: np.ndarray | None = None) -> Measured:
+def noise_of(spec: ModelSpec, itself: Sequence[Trial]) -> dict[str, Noise]:
+    """What FP32 answers otherwise, by output. ``itself``: trials whose candidate is the whole, evaluated another way.
+
+    An output that then has other NaN, infinities or integers is left out: its rules are not for FP32 to widen.
+    """
+    found = dict[str, Noise]()
+    for tensor in spec.outputs if itself else ():
+        pairs = pairs_of(spec, tensor, itself)
+        if not tensor.type.is_float or _misshapen(tensor, pairs):
+            continue
+        divergence, fault = _diverge(tensor, pairs)
+        if fault is None and np.isfinite(divergence.in_units(divergence.worst, 1.0)):
+            found[tensor.name] = Noise.of(divergence, _decide(tensor, pairs, None))
+    return found
+
+
+def measure(
+    spec: TensorSpec,
+    pairs: Sequence[Pair],
+    u: float,
+    targets: np.ndarray | None = None,
+    noise: Noise | None = None,
+) -> Measured:
     """Everything about one output that no limit changes; `verdict_of` holds limits against it."""
     measured = Measured(samples=len({sample for pair in pairs for sample in pair.samples}))
     if fault := _misshapen(spec, pairs):
@@ -113,14 +148,16 @@ def measure(spec: TensorSpec, pairs: Sequence[Pair], u: float, targets: np.ndarr
         scale=divergence.scale,
         sqnr_db=divergence.sqnr_db,
         errors=divergence.errors_in_order(),
-        axes=divergence.slices(),
+        axes=divergence.slices(u, noise.slices_db if noise else ()),
         decisions=None if fault else _decide(spec, pairs, targets),
         order=None if fault else measure_order(spec.kind, pairs, u),
+        noise=noise and noise.numbers,
     )
 
 
 def verdict_of(spec: TensorSpec, measured: Measured, limits: ParityLimits, u: float) -> OutputVerdict:
-    """Hold limits against what was measured."""
+    """Hold limits against what was measured, none narrower than FP32's own noise allows."""
+    limits = with_room(limits, measured.noise, u, min_sqnr_db(limits, u)) if measured.noise else limits
     decisions = measured.decisions
     if decisions is not None:
         decisions = replace(decisions, kl_limit=limits.max_kl_nats, max_flips=limits.max_flips)

@@ -23,7 +23,9 @@ class Failure:
 class AxisSlices:
     """Signal to noise of the slices along one axis, the worst of each of at most 256 stretches in ``db``.
 
-    ``axis`` counts the batch as 0. Slices too small to be judged are NaN in ``db``, exact ones +inf.
+    ``axis`` counts the batch as 0. Slices too small to be looked at are NaN in ``db``, exact ones +inf. ``reported``
+    ones are in ``db`` and not judged: FP32 itself does not tell them apart, or they are smaller than the error that
+    every element may have, and are not lost.
     """
 
     axis: int
@@ -32,6 +34,7 @@ class AxisSlices:
     worst_index: int | None
     worst_db: float
     db: tuple[float, ...]
+    reported: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"worst_db": finite(self.worst_db), "db": [finite(value) for value in self.db]}

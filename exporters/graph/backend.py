@@ -80,6 +80,10 @@ class Graph(Protocol):
         """The FP32 graph as a function. ``observe``: sees every floating result."""
         ...
 
+    def exact(self) -> Answers:
+        """The FP32 graph evaluated another way: in FP64, or with its sums in another order."""
+        ...
+
     def tie_tolerance(self, samples: Samples) -> TieTolerance | None:
         """Which integers may differ because their scores tie; None where the model gives none."""
         ...

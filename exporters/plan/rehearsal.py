@@ -3,13 +3,14 @@
 One trial costs one run of the model and no export. The samples that choose a plan never judge it.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 
 from ...models.spec import ModelSpec, ParityLimits
+from ..another_way import noise_among
 from ..gate.parity import judge
 from ..gate.trial import Trial
 from ..gate.verdict import ParityReport
@@ -46,16 +47,23 @@ class Rehearsal:
         moved = list(self._batches(self._questions(perturbed(spec, self._few), 1)))
         self.samples = [*self.own, *moved]
         self.adversarial = list(self._batches(self._odd()))
+        own = [one for batch in self.own for one in batch.questions]
+        self._noise = noise_among(
+            spec, own, self._whole, self.meter.on(graph.exact()), self._row_operations(own)
+        )
         limits = replace(spec, parity=stricter(spec.parity, graph.precision.dtype, SHARE))
         joined = -(-MAX_SAMPLES // self._rows)  # copies of few samples that are judged as one set
         self.counterexamples = Counterexamples(
             self._rows * joined,
             lambda: self._batches(self._questions(self._unseen(planning), (1 + COPIES) * joined)),
             self._batches,
-            lambda trials: judge(limits, graph.precision.dtype, trials),
+            lambda trials: judge(limits, graph.precision.dtype, trials, noise=self._noise),
             rank=ranking(spec, graph.precision.dtype),
             spent=self.meter.spent,
         )
+
+    def _row_operations(self, own: Sequence[Question]) -> int:
+        return max((self._graph.operations().of(one.inputs) // len(one.samples) for one in own), default=0)
 
     def score(self, kept: Collection[str], limits: ParityLimits) -> Score:
         """The gate's score of the half with these nodes kept; the samples as given have to pass first."""
@@ -84,7 +92,7 @@ class Rehearsal:
         self, limits: ParityLimits, real: list[Trial], odd: list[Trial] | None = None
     ) -> ParityReport:
         spec = replace(self._graph.spec, parity=limits)
-        return judge(spec, self._graph.precision.dtype, real, odd or [])
+        return judge(spec, self._graph.precision.dtype, real, odd or [], noise=self._noise)
 
     def _ask(self, kept: Collection[str], floor: bool = False) -> Ask:
         """Lets one half answer."""

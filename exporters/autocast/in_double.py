@@ -1,0 +1,55 @@
+"""A whole program in FP64: what FP32 answers otherwise is its own noise."""
+
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.node import map_aggregate
+
+from .bodies import ran
+
+
+class InDouble(Interpreter):
+    """Runs a whole program (`models.program.runnable`) with every FP32 tensor in FP64.
+
+    A node without a kernel for FP64 runs in FP32.
+    """
+
+    def __init__(self, module: GraphModule, prefix: str = "") -> None:
+        super().__init__(module)
+        self._prefix = prefix
+
+    def run_node(self, n: Node) -> Any:
+        if n.op != "call_function":
+            return _widened(super().run_node(n)) if n.op != "output" else super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if isinstance(n.target, HigherOrderOperator):
+            return ran(n, args, self._prefix, self._run_body)
+        args, kwargs = map_aggregate((args, kwargs), _double_by_name)
+        try:
+            return _widened(n.target(*args, **kwargs))  # type: ignore[operator]
+        except (RuntimeError, NotImplementedError):
+            args, kwargs = map_aggregate(self.fetch_args_kwargs_from_env(n), _narrowed)
+            return _widened(n.target(*args, **kwargs))  # type: ignore[operator]
+
+    def _run_body(self, body: GraphModule, prefix: str, operands: Sequence[Any]) -> Sequence[Any]:
+        return InDouble(body, prefix).run(*operands)
+
+
+def _double_by_name(value: Any) -> Any:
+    return torch.float64 if value == torch.float32 and isinstance(value, torch.dtype) else value
+
+
+def _widened(value: Any) -> Any:
+    return map_aggregate(value, lambda one: one.double() if _is(one, torch.float32) else one)
+
+
+def _narrowed(value: Any) -> Any:
+    return value.float() if _is(value, torch.float64) else value
+
+
+def _is(value: Any, dtype: torch.dtype) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.dtype == dtype

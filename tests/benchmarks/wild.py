@@ -1,0 +1,144 @@
+"""What becomes of nets of 100 to 300 nodes (`tests/wild.py`), as programs and as ONNX files.
+
+    python -m tests.benchmarks.wild [--only NAME …] [--road program file] [--level O1] [--out FILE.json]
+
+A row for each: nodes that give floats, computing nodes in half, kept by the search, evaluations, operations (in units
+of 2**34, about a second of one core), seconds, outcome of the search, verdict. A computing node is one that the level
+would run in half if nothing were kept; the share that counts is what of these is half.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from halfeven.exporters.captured.forms import Captured
+from halfeven.exporters.foreign.forms import foreign_subject
+from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.onnx.export import write_onnx
+from halfeven.exporters.operations import Meter
+from halfeven.exporters.road import travel
+from halfeven.exporters.subject import Subject
+from halfeven.models.errors import CannotConvert
+from halfeven.models.package import ModelFolder, Precision
+from halfeven.models.store import Store, Version
+from torch import Tensor
+
+from tests.corpus.case import Case
+from tests.programs import Whole, whole
+from tests.wild import WILD
+
+ROWS, SEED, SECOND = 32, 1, 1 << 34
+ROADS = ("program", "file")
+
+
+def fresh(case: Case, rows: int, seed: int) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    return case.inputs(rows)
+
+
+def captured(name: str) -> Whole:
+    case = WILD[name]
+    torch.manual_seed(0)
+    found = whole(case.build(), fresh(case, 8, 0), case.free, case.max_batch_size)
+    kinds = zip(found.spec.outputs, case.kinds or ("tensor",), strict=True)
+    return replace(
+        found,
+        spec=replace(
+            found.spec, name=name, outputs=tuple(replace(output, kind=kind) for output, kind in kinds)
+        ),
+    )
+
+
+def converted(name: str, road: str, level: str, folder: Path) -> tuple[Version, Any]:
+    """The version, and its maker."""
+    made, store = captured(name), Store(folder / "store")
+    samples = Samples({key: tensor.numpy() for key, tensor in fresh(WILD[name], ROWS, SEED).items()})
+
+    def notify(line: str) -> None:
+        print(f"  {line}", flush=True)
+
+    if road == "program":
+        subject = Subject(
+            made.program, made.spec, samples, Precision(level), ("torch",), folder, {}, search=True
+        )
+        maker = Captured(subject)
+        return travel(subject, maker, store, notify), maker
+    write_onnx(made.program, made.spec, folder / "whole.onnx", {})
+    asked = ModelFolder(folder, "whole.onnx", (), None, None, made.spec, Precision(level))
+    subject, other = foreign_subject(asked, samples, {}, True, notify)
+    return travel(subject, other, store, notify), other
+
+
+def row_of(name: str, road: str, level: str) -> dict[str, Any]:
+    spent, add = [0], Meter.on
+
+    def counted(self: Meter, answers: Any) -> Any:
+        answer = add(self, answers)
+
+        def run(inputs: Any) -> Any:
+            before = self.spent()
+            try:
+                return answer(inputs)
+            finally:
+                spent[0] += self.spent() - before
+
+        return run
+
+    Meter.on = counted  # type: ignore[method-assign]
+    began = time.perf_counter()
+    found: dict[str, Any] = {"net": name, "road": road, "level": level}
+    try:
+        with TemporaryDirectory() as scratch:
+            version, maker = converted(name, road, level, Path(scratch))
+            found |= _facts(version, maker)
+    except CannotConvert as error:
+        found["verdict"] = str(error)
+    finally:
+        Meter.on = add  # type: ignore[method-assign]
+    return found | {"operations": round(spent[0] / SECOND, 1), "seconds": round(time.perf_counter() - began)}
+
+
+def _facts(version: Version, maker: Any) -> dict[str, Any]:
+    (facts,) = version.manifest["forms"].values()
+    graph = maker.planner.graph
+    computing = sum(one.node in {node.name for node in graph.nodes()} for one in graph.candidates())
+    search: Mapping[str, Any] = version.json("parity.json").get("search") or {}
+    kept = len(maker.planner.plan.searched)
+    return {
+        "nodes": facts["nodes"],
+        "half_nodes": facts["half_nodes"],
+        "computing": computing,
+        "kept": kept,
+        "share": round(1 - kept / max(computing, 1), 2),
+        "evaluations": search.get("evaluations"),
+        "search": facts["search"],
+        "error_u": facts["max_error_u"],
+        "verdict": version.status
+        + ("" if version.status == "live" else f": {version.manifest['reason'][:300]}"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.wild")
+    parser.add_argument("--only", nargs="+", default=list(WILD), choices=list(WILD))
+    parser.add_argument("--road", nargs="+", default=list(ROADS), choices=ROADS)
+    parser.add_argument("--level", nargs="+", default=["O1"])
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    for name, road, level in ((n, r, one) for n in asked.only for r in asked.road for one in asked.level):
+        rows.append(row_of(name, road, level))
+        print(json.dumps(rows[-1]), flush=True)
+    if asked.out:
+        asked.out.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

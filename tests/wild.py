@@ -1,0 +1,190 @@
+"""Nets of 100 to 300 nodes of the kinds that people bring: a detector of text, a ConvNeXt, a recogniser, a U-Net.
+
+Each is built like its original, with small widths and fresh weights, and with what makes trained ones hard in half: a
+sharpened score map whose rows are nearly empty, few channels that are far louder than the others, confident scores.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from tests.corpus.case import Case
+
+
+def _conv(inputs: int, outputs: int, size: int = 3, stride: int = 1, groups: int = 1) -> nn.Module:
+    """Convolution, batch norm with statistics of its own, activation."""
+    norm = nn.BatchNorm2d(outputs)
+    norm.running_mean, norm.running_var = 0.4 * torch.rand(outputs) - 0.2, 0.3 + 0.9 * torch.rand(outputs)
+    conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
+    return nn.Sequential(conv, norm, nn.Hardswish())
+
+
+class _Residual(nn.Module):
+    """Expanded, filtered channel by channel, weighed by what the channels hold, narrowed, added."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.widen, self.filter = _conv(width, 2 * width, 1), _conv(2 * width, 2 * width, 3, groups=2 * width)
+        self.squeeze, self.weigh = nn.Conv2d(2 * width, width, 1), nn.Conv2d(width, 2 * width, 1)
+        self.narrow = nn.Conv2d(2 * width, width, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.filter(self.widen(x))
+        weights = self.weigh(torch.relu(self.squeeze(hidden.mean((2, 3), keepdim=True))))
+        return x + self.narrow(hidden * nn.functional.hardsigmoid(weights))
+
+
+class Detector(nn.Module):
+    """Text or not, for every pixel (DBNet): a sharp step between two maps, so errors before it count fiftyfold."""
+
+    def __init__(self, width: int = 16, blocks: int = 4, sharpness: float = 50.0) -> None:
+        super().__init__()
+        self.stem, self.sharpness = _conv(3, width, stride=2), sharpness
+        self.stages = nn.ModuleList(
+            nn.Sequential(*(_Residual(width) for _ in range(blocks))) for _ in range(3)
+        )
+        self.down = nn.ModuleList(_conv(width, width, stride=2) for _ in range(2))
+        self.side = nn.ModuleList(nn.Conv2d(width, width, 1) for _ in range(3))
+        self.heads = nn.ModuleList(
+            nn.Sequential(_conv(3 * width, width), nn.ConvTranspose2d(width, 1, 2, 2)) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        found, x = list[Tensor](), self.stem(x)
+        for place, stage in enumerate(self.stages):
+            x = stage(self.down[place - 1](x) if place else x)
+            found.append(self.side[place](x))
+        merged = [nn.functional.interpolate(one, scale_factor=2.0**place) for place, one in enumerate(found)]
+        scores, bar = (head(torch.cat(merged, 1)) for head in self.heads)
+        return torch.sigmoid(self.sharpness * (0.3 + 0.2 * torch.sigmoid(bar) - scores))
+
+
+class _ConvNeXtBlock(nn.Module):
+    def __init__(self, width: int, gain: float) -> None:
+        super().__init__()
+        self.filter, self.norm = (
+            nn.Conv2d(width, width, 7, padding=3, groups=width),
+            nn.LayerNorm(width, 1e-6),
+        )
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.scale = nn.Parameter(gain * torch.rand(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.filter(x).permute(0, 2, 3, 1))
+        hidden = self.scale * self.narrow(nn.functional.gelu(self.widen(hidden)))
+        return x + hidden.permute(0, 3, 1, 2)
+
+
+class ConvNeXt(nn.Module):
+    """Three stages; two channels of the residual stream are two hundred times as loud as the others."""
+
+    def __init__(self, width: int = 24, blocks: int = 6) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 4, 4)
+        self.stages = nn.ModuleList(
+            nn.Sequential(*(_ConvNeXtBlock(width, 0.8) for _ in range(blocks))) for _ in range(3)
+        )
+        self.down = nn.ModuleList(nn.Conv2d(width, width, 2, 2) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 20)
+        loud = torch.ones(width)
+        loud[[3, 11]] = 200.0
+        self.stem.weight.data *= loud[:, None, None, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for place, stage in enumerate(self.stages):
+            x = stage(self.down[place - 1](x) if place else x)
+        return self.head(self.norm(x.mean((2, 3))))
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.before, self.after, self.heads = nn.LayerNorm(width), nn.LayerNorm(width), heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, width = x.shape
+        shape = (rows, length, 3, self.heads, width // self.heads)
+        query, key, value = self.qkv(self.before(x)).reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)
+        weights = torch.softmax(4.0 * query @ key.transpose(-2, -1) / math.sqrt(width // self.heads), -1)
+        x = x + self.out((weights @ value).transpose(1, 2).reshape(rows, length, width))
+        return x + self.narrow(nn.functional.silu(self.widen(self.after(x))))
+
+
+class Recogniser(nn.Module):
+    """Letters of a line of text (SVTR and a recurrent layer): which of 96, in every column; most are hardly likely."""
+
+    def __init__(self, width: int = 32, blocks: int = 8, sharpness: float = 6.0) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(_conv(3, width, stride=2), _Residual(width), _conv(width, width, stride=2))
+        self.blocks = nn.Sequential(*(_Attention(width, 4) for _ in range(blocks)))
+        self.recurrent = nn.LSTM(width, width // 2, bidirectional=True, batch_first=True)
+        self.norm, self.head, self.sharpness = nn.LayerNorm(width), nn.Linear(width, 96), sharpness
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).mean(2).transpose(1, 2)
+        x = self.blocks(x)
+        x = x + self.recurrent(x)[0]
+        return torch.softmax(self.sharpness * self.head(self.norm(x)), -1)
+
+
+class UNet(nn.Module):
+    """Down and up again with bridges; each pixel's value is a difference of two large ones (a residual image)."""
+
+    def __init__(self, width: int = 16, depth: int = 3, blocks: int = 4) -> None:
+        super().__init__()
+        self.stem, self.last = nn.Conv2d(1, width, 3, padding=1), nn.Conv2d(width, 1, 3, padding=1)
+        self.fall = nn.ModuleList(self._blocks(width, blocks) for _ in range(depth))
+        self.rise = nn.ModuleList(self._blocks(width, blocks) for _ in range(depth))
+        self.merge = nn.ModuleList(nn.Conv2d(2 * width, width, 1) for _ in range(depth))
+        self.middle = self._blocks(width, blocks)
+
+    @staticmethod
+    def _blocks(width: int, count: int) -> nn.Module:
+        one = (nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(4, width), nn.SiLU())
+        return nn.Sequential(*(part for _ in range(count) for part in _copies(one)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, bridges = self.stem(x), list[Tensor]()
+        for part in self.fall:
+            hidden = hidden + part(hidden)
+            bridges.append(hidden)
+            hidden = nn.functional.avg_pool2d(hidden, 2)
+        hidden = self.middle(hidden)
+        for part, merge, bridge in zip(self.rise, self.merge, reversed(bridges), strict=True):
+            hidden = merge(torch.cat([nn.functional.interpolate(hidden, scale_factor=2.0), bridge], 1))
+            hidden = hidden + part(hidden)
+        return 8.0 * x - self.last(hidden) - 7.9 * x
+
+
+def _copies(layers: tuple[nn.Module, ...]) -> list[nn.Module]:
+    """Layers of the same shape with weights of their own."""
+    conv, norm, activation = layers
+    assert isinstance(conv, nn.Conv2d) and isinstance(norm, nn.GroupNorm)
+    width = conv.out_channels
+    return [nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(norm.num_groups, width), activation]
+
+
+def lines_of_text(channels: int, height: int, width: int) -> Callable[[int], dict[str, Tensor]]:
+    """Pictures that are nearly black but for a band of noise, as pages are."""
+
+    def draw(rows: int) -> dict[str, Tensor]:
+        picture = 0.02 * torch.randn(rows, channels, height, width)
+        picture[:, :, height // 3 : height // 2] += 2.0 * torch.randn(
+            rows, channels, height // 2 - height // 3, width
+        )
+        return {"x": picture}
+
+    return draw
+
+
+WILD: dict[str, Case] = {
+    "detector": Case(Detector, lines_of_text(3, 64, 64)),
+    "convnext": Case(ConvNeXt, lines_of_text(3, 64, 64), kinds=("logits",)),
+    "recogniser": Case(Recogniser, lines_of_text(3, 32, 96), kinds=("probabilities",)),
+    "unet": Case(UNet, lines_of_text(1, 64, 64)),
+}
