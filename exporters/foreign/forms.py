@@ -57,9 +57,9 @@ def foreign_subject(
         samples=samples,
         precision=asked.precision,
         forms=("onnx",),
-        source=asked.folder,
+        source=asked.folder if asked.guessed is None else asked.guessed,
         origin=origin,
-        notes=tuple(notes),
+        notes=(*asked.notes, *notes),
         search=search,
     )
     return subject, Foreign(subject, program, answers, info, operations, operations.of(row))

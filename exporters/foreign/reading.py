@@ -32,9 +32,18 @@ def read_model(path: Path, folder: Path, max_bytes: int = MAX_BYTES) -> ModelPro
     if not model.graph.node:
         raise BadFolder(f"{path} is not an ONNX model: its graph has no nodes")
     _bound_nodes(path, model)
+    _free_negative_sizes(model)
     outside = [tensor for tensor in tensors(model) if external_data_helper.uses_external_data(tensor)]
     _load_external(path, folder.resolve(), outside, max_bytes)
     return model
+
+
+def _free_negative_sizes(model: ModelProto) -> None:
+    """Old exporters of Paddle write -1 for a free axis, where ONNX has no size at all."""
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value < 0:
+                dim.ClearField("value")
 
 
 def tensors(model: ModelProto) -> Iterator[TensorProto]:
