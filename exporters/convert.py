@@ -73,7 +73,7 @@ class Conversion:
 def convert(
     folder: Path, store: Store, options: Options | None = None, notify: Notify = lambda _: None
 ) -> Conversion:
-    """Convert a model folder, or a bare ONNX file, and publish the result, live or refused.
+    """Convert a model folder, or a model without one (`folder_at`), and publish the result, live or refused.
 
     Raises BadInput for what the operator can mend, CannotConvert where no form can be made at all.
     """
@@ -108,9 +108,9 @@ def convert(
         samples=samples,
         precision=asked.precision,
         forms=options.forms,
-        source=asked.folder,
+        source=asked.text,
         origin=origin,
-        notes=captured.notes,
+        notes=(*asked.notes, *captured.notes),
         search=options.search,
     )
     version = travel(subject, Captured(subject), store, notify)

@@ -77,6 +77,11 @@ class ModelFolder:
         return {".pt2": "program", ".onnx": "onnx"}.get(Path(self.source).suffix, "python")
 
     @property
+    def text(self) -> Path | str:
+        """What a version keeps of the folder: its text files, or model.toml's text alone where that was guessed."""
+        return self.folder if self.guessed is None else self.guessed
+
+    @property
     def source_files(self) -> tuple[Path, ...]:
         """The files that the source names; of a transformers folder the configuration and the weights."""
         if self.kind != "hf":

@@ -57,7 +57,7 @@ def foreign_subject(
         samples=samples,
         precision=asked.precision,
         forms=("onnx",),
-        source=asked.folder if asked.guessed is None else asked.guessed,
+        source=asked.text,
         origin=origin,
         notes=(*asked.notes, *notes),
         search=search,

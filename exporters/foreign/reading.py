@@ -24,6 +24,14 @@ def read_model(path: Path, folder: Path, max_bytes: int = MAX_BYTES) -> ModelPro
 
     Raises TooLarge beyond ``max_bytes``, BadFolder for a file that is not ONNX or whose data lies elsewhere.
     """
+    model = read_graph(path, max_bytes)
+    outside = [tensor for tensor in tensors(model) if external_data_helper.uses_external_data(tensor)]
+    _load_external(path, folder.resolve(), outside, max_bytes)
+    return model
+
+
+def read_graph(path: Path, max_bytes: int = MAX_BYTES) -> ModelProto:
+    """The model without its external data. Raises TooLarge and BadFolder as `read_model` does."""
     _bound(path.name, path.stat().st_size, max_bytes)
     try:
         model = ModelProto.FromString(path.read_bytes())
@@ -33,8 +41,6 @@ def read_model(path: Path, folder: Path, max_bytes: int = MAX_BYTES) -> ModelPro
         raise BadFolder(f"{path} is not an ONNX model: its graph has no nodes")
     _bound_nodes(path, model)
     _free_negative_sizes(model)
-    outside = [tensor for tensor in tensors(model) if external_data_helper.uses_external_data(tensor)]
-    _load_external(path, folder.resolve(), outside, max_bytes)
     return model
 
 

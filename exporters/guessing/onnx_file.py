@@ -14,7 +14,7 @@ from ...models.errors import BadFolder
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ...models.value_range import ValueRange
 from ..foreign.graph import attribute
-from ..foreign.reading import read_model
+from ..foreign.reading import read_graph
 from ..foreign.signature import datatype_of, size_of
 from .guess import Guess, name_for
 from .trial_sizes import Run, Tried, try_sizes
@@ -25,7 +25,7 @@ MANY_CLASSES = 2  # a softmax over fewer places gives no probabilities of classe
 
 def guess_onnx(path: Path) -> Guess:
     """Raises BadFolder for a file that is not ONNX, that takes or gives no plain tensors, or that does not run."""
-    model = read_model(path, path.parent)
+    model = read_graph(path)
     inputs, outputs, notes = _values(model.graph, path)
     run = _run(path, [value.name for value in outputs])
     found = _Found(path, inputs, outputs, compared_inputs(model.graph), run)

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from ...models.errors import DamagedFile
+from .bringing import init
 from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
 from .measuring import bench, tune
 
@@ -33,7 +34,7 @@ def main() -> None:
 
 @app.command()
 def convert(
-    folder: Annotated[Path, typer.Argument(help="A model folder with a model.toml, or a bare ONNX file.")],
+    folder: Annotated[Path, typer.Argument(help="A model folder with a model.toml, or a bare model.")],
     store: StoreAt = DEFAULT_STORE,
     form: Annotated[str | None, typer.Option(help="auto, torch, onnx, both or live; default both.")] = None,
     level: Annotated[str | None, typer.Option(help="O0 to O3, or Keras' words.")] = None,
@@ -51,7 +52,7 @@ def convert(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Capture, convert, prove and publish a model folder or a bare ONNX file."""
+    """Capture, convert, prove and publish a model folder, or a bare file (`init` tells which)."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.convert import Options, convert
@@ -352,6 +353,7 @@ def demo(
     finish(work, as_json)
 
 
+app.command()(init)
 app.command()(bench)
 app.command()(tune)
 
