@@ -13,7 +13,7 @@ from ..models.capture.capture import Captured as CapturedProgram
 from ..models.capture.capture import Limits, capture
 from ..models.engines.live_engine import LIVE_FILE, is_current
 from ..models.errors import BadInput, BadSamples, CaptureFailed
-from ..models.package import ModelFolder, Precision, read_folder
+from ..models.package import ModelFolder, Precision
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
 from .captured.forms import ProgramForms
@@ -21,6 +21,7 @@ from .environment import environment
 from .evidence import SOURCE_SUFFIXES, facts_of
 from .foreign.conversion import read_foreign
 from .foreign.forms import foreign_subject
+from .guessing.bare import folder_at
 from .inputs.samples import Samples, load_samples
 from .inputs.synthetic import generate
 from .live.forms import live_subject
@@ -72,12 +73,12 @@ class Conversion:
 def convert(
     folder: Path, store: Store, options: Options | None = None, notify: Notify = lambda _: None
 ) -> Conversion:
-    """Convert a model folder and publish the result, live or refused.
+    """Convert a model folder, or a model without one (`folder_at`), and publish the result, live or refused.
 
     Raises BadInput for what the operator can mend, CannotConvert where no form can be made at all.
     """
     options = options or Options()
-    asked = _asked(read_folder(folder), options)
+    asked = _asked(folder_at(folder), options)
     fingerprint = _fingerprint(asked, options)
     newest = store.newest(asked.spec.name)
     converted = _last_converted(store, asked.spec.name)
@@ -107,9 +108,9 @@ def convert(
         samples=samples,
         precision=asked.precision,
         forms=options.forms,
-        source=asked.folder,
+        source=asked.text,
         origin=origin,
-        notes=captured.notes,
+        notes=(*asked.notes, *captured.notes),
         search=options.search,
     )
     version = travel(subject, ProgramForms(subject), store, notify)
@@ -204,11 +205,12 @@ def _check_signature(spec: ModelSpec, newest: Version | None, options: Options) 
 def _fingerprint(folder: ModelFolder, options: Options) -> str:
     """Equal for equal work: the folder's bytes, what was asked, and what does the work."""
     here = sorted(environment(torch.device("cpu")).items())
-    digest = hashlib.sha256(repr((folder.precision, options, here)).encode())
+    digest = hashlib.sha256(repr((folder.precision, folder.guessed, options, here)).encode())
     named = [path for path in (folder.weights, folder.samples, options.samples, *folder.source_files) if path]
     found = (file for path in named for file in (path.rglob("*") if path.is_dir() else (path,)))
     files = {file for file in found if file.is_file()}
-    files |= {p for p in folder.folder.rglob("*") if p.is_file() and p.suffix in SOURCE_SUFFIXES}
+    if folder.guessed is None:  # what lies beside a bare file is not the model's
+        files |= {p for p in folder.folder.rglob("*") if p.is_file() and p.suffix in SOURCE_SUFFIXES}
     for path in sorted(files):
         digest.update(f"\0{path}\0{sha256_of(path)}".encode())
     return digest.hexdigest()

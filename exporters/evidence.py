@@ -169,10 +169,17 @@ class Evidence:
         }
 
 
-def copy_source(folder: Path, target: Path) -> None:
-    """The folder's text, for the trainer and for making the program again under another torch."""
-    for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder)
+def copy_source(source: Path | str, target: Path) -> None:
+    """The folder's text, for the trainer and for making the program again under another torch.
+
+    ``source`` is the folder, or the text of model.toml where that is all.
+    """
+    if isinstance(source, str):
+        target.mkdir()
+        (target / "model.toml").write_text(source)
+        return
+    for path in sorted(source.rglob("*")):
+        inside = path.relative_to(source)
         hidden = any(part.startswith((".", "__pycache__")) for part in inside.parts)
         fits = path.suffix in SOURCE_SUFFIXES and path.is_file() and path.stat().st_size < SOURCE_MAX_BYTES
         if fits and not hidden:

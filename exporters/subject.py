@@ -30,6 +30,7 @@ class Subject:
     """What travels: an FP32 program with its weights (None for what is no exported program), and everything that
     is asked of its half.
 
+    ``source``: the folder whose text is kept with the version, or the text of its model.toml where that is all.
     ``origin``: what the manifest says of where it comes from. ``further`` judges the proven forms once more
     (a fine-tuned model must also be good); where it refuses, the version is kept as refused. ``search``: look
     for kept nodes at O3 too, which otherwise means exactly what was asked.
@@ -40,7 +41,7 @@ class Subject:
     samples: Samples
     precision: Precision
     forms: tuple[str, ...]
-    source: Path
+    source: Path | str
     origin: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     further: Further | None = None

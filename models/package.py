@@ -56,6 +56,7 @@ class ModelFolder:
     """A folder that was read; nothing in it has been run.
 
     ``source`` is ``file.py:function``, ``hf:folder`` (transformers), ``program.pt2`` or ``model.onnx``.
+    ``guessed``: the text of model.toml where the folder has none; then ``notes`` says what was guessed.
     """
 
     folder: Path
@@ -65,6 +66,8 @@ class ModelFolder:
     samples: Path | None
     spec: ModelSpec
     precision: Precision
+    guessed: str | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -72,6 +75,11 @@ class ModelFolder:
         if self.source.startswith("hf:"):
             return "hf"
         return {".pt2": "program", ".onnx": "onnx"}.get(Path(self.source).suffix, "python")
+
+    @property
+    def text(self) -> Path | str:
+        """What a version keeps of the folder: its text files, or model.toml's text alone where that was guessed."""
+        return self.folder if self.guessed is None else self.guessed
 
     @property
     def source_files(self) -> tuple[Path, ...]:
@@ -87,7 +95,7 @@ def read_folder(folder: Path) -> ModelFolder:
     folder = folder.resolve()
     file = folder / "model.toml"
     try:
-        data = tomllib.loads(file.read_text())
+        text = file.read_text()
     except FileNotFoundError as error:
         raise BadFolder(
             f"{file} does not exist: a model folder needs a model.toml (name, source, [[inputs]] and "
@@ -95,7 +103,16 @@ def read_folder(folder: Path) -> ModelFolder:
         ) from error
     except NotADirectoryError as error:
         raise BadFolder(f"{folder} is a file: expected the model folder that has the model.toml") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadFolder(f"{file} cannot be read: {error}") from error
+    return parse_folder(text, file)
+
+
+def parse_folder(text: str, file: Path) -> ModelFolder:
+    """``text`` as the model.toml that is, or would be, ``file``. Raises BadFolder as `read_folder` does."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise BadFolder(f"{file} cannot be read: {error}") from error
     return _Reader(file).read(data)
 

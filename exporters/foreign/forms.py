@@ -58,9 +58,9 @@ def foreign_subject(
         samples=samples,
         precision=asked.precision,
         forms=("onnx",),
-        source=asked.folder,
+        source=asked.text,
         origin=origin,
-        notes=tuple(notes),
+        notes=(*asked.notes, *notes),
         search=search,
     )
     return subject, FileForms(subject, program, answers, info, operations, operations.of(row))

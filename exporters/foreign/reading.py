@@ -24,6 +24,14 @@ def read_model(path: Path, folder: Path, max_bytes: int = MAX_BYTES) -> ModelPro
 
     Raises TooLarge beyond ``max_bytes``, BadFolder for a file that is not ONNX or whose data lies elsewhere.
     """
+    model = read_graph(path, max_bytes)
+    outside = [tensor for tensor in tensors(model) if external_data_helper.uses_external_data(tensor)]
+    _load_external(path, folder.resolve(), outside, max_bytes)
+    return model
+
+
+def read_graph(path: Path, max_bytes: int = MAX_BYTES) -> ModelProto:
+    """The model without its external data. Raises TooLarge and BadFolder as `read_model` does."""
     _bound(path.name, path.stat().st_size, max_bytes)
     try:
         model = ModelProto.FromString(path.read_bytes())
@@ -32,9 +40,16 @@ def read_model(path: Path, folder: Path, max_bytes: int = MAX_BYTES) -> ModelPro
     if not model.graph.node:
         raise BadFolder(f"{path} is not an ONNX model: its graph has no nodes")
     _bound_nodes(path, model)
-    outside = [tensor for tensor in tensors(model) if external_data_helper.uses_external_data(tensor)]
-    _load_external(path, folder.resolve(), outside, max_bytes)
+    _free_negative_sizes(model)
     return model
+
+
+def _free_negative_sizes(model: ModelProto) -> None:
+    """Old exporters of Paddle write -1 for a free axis, where ONNX has no size at all."""
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value < 0:
+                dim.ClearField("value")
 
 
 def tensors(model: ModelProto) -> Iterator[TensorProto]:

@@ -24,7 +24,7 @@ def hold(model: ModelProto, spec: ModelSpec, path: Path) -> tuple[ModelSpec, lis
         _order(path, what, values, tensors)
         for value, tensor in zip(values, tensors, strict=True):
             _check(path, f"{what} '{tensor.name}'", value, tensor)
-    sizes = [_size(value, 0) for value in model.graph.input] if spec.batched else []
+    sizes = [size_of(value, 0) for value in model.graph.input] if spec.batched else []
     rows = {size for size in sizes if size is not None}
     if rows - {1}:
         raise BadFolder(
@@ -64,12 +64,12 @@ def _order(path: Path, what: str, values, tensors: Sequence[TensorSpec]) -> None
 
 def _check(path: Path, what: str, value: ValueInfoProto, tensor: TensorSpec) -> None:
     type_ = value.type.tensor_type
-    came = _datatype(type_.elem_type)
+    came = datatype_of(value)
     if came != tensor.datatype:
         raise BadFolder(f"{path}: {what}: model.toml says {tensor.datatype}, the graph has {came}")
     if not type_.HasField("shape"):
         return
-    sizes = [_size(value, axis) for axis in range(len(type_.shape.dim))]
+    sizes = [size_of(value, axis) for axis in range(len(type_.shape.dim))]
     if len(sizes) != len(tensor.shape) or not all(
         size is None or dim.admits(size) for dim, size in zip(tensor.shape, sizes, strict=True)
     ):
@@ -79,14 +79,17 @@ def _check(path: Path, what: str, value: ValueInfoProto, tensor: TensorSpec) -> 
         )
 
 
-def _datatype(element: int) -> str:
+def datatype_of(value: ValueInfoProto) -> str:
+    """The protocol's name of a value's element type; ONNX's own for what is no datatype here (STRING, UNDEFINED)."""
+    element = value.type.tensor_type.elem_type
     if element == TensorProto.UNDEFINED or element == TensorProto.STRING:
         return TensorProto.DataType.Name(element)
     name = name_of(helper.tensor_dtype_to_np_dtype(element))
     return name if name in DATATYPES else TensorProto.DataType.Name(element)
 
 
-def _size(value: ValueInfoProto, axis: int) -> int | None:
+def size_of(value: ValueInfoProto, axis: int) -> int | None:
+    """The size of an axis; None where it is free."""
     dims = value.type.tensor_type.shape.dim
     return dims[axis].dim_value if axis < len(dims) and dims[axis].HasField("dim_value") else None
 
@@ -94,7 +97,7 @@ def _size(value: ValueInfoProto, axis: int) -> int | None:
 def _exact(path: Path, spec: ModelSpec, tensor: TensorSpec, value: ValueInfoProto) -> TensorSpec:
     shape = list(tensor.shape)
     for axis, dim in enumerate(shape):
-        size = _size(value, axis)
+        size = size_of(value, axis)
         if size is None or dim.fixed or (spec.batched and axis == 0):
             continue
         if dim.maximum is not None:

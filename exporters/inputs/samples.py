@@ -90,6 +90,14 @@ def load_samples(path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES) -> Sam
         raise BadSamples(f"{path.name}: {error}") from error
 
 
+def read_tensors(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarray]:
+    """The tensors of a safetensors or npz file, held against no spec. Raises BadSamples."""
+    try:
+        return _read(path, max_bytes)
+    except BadSamples as error:
+        raise BadSamples(f"{path.name}: {error}") from error
+
+
 def stored_samples(version: Version) -> Samples:
     """The samples of a version in the store, by which it was judged. Raises DamagedFile, BadSamples."""
     return _checked(_read_safetensors(version.bytes("samples.safetensors")), version.spec())

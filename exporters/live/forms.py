@@ -52,7 +52,7 @@ def live_subject(
         samples=samples,
         precision=asked.precision,
         forms=("live",),
-        source=asked.folder,
+        source=asked.text,
         origin=origin,
         notes=tuple(built.notes),
     )

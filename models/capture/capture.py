@@ -33,6 +33,7 @@ from ..spec import Dim, ModelSpec, TensorSpec
 from .regions import foreign_op, inline_regions
 
 CHILD = Path(__file__).with_name("child.py")
+DESCRIBING = Path(__file__).with_name("describing.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray], limits: Limi
         )
         request = _request(folder, out, limits)
         (out / "request.json").write_text(json.dumps(request))
-        result = _run_child(out, folder, limits)
+        result = _run_child(CHILD, out, folder.folder, limits)
         weights = load_file(out / "weights.safetensors")  # tied ones are stored once and stay one
         state = {name: weights[stored] for name, stored in result["state"].items()}
         program = normalise(_loaded(out / "program.pt2", state, folder))
@@ -80,6 +81,28 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray], limits: Limi
     _check_outputs(program, spec)
     spec = with_ranges(spec, runnable(program))
     return Captured(program, spec, tuple(result["notes"]))
+
+
+def describe(
+    folder: Path, source: str, names: Sequence[str], samples: Path, limits: Limits
+) -> dict[str, Any]:
+    """What a source without a model.toml takes and gives: the result of `describing.py`.
+
+    ``samples``: a safetensors file of example inputs, where ``names`` has some, in forward's order. Raises
+    CaptureFailed as `capture` does.
+    """
+    with tempfile.TemporaryDirectory(prefix="halfeven-describe-") as name:
+        request = {
+            "folder": str(folder),
+            "source": source,
+            "path": [],
+            "names": list(names),
+            "samples": str(samples),
+            "memory_limit_bytes": limits.memory_bytes or _most_of_the_memory(),
+            "out": name,
+        }
+        (Path(name) / "request.json").write_text(json.dumps(request))
+        return _run_child(DESCRIBING, Path(name), folder, limits)
 
 
 def _loaded(path: Path, state: Mapping[str, torch.Tensor], folder: ModelFolder) -> ExportedProgram:
@@ -137,7 +160,7 @@ def _request(folder: ModelFolder, out: Path, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _run_child(out: Path, folder: ModelFolder, limits: Limits) -> dict[str, Any]:
+def _run_child(script: Path, out: Path, folder: Path, limits: Limits) -> dict[str, Any]:
     # Captured on the CPU: no device constant to remove.
     environment = {
         **os.environ,
@@ -145,8 +168,8 @@ def _run_child(out: Path, folder: ModelFolder, limits: Limits) -> dict[str, Any]
     }
     with (out / "log").open("w+b") as log:
         child = subprocess.Popen(
-            [sys.executable, "-P", str(CHILD), str(out / "request.json")],
-            cwd=folder.folder,
+            [sys.executable, "-P", str(script), str(out / "request.json")],
+            cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -157,7 +180,7 @@ def _run_child(out: Path, folder: ModelFolder, limits: Limits) -> dict[str, Any]
             child.wait(timeout=limits.seconds)
         except subprocess.TimeoutExpired:
             raise CaptureFailed(
-                f"the model code in {folder.folder} did not finish within {limits.seconds:g} s and was "
+                f"the model code in {folder} did not finish within {limits.seconds:g} s and was "
                 f"stopped; its last output: {_last_output(out)}"
             ) from None
         finally:
@@ -165,13 +188,13 @@ def _run_child(out: Path, folder: ModelFolder, limits: Limits) -> dict[str, Any]
     result_file = out / "result.json"
     if not result_file.is_file():
         raise CaptureFailed(
-            f"the model code in {folder.folder} ended its process (exit status {child.returncode}); "
+            f"the model code in {folder} ended its process (exit status {child.returncode}); "
             f"its last output: {_last_output(out)}"
         )
     result = json.loads(result_file.read_text())
     if "error" in result:
         sentence = f"\n{result['traceback'].rstrip()}" if result["traceback"] else ""
-        raise CaptureFailed(f"the model in {folder.folder} cannot be captured: {result['error']}{sentence}")
+        raise CaptureFailed(f"the model in {folder} cannot be captured: {result['error']}{sentence}")
     return result
 
 

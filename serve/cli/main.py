@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from ...models.errors import DamagedFile
+from .bringing import init
 from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
 from .measuring import bench, tune
 
@@ -33,7 +34,7 @@ def main() -> None:
 
 @app.command()
 def convert(
-    folder: Annotated[Path, typer.Argument(help="A model folder with a model.toml.")],
+    folder: Annotated[Path, typer.Argument(help="A model folder with a model.toml, or a bare model.")],
     store: StoreAt = DEFAULT_STORE,
     form: Annotated[str | None, typer.Option(help="auto, torch, onnx, both or live; default both.")] = None,
     level: Annotated[str | None, typer.Option(help="O0 to O3, or Keras' words.")] = None,
@@ -51,10 +52,11 @@ def convert(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Capture, convert, prove and publish a model folder."""
+    """Capture, convert, prove and publish a model folder, or a bare file (`init` tells which)."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.convert import Options, convert
+        from ...exporters.guessing.guess import GUESSED
         from ...exporters.report.page import render_terminal
         from ..http.routes.history import store_at
 
@@ -67,6 +69,9 @@ def convert(
             report.write_bytes(done.version.bytes("report.html"))
         if done.unchanged:
             notify(f"{done.version}: the folder has not changed since; no new version")
+        for sentence in done.facts["notes"]:
+            if sentence.startswith(GUESSED):
+                notify(sentence)
         passed = done.asked_passed if form else done.any_passed
         refused = 3 if any("error" not in f for f in done.facts["forms"].values() if not f["passed"]) else 4
         return done.facts, render_terminal(done.shown()), 0 if passed else refused
@@ -348,6 +353,7 @@ def demo(
     finish(work, as_json)
 
 
+app.command()(init)
 app.command()(bench)
 app.command()(tune)
 

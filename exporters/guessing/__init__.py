@@ -1,0 +1,1 @@
+"""Guesses model.toml where a model comes without one."""

@@ -1,0 +1,66 @@
+"""A model that comes without a model.toml: read as the folder that it would be."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ...models.errors import BadFolder, BadSamples
+from ...models.package import ModelFolder, parse_folder, read_folder
+from .guess import Guess, name_for
+from .module_source import guess_module
+from .onnx_file import guess_onnx
+
+TOML = "model.toml"
+
+
+def folder_at(path: Path) -> ModelFolder:
+    """A model folder as its model.toml has it; a bare file or transformers folder as it is guessed to be.
+
+    A model.toml beside a file that names that file counts. Raises BadFolder where the path is neither.
+    """
+    is_file = path.is_file() and path.name != TOML
+    if not is_file and not _is_transformers(path):
+        return read_folder(path)
+    path = path.resolve()
+    place = path.parent if is_file else path
+    if is_file and (place / TOML).is_file() and (beside := read_folder(place)).source == path.name:
+        return beside
+    guess = guess_at(str(path))
+    folder = parse_folder(guess.toml(), place / TOML)
+    return replace(folder, samples=None, weights=None, guessed=guess.toml(), notes=guess.sentences)
+
+
+def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Guess:
+    """Of a file, a transformers folder, or ``file.py:function`` with example inputs (first axis = samples).
+
+    Raises BadFolder where nothing is guessed of such a path.
+    """
+    file, _, function = path.partition(":")
+    where = Path(file).resolve()
+    if function and where.suffix == ".py":
+        if samples is None:
+            raise BadSamples(
+                f"{path}: what a module takes is seen from example inputs: give them as --samples FILE (safetensors or "
+                "npz, one array for each argument of forward, first axis = samples)"
+            )
+        return guess_module(where.parent, f"{where.name}:{function}", name_for(where), samples)
+    if where.suffix == ".onnx" and where.is_file():
+        return guess_onnx(where)
+    if where.suffix == ".pt2" and where.is_file():
+        return guess_module(where.parent, where.name, name_for(where))
+    if _is_transformers(where):
+        return guess_module(where, "hf:.", name_for(where / "model"))
+    raise BadFolder(
+        f"{path} is no model folder and nothing that is taken without one: expected a folder with a model.toml, an "
+        "ONNX file (.onnx), an exported program (.pt2), a transformers folder (config.json and safetensors), or "
+        "model.py:build"
+    )
+
+
+def _is_transformers(path: Path) -> bool:
+    """Without a model.toml, which would count."""
+    return path.is_dir() and not (path / TOML).is_file() and (path / "config.json").is_file() and any(
+        path.glob("*.safetensors")
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""What is guessed of a model that has no model.toml, and its text as a model.toml."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...models.spec import ModelSpec, TensorSpec
+from ...models.store import NAME
+
+CONFIRM = "confirm"  # the word that begins the comment beside every guess
+GUESSED = "guessed: "  # how every sentence about a guess begins
+_NAMELESS = ("model", "program", "module", "model_quantized")  # file names that say nothing of the model
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """``spec`` and ``source`` as model.toml gives them.
+
+    ``doubts``: what was guessed and why, by (tensor, key), or by ("", key) for a key at the top. ``notes``: what was
+    left out of the file's signature.
+    """
+
+    spec: ModelSpec
+    source: str
+    doubts: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Every guess in one sentence, for a terminal and for the version's notes."""
+        found = [_line_of(kind, tensor) for kind, tensor in self._tensors()]
+        doubts = [f"{' '.join(filter(None, place))}: {why}" for place, why in self.doubts.items()]
+        return tuple(GUESSED + sentence for sentence in (*found, *doubts, *self.notes))
+
+    def toml(self) -> str:
+        """The text of model.toml: each guess has a comment that begins with ``confirm``."""
+        return "\n".join([*self._head(), *self._tables()]) + "\n"
+
+    def _tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        yield from (("input", tensor) for tensor in self.spec.inputs)
+        yield from (("output", tensor) for tensor in self.spec.outputs)
+
+    def _head(self) -> Iterator[str]:
+        yield f"# Written by halfeven for {self.source}. Lines with '{CONFIRM}' are guesses: change what is wrong."
+        yield from (f"# {note}" for note in self.notes)
+        yield f"name = {json.dumps(self.spec.name)}"
+        yield f"source = {json.dumps(self.source, ensure_ascii=False)}"
+        yield self._entry("", "max_batch_size", str(self.spec.max_batch_size))
+
+    def _tables(self) -> Iterator[str]:
+        for kind, tensor in self._tensors():
+            yield f"\n[[{kind}s]]"
+            yield f"name = {json.dumps(tensor.name, ensure_ascii=False)}"
+            yield f"datatype = {json.dumps(tensor.datatype)}"
+            shape = json.dumps([dim.to_json() for dim in tensor.shape])
+            yield self._entry(tensor.name, "shape", shape)
+            if tensor.range is not None:
+                yield self._entry(tensor.name, "range", json.dumps(tensor.range.to_json()))
+            if tensor.kind != "tensor" or (tensor.name, "kind") in self.doubts:
+                yield self._entry(tensor.name, "kind", json.dumps(tensor.kind))
+
+    def _entry(self, tensor: str, key: str, value: str) -> str:
+        why = self.doubts.get((tensor, key))
+        return f"{key} = {value}" + (f"  # {CONFIRM}: {why}" if why else "")
+
+
+def name_for(path: Path) -> str:
+    """A model name from a file's name; from its folder's where the file's says nothing (model.onnx)."""
+    stem = path.parent.name if path.stem in _NAMELESS and path.parent.name else path.stem
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", stem).strip("._-")[:128]
+    return name if NAME.fullmatch(name) else "model"
+
+
+def _line_of(kind: str, tensor: TensorSpec) -> str:
+    of_kind = "" if tensor.kind == "tensor" else f", {tensor.kind}"
+    return f"{kind} '{tensor.name}' {tensor.datatype} {tensor.describe_shape()}{of_kind}"

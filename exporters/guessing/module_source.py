@@ -1,0 +1,49 @@
+"""Guesses the model.toml of what only a child may open: an exported program, a transformers folder, a module."""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from ...models.capture.capture import Limits, describe
+from ...models.datatypes import DATATYPES
+from ...models.errors import BadFolder
+from ...models.spec import Dim, ModelSpec, TensorSpec
+from .guess import Guess
+
+_EXAMPLES = 8
+
+
+def guess_module(
+    folder: Path, source: str, name: str, samples: Mapping[str, np.ndarray] | None = None
+) -> Guess:
+    """``source`` as model.toml writes it; ``samples``: example inputs, which ``file.py:function`` needs.
+
+    Raises CaptureFailed where the code cannot be run, BadFolder for a dtype that is not served.
+    """
+    with tempfile.TemporaryDirectory(prefix="halfeven-init-") as scratch:
+        file = Path(scratch) / "samples.safetensors"
+        if samples is not None:
+            save_file({key: np.ascontiguousarray(array[:_EXAMPLES]) for key, array in samples.items()}, file)
+        found = describe(folder, source, list(samples or ()), file, Limits())
+    spec = ModelSpec(
+        name,
+        tuple(_tensor(entry, folder / source) for entry in found["inputs"]),
+        tuple(_tensor(entry, folder / source) for entry in found["outputs"]),
+        max_batch_size=found["max_batch_size"],
+    )
+    doubts = {(tensor.name, "kind"): "by its name" for tensor in spec.outputs if tensor.kind != "tensor"}
+    return Guess(spec, source, doubts | {(tensor, key): why for tensor, key, why in found["doubts"]})
+
+
+def _tensor(entry: Mapping[str, Any], where: Path) -> TensorSpec:
+    names = {str(datatype.torch): name for name, datatype in DATATYPES.items()}
+    if entry["dtype"] not in names:
+        raise BadFolder(f"{where}: '{entry['name']}' is of {entry['dtype']}, which is not served: expected one of "
+                        f"{', '.join(names)}")  # fmt: skip
+    shape = tuple(Dim.parse(item) for item in entry["shape"])
+    kind = "logits" if entry["name"] == "logits" else "tensor"
+    return TensorSpec(entry["name"], names[entry["dtype"]], shape, kind)

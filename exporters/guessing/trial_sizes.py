@@ -1,0 +1,183 @@
+"""Sizes of free dimensions with which a graph runs, found by running it: a file says that an axis is free, and does
+not say of which sizes it may be (multiples of 32, 48 exactly, at least 400).
+
+Budgets are counts of runs.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...models.spec import Dim, ModelSpec, TensorSpec
+from ..inputs.synthetic import SAFE_IDS, generate
+
+RUNS = 400
+SIZES = (
+    2,
+    1,
+    16,
+    32,
+    64,
+    128,
+    256,
+    512,
+    576,
+    1024,
+    48,
+    80,
+    96,
+    160,
+    224,
+    320,
+    400,
+    480,
+    640,
+    1280,
+    1600,
+    16000,
+)
+FIRST_SIZES = (2, 1)  # of a first axis: rows
+PICTURE_SIZES = (32, 48, 64, 96, 128, 160, 224, 256, 320, 416, 480, 512, 640)
+IDS = (SAFE_IDS, (1, 1), (0, 0))  # of integers: a small table takes few
+
+Run = Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]
+Place = tuple[str, int]  # an input and its axis
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A run that succeeded: the spec with the sizes that it needs, the rows it had, and what it gave.
+
+    ``needed``: for each place whose size had to be found, why it has the size that the spec says.
+    """
+
+    spec: ModelSpec
+    rows: int
+    outputs: Sequence[np.ndarray]
+    needed: Mapping[Place, str]
+
+
+def try_sizes(spec: ModelSpec, run: Run, rows: int) -> Tried | None:
+    """Run with the sizes that generated samples have, then with others, until one run succeeds; None where none does.
+
+    A batched model is asked for ``rows`` rows.
+    """
+    return _Trial(spec, run).at(rows)
+
+
+class _Trial:
+    def __init__(self, spec: ModelSpec, run: Run) -> None:
+        self.spec, self.run = spec, run
+        self.groups = _groups(spec)
+
+    def at(self, rows: int) -> Tried | None:
+        pictures = any(_is_picture(tensor, self.spec.batched) for tensor in self.spec.inputs)
+        if not pictures and (outputs := self.outputs(self.spec, rows)) is not None:
+            return Tried(self.spec, rows, outputs, {})
+        for sizes in itertools.islice(self.candidates(), RUNS):
+            chosen = self.with_sizes(sizes)
+            if (outputs := self.outputs(chosen, rows)) is not None:
+                spec, needed = self.bounded(sizes, rows)
+                return Tried(spec, rows, outputs, needed)
+        return None
+
+    def candidates(self) -> Iterator[tuple[int, ...]]:
+        """One size for each group of places, the usual ones first."""
+        if not self.groups:
+            return
+        lists = [self.sizes_of(group) for group in self.groups]
+        longest = max(map(len, lists))
+        for worst in range(longest):  # the usual ones of all before the unusual of any
+            for places in itertools.product(*(range(min(worst + 1, len(sizes))) for sizes in lists)):
+                if max(places) == worst:
+                    yield tuple(sizes[place] for sizes, place in zip(lists, places, strict=True))
+
+    def sizes_of(self, group: Sequence[Place]) -> Sequence[int]:
+        tensors = {tensor.name: tensor for tensor in self.spec.inputs}
+        if any(_is_picture(tensors[name], self.spec.batched) and axis in _spatial(tensors[name])
+               for name, axis in group):  # fmt: skip
+            return PICTURE_SIZES
+        return (
+            FIRST_SIZES if any(axis == 0 and len(tensors[name].shape) > 1 for name, axis in group) else SIZES
+        )
+
+    def with_sizes(self, sizes: Sequence[int]) -> ModelSpec:
+        return _with_dims(self.spec, self.dims_of(sizes, lambda size: Dim(size, size)))
+
+    def dims_of(self, sizes: Sequence[int], dim: Callable[[int], Dim]) -> dict[Place, Dim]:
+        return {place: dim(size) for group, size in zip(self.groups, sizes, strict=True) for place in group}
+
+    def bounded(self, sizes: Sequence[int], rows: int) -> tuple[ModelSpec, dict[Place, str]]:
+        """Free from that size on where a larger one runs too, fixed where none does, of one name where only equal
+        sizes run."""
+        dims: dict[Place, Dim] = {}
+        needed: dict[Place, str] = {}
+        for index, (group, size) in enumerate(zip(self.groups, sizes, strict=True)):
+            alike = [place for place, other in enumerate(sizes) if other == size]
+            name = self.spec_name(group)
+            if self.runs_larger(sizes, [index], rows):
+                dim, why = Dim(1 if size <= 2 else size, None, name), f"{size} and larger sizes run"
+            elif len(alike) > 1 and self.runs_larger(sizes, alike, rows):
+                dim, why = Dim(1 if size <= 2 else size, None, f"size{alike[0]}"), "only equal sizes run"
+            else:
+                dim, why = Dim(size, size), f"{size} runs, {size + 1} and {2 * size} do not"
+            dims |= dict.fromkeys(group, dim)
+            if dim.fixed or size > 2 or dim.name != name:
+                needed |= dict.fromkeys(group, why)
+        return _with_dims(self.spec, dims), needed
+
+    def spec_name(self, group: Sequence[Place]) -> str | None:
+        tensors = {tensor.name: tensor for tensor in self.spec.inputs}
+        return tensors[group[0][0]].shape[group[0][1]].name
+
+    def runs_larger(self, sizes: Sequence[int], places: Sequence[int], rows: int) -> bool:
+        for larger in (lambda size: size + 1, lambda size: 2 * size):
+            changed = [larger(size) if place in places else size for place, size in enumerate(sizes)]
+            if self.outputs(self.with_sizes(changed), rows) is not None:
+                return True
+        return False
+
+    def outputs(self, spec: ModelSpec, rows: int) -> Sequence[np.ndarray] | None:
+        """What the graph gives to generated inputs; None where it does not run with them."""
+        integers = any(not tensor.type.is_float and tensor.range is None for tensor in spec.inputs)
+        for ids in IDS if integers else IDS[:1]:
+            samples = generate(spec, rows, ids=ids)
+            _, arrays = next(samples.batches(rows if spec.batched else 0))
+            try:
+                return self.run(arrays)
+            except Exception:  # ONNX Runtime has no narrower one
+                continue
+        return None
+
+
+def _groups(spec: ModelSpec) -> list[list[Place]]:
+    """The free places other than the batch; those of one name are one group."""
+    found: dict[object, list[Place]] = {}
+    for tensor in spec.inputs:
+        for axis, dim in enumerate(tensor.shape):
+            if not dim.fixed and not (spec.batched and axis == 0):
+                found.setdefault(dim.name or (tensor.name, axis), []).append((tensor.name, axis))
+    return list(found.values())
+
+
+def _with_dims(spec: ModelSpec, dims: Mapping[Place, Dim]) -> ModelSpec:
+    inputs = tuple(
+        replace(t, shape=tuple(dims.get((t.name, axis), dim) for axis, dim in enumerate(t.shape)))
+        for t in spec.inputs
+    )
+    return replace(spec, inputs=inputs)
+
+
+def _is_picture(tensor: TensorSpec, batched: bool) -> bool:
+    """Rows of 1, 3 or 4 channels and two free axes."""
+    return batched and tensor.type.is_float and len(tensor.shape) == 4 and bool(_spatial(tensor))
+
+
+def _spatial(tensor: TensorSpec) -> tuple[int, ...]:
+    for channel, spatial in ((1, (2, 3)), (3, (1, 2))):
+        dim = tensor.shape[channel]
+        if dim.fixed and dim.minimum in (1, 3, 4) and any(not tensor.shape[axis].fixed for axis in spatial):
+            return spatial
+    return ()

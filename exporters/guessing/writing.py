@@ -1,0 +1,68 @@
+"""``halfeven init``: a model folder for a model that has none, with a model.toml to be confirmed."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import external_data_helper
+from safetensors.numpy import save_file
+
+from ...models.errors import BadInput, Conflict
+from ..foreign.reading import read_graph, tensors
+from ..inputs.samples import read_tensors
+from .bare import TOML, guess_at
+from .guess import CONFIRM
+
+SAMPLES = "samples.safetensors"
+
+
+def write_folder(
+    path: str, folder: Path | None = None, samples: Path | None = None, replace: bool = False
+) -> Mapping[str, Any]:
+    """Write model.toml for ``path``: a file (``.onnx``, ``.pt2``), a transformers folder, or ``file.py:function``.
+
+    A file is copied into ``folder`` (without it: a new folder of the model's name in the working directory), with its
+    external data; of a transformers folder and a module model.toml is written beside it. ``samples``: real inputs,
+    written into the folder; a module needs them. ``replace``: overwrite a model.toml.
+
+    Raises Conflict where there is a model.toml, and what guessing raises.
+    """
+    arrays = read_tensors(samples) if samples is not None else None
+    where = Path(path.partition(":")[0] if ".py:" in path else path)
+    is_file = where.is_file() and ".py:" not in path
+    if folder is not None and not is_file:
+        raise BadInput(f"{path} stays where it is: model.toml is written beside it, so no FOLDER is taken")
+    _refuse_existing(folder if is_file else where if where.is_dir() else where.parent, replace)
+    guess = guess_at(path, arrays)
+    target = (folder or Path(guess.spec.name)) if is_file else where if where.is_dir() else where.parent
+    _refuse_existing(target, replace)
+    target.mkdir(parents=True, exist_ok=True)
+    if is_file and where.resolve().parent != target.resolve():
+        _copy(where, target)
+    if arrays is not None:
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, target / SAMPLES)
+    (target / TOML).write_text(guess.toml(), encoding="utf-8")
+    return {
+        "model": guess.spec.name,
+        "folder": str(target),
+        "guesses": list(guess.sentences),
+        "to_confirm": guess.toml().count(f"# {CONFIRM}:"),
+    }
+
+
+def _refuse_existing(folder: Path | None, replace: bool) -> None:
+    if folder is not None and (folder / TOML).exists() and not replace:
+        raise Conflict(f"{folder / TOML} exists: it is not overwritten unless you say --force")
+
+
+def _copy(file: Path, target: Path) -> None:
+    """The file, and the files of its external data."""
+    shutil.copyfile(file, target / file.name)
+    if file.suffix != ".onnx":
+        return
+    outside = (t for t in tensors(read_graph(file)) if external_data_helper.uses_external_data(t))
+    for location in {external_data_helper.ExternalDataInfo(tensor).location for tensor in outside}:
+        (target / location).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file.parent / location, target / location)

@@ -1,0 +1,204 @@
+"""Looks at a module that has no model.toml: what it takes and what it gives. The operator's code runs here.
+
+    python -P describing.py REQUEST.json
+
+Runs in a child, by file path, as `child.py` does; writes ``result.json``: ``inputs``, ``outputs`` (name, dtype,
+shape as model.toml writes it), ``max_batch_size`` and ``doubts`` ([tensor, key, why]). Outputs are found by running
+the module twice, with other sizes the second time: what changes is free.
+"""
+
+import importlib.util
+import inspect
+import json
+import os
+import sys
+from pathlib import Path
+
+
+def _sibling(name):
+    spec = importlib.util.spec_from_file_location(f"_halfeven_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec and spec.loader
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+child = _sibling("child")
+failures = child.failures
+FREE = -1
+SIZES = ((2, 5), (3, 7))  # rows and length of the two runs
+
+
+def main(request_file):
+    request = json.loads(Path(request_file).read_text())
+    try:
+        result = described(request)
+    except BaseException as error:
+        result = failures.described(error, request)
+    (Path(request["out"]) / "result.json").write_text(json.dumps(result))
+    sys.stdout.flush()
+    os._exit(0 if "error" not in result else 1)
+
+
+def described(request):
+    child.limit_memory(request["memory_limit_bytes"])
+    folder, source = Path(request["folder"]), request["source"]
+    os.chdir(folder)
+    import torch
+
+    sys.path[:0] = [str(folder)]
+    torch.manual_seed(0)
+    with torch.no_grad():
+        if source.endswith(".pt2"):
+            return of_program(torch, folder / source)
+        module = child.build(torch, request, folder)
+        return (
+            of_transformers(torch, module) if source.startswith("hf:") else of_module(torch, module, request)
+        )
+
+
+# An exported program says what it takes; it is run for the names and shapes of what it gives.
+
+
+def of_program(torch, path):
+    program = torch.export.load(path)
+    taken = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
+    values = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in taken}
+    found = child.dims(program)
+    first = [sizes[0] if sizes else 0 for sizes in found]
+    free = [size for size in first if isinstance(size, list)]
+    one = all(size == 1 for size in first)
+    batched = one or (len(free) == len(first) and len({symbol for symbol, _, _ in free}) == 1)
+    inputs = [
+        {"name": name, "dtype": str(value.dtype), "shape": [_dim(size, found) for size in sizes]}
+        for (name, value), sizes in zip(values.items(), found, strict=True)
+    ]
+    module = child.failures.sibling("sources").program_module(torch, path)
+    runs = [_filled(torch, values, offset) for offset in (0, 1)]
+    rows = 1 if one else (free[0][2] or 64) if free else 0
+    return _result(torch, module, inputs, runs, rows, batched)
+
+
+def _dim(size, found):
+    if isinstance(size, int):
+        return size
+    symbol, low, high = size
+    symbols = [other[0] for sizes in found for other in sizes if isinstance(other, list)]
+    bounds = "" if (low, high) == (1, None) else f"{low}..{'' if high is None else high}"
+    name = f"size{symbols.index(symbol)}" if symbols.count(symbol) > 1 else ""
+    return (f"{name}={bounds}" if bounds else name) if name else bounds or FREE
+
+
+def _filled(torch, values, offset):
+    """Inputs for sizes that the program takes: of each symbol its least (2 at least), then one more."""
+    symbols = {symbol for value in values.values() for size in value.shape if isinstance(size, torch.SymInt)
+               for symbol in size.node.expr.free_symbols}  # fmt: skip
+    sizes = {}
+    for place, symbol in enumerate(sorted(symbols, key=str)):
+        known = next(v.node.shape_env.var_to_range.get(symbol) for t in values.values() for v in t.shape
+                     if isinstance(v, torch.SymInt))  # fmt: skip
+        low = max(2, int(known.lower)) if known is not None and known.lower.is_Integer else 2
+        sizes[symbol] = low + 3 * place + offset
+    filled = {}
+    for name, value in values.items():
+        shape = [int(s.node.expr.subs(sizes)) if isinstance(s, torch.SymInt) else int(s) for s in value.shape]
+        filled[name] = torch.randn(shape) if value.dtype.is_floating_point else torch.ones(shape)
+        filled[name] = filled[name].to(value.dtype)
+    return filled
+
+
+# A transformers module names its main input; the configuration has the sizes.
+
+
+def of_transformers(torch, module):
+    config, known = module.config, inspect.signature(module.forward).parameters
+    main = module.main_input_name
+    if main == "pixel_values":
+        size = getattr(config, "image_size", 224)
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        shape = [FREE, getattr(config, "num_channels", 3), height, width]
+        inputs = [{"name": main, "dtype": "torch.float32", "shape": shape}]
+        runs = [{main: torch.randn(rows, *shape[1:])} for rows, _ in SIZES]
+        return _result(torch, module, inputs, runs, 64, True, [[main, "shape", "sizes of config.json"]])
+    if main != "input_ids":
+        raise failures.Refused(
+            f"{type(module).__name__} takes '{main}', of which nothing is guessed: write model.toml by hand"
+        )
+    names = [name for name in ("input_ids", "attention_mask") if name in known]
+    names += ["decoder_input_ids"] if getattr(config, "is_encoder_decoder", False) else []
+    longest = getattr(config, "max_position_embeddings", None)
+    axis = f"length=1..{longest}" if isinstance(longest, int) else "length"
+    inputs = [{"name": name, "dtype": "torch.int64", "shape": [FREE, axis]} for name in names]
+    runs = [{name: torch.ones(size, dtype=torch.int64) for name in names} for size in SIZES]
+    doubts = [["input_ids", "shape", "the longest is max_position_embeddings of config.json"]]
+    left = [name for name in ("token_type_ids", "position_ids") if name in known]
+    doubts += (
+        [["", "max_batch_size", f"further inputs of forward are left out: {', '.join(left)}"]] if left else []
+    )
+    return _result(torch, module, inputs, runs, 64, True, doubts)
+
+
+# Any other module is run with the inputs that the operator gives.
+
+
+def of_module(torch, module, request):
+    from safetensors.torch import load_file
+
+    stored = load_file(request["samples"])
+    given = {name: stored[name] for name in request["names"]}
+    rows = len(next(iter(given.values())))
+    picked = [torch.arange(count) % rows for count in (2, 3)]
+    runs = [{name: tensor[rows] for name, tensor in given.items()} for rows in picked]
+    inputs = [
+        {"name": name, "dtype": str(tensor.dtype), "shape": [FREE, *tensor.shape[1:]]}
+        for name, tensor in given.items()
+    ]
+    doubts = [[name, "shape", "the sizes of the given samples"] for name, t in given.items() if t.ndim > 1]
+    return _result(torch, module, inputs, runs, 64, True, doubts)
+
+
+def _result(torch, module, inputs, runs, rows, batched, doubts=()):
+    """``rows``: the largest batch. Not batched where an output has not one row for each row of the inputs."""
+    answers = [_named(module, run) for run in runs]
+    counts = [len(next(iter(run.values()))) for run in runs]
+    outputs = [
+        {"name": name, "dtype": str(value.dtype), "shape": _free(value.shape, answers[1][name].shape)}
+        for name, value in answers[0].items()
+    ]
+    batched = batched and all(
+        answer[name].ndim > 0 and len(answer[name]) == count
+        for answer, count in zip(answers, counts, strict=True)
+        for name in answer
+    )
+    for tensor in (*inputs, *outputs) if batched else ():
+        tensor["shape"][0] = FREE
+    return {
+        "inputs": inputs,
+        "outputs": outputs,
+        "max_batch_size": rows if batched else 0,
+        "doubts": list(doubts),
+    }
+
+
+def _free(one, other):
+    return [size if size == again else FREE for size, again in zip(one, other, strict=True)]
+
+
+def _named(module, arrays):
+    """What the module gives, by name: its own names, else ``output``, ``output1``, …"""
+    known = inspect.signature(module.forward).parameters
+    by_name = all(name in known for name in arrays)
+    answer = module(**arrays) if by_name else module(*arrays.values())
+    if hasattr(answer, "keys"):
+        named = {key: answer[key] for key in answer}
+    else:
+        parts = answer if isinstance(answer, (tuple, list)) else (answer,)
+        named = {"output" if len(parts) == 1 else f"output{place}": part for place, part in enumerate(parts)}
+    tensors = {key: part for key, part in named.items() if hasattr(part, "untyped_storage")}
+    if not tensors:
+        raise failures.Refused(f"forward gave no tensor, but {type(answer).__name__}")
+    return tensors
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

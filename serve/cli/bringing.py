@@ -1,0 +1,37 @@
+"""The commands that bring models in: ``init`` writes a model folder for a model that has none."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .console import Json, finish
+
+
+def init(
+    path: Annotated[
+        str, typer.Argument(help="model.onnx, program.pt2, a transformers folder, or model.py:build.")
+    ],
+    folder: Annotated[
+        Path | None, typer.Argument(help="Where a file's folder is written; default: its name, here.")
+    ] = None,
+    samples: Annotated[
+        Path | None, typer.Option(help="Real inputs (safetensors, npz); a module needs them.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a model.toml.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a model folder whose model.toml is guessed; its guesses are marked, to be confirmed."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ...exporters.guessing.writing import write_folder
+
+        facts = write_folder(path, folder, samples, force)
+        shown = [
+            *facts["guesses"],
+            f"{facts['folder']}/model.toml has {facts['to_confirm']} lines to confirm",
+        ]
+        return facts, "\n".join([*shown, f"next: halfeven convert {facts['folder']}"]), 0
+
+    finish(work, as_json)

@@ -1,0 +1,118 @@
+"""model.toml is guessed of a bare ONNX file: shapes, batch, sizes that run, values that an input may have."""
+
+# ruff: noqa: E501  (graphs in their own lines)
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from halfeven.exporters.guessing.bare import folder_at
+from halfeven.exporters.guessing.onnx_file import guess_onnx
+from halfeven.models.errors import BadFolder
+from halfeven.models.spec import ModelSpec
+from halfeven.models.store import Store
+from onnx import ModelProto
+
+from tests.exporters.foreign.onnx_files import parsed
+from tests.exporters.foreign.test_foreign_road import mlp
+from tests.exporters.foreign.traps import normal
+from tests.serve.cli.test_main import run
+
+
+def guessed(tmp_path: Path, model: ModelProto) -> ModelSpec:
+    onnx.save(model, tmp_path / "net.onnx")
+    return folder_at(tmp_path / "net.onnx").spec
+
+
+def shapes(spec: ModelSpec) -> list[list[int | str]]:
+    return [[dim.to_json() for dim in tensor.shape] for tensor in (*spec.inputs, *spec.outputs)]
+
+
+def test_a_bare_file_is_converted_with_what_was_guessed_said(tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "net.onnx")
+    (tmp_path / "notes.txt").write_text("what lies beside a bare file is not the model's")
+    code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
+    assert code == 0 and facts["model"] == "net" and facts["forms"]["onnx"]["half_nodes"] == 3, said
+    assert "guessed: input 'x' FP32 [-1,8]" in said
+    version = Store(tmp_path / "store").version("net", 1)
+    kept = {file.name: file.read_text() for file in (version.folder / "source").iterdir()}
+    assert list(kept) == ["model.toml"] and "# confirm: " in kept["model.toml"]
+    (tmp_path / "notes.txt").write_text("changed")
+    _, again, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
+    assert again["version"] == 1, said
+
+
+def test_a_model_toml_beside_the_file_that_names_it_is_what_counts(tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "net.onnx")
+    text = guess_onnx(tmp_path / "net.onnx").toml().replace('name = "net"', 'name = "mine"')
+    (tmp_path / "model.toml").write_text(text)
+    assert folder_at(tmp_path / "net.onnx").spec.name == "mine"
+    (tmp_path / "model.toml").write_text(text.replace("net.onnx", "other.onnx"))
+    onnx.save(mlp(), tmp_path / "other.onnx")
+    assert folder_at(tmp_path / "net.onnx").spec.name == "net"
+
+
+def test_a_free_axis_written_as_minus_1_is_free(tmp_path: Path) -> None:
+    model = mlp()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = -1
+    assert shapes(guessed(tmp_path, model)) == [[-1, 8], [-1, 4]]
+
+
+def test_what_has_no_row_for_each_row_is_not_batched(tmp_path: Path) -> None:
+    text = "g (float[n,8] x, float[2,n,8] s) => (float[n,8] y, float[2,n,8] t) { y = Relu(x) t = Tanh(s) }"
+    spec = guessed(tmp_path, parsed(text))
+    assert spec.max_batch_size == 0 and shapes(spec)[:2] == [["n", 8], [2, "n", 8]]
+    spec = guessed(tmp_path, parsed("g (float[n,8] x) => (float y) { y = ReduceSum<keepdims=0>(x) }"))
+    assert spec.max_batch_size == 0 and shapes(spec) == [["n", 8], []]
+
+
+def test_a_first_axis_of_1_everywhere_is_the_batch(tmp_path: Path) -> None:
+    spec = guessed(tmp_path, parsed("g (float[1,8] x) => (float[1,8] y) { y = Relu(x) }"))
+    assert spec.max_batch_size > 0 and shapes(spec) == [[-1, 8], [-1, 8]]
+
+
+def test_sizes_that_a_free_axis_needs_are_found_by_running(tmp_path: Path) -> None:
+    fixed = parsed(
+        "g (float[n,t] x) => (float[n,4] y) { y = MatMul(x, w) }",
+        {"w": normal(np.random.default_rng(), 48, 4)},
+    )
+    assert shapes(guessed(tmp_path, fixed)) == [[-1, 48], [-1, 4]]
+    least = parsed(
+        "g (float[n,t] x) => (float[n,?] y) { c = Unsqueeze(x, one) d = Conv<kernel_shape=[40]>(c, k) y = Squeeze(d, one) }",
+        {"one": np.array([1]), "k": normal(np.random.default_rng(), 1, 1, 40)},
+    )
+    assert shapes(guessed(tmp_path, least)) == [[-1, "t=64.."], [-1, -1]]
+
+
+def test_axes_that_must_be_equal_share_a_name(tmp_path: Path) -> None:
+    text = "g (float[?,?] x, float[8,?] s) => (float[48,8] y) { t = Transpose<perm=[1,0]>(x) u = Transpose<perm=[1,0]>(s) v = MatMul(t, u) y = MatMul(w, v) }"
+    model = parsed(text, {"w": normal(np.random.default_rng(), 48, 48)})
+    spec = guessed(tmp_path, model)
+    first, second = spec.inputs[0].shape[0], spec.inputs[1].shape[1]
+    assert first == second and first.name is not None and not first.fixed
+    assert spec.inputs[0].shape[1].minimum == spec.inputs[0].shape[1].maximum == 48
+
+
+def test_an_integer_that_is_compared_with_a_constant_has_that_value(tmp_path: Path) -> None:
+    text = """g (float[n,8] x, int64 rate) => (float[n,8] y) {
+        is = Equal(rate, r)
+        y = If<then_branch = a () => (float[n,8] p) { p = Relu(x) }, else_branch = b () => (float[n,8] q) { q = Reshape(x, bad) }>(is) }"""
+    model = parsed(text, {"r": np.array(16000), "bad": np.array([7, 7, 7])})
+    ranges = [tensor.range for tensor in guessed(tmp_path, model).inputs]
+    assert ranges[0] is None and ranges[1] is not None and ranges[1].to_json() == [16000, 16000]
+
+
+def test_a_softmax_over_classes_gives_probabilities(tmp_path: Path) -> None:
+    spec = guessed(tmp_path, parsed("g (float[n,8] x) => (float[n,8] y) { y = Softmax(x) }"))
+    assert spec.outputs[0].kind == "probabilities"
+
+
+def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
+    (tmp_path / "net.tflite").write_bytes(b"no")
+    with pytest.raises(BadFolder, match=r"nothing that is taken without one"):
+        folder_at(tmp_path / "net.tflite")
+    (tmp_path / "net.onnx").write_bytes(b"no")
+    with pytest.raises(BadFolder, match="not an ONNX"):
+        folder_at(tmp_path / "net.onnx")

@@ -1,0 +1,111 @@
+"""``halfeven init`` writes a folder that converts as it is, with its guesses marked, and overwrites nothing unasked."""
+
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from halfeven.models.zoo import hf_bert
+from safetensors.numpy import load_file
+
+from tests.exporters.foreign.test_foreign_road import mlp
+from tests.model_folders import LINEAR
+from tests.serve.cli.test_main import run
+
+CONFIRM = "# confirm: "
+
+
+def written(folder: Path) -> dict[str, Any]:
+    return tomllib.loads((folder / "model.toml").read_text())
+
+
+def converts(folder: Path, store: Path) -> None:
+    code, facts, said = run("convert", folder, "--store", store)
+    assert code == 0 and facts["status"] == "live", said
+
+
+class Masked(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        scores = self.layer(x) * mask[..., None]
+        return {"scores": scores, "total": scores.sum((1, 2))}
+
+
+def exported(path: Path) -> Path:
+    rows, length = torch.export.Dim("rows", min=1, max=32), torch.export.Dim("length", min=2, max=50)
+    inputs, axes = (torch.randn(3, 5, 6), torch.ones(3, 5)), {0: rows, 1: length}
+    torch.export.save(
+        torch.export.export(Masked().eval(), inputs, dynamic_shapes={"x": axes, "mask": axes}), path
+    )
+    return path
+
+
+def test_a_file_gets_a_folder_of_its_own_with_its_external_data(tmp_path: Path) -> None:
+    onnx.save_model(
+        mlp(), tmp_path / "net.onnx", save_as_external_data=True, location="net.bin", size_threshold=0
+    )
+    code, facts, said = run("init", tmp_path / "net.onnx", tmp_path / "brought")
+    assert code == 0 and facts["to_confirm"] == 1, said
+    assert {file.name for file in (tmp_path / "brought").iterdir()} == {"model.toml", "net.onnx", "net.bin"}
+    assert written(tmp_path / "brought")["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 8]}]
+    converts(tmp_path / "brought", tmp_path / "store")
+
+
+def test_a_model_toml_is_overwritten_only_when_that_is_asked(tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "net.onnx")
+    (tmp_path / "model.toml").write_text("mine")
+    code, _, said = run("init", tmp_path / "net.onnx", tmp_path)
+    assert code == 2 and "--force" in said and (tmp_path / "model.toml").read_text() == "mine"
+    code, _, said = run("init", tmp_path / "net.onnx", tmp_path, "--force")
+    assert code == 0 and CONFIRM in (tmp_path / "model.toml").read_text(), said
+
+
+def test_an_exported_program_says_its_sizes_itself(tmp_path: Path) -> None:
+    code, _, said = run("init", exported(tmp_path / "net.pt2"), tmp_path / "brought")
+    assert code == 0, said
+    found = written(tmp_path / "brought")
+    assert found["max_batch_size"] == 32
+    assert [t["shape"] for t in found["inputs"]] == [[-1, "size1=1..50", 6], [-1, "size1=1..50"]]
+    assert {t["name"]: t["shape"] for t in found["outputs"]} == {"scores": [-1, -1, 4], "total": [-1]}
+    converts(tmp_path / "brought", tmp_path / "store")
+
+
+def test_a_transformers_folder_is_written_into(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(Path(hf_bert.__file__).parent / name, tmp_path / name)
+    code, _, said = run("init", tmp_path)
+    assert code == 0, said
+    found = written(tmp_path)
+    assert [t["name"] for t in found["inputs"]] == ["input_ids", "attention_mask"]
+    assert found["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [-1, 4], "kind": "logits"}]
+    assert (tmp_path / "model.toml").read_text().count(CONFIRM) == 3
+    converts(tmp_path, tmp_path / "store")
+
+
+def test_a_module_is_seen_from_example_inputs(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(LINEAR)
+    code, _, said = run("init", f"{tmp_path}/model.py:build")
+    assert code == 2 and "--samples" in said
+    x = np.random.default_rng().standard_normal((16, 4)).astype(np.float32)
+    np.savez(tmp_path / "inputs.npz", x=x)
+    code, _, said = run("init", f"{tmp_path}/model.py:build", "--samples", tmp_path / "inputs.npz")
+    assert code == 0, said
+    assert written(tmp_path)["outputs"] == [{"name": "output", "datatype": "FP32", "shape": [-1, 3]}]
+    assert np.array_equal(load_file(tmp_path / "samples.safetensors")["x"], x)
+    converts(tmp_path, tmp_path / "store")
+
+
+def test_code_that_fails_is_reported_with_its_own_traceback(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("def build():\n    raise ValueError('no weights here')\n")
+    np.savez(tmp_path / "inputs.npz", x=np.zeros((2, 4), np.float32))
+    code, _, said = run("init", f"{tmp_path}/model.py:build", "--samples", tmp_path / "inputs.npz")
+    assert code == 4 and "no weights here" in said
+    assert not (tmp_path / "model.toml").exists()
