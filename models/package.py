@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from .batch_axis import batch_first
 from .datatypes import DATATYPES
 from .errors import BadFolder
 from .pictures.pixels import Picture
@@ -218,15 +219,17 @@ class _Reader(TomlReader):
         name = self.typed(entry, "name", str, where)
         if not name:
             raise self.error(f"{where}.name is empty: a tensor needs a name")
+        axis = self.batch_axis(entry, where, batched)
         tensor = TensorSpec(
             name=name,
             datatype=datatype,
-            shape=self.shape(self.typed(entry, "shape", list, where), where, batched),
+            shape=self.shape(self.typed(entry, "shape", list, where), where, batched, axis),
             kind=kind,
             labels=self.labels(entry, where),
             picture=self.picture(entry, where),
             wire=self.wire(entry, where),
             range=self.range(entry, where),
+            batch_axis=axis,
         )
         try:
             if tensor.wire is not None:
@@ -239,19 +242,36 @@ class _Reader(TomlReader):
             raise self.error(f"{where}.{error}") from None
         return tensor
 
-    def shape(self, items: list[Any], where: str, batched: bool) -> tuple[Dim, ...]:
+    def batch_axis(self, entry: Mapping[str, Any], where: str, batched: bool) -> int:
+        axis, shape = self.typed({"batch_axis": 0, **entry}, "batch_axis", int, where), entry.get("shape")
+        if axis and not batched:
+            raise self.error(
+                f"{where}.batch_axis = {axis}: max_batch_size = 0 says that the model is not batched; leave one out"
+            )
+        if axis and ("picture" in entry or entry.get("kind") == "image"):
+            raise self.error(f"{where}.batch_axis = {axis}: pictures have the batch as their first axis")
+        if isinstance(shape, list) and not 0 <= axis < max(len(shape), 1):
+            raise self.error(
+                f"{where}.batch_axis = {axis}: expected an axis of shape = {shape}, counted from 0 "
+                f"(0 to {max(len(shape) - 1, 0)})"
+            )
+        return axis
+
+    def shape(self, items: list[Any], where: str, batched: bool, axis: int) -> tuple[Dim, ...]:
+        """The dimensions with the batch, which is on ``axis``, in front."""
         if len(items) > MAX_RANK:
             raise self.error(f"{where}.shape: expected at most {MAX_RANK} dimensions, got {len(items)}")
         try:
             shape = tuple(Dim.parse(item) for item in items)
         except BadFolder as error:
             raise self.error(f"{where}.shape: {error}") from None
-        if batched and (not shape or shape[0].fixed):
+        if batched and (not shape or shape[axis].fixed):
+            which = f"axis {axis}" if axis else "the first axis"
             raise self.error(
-                f"{where}.shape = {items}: the first axis is the batch and must be free (-1); "
-                "set max_batch_size = 0 for a model that is not batched"
+                f"{where}.shape = {items}: {which} is the batch and must be free (-1); "
+                "set batch_axis where the batch is another axis, or max_batch_size = 0 for a model that is not batched"
             )
-        return shape
+        return batch_first(shape, axis)
 
     def labels(self, entry: Mapping[str, Any], where: str) -> tuple[str, ...]:
         if "labels_file" not in entry:
@@ -381,4 +401,6 @@ _TOP = (
     "inputs", "outputs", "precision", "parity", "batching",
 )  # fmt: skip
 _WIRE = ("wire_datatype", "wire_scale", "wire_offset")
-_TENSOR = ("name", "datatype", "shape", "kind", "labels", "labels_file", "picture", "range", *_WIRE)
+_TENSOR = (
+    "name", "datatype", "shape", "batch_axis", "kind", "labels", "labels_file", "picture", "range", *_WIRE,
+)  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from .batch_axis import batch_back
 from .datatypes import DATATYPES, Datatype, name_of
 from .errors import BadFolder, BadInput, BadRequest
 from .value_range import ValueRange
@@ -77,7 +78,10 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input or output. ``shape[0]`` is the batch unless the model is not batched."""
+    """One input or output. ``shape[0]`` is the batch unless the model is not batched.
+
+    ``batch_axis``: where the model itself and its callers have the batch; `as_called` has the shape in their order.
+    """
 
     name: str
     datatype: str
@@ -87,6 +91,7 @@ class TensorSpec:
     picture: Mapping[str, Any] | None = None
     wire: Wire | None = None  # an input's smaller datatype in requests
     range: ValueRange | None = None  # of an integer input, in the model's datatype; None: any value
+    batch_axis: int = 0
 
     @property
     def type(self) -> Datatype:
@@ -94,7 +99,14 @@ class TensorSpec:
 
     @property
     def wire_shape(self) -> list[int]:
-        return [dim.wire for dim in self.shape]
+        """As requests and answers have it, -1 where a size is free."""
+        return [dim.wire for dim in batch_back(self.shape, self.batch_axis)]
+
+    def as_called(self) -> "TensorSpec":
+        """With the axes in the model's own order, as in ``model.toml`` and in requests."""
+        if self.batch_axis == 0:
+            return self
+        return replace(self, shape=batch_back(self.shape, self.batch_axis))
 
     def fault(self, shape: Sequence[int], datatype: str) -> str | None:
         """What is wrong with a tensor of this shape and datatype, or None where it fits."""
@@ -124,6 +136,8 @@ class TensorSpec:
             out["wire"] = self.wire.to_json()
         if self.range is not None:
             out["range"] = self.range.to_json()
+        if self.batch_axis:
+            out["batch_axis"] = self.batch_axis
         return out
 
     @classmethod
@@ -137,6 +151,7 @@ class TensorSpec:
             picture=data.get("picture"),
             wire=Wire.from_json(data.get("wire")),
             range=ValueRange.parse(data["range"]) if "range" in data else None,
+            batch_axis=data.get("batch_axis", 0),
         )
 
 
@@ -232,11 +247,25 @@ class ModelSpec:
         inputs = (t if t.wire is None else replace(t, datatype=t.wire.datatype) for t in self.inputs)
         return replace(self, inputs=tuple(inputs))
 
+    def as_called(self) -> "ModelSpec":
+        """With every tensor's axes in the model's own order. The batch is then on axis ``batch_axis`` of each."""
+        if not self.batch_axes:
+            return self
+        inputs, outputs = (tuple(t.as_called() for t in some) for some in (self.inputs, self.outputs))
+        return replace(self, inputs=inputs, outputs=outputs)
+
+    @property
+    def batch_axes(self) -> dict[str, dict[str, int]]:
+        """Name → axis under ``inputs`` and ``outputs``, where the batch is not the first axis; empty if none."""
+        sides = {"inputs": self.inputs, "outputs": self.outputs}
+        axes = {key: {t.name: t.batch_axis for t in side if t.batch_axis} for key, side in sides.items()}
+        return axes if any(axes.values()) else {}
+
     def signature(self) -> tuple[Any, ...]:
         """What callers rely on: a new version must keep it, what numbers on the wire mean included."""
         plain = tuple((t.name, t.datatype, tuple(t.wire_shape)) for t in (*self.inputs, *self.outputs))
         wires = {t.name: t.wire for t in self.inputs if t.wire is not None}
-        return (self.batched, plain, wires) if wires else (self.batched, plain)
+        return (self.batched, plain, *(more for more in (wires, self.batch_axes) if more))
 
     def check_inputs(self, arrays: Mapping[str, np.ndarray], error: type[BadInput] = BadRequest) -> int:
         """Hold named arrays against the inputs; give the number of rows (1 where not batched).

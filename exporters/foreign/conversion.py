@@ -10,6 +10,7 @@ from ...models.errors import BadFolder, ExportFailed
 from ...models.package import ModelFolder, Precision
 from ...models.spec import ModelSpec
 from ..autocast.plan import Kept
+from .batch_first import with_batch_first
 from .file_graph import FileGraph
 from .graph import BODIES, FLOATING, ForeignProgram, assembled, size_in_bytes, walk
 from .index_ranges import with_ranges
@@ -63,6 +64,7 @@ def read_foreign(model_path: Path, folder: ModelFolder) -> tuple[ForeignProgram,
         program = normalise(model, model_path)
     except ValueError as error:
         raise BadFolder(f"{model_path}: {error}") from error
+    program = with_batch_first(program, folder.spec, model_path)
     spec, notes = hold(program.model, folder.spec, model_path)
     return program, with_ranges(spec, program), [*program.notes, *notes]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
+from ...models.batch_axis import batch_back
 from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadFolder
 from ...models.spec import Dim, ModelSpec, TensorSpec
@@ -73,9 +74,10 @@ def _check(path: Path, what: str, value: ValueInfoProto, tensor: TensorSpec) -> 
     if len(sizes) != len(tensor.shape) or not all(
         size is None or dim.admits(size) for dim, size in zip(tensor.shape, sizes, strict=True)
     ):
-        shape = ",".join("?" if size is None else str(size) for size in sizes)
+        shape = ",".join("?" if size is None else str(size) for size in batch_back(sizes, tensor.batch_axis))
         raise BadFolder(
-            f"{path}: {what}: model.toml says {tensor.describe_shape()}, the graph has [{shape}] (? is free)"
+            f"{path}: {what}: model.toml says {tensor.as_called().describe_shape()}, the graph has [{shape}] "
+            "(? is free)"
         )
 
 

@@ -83,10 +83,11 @@ def batch_gap(failures, torch, run, samples, request):
     for row in range(rows):
         alone = run(*rows_of(samples, 1, request, start=row))
         for one, many in zip(alone, together, strict=True):
-            if many.ndim == 0 or many.shape[0] != rows:
+            if many.ndim == 0 or many.shape[0] != rows or (one.ndim == many.ndim and one.shape[0] != 1):
                 raise failures.Refused(
                     f"an output has shape {list(many.shape)} for a batch of {rows}: its first axis must be "
-                    "the batch; set max_batch_size = 0 for a model that is not batched"
+                    "the batch; set batch_axis in model.toml where the batch is another axis, or "
+                    "max_batch_size = 0 for a model that is not batched"
                 )
             worst = max(worst, distance(torch, many[row : row + 1], one, many))
     return worst

@@ -24,6 +24,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from ..archive.archive import load_program
+from ..batch_axis import batch_back
 from ..datatypes import DATATYPES
 from ..errors import BadFolder, CaptureFailed, DamagedFile
 from ..index_ranges.input_ranges import with_ranges
@@ -149,11 +150,12 @@ def _request(folder: ModelFolder, out: Path, limits: Limits) -> dict[str, Any]:
             {
                 "name": t.name,
                 "dims": [[dim.minimum, dim.maximum] for dim in t.shape],
-                "declared": f"{t.datatype} {t.describe_shape()}",
+                "declared": f"{t.datatype} {t.as_called().describe_shape()}",
             }
             for t in folder.spec.inputs
         ],
         "outputs": [t.name for t in folder.spec.outputs],
+        "batch_axes": folder.spec.batch_axes,
         "max_batch_size": folder.spec.max_batch_size,
         "memory_limit_bytes": limits.memory_bytes,
         "out": str(out),
@@ -279,10 +281,11 @@ def _check_outputs(program: ExportedProgram, spec: ModelSpec) -> None:
             for dim, size in zip(tensor.shape, value.shape, strict=True)
         )
         if value.dtype != tensor.type.torch or not fits:
-            sizes = ",".join(str(size if isinstance(size, int) else -1) for size in value.shape)
+            came = batch_back(value.shape, tensor.batch_axis)
+            sizes = ",".join(str(size if isinstance(size, int) else -1) for size in came)
             names = {datatype.torch: datatype.name for datatype in DATATYPES.values()}
             raise BadFolder(
                 f"output '{tensor.name}' of '{spec.name}': model.toml says {tensor.datatype} "
-                f"{tensor.describe_shape()}, the model gives {names.get(value.dtype, value.dtype)} [{sizes}]: write "
-                "that under [[outputs]], or change what forward gives"
+                f"{tensor.as_called().describe_shape()}, the model gives {names.get(value.dtype, value.dtype)} "
+                f"[{sizes}]: write that under [[outputs]], or change what forward gives"
             )

@@ -139,12 +139,16 @@ def load_samples(request):
 
 
 class Flat:
-    """The module's forward with the spec's inputs in order and its outputs as a tuple in order."""
+    """The module's forward with the spec's inputs in order and its outputs as a tuple in order.
+
+    The batch is the first axis of each. The module has it on the request's ``batch_axes`` (`ModelSpec.batch_axes`).
+    """
 
     def __init__(self, module, request):
         self.module = module
         self.inputs = [spec["name"] for spec in request["inputs"]]
         self.outputs = request["outputs"]
+        self.axes = request.get("batch_axes", {})
         self.original = module.forward
         parameters = inspect.signature(self.original).parameters
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -152,6 +156,9 @@ class Flat:
         module.forward = self.forward  # hooks and parameter names stay the module's own
 
     def forward(self, *tensors):
+        if self.axes:
+            axes = [self.axes["inputs"].get(name, 0) for name in self.inputs]
+            tensors = [as_called(*each) for each in zip(tensors, axes, strict=True)]
         if self.by_name:
             answer = self.original(**dict(zip(self.inputs, tensors, strict=True)))
         else:
@@ -172,7 +179,24 @@ class Flat:
         for name, value in zip(self.outputs, answer, strict=True):
             if not hasattr(value, "untyped_storage"):
                 raise Refused(f"output '{name}' must be a tensor, forward gave {type(value).__name__}")
-        return answer
+        return self.batch_first(answer) if self.axes else answer
+
+    def batch_first(self, answer):
+        moved = []
+        for name, value in zip(self.outputs, answer, strict=True):
+            axis = self.axes["outputs"].get(name, 0)
+            if axis and value.ndim <= axis:
+                raise Refused(
+                    f"forward gave output '{name}' as {list(value.shape)}, which has no axis {axis}: mend its "
+                    "batch_axis in model.toml"
+                )
+            moved.append(value.movedim(axis, 0) if axis else value)
+        return tuple(moved)
+
+
+def as_called(tensor, axis):
+    """An input as the module has it. Contiguous: cuDNN's recurrent layers ask that of a state."""
+    return tensor.movedim(0, axis).contiguous() if axis else tensor
 
 
 def check(torch, flat, program, samples, request):

@@ -116,9 +116,11 @@ def blame_inputs(error, module, forward, example, request):
     try:
         module(*(tensor.clone() for tensor in example))
     except (RuntimeError, TypeError, ValueError, LookupError, AssertionError) as plain:
+        called = request.get("batch_axes", {}).get("inputs", {})
+        axes = [called.get(spec["name"], 0) for spec in request["inputs"]]
         given = ", ".join(
-            f"'{spec['name']}' {spec['declared']} (tried with {list(tensor.shape)})"
-            for spec, tensor in zip(request["inputs"], example, strict=True)
+            f"'{spec['name']}' {spec['declared']} (tried with {list(tensor.movedim(0, axis).shape)})"
+            for spec, tensor, axis in zip(request["inputs"], example, axes, strict=True)
         )
         with contextlib.suppress(TypeError, ValueError):
             given += f"; its parameters are {inspect.signature(forward)}"

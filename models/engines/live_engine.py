@@ -32,8 +32,9 @@ class LiveModule:
     """The operator's module: the spec's inputs in order, its outputs in order and in the spec's datatypes."""
 
     def __init__(self, module: nn.Module, source: LiveSource, spec: ModelSpec) -> None:
-        names = {"inputs": [{"name": tensor.name} for tensor in spec.inputs]}
-        child.Flat(module, names | {"outputs": [tensor.name for tensor in spec.outputs]})
+        names: dict[str, Any] = {"inputs": [{"name": tensor.name} for tensor in spec.inputs]}
+        names["outputs"] = [tensor.name for tensor in spec.outputs]
+        child.Flat(module, names | {"batch_axes": spec.batch_axes})
         self.module = module
         self.source = source
         self.spec = spec

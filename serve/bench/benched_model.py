@@ -19,6 +19,7 @@ import orjson
 
 from ...exporters.inputs.samples import load_samples
 from ...exporters.inputs.synthetic import USUAL_LENGTH, generate
+from ...models.batch_axis import array_batch_back, batch_first
 from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadInput, BadSetting, UnknownName
 from ...models.spec import Dim, ModelSpec, TensorSpec
@@ -97,7 +98,8 @@ def bodies(
         )
     samples = load_samples(data, spec) if data is not None else generate(spec, rows * MOST_REQUESTS, seed)
     made, size = [], 0
-    for _, arrays in samples.batches(rows if spec.batched else 0, MOST_REQUESTS):
+    for _, rows_first in samples.batches(rows if spec.batched else 0, MOST_REQUESTS):
+        arrays = {t.name: array_batch_back(rows_first[t.name], t.batch_axis) for t in spec.inputs}
         made.append(
             _binary(arrays) if wire == "binary" else (_json(arrays), {"Content-Type": "application/json"})
         )
@@ -155,15 +157,18 @@ def _spec(
 ) -> ModelSpec:
     if unknown := sorted(set(sizes) - {tensor["name"] for tensor in inputs}):
         raise BadSetting(f"--shape {unknown[0]}: '{name}' has the inputs {[t['name'] for t in inputs]}")
-    batched = all(tensor["shape"][:1] == [-1] for tensor in inputs)
-    taken = tuple(_fixed(_tensor(tensor), batched, sizes.get(tensor["name"])) for tensor in inputs)
+    tensors = [_tensor(tensor) for tensor in inputs]
+    batched = all(tensor.shape[:1] == (Dim(),) for tensor in tensors)
+    taken = tuple(_fixed(tensor, batched, sizes.get(tensor.name)) for tensor in tensors)
     return ModelSpec(name, taken, tuple(_tensor(tensor) for tensor in outputs), 2**31 if batched else 0)
 
 
 def _tensor(said: Mapping[str, Any]) -> TensorSpec:
     if said["datatype"] not in DATATYPES:
         raise BadInput(f"tensor '{said['name']}' is {said['datatype']}: bench makes {', '.join(DATATYPES)}")
-    return TensorSpec(said["name"], said["datatype"], tuple(Dim.parse(int(size)) for size in said["shape"]))
+    axis = int(said.get("parameters", {}).get("batch_axis", 0))  # a word of ours: others have the batch first
+    shape = batch_first([Dim.parse(int(size)) for size in said["shape"]], axis)
+    return TensorSpec(said["name"], said["datatype"], shape, batch_axis=axis)
 
 
 def _fixed(tensor: TensorSpec, batched: bool, sizes: list[int] | None) -> TensorSpec:
@@ -172,7 +177,9 @@ def _fixed(tensor: TensorSpec, batched: bool, sizes: list[int] | None) -> Tensor
     if sizes is None:
         sizes = [dim.minimum if dim.fixed else USUAL_LENGTH for dim in inner]
     if len(sizes) != len(inner) or not all(dim.admits(size) for dim, size in zip(inner, sizes, strict=True)):
-        raise BadSetting(f"--shape {tensor.name}={sizes}: the model has {tensor.describe_shape()}")
+        raise BadSetting(
+            f"--shape {tensor.name}={sizes}: the model has {tensor.as_called().describe_shape()}"
+        )
     return replace(tensor, shape=(*batch, *(Dim.parse(size) for size in sizes)))
 
 

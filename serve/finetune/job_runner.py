@@ -163,6 +163,7 @@ class JobRunner:
                 {"name": t.name, "dims": [[dim.minimum, dim.maximum] for dim in t.shape]} for t in spec.inputs
             ],
             "outputs": [tensor.name for tensor in spec.outputs],
+            "batch_axes": spec.batch_axes,
             "losses": dict(data.losses),
             "max_batch_size": spec.max_batch_size,
             "precision": job.hyperparameters["precision"],

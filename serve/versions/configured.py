@@ -12,6 +12,8 @@ def configured(spec: ModelSpec, config: LoadConfig | None) -> ModelSpec:
     if not config:
         return spec
     rows = config.get("max_batch_size", spec.max_batch_size)
+    if rows == 0 and spec.batch_axes:  # as the model's own config says to Triton's clients
+        rows = spec.max_batch_size
     if rows > spec.max_batch_size or (rows < 1 and spec.batched):
         raise BadInput(
             f"max_batch_size of '{spec.name}' was proven from 1 to {spec.max_batch_size}, got {rows}; more needs a "

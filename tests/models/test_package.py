@@ -37,6 +37,7 @@ def test_every_documented_key_is_read(tmp_path: Path) -> None:
         inputs=[
             tensor("image", "FP32", [-1, 1, 8, 8], picture=picture),
             tensor("tokens", "INT64", [-1, "length=2..512"]),
+            tensor("state", "FP32", [2, -1, 8], batch_axis=1),
         ],
         outputs=[tensor("scores", "FP32", [-1, 2], kind="logits", labels=["no", "yes"])],
         path=[".."],
@@ -66,6 +67,7 @@ def test_every_documented_key_is_read(tmp_path: Path) -> None:
     assert (spec.name, spec.max_batch_size, spec.form) == ("an.other_name-1", 8, "onnx")
     assert spec.inputs[0].picture == picture
     assert spec.inputs[1].shape == (Dim(), Dim(2, 512, "length"))
+    assert (spec.inputs[2].shape, spec.inputs[2].batch_axis) == ((Dim(), Dim(2, 2), Dim(8, 8)), 1)
     assert (spec.outputs[0].kind, spec.outputs[0].labels) == ("logits", ("no", "yes"))
     overridden = ("max_error_u", "max_flips", "min_slice_sqnr_db", "min_sqnr_db")
     assert spec.parity == ParityLimits(8.0, 40.5, 0.0, 0.25, overridden=overridden)
@@ -229,6 +231,15 @@ def test_an_unknown_key_or_word_is_told_with_the_file_and_the_nearest_known_one(
         ({"inputs": [tensor("x", "FP32", [-1, "2..1"])]}, ["inputs[0].shape", "'2..1'"]),
         ({"inputs": [tensor("x", "FP32", [])]}, ["inputs[0].shape", "first axis is the batch"]),
         ({"inputs": [tensor("x", "FP32", [8, 4])]}, ["first axis is the batch", "max_batch_size = 0"]),
+        ({"inputs": [{**X, "batch_axis": 1}]}, ["inputs[0].shape = [-1, 4]", "axis 1 is the batch", "free"]),
+        ({"inputs": [{**X, "batch_axis": 2}]}, ["inputs[0].batch_axis = 2", "counted from 0 (0 to 1)"]),
+        ({"outputs": [{**Y, "batch_axis": -1}]}, ["outputs[0].batch_axis = -1", "(0 to 1)"]),
+        ({"inputs": [{**X, "batch_axis": "1"}]}, ["inputs[0].batch_axis = '1'", "a whole number"]),
+        ({"inputs": [{**X, "batch_axis": 1}], "max_batch_size": 0}, ["batch_axis = 1", "not batched"]),
+        (
+            {"inputs": [IMAGE | {"batch_axis": 1}]},
+            ["batch_axis = 1", "pictures have the batch as their first"],
+        ),
         ({"inputs": [tensor("x", "FP32", [-1] * 17)]}, ["inputs[0].shape", "at most 16"]),
         ({"outputs": [{**Y, "labels": "a b c"}]}, ["outputs[0].labels", "list of strings"]),
         ({"outputs": [{**Y, "labels_file": "no.txt"}]}, ["outputs[0].labels_file", "'no.txt'"]),

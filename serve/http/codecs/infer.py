@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from ....models.batch_axis import array_batch_back, array_batch_first
 from ....models.errors import BadRequest, EngineFailed
 from ....models.spec import ModelSpec, TensorSpec
 from ...batching.interface import NO_TERMS, Terms
@@ -38,6 +39,7 @@ class RequestedOutput:
 class InferRequest(NamedTuple):
     """A checked request. Binary ``arrays`` are read-only views of the body, possibly unaligned.
 
+    Their first axis is the batch, wherever the request had it (then they may be copies).
     ``rows`` is the batch size, 1 where the model is not batched; ``nan_as`` is how JSON writes what is not finite.
     """
 
@@ -76,6 +78,10 @@ class InferCodec:
 
     def __init__(self, spec: ModelSpec, dialect: Dialect = OURS) -> None:
         self.spec = spec
+        self._called = spec.as_called()
+        self._axes_in = [tensor.batch_axis for tensor in spec.inputs]
+        self._moves = any(self._axes_in)
+        self._axes_out = [tensor.batch_axis for tensor in spec.outputs]
         self._dialect = dialect
         self._output_dtypes = [tensor.type.numpy for tensor in spec.outputs]
         self._all_binary = tuple(RequestedOutput(i, True) for i in range(len(spec.outputs)))
@@ -90,6 +96,8 @@ class InferCodec:
         Raises BadRequest naming the tensor, what was expected and what came.
         """
         request = self._read(body, header_length)
+        if self._moves:
+            request = request._replace(arrays=list(map(array_batch_first, request.arrays, self._axes_in)))
         if self._has_ranges:
             self.spec.check_values(request.arrays)
         return request
@@ -115,7 +123,7 @@ class InferCodec:
         if id is not None and not isinstance(id, str):
             raise BadRequest(f"the request's 'id' must be a string, got {type(id).__name__}")
         wishes = read_wishes(message, id)
-        rows, declared = read_inputs(self.spec, message, self._dialect)
+        rows, declared = read_inputs(self._called, message, self._dialect)
         outputs = self._asked(message)
         places = self._places(declared, head, len(body))
         arrays = [
@@ -177,7 +185,7 @@ class InferCodec:
 
     def _read_raw(self, body: bytes) -> InferRequest:
         """A header length of 0: the body is the one input's bytes, batch 1; all outputs come back binary."""
-        spec = self.spec
+        spec = self._called
         if len(spec.inputs) != 1:
             raise BadRequest(
                 f"Raw request must only have 1 input (found 1) to be deduced but got {len(spec.inputs)} "
@@ -193,7 +201,7 @@ class InferCodec:
         version: str,
         parameters: Mapping[str, Any],
     ) -> InferResponse:
-        """Write the asked outputs (``outputs`` is all of them, in the spec's order).
+        """Write the asked outputs (``outputs`` is all of them, in the spec's order, the batch first).
 
         Where all are binary the JSON has nothing but the shapes: it is remembered like a request's.
         """
@@ -211,7 +219,7 @@ class InferCodec:
                     self._heads.clear()
                 self._heads[key] = response.body[: response.header_length]
             return response
-        chunks = map(_raw_bytes, outputs, self.spec.outputs)
+        chunks = map(_raw_bytes, map(array_batch_back, outputs, self._axes_out), self.spec.outputs)
         return InferResponse(b"".join((text, *chunks)), len(text))
 
     def _write_fresh(
@@ -225,13 +233,13 @@ class InferCodec:
         chunks: list[memoryview | bytes] = []
         for asked in request.outputs:
             index = asked.index
-            tensor, array = self.spec.outputs[index], outputs[index]
+            tensor, array = self.spec.outputs[index], array_batch_back(outputs[index], self._axes_out[index])
             if array.dtype != self._output_dtypes[index]:
                 raise EngineFailed(_wrong_dtype(tensor, array))
             entry = {"name": tensor.name, "datatype": tensor.datatype, "shape": array.shape}
             if asked.classes:
                 entry["datatype"] = "BYTES"
-                entry["shape"], best = classify(array, tensor, asked.classes, self.spec.batched)
+                entry["shape"], best = classify(outputs[index], tensor, asked.classes, self.spec.batched)
                 _add_text(entry, best, asked.binary, chunks)
             elif asked.binary:
                 entry["parameters"] = {"binary_data_size": array.nbytes}
@@ -262,8 +270,9 @@ def _head_size(text: str, length: int) -> int:
 
 def _raw_shape(spec: ModelSpec, length: int) -> tuple[int, ...]:
     tensor = spec.inputs[0]
-    shape = [1 if spec.batched else -1] if spec.batched else []
-    shape += [dim.wire for dim in tensor.shape[len(shape) :]]
+    shape = [dim.wire for dim in tensor.shape]
+    if spec.batched:
+        shape[tensor.batch_axis] = 1
     if shape.count(-1) > 1:
         raise BadRequest(
             f"The shape of the raw input '{tensor.name}' can not be deduced because there are more than one "

@@ -36,13 +36,13 @@ class DeclaredInput(NamedTuple):
 def read_inputs(
     spec: ModelSpec, message: Mapping[str, Any], dialect: Dialect
 ) -> tuple[int, list[DeclaredInput]]:
-    """The rows and the inputs in the spec's order. Raises BadRequest."""
+    """The rows and the inputs in the spec's order; ``spec`` is `ModelSpec.as_called`. Raises BadRequest."""
     entries = _objects(message, "inputs")
     _check_names(spec, [entry["name"] for entry in entries])
     places = {entry["name"]: (place, entry) for place, entry in enumerate(entries)}
     declared = [_declared(spec, tensor, dialect, *places[tensor.name]) for tensor in spec.inputs]
     _check_equal_sizes(spec, declared)
-    return (declared[0].shape[0] if spec.batched else 1), declared
+    return (declared[0].shape[spec.inputs[0].batch_axis] if spec.batched else 1), declared
 
 
 def read_outputs(
@@ -182,17 +182,22 @@ def _check_datatype(spec: ModelSpec, tensor: TensorSpec, came: object) -> None:
 
 def _check_shape(spec: ModelSpec, tensor: TensorSpec, shape: tuple[int, ...], most_rows: int) -> None:
     if len(shape) == len(tensor.shape):
-        if spec.batched and shape[0] > most_rows:
+        if spec.batched and (rows := shape[tensor.batch_axis]) > most_rows:
             raise BadRequest(
                 f"inference request batch-size must be <= {most_rows} for '{spec.name}': input "
-                f"'{tensor.name}' has {shape[0]} rows; split the request"
+                f"'{tensor.name}' has {rows} rows{_on(tensor)}; split the request"
             )
         if all(dim.admits(size) for dim, size in zip(tensor.shape, shape, strict=True)):
             return
     raise BadRequest(
         f"unexpected shape for input '{tensor.name}' for model '{spec.name}'. "
-        f"Expected {tensor.describe_shape()}, got [{','.join(map(str, shape))[:80]}]."
+        f"Expected {tensor.describe_shape()}, got [{','.join(map(str, shape))[:80]}]"
+        + (f" (axis {tensor.batch_axis} is the batch)." if tensor.batch_axis else ".")
     )
+
+
+def _on(tensor: TensorSpec) -> str:
+    return f" on axis {tensor.batch_axis}" if tensor.batch_axis else ""
 
 
 def _binary_size(
@@ -222,7 +227,7 @@ def _check_equal_sizes(spec: ModelSpec, declared: Sequence[DeclaredInput]) -> No
     sizes: dict[str, tuple[int, str]] = {}
     for tensor, item in zip(spec.inputs, declared, strict=True):
         for axis, (dim, size) in enumerate(zip(tensor.shape, item.shape, strict=True)):
-            key = "(batch)" if spec.batched and axis == 0 else dim.name
+            key = "(batch)" if spec.batched and axis == tensor.batch_axis else dim.name
             known, where = sizes.setdefault(key, (size, item.name)) if key else (size, "")
             if known != size:
                 raise BadRequest(

@@ -40,28 +40,36 @@ def model_metadata(
 
 
 def _tensor(tensor: TensorSpec) -> dict[str, Any]:
-    """With the range of integers that index a table, where it has one, as a parameter."""
+    """Its parameters, where it has any: the range of integers that index a table, a batch axis that is not 0."""
     found: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.wire_shape}
+    parameters: dict[str, Any] = {}
     if tensor.range is not None:
-        found["parameters"] = {"range": str(tensor.range)}
-    return found
+        parameters["range"] = str(tensor.range)
+    if tensor.batch_axis:
+        parameters["batch_axis"] = tensor.batch_axis
+    return {**found, "parameters": parameters} if parameters else found
 
 
 def model_config(spec: ModelSpec, form: str, device: str, versions: Sequence[str] = ()) -> dict[str, Any]:
-    """Triton's ModelConfig; ``dims`` leave the batch out where there is one. ``versions`` are those loaded."""
+    """Triton's ModelConfig; ``dims`` leave the batch out where there is one. ``versions`` are those loaded.
+
+    Triton's batch is every tensor's first axis. Where one has it elsewhere the config says ``max_batch_size`` 0, which
+    makes ``dims`` the whole shapes, and clients such as perf_analyzer send what the model takes.
+    """
+    first = spec.batched and not spec.batch_axes
     config: dict[str, Any] = {
         "name": spec.name,
         "platform": f"halfeven_{form}",
         "backend": "halfeven",
         "version_policy": _version_policy(versions),
-        "max_batch_size": spec.max_batch_size,
-        "input": [_config_tensor(spec, tensor) for tensor in spec.inputs],
-        "output": [_config_tensor(spec, tensor) for tensor in spec.outputs],
+        "max_batch_size": spec.max_batch_size if first else 0,
+        "input": [_config_tensor(tensor, first) for tensor in spec.inputs],
+        "output": [_config_tensor(tensor, first) for tensor in spec.outputs],
         "instance_group": [_instance_group(spec, device)],
         "model_transaction_policy": {"decoupled": False},
         "parameters": {},
     }
-    if spec.batched:
+    if first:
         config["dynamic_batching"] = _dynamic_batching(spec)
     return config
 
@@ -97,8 +105,8 @@ def _instance_group(spec: ModelSpec, device: str) -> dict[str, Any]:
     return {"name": f"{spec.name}_0", "kind": kind, "count": 1, "gpus": gpus}
 
 
-def _config_tensor(spec: ModelSpec, tensor: TensorSpec) -> dict[str, Any]:
-    dims = tensor.wire_shape[1:] if spec.batched else tensor.wire_shape
+def _config_tensor(tensor: TensorSpec, without_batch: bool) -> dict[str, Any]:
+    dims = tensor.wire_shape[1:] if without_batch else tensor.wire_shape
     return {
         "name": tensor.name,
         "data_type": f"TYPE_{tensor.datatype}",

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from ....models.batch_axis import array_batch_back, array_batch_first
+from ....models.datatypes import name_of
 from ....models.errors import BadRequest
 from ....models.pictures.picture import png_of
 from ....models.pictures.pixels import Picture
@@ -49,6 +51,24 @@ def taken(spec: ModelSpec, arrays: Mapping[str, np.ndarray]) -> PredictRequest:
     """Named arrays, of any kind of body, checked against the spec. Raises BadRequest."""
     rows = spec.check_inputs(arrays)
     return PredictRequest([arrays[tensor.name] for tensor in spec.inputs], rows)
+
+
+def taken_as_called(spec: ModelSpec, arrays: Mapping[str, np.ndarray]) -> PredictRequest:
+    """Whole tensors in the model's own layout, such as numpy files have. Raises BadRequest."""
+    moved = dict(arrays)
+    for tensor in spec.inputs:
+        if tensor.batch_axis and (array := arrays.get(tensor.name)) is not None:
+            if fault := tensor.as_called().fault(array.shape, name_of(array.dtype)):
+                raise BadRequest(
+                    f"input '{tensor.name}' of model '{spec.name}': {fault} (axis {tensor.batch_axis} is the batch)"
+                )
+            moved[tensor.name] = array_batch_first(array, tensor.batch_axis)
+    return taken(spec, moved)
+
+
+def given_as_called(spec: ModelSpec, outputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """The outputs by name in the model's own layout."""
+    return {t.name: array_batch_back(a, t.batch_axis) for t, a in zip(spec.outputs, outputs, strict=True)}
 
 
 def _is_picture(spec: ModelSpec, instances: Sequence[Any]) -> bool:

@@ -9,7 +9,7 @@ from ....models.pictures.picture import png_of
 from ....models.pictures.pixels import Picture
 from ....models.spec import ModelSpec
 from .numpy_files import NPY_TYPE, NPZ_TYPE, write_npy, write_npz
-from .predict import write_predict
+from .predict import given_as_called, write_predict
 
 JSON_TYPE, PNG_TYPE = "application/json", "image/png"
 _MANY = 2**20  # elements that take longer to write than a hand-over to a thread
@@ -60,9 +60,9 @@ def write_answer(spec: ModelSpec, outputs: Sequence[np.ndarray], kind: str) -> b
         ]
         return png_of(array[0] if spec.batched else array, Picture.of(tensor, spec.batched))
     if kind == NPY_TYPE:
-        return write_npy(outputs[0])
+        return write_npy(*given_as_called(spec, outputs).values())
     if kind == NPZ_TYPE:
-        return write_npz({tensor.name: array for tensor, array in zip(spec.outputs, outputs, strict=True)})
+        return write_npz(given_as_called(spec, outputs))
     return write_predict(spec, outputs)
 
 

@@ -13,7 +13,7 @@ from ..limits.memory_budget import Lease, json_bytes
 from .multipart import is_multipart, read_parts
 from .numpy_files import NPY, NPY_TYPE, NPZ, NPZ_TYPE, read_npy, read_npz
 from .pictures import BASE64, arrays_of_parts, picture_inputs, rows_of
-from .predict import PredictRequest, read_predict, taken
+from .predict import PredictRequest, read_predict, taken, taken_as_called
 
 SHORT_JSON = 65_536  # bytes that are parsed in less time than a hand-over to a thread takes
 _FILE_IN_JSON = b'"%s"' % BASE64.encode()
@@ -40,7 +40,7 @@ def read_body_of(
     if is_picture(body):
         return taken(spec, {picture_inputs(spec)[0].name: _one_picture(spec, body, lease)})
     if body.startswith(NPZ):
-        return taken(spec, read_npz(body, max_bytes, lease))
+        return taken_as_called(spec, read_npz(body, max_bytes, lease))
     if body.startswith(NPY):
         return _from_npy(spec, body)
     _check_said(content_type, body)
@@ -66,7 +66,7 @@ def _from_npy(spec: ModelSpec, body: bytes) -> PredictRequest:
             f"an npy file has one array, model '{spec.name}' has the inputs {[t.name for t in spec.inputs]}; "
             "send an npz file with arrays of these names"
         )
-    return taken(spec, {spec.inputs[0].name: read_npy(body, "the npy file")})
+    return taken_as_called(spec, {spec.inputs[0].name: read_npy(body, "the npy file")})
 
 
 def _check_said(content_type: str, body: bytes) -> None:
