@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from halfeven.exporters.captured.forms import Captured
+from halfeven.exporters.captured.forms import ProgramForms
 from halfeven.exporters.foreign.forms import foreign_subject
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.onnx.export import write_onnx
@@ -67,7 +67,7 @@ def converted(name: str, road: str, level: str, folder: Path) -> tuple[Version, 
         subject = Subject(
             made.program, made.spec, samples, Precision(level), ("torch",), folder, {}, search=True
         )
-        maker = Captured(subject)
+        maker = ProgramForms(subject)
         return travel(subject, maker, store, notify), maker
     write_onnx(made.program, made.spec, folder / "whole.onnx", {})
     asked = ModelFolder(folder, "whole.onnx", (), None, None, made.spec, Precision(level))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from halfeven.exporters.another_way import one_at_a_time
-from halfeven.exporters.captured.forms import Captured
+from halfeven.exporters.captured.forms import ProgramForms
 from halfeven.exporters.captured.program_graph import exact_answers
 from halfeven.exporters.foreign.forms import foreign_subject
 from halfeven.exporters.foreign.oracle import Oracle
@@ -15,7 +15,7 @@ from halfeven.exporters.onnx.export import write_onnx
 from halfeven.exporters.prove import ReferenceRun, judged, take
 from halfeven.exporters.question import Answers
 from halfeven.exporters.subject import Subject
-from halfeven.models.engines.torch_engine import use_true_fp32
+from halfeven.models.engines.true_fp32 import use_true_fp32
 from halfeven.models.errors import CannotConvert
 from halfeven.models.package import ModelFolder, Precision
 from halfeven.models.program import runnable
@@ -37,7 +37,7 @@ def refused(reference_run: ReferenceRun, *ways: Answers) -> list[str]:
 def test_a_program_in_fp64_and_one_row_at_a_time_is_never_refused(name: str) -> None:
     use_true_fp32()
     model, samples = captured(name), samples_of(name, 32, seed=4)
-    maker = Captured(Subject(model.program, model.spec, samples, Precision(), ("torch",), Path(), {}))
+    maker = ProgramForms(Subject(model.program, model.spec, samples, Precision(), ("torch",), Path(), {}))
     reference_run = maker.reference_run(samples)
     exact = exact_answers(runnable(model.program), model.spec)
     alone = one_at_a_time(maker.whole()) if model.spec.batched else maker.whole()
@@ -71,7 +71,7 @@ def test_a_row_that_fp32_hardly_has_is_no_reason_to_refuse_fp32() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(32, 24)
     model, samples = whole(NearlyEmpty(), {"x": inputs}), Samples({"x": inputs.numpy()})
-    maker = Captured(Subject(model.program, model.spec, samples, Precision(), ("torch",), Path(), {}))
+    maker = ProgramForms(Subject(model.program, model.spec, samples, Precision(), ("torch",), Path(), {}))
     reference_run = maker.reference_run(samples)
     exact = exact_answers(runnable(model.program), model.spec)
     assert refused(reference_run, exact) == []

@@ -129,7 +129,7 @@ def test_other_slips_say_what_was_expected(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "net", LINEAR, outputs=[tensor("y", "FP32", [-1, 7])])
     slips = {
         ("convert", tmp_path / "nothing"): "Bring your own model",
-        ("convert", folder / "model.py"): "is a file: expected the model folder",
+        ("convert", folder / "model.py"): "expected a folder with a model.toml",
         ("convert", folder, "--form", "torch"): "the model gives FP32 [-1,3]: write that under [[outputs]]",
         ("promote", "net"): "expected NAME@VERSION",
     }

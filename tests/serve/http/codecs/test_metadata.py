@@ -33,11 +33,11 @@ def test_config_dims_leave_the_batch_out_only_where_there_is_one() -> None:
     assert whole["instance_group"][0]["kind"] == "KIND_CPU"
 
 
-def test_a_batch_on_another_axis_is_told_and_is_no_batch_to_triton_s_clients() -> None:
+def test_a_batch_on_another_axis_is_named_and_is_no_batch_to_triton_s_clients() -> None:
     state = TensorSpec("h", "FP32", (BATCH, Dim(2, 2), Dim(8, 8)), batch_axis=1)
     recurrent = ModelSpec("m", (state,), SPEC.outputs, 16)
-    (told,) = model_metadata(recurrent, ["3"], "onnx", {})["inputs"]
-    assert told == {"name": "h", "datatype": "FP32", "shape": [2, -1, 8], "parameters": {"batch_axis": 1}}
+    (found,) = model_metadata(recurrent, ["3"], "onnx", {})["inputs"]
+    assert found == {"name": "h", "datatype": "FP32", "shape": [2, -1, 8], "parameters": {"batch_axis": 1}}
     config = model_config(recurrent, "torch", "cpu")
     assert (config["max_batch_size"], config["input"][0]["dims"]) == (0, ["2", "-1", "8"])
     assert config["output"][0]["dims"] == ["-1", "10"] and "dynamic_batching" not in config

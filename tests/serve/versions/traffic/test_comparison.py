@@ -54,7 +54,7 @@ def test_a_nan_that_only_one_of_them_has_is_beyond_any_limit() -> None:
     assert comparison.to_json()["y"]["histogram_u"]["+Inf"] == 2
 
 
-def test_integers_are_equal_unless_their_proof_excused_ties() -> None:
+def test_integers_are_equal_unless_their_proof_found_ties() -> None:
     strict = Comparison(SPEC, Scale(U, {"y": 1.0}))
     assert strict.take(outputs([1.0, 0.0], top=[1]), outputs([1.0, 0.0], top=[2])) == math.inf
     tying = Comparison(SPEC, Scale(U, {"y": 1.0}, frozenset({"top"})))
