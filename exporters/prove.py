@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.fx import GraphModule, Interpreter
 
+from ..models.buckets import buckets_of
 from ..models.engines.arrays import to_numpy, to_torch
 from ..models.engines.engine import Engine
 from ..models.engines.true_fp32 import use_true_fp32
@@ -101,8 +102,11 @@ def ask_reference(
     tie_tolerance: TieTolerance | None = None,
     row_operations: int = 0,
     exact: Answers | None = None,
+    device: str = "cpu",
 ) -> ReferenceRun:
     """Let the whole answer the judging samples at batch sizes 1, 2, 3 and max, and the adversarial inputs.
+
+    Where batches are filled up to fixed sizes on ``device``, also at each of those: they are what is served.
 
     ``exact``: the whole evaluated another way (`another_way.py`), where there is one.
     """
@@ -119,7 +123,7 @@ def ask_reference(
             return None
 
     largest = min(spec.max_batch_size, max(judging.count, 3)) if spec.batched else 0
-    sizes = [rows for rows in (1, 2, 3) if rows < largest]
+    sizes = [rows for rows in sorted({1, 2, 3, *buckets_of(spec, device)}) if rows < largest]
     bulk = [ask(*batch) for batch in judging.batches(largest)]
     is_slow = row_operations * sum(sizes) * SMALL_BATCHES > SMALL_OPERATIONS
     batches = 1 if is_slow else SMALL_BATCHES

@@ -59,6 +59,7 @@ def reprove(
             _tie_tolerance(version, half, judging),
             version.manifest.get("row_operations", 0),
             _exact(version, half),
+            str(device),
         )
         trials = list(_trials(version, spec, half, device, reference_run, on_device))
         return judged(reference_run, half.precision, trials)

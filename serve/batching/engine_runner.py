@@ -12,12 +12,13 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from ...models.buckets import buckets_of
 from ...models.engines.engine import Engine, Launched, Launching
 from ...models.engines.faults import device_answers, device_lost, give_back_cached_memory, out_of_memory
 from ...models.errors import BadRequest
 from ...models.spec import ModelSpec
 from .ceiling import Ceiling
-from .padding import Parts, buckets_of, filled, filled_rows, largest_within, rows_between
+from .padding import Parts, filled, filled_rows, largest_within, rows_between
 
 logger = logging.getLogger("halfeven.batcher")
 

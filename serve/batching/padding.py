@@ -9,19 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...models.spec import ModelSpec
-
 Parts = Sequence[Sequence[np.ndarray]]  # per input, the arrays that are joined along the first axis
-
-
-def buckets_of(spec: ModelSpec, device: str) -> tuple[int, ...]:
-    """The sizes, ascending, that this model's batches have on this device; empty where any size does."""
-    said, most = spec.batching.buckets, spec.max_batch_size
-    if said == "auto":
-        said = tuple(2**power for power in range(most.bit_length())) if device.startswith("cuda") else ()
-    if not spec.batched or not said:
-        return ()
-    return (*[rows for rows in said if rows < most], most)  # a load may have lowered the most
 
 
 def largest_within(buckets: Sequence[int], rows: int) -> int:

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...models.buckets import buckets_of
 from ...models.engines.engine import Engine
 from ...models.engines.faults import give_back_cached_memory, out_of_memory
 from ...models.engines.memory import free_cuda_bytes, rows_that_fit
 from ...models.spec import ModelSpec
 from .ceiling import Ceiling
-from .padding import Parts, buckets_of
+from .padding import Parts
 
 logger = logging.getLogger("halfeven.batcher")
 BatchOf = Callable[[int], Parts]  # that many rows of real samples (0: one sample of a model without a batch)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ....exporters.inputs.samples import Samples, stored_samples
 from ....exporters.reprove import holds_here, reprove
+from ....models.buckets import buckets_of
 from ....models.engines.engine import Engine
 from ....models.engines.load import load_half, load_whole
 from ....models.engines.wire_widening import widened
@@ -22,7 +23,6 @@ from ....models.store import Version
 from ...batching.ceiling import Ceiling
 from ...batching.interface import PreparedVersion
 from ...batching.invariance import batch_invariance
-from ...batching.padding import buckets_of
 from ...batching.place import Place
 from ...batching.warming import warm
 from ..orders import drifted

@@ -1,39 +1,9 @@
 """Which sizes batches have, and that filling up and cutting lose no row."""
 
 import numpy as np
-import pytest
-from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
-from halfeven.serve.batching.padding import buckets_of, filled, filled_rows, largest_within, rows_between
+from halfeven.serve.batching.padding import filled, filled_rows, largest_within, rows_between
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-X = (TensorSpec("x", "FP32", (Dim(), Dim(4, 4))),)
-
-
-def spec(rows: int, *said: object) -> ModelSpec:
-    return ModelSpec("toy", X, X, rows, batching=Batching(0, 1, *said))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("rows", "said", "device", "buckets"),
-    [
-        (32, ["auto"], "cpu", ()),
-        (32, ["auto"], "cpu", ()),
-        (32, ["auto"], "cuda:0", (1, 2, 4, 8, 16, 32)),
-        (24, ["auto"], "cuda:1", (1, 2, 4, 8, 16, 24)),
-        (1, ["auto"], "cuda:0", (1,)),
-        (0, ["auto"], "cuda:0", ()),
-        (32, [], "cuda:0", (1, 2, 4, 8, 16, 32)),
-        (32, [()], "cuda:0", ()),
-        (32, [(4, 8)], "cpu", (4, 8, 32)),
-        (6, [(4, 8)], "cpu", (4, 6)),
-        (32, [(32,)], "cpu", (32,)),
-    ],
-)
-def test_buckets_are_powers_of_two_on_cuda_none_on_a_cpu_or_what_was_said(
-    rows: int, said: list[object], device: str, buckets: tuple[int, ...]
-) -> None:
-    assert buckets_of(spec(rows, *said), device) == buckets
 
 
 def test_a_batch_is_filled_to_the_next_bucket_that_memory_allows() -> None:
