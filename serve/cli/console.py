@@ -21,7 +21,7 @@ DEFAULT_STORE = Path("halfeven-store")
 
 
 def finish(command: Callable[[], tuple[Mapping[str, Any], Any, int]], as_json: bool) -> None:
-    """Run a command's work: (facts, what to show a person, exit code). The one place that ends a command."""
+    """Run a command's work, which gives (facts, text for people, exit code). The one place that ends a command."""
     try:
         facts, shown, code = command()
     except KeyboardInterrupt:

@@ -280,7 +280,7 @@ def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
 
 @app.command()
 def rollback(name: str, store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
-    """Put the previous version back active; a running server follows within two seconds."""
+    """Make the previous version active again; a running server follows within two seconds."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ..http.routes.history import history_of, store_at
