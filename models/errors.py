@@ -1,8 +1,8 @@
-"""Everything that can go wrong, drawn as one tree. No HTTP and no exit codes here: the error
+"""All errors of halfeven, as one tree. No HTTP and no exit codes here: the error
 mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into a status or an exit code.
 
     HalfevenError                       anything of ours that a caller may want to catch
-    ├── BadInput                        the asker can mend it
+    ├── BadInput                        the caller can correct it
     │   ├── BadFolder                   model.toml or a file of the model folder
     │   ├── BadSamples                  a sample or target tensor that does not fit the model
     │   ├── BadRequest                  a prediction request that does not fit the model
@@ -18,7 +18,7 @@ mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into
     ├── StoreError                      the store on disk
     │   ├── StoreUnusable               its folder is a file, or this user may not read or write it
     │   └── DamagedFile                 a file is missing or is not what its manifest says
-    └── CannotServe                     the server, not the asker
+    └── CannotServe                     the server's fault, not the caller's
         ├── Overloaded                  the queue is full: come back later
         ├── TimedOut                    the request's own timeout passed while it waited
         ├── NotReady                    starting, draining or without an active version
@@ -79,7 +79,8 @@ class ExportFailed(CannotConvert):
 
 
 class OutOfTime(CannotConvert):
-    """A stop: how busy a machine is never chooses a plan, a form or a verdict. The message names the limit."""
+    """A time limit ended the work: how busy a machine is never decides a plan, a form or a verdict. The message names
+    the limit."""
 
     code = "out_of_time"
 

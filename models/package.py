@@ -34,7 +34,7 @@ HALF_DTYPES = ("fp16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What is asked of the conversion: Apex's level, the half dtype, and the nodes to keep in FP32."""
+    """The precision asked for: Apex's level, the half dtype, and the nodes to keep in FP32."""
 
     level: str = "O1"
     dtype: str = "fp16"
@@ -68,7 +68,7 @@ class ModelFolder:
 
     @property
     def kind(self) -> str:
-        """What the source is: "python", "hf", "program" or "onnx"."""
+        """The kind of the source: "python", "hf", "program" or "onnx"."""
         if self.source.startswith("hf:"):
             return "hf"
         return {".pt2": "program", ".onnx": "onnx"}.get(Path(self.source).suffix, "python")

@@ -1,9 +1,9 @@
-"""Zip archives that every reader reads in one way: members stored as they are, one behind the other, and a directory.
+"""Zip archives that every reader reads in the same way: uncompressed members, one behind the other, and a directory.
 
 The zip format lets one file be two archives: the directory is found from the end, its offsets may be corrected for
-what stands before the archive, and a second directory may be named by a 64-bit record that some readers pass over.
-So nothing is looked for here. Each record must stand where the record before it ends, each local header must agree
-with the directory, and every byte of the file must belong to exactly one of them.
+bytes before the archive, and a second directory may be named by a 64-bit record that some readers ignore. So nothing is
+searched for here. Each record must begin where the record before it ends, each local header must agree with the
+directory, and every byte of the file must belong to exactly one record.
 """
 
 import os
@@ -149,7 +149,7 @@ class PlainZip:
 
 
 def _sizes(extra: bytes, size: int, packed: int, offset: int) -> tuple[int, int, int]:
-    """The values of one header with those that stand in its 64-bit field; no other field may be there."""
+    """The values of one header with those of its 64-bit field; no other extra field may be there."""
     if not extra:
         return size, packed, offset
     values = [size, packed, offset]

@@ -146,7 +146,7 @@ def widen(torch, module):
 
 
 def half_in_checkpoint(request, folder):
-    """What ``from_pretrained`` has widened while loading, said as `load_weights` says it."""
+    """A note about weights that ``from_pretrained`` has widened while loading, worded as in `load_weights`."""
     if not request["source"].startswith("hf:"):
         return []
     notes = []

@@ -1,4 +1,4 @@
-"""Ends between which the elements of an integer tensor must lie, and what an operation makes of them, backwards.
+"""Bounds within which the elements of an integer tensor must lie, and the inverse of operations on such bounds.
 
 Two arrays of Python's integers (they do not wrap) with the tensor's dimensions, each of size 1 where the ends are the
 same all along it. So one column of ids may belong to one table and the next column to another. For graphs of ATen

@@ -123,7 +123,7 @@ class Picture:
 
 
 def _unsaid(row: Sequence[Dim], datatype: str) -> Mapping[str, Any]:
-    """What an image output without an entry means: 0 … 1 (integers: 0 … 255), colours as its shape has them."""
+    """The entry of an image output without one: 0 … 1 (integers: 0 … 255), colours as its shape has them."""
     has_three = any(len(row) >= 3 and row[axis].fixed and row[axis].minimum == 3 for axis in (-3, -1))
     parts = DATATYPES[datatype].is_float or datatype == "BOOL"
     return {"color": "RGB" if has_three else "L", "scale": 1 / 255 if parts else 1.0}
