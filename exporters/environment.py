@@ -1,4 +1,4 @@
-"""What evidence is bound to: a proof holds for one artefact on one kind of device under one set of libraries."""
+"""The environment of a proof, which holds for one artefact on one kind of device under one set of libraries."""
 
 import platform
 from functools import cache
@@ -11,7 +11,7 @@ from ..models.engines.cpu.packed import can_pack, multiplies_bf16
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """The kind of device and the versions of what computes on it."""
+    """The kind of device and the versions of the libraries that compute on it."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         kind = f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor})"
@@ -24,7 +24,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 @cache
 def _onnxruntime() -> str:
-    """Its version, under whichever name it is installed; without importing it (17 MB in a server)."""
+    """ONNX Runtime's version, under any name it is installed as; without importing it (17 MB in a server)."""
     for name in ("onnxruntime-gpu", "onnxruntime"):
         try:
             return version(name)

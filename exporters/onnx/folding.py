@@ -1,8 +1,8 @@
-"""What the ONNX exporter leaves to be computed at every call although it is known when the file is written.
+"""Folds values that the ONNX exporter leaves to be computed at every call although they are known beforehand.
 
-torch.onnx cuts the weights of an LSTM into gates by sizes that it looks up in the graph, and makes the scale of an
-attention of the width of a head. Sizes that are known, and what is cut, joined and computed of constants alone,
-become constants here. Nothing is rewritten that a caller's numbers go through.
+torch.onnx cuts the weights of an LSTM into gates by sizes that it looks up in the graph, and computes the scale of an
+attention from the width of a head. Known sizes, and values that are cut, joined and computed from constants alone,
+become constants here. No operation on a caller's numbers is changed.
 """
 
 import logging
@@ -44,7 +44,7 @@ def _is_worth_it(node: ir.Node) -> bool:
 
 
 def _is_only_cut(value: ir.Value) -> bool:
-    """A large constant may make room for its pieces, not be stored beside them."""
+    """Whether the pieces of a large constant would replace it, not be stored beside it."""
     return all(node.op_type in _CUTS for node, _ in value.uses())
 
 

@@ -1,4 +1,4 @@
-"""The table of operation classes: names in ATen and in ONNX, the precision at each level, and what the class does.
+"""The table of operation classes: names in ATen and in ONNX, the precision at each level, and traits.
 
 Both back ends (captured programs, ONNX files) read their rules here. The rule at O1 is that of torch.autocast.
 
@@ -7,7 +7,7 @@ AT_FORALL_FP32_SET_OPT_DTYPE, AT_FORALL_PROMOTE), as registered for CUDA; the tw
 dtype argument stand under FP32, which rounds the same. ONNX names: what torch's ONNX exporter writes for the class, and
 by ONNX's operator documentation where torch has no such operation. O2 and O3: Apex (``apex.amp`` opt_levels).
 
-An ATen name stands for all overloads and for the in-place variant unless an overload is given. What is in no class
+An ATen name stands for all overloads and for the in-place variant unless an overload is given. An operation in no class
 follows its inputs at O1 and is half above.
 """
 
