@@ -199,7 +199,7 @@ def _check_signature(spec: ModelSpec, newest: Version | None, options: Options) 
         return
     raise BadInput(
         f"'{spec.name}' has changed its signature since {newest}: {newest.spec().signature()} became "
-        f"{spec.signature()}; callers would break. Say --new-signature if that is meant"
+        f"{spec.signature()}; callers would break. Give --new-signature to publish it nevertheless"
     )
 
 

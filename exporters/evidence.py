@@ -74,7 +74,7 @@ class Evidence:
 
     @property
     def reason(self) -> str:
-        """One sentence for people: why the version is what it is."""
+        """One sentence for people: why the version is live or refused."""
         refusals = [
             f"{name}: {form.report.summary() if form.report else form.facts['error']}"
             for name, form in self.forms.items()

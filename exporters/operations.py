@@ -16,7 +16,7 @@ import numpy as np
 from .policy.classes import Trait, class_of, has
 from .question import Answers, Arrays
 
-PER_NODE = 1 << 19  # half of what was measured: the machine was not idle
+PER_NODE = 1 << 19  # half of the measured time: the machine was not idle
 PER_ELEMENT = 16
 
 Shape = Sequence[int]

@@ -8,7 +8,7 @@ mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into
     │   ├── BadRequest                  a prediction request that does not fit the model
     │   ├── TooLarge                    a size, depth or count beyond its bound
     │   ├── UnknownName                 no model, version or file of that name
-    │   ├── Conflict                    what is in the store does not allow it
+    │   ├── Conflict                    the state of the store does not allow it
     │   └── BadSetting                  an option or environment variable
     ├── CannotConvert                   the model as it is has no half form
     │   ├── CaptureFailed               user code raised, hung, ate memory, or cannot be traced
@@ -19,7 +19,7 @@ mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into
     │   ├── StoreUnusable               its folder is a file, or this user may not read or write it
     │   └── DamagedFile                 a file is missing or is not what its manifest says
     └── CannotServe                     the server's fault, not the caller's
-        ├── Overloaded                  the queue is full: come back later
+        ├── Overloaded                  the queue is full: retry later
         ├── TimedOut                    the request's own timeout passed while it waited
         ├── NotReady                    starting, draining or without an active version
         └── EngineFailed                the device or the runtime raised while running a batch

@@ -113,7 +113,9 @@ def output_types(key: Key) -> tuple[int, ...]:
         except Exception as error:
             raise ValueError(f"'{node.op_type}' does not take the types {list(key[1])}: {error}") from error
     if reason := refusal(key):
-        raise ValueError(f"'{node.domain}.{node.op_type}' is an op that nobody here knows: {reason}")
+        raise ValueError(
+            f"'{node.domain}.{node.op_type}' is an op that neither ONNX nor this ONNX Runtime knows: {reason}"
+        )
     found = iter(session(key).get_outputs())
     return tuple(_parsed(next(found).type) if name else 0 for name in node.output)
 

@@ -106,7 +106,7 @@ class Graph(Protocol):
         ...
 
     def settled(self, kept: Sequence[Kept]) -> Self:
-        """The graph with these nodes kept as well and its casts placed: its ``half`` is what is written."""
+        """The graph with these nodes kept as well and its casts placed: its ``half`` is the one that is written."""
         ...
 
     def nodes(self) -> Sequence[GraphNode]:

@@ -87,8 +87,8 @@ def _check_same(first: LiveModule, again: LiveModule, samples: Samples) -> None:
             for t in first.spec.inputs
         )
         raise CaptureFailed(
-            f"the model cannot be served live: {error}. model.toml declares the inputs {given}: mend "
-            "there what the model does not take"
+            f"the model cannot be served live: {error}. model.toml declares the inputs {given}: "
+            "correct there the name, shape or datatype that the model does not take"
         ) from error
     if (gap := largest_gap(one, other)) > child.TOLERANCE:
         raise CaptureFailed(
@@ -110,7 +110,7 @@ def example(spec: ModelSpec, samples: Samples) -> Arrays:
 
 
 def _exact(live: LiveModule, samples: Samples) -> tuple[ModelSpec, list[str]]:
-    """The spec with ``max_batch_size`` 1 where answers depend on the batch; outputs held against model.toml."""
+    """The spec with ``max_batch_size`` 1 where answers depend on the batch; outputs checked against model.toml."""
     spec = replace(live.spec, form="live")
     _check_outputs(spec, live, samples)
     if spec.max_batch_size <= 1:

@@ -82,7 +82,7 @@ def asked_islands(module: nn.Module, called: Iterable[str], patterns: Sequence[s
         hits = [path for path in called if path in named or _within(path, named)]
         if not hits:
             raise BadSetting(
-                f"keep = {pattern!r}: the forward of '{named[0]}' is never called (whoever holds it reads its "
+                f"keep = {pattern!r}: the forward of '{named[0]}' is never called (another module reads its "
                 f"weights), so it cannot be kept by itself: name one of {called[:20]}"
             )
         found |= {path: found.get(path, pattern) for path in hits}

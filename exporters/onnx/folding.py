@@ -14,7 +14,7 @@ from onnxscript.optimizer import fold_constants
 
 SMALL = 1 << 14  # elements: constants up to this size are made whatever they are made of
 _CUTS = frozenset({"Slice", "Concat", "Split", "Unsqueeze", "Squeeze", "Reshape"})
-# exact, or rounded as IEEE says, whoever computes them
+# exact, or rounded as IEEE says, in every library
 _EXACT = _CUTS | {
     "Shape", "Size", "Gather", "Transpose", "Expand", "Identity", "Cast", "CastLike", "Add", "Sub", "Mul", "Div",
     "Sqrt", "Neg",
@@ -30,7 +30,7 @@ def fold_known(model: ir.Model) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             fold_constants(model, onnx_shape_inference=True, should_fold=_is_worth_it)
-            # sequences that were taken apart, sizes that nobody looks up any more
+            # sequences that were split up, sizes that no node reads any more
             RemoveUnusedNodesPass()(model)
     finally:
         logger.setLevel(level)

@@ -20,7 +20,7 @@ _LARGE_ARGUMENT = 64.0  # half's step there is 2⁻⁴
 
 
 class Suspicion(NamedTuple):
-    """``node``'s result (or what it does with what it reads) is in danger in half; larger scores first."""
+    """A node whose result, or whose computation on its inputs, is in danger in half; larger scores first."""
 
     node: str
     score: float

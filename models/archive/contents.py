@@ -82,7 +82,7 @@ class CheckedArchive:
             if name == MODEL:
                 document[
                     "guards_code"
-                ] = []  # source code, and the protocol holds every request against the spec
+                ] = []  # source code, and the server checks every request against the spec
             for key, value in _walk(document):
                 if fault := _fault(key, value):
                     raise DamagedFile(f"{self._path}: {name} holds {fault}, which loading could execute")

@@ -56,7 +56,7 @@ def read_module(source: Path | OpenedFile, state: Mapping[str, Tensor] | None = 
         raise
     except OSError as error:
         raise DamagedFile(f"{path} cannot be read: {error}") from error
-    except Exception:  # torch reads it, or says what is wrong with it
+    except Exception:  # torch reads it, or raises the error
         return None
 
 

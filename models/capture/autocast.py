@@ -56,7 +56,7 @@ def _quiet(old, notes):
             return old["__enter__"](self)
         notes.add(
             f"forward asks for half itself (torch.autocast on {self.device}): the whole is that model in FP32, "
-            "what is half is the plan's to say"
+            "which nodes are half is decided by the plan"
         )
         return self
 

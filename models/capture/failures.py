@@ -124,7 +124,7 @@ def blame_inputs(error, module, forward, example, request):
             given += f"; its parameters are {inspect.signature(forward)}"
         sentence = (
             f"forward fails with the inputs that model.toml declares: {given}. Where a name, shape or datatype is not "
-            f"what the model takes, mend it under [[inputs]] in {request['folder']}/model.toml"
+            f"what the model takes, correct it under [[inputs]] in {request['folder']}/model.toml"
         )
         error.halfeven_inputs = (sentence, plain)
     except Exception:

@@ -106,4 +106,4 @@ def sentence(name, rows, found, place, inputs):
         blame = f"the {what} holds {state}{then}"
     else:
         blame = f"'{maker.name}' ({maker.target}){place} is the first to give {state}{then}"
-    return f"the FP32 model itself does not answer: {where}; {blame}. No precision plan can mend that"
+    return f"the FP32 model itself does not answer: {where}; {blame}. No precision plan can correct that"

@@ -56,7 +56,7 @@ def _mentions(error: BaseException, words: tuple[str, ...]) -> bool:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error and what it was raised from: an engine may have put its own around the device's."""
+    """The error and its causes: an engine may have raised its own error from the device's."""
     found: list[BaseException] = []
     one: BaseException | None = error
     while one is not None and one not in found:

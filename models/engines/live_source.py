@@ -121,8 +121,8 @@ class LiveSource:
 
     def _unproven(self, file: str, what: str) -> EngineFailed:
         return EngineFailed(
-            f"{file} {what} since the live form of {self.folder.name} was proven: what runs must be what was "
-            "proven; convert the folder again, or put its text back"
+            f"{file} {what} since the live form of {self.folder.name} was proven: only the proven text may "
+            "run; convert the folder again, or restore its files"
         )
 
     def _own_text(self) -> dict[str, str]:

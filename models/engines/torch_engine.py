@@ -29,7 +29,7 @@ class TorchEngine:
     """One program on one device. Bound to the thread that calls it: intra-op threads are that thread's.
 
     ``setup`` says how a CPU is used; of its passes those are taken that this program allows (``possible``), and
-    ``self.setup`` is what was taken. ``rows_apart``: the first axis of inputs and outputs is the batch, so that rows
+    ``self.setup`` has those. ``rows_apart``: the first axis of inputs and outputs is the batch, so that rows
     may run on different cores.
     ``spec``: the inputs have been checked against it; indices that it proves are not checked again on a CPU.
     """

@@ -67,7 +67,7 @@ def png_of(row: np.ndarray, picture: Picture) -> bytes:
 
 
 def _opened(data: bytes, error: type[BadInput]) -> ImageFile:
-    """The file with its header read and held against the bounds; nothing is decoded yet."""
+    """The file with its header read and checked against the bounds; no pixel is decoded yet."""
     if not is_picture(data):
         raise error(f"expected a PNG or JPEG file, got {len(data)} bytes that begin with {data[:8].hex(' ')}")
     try:

@@ -21,7 +21,7 @@ CHANNELS = {"L": 1, "RGB": 3}
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One tensor's ``picture`` entry, held against its shape.
+    """One tensor's ``picture`` entry, checked against its shape.
 
     ``channel_axis`` counts from the end: -3 first, -1 last, None where there is none. A size of None is the
     picture's own. ``mean`` and ``std`` broadcast over a row.
@@ -109,7 +109,7 @@ class Picture:
         return row.reshape((1,) * (self.rank - row.ndim) + row.shape)
 
     def pixels(self, row: np.ndarray) -> np.ndarray:
-        """The inverse of `row`: UINT8 [height, width, channels], rounded to the nearest, what is beyond cut off.
+        """The inverse of `row`: UINT8 [height, width, channels], rounded to the nearest and clipped.
 
         NaN is 0, black.
         """

@@ -34,7 +34,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a job may choose. ``growth_interval`` None: by the length of the job (see `growth_interval`)."""
+    """The settings of a job. ``growth_interval`` None: by the length of the job (see `growth_interval`)."""
 
     n_epochs: int = 1
     batch_size: int = 32

@@ -177,7 +177,8 @@ def _duration(seconds: float) -> str:
 
 
 def facts_of(job: Job, url: str) -> dict[str, Any]:
-    """What ``--json`` prints: the final state, the new version, the gate's numbers, the reason of a failure."""
+    """The facts that ``--json`` prints: the final state, the new version, the gate's numbers, the reason of a
+    failure."""
     ours = job.get("halfeven") or {}
     return {
         "job": job["id"],

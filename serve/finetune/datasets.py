@@ -165,8 +165,8 @@ def _check_finite(name: str, array: np.ndarray) -> None:
     rows = [row for part in _bad_rows(array) for row in part]
     if rows:
         raise BadSamples(
-            f"tensor '{name}', {_rows(rows)}: expected finite numbers, got NaN or infinity; one such row poisons "
-            "every step it is in: mend it or leave it out"
+            f"tensor '{name}', {_rows(rows)}: expected finite numbers, got NaN or infinity; one such row spoils "
+            "every step it is in: correct it or leave it out"
         )
 
 

@@ -63,7 +63,7 @@ KNOWN = (*RANGES, "precision")
 
 
 def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What a job's body asks for, in ``hyperparameters`` or ``method.supervised.hyperparameters``.
+    """The hyperparameters of a job's body, from ``hyperparameters`` or ``method.supervised.hyperparameters``.
 
     Every value is in its range, defaults are filled in, ``auto`` may still stand there (see `resolve`).
     Raises BadHyperparameter naming the field, its range and what came.

@@ -146,7 +146,7 @@ def _send(
         for chunk in chunks:
             connection.send(chunk)
     except (BrokenPipeError, ConnectionResetError):
-        return  # a server that refuses early hangs up on the rest; its words may wait on our side
+        return  # a server that refuses early closes the connection; its answer may have arrived before
 
 
 def _read(status: int, body: bytes) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def number(value: Any) -> Any:
 
 @dataclass
 class Summary:
-    """What the scaler did over the job; losses are those that were finite, scales those that steps used."""
+    """Figures of the loss scaler over the job; losses are the finite ones, scales those that steps used."""
 
     steps: int = 0
     skipped: int = 0

@@ -177,7 +177,7 @@ def _normed(
 
 
 def _activation_behind(node: Node) -> tuple[Node, tuple[str, list[object], str]]:
-    """The GELU that alone reads a node, or the node itself, and oneDNN's words for it."""
+    """The GELU that alone reads a node, or the node itself, and oneDNN's arguments for it."""
     reader = _only_reader(node)
     if reader is not None and reader.target is _GELU:
         return reader, ("gelu", [], str(reader.kwargs.get("approximate", "none")))
