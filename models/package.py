@@ -277,7 +277,7 @@ class _Reader(TomlReader):
         if where.startswith("outputs"):
             raise self.error(f"{where}.{said[0]}: answers have the model's datatype; expected it on an input")
         if "wire_datatype" not in entry:
-            raise self.error(f"{where}.{said[0]} stands there without wire_datatype, such as 'UINT8'")
+            raise self.error(f"{where}.{said[0]} is given without wire_datatype; add one, such as 'UINT8'")
         datatype = self.typed(entry, "wire_datatype", str, where)
         one_of(datatype, tuple(DATATYPES), f"{self.file}: {where}.wire_datatype")
         scale, offset = (

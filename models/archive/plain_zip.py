@@ -108,7 +108,7 @@ class PlainZip:
         """The six fields of the 64-bit end record and where it begins: directly before its locator."""
         _, disk, record_at, disks = _LOCATOR.unpack(self._exactly(locator_at, _LOCATOR.size))
         if disk or disks != 1 or record_at != locator_at - _END64.size:
-            raise NotPlain("its 64-bit end record does not stand before its locator")
+            raise NotPlain("its 64-bit end record is not directly before its locator")
         sign, rest, _, _, *fields = _END64.unpack(self._exactly(record_at, _END64.size))
         if sign != b"PK\6\6" or rest != _END64.size - 12:
             raise NotPlain("its 64-bit end record is no such record")

@@ -45,7 +45,7 @@ class Schedulable(Protocol):
         ...
 
     def step(self) -> None:
-        """Run the batch that the last ``due_ns`` spoke of, or wait for one that was begun."""
+        """Run the batch whose time the last ``due_ns`` gave, or wait for one under way."""
         ...
 
     def land(self) -> bool:

@@ -1,4 +1,4 @@
-"""How every command speaks and ends: people read stderr, ``--json`` makes the last line on stdout one object."""
+"""How every command prints and ends: people read stderr, ``--json`` makes the last line on stdout one object."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 out = Console(highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")]
-StoreAt = Annotated[Path, typer.Option("--store", envvar="HALFEVEN_STORE", help="Where versions lie.")]
+StoreAt = Annotated[Path, typer.Option("--store", envvar="HALFEVEN_STORE", help="The folder of the store.")]
 DEFAULT_STORE = Path("halfeven-store")
 
 

@@ -46,7 +46,7 @@ class Remote:
         return self._call("POST", JOBS, body, headers, self._slow_timeout_s)
 
     def upload(self, file: Path, sent: Sent = lambda done, total: None) -> dict[str, Any]:
-        """The file object of ``file``, streamed in chunks. ``sent`` hears (bytes sent, bytes in all)."""
+        """The file object of ``file``, streamed in chunks. ``sent`` is called with (bytes sent, bytes in all)."""
         try:
             with file.open("rb") as stream:
                 size = os.fstat(stream.fileno()).st_size

@@ -1,4 +1,4 @@
-"""Where we deliberately answer otherwise than Triton, and what ``--triton-strict`` turns back.
+"""The deliberate differences from Triton's answers, and those that ``--triton-strict`` removes.
 
 The table for people, with the reasons, is in ``docs/protocol.md``. Only differences that could break a client are
 here; the statuses that belong to them are in ``serve/http/error_mapping.py``, like all others.
