@@ -11,7 +11,7 @@ from ..models.engines.cpu.packed import can_pack, multiplies_bf16
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """The kind of device and the versions of the libraries that compute on it."""
+    """The kind of device and the versions of what computes on it."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         kind = f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor})"

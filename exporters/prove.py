@@ -45,8 +45,8 @@ class ReferenceRun:
     """The questions of one proof with the whole's answers; every form is then asked the same questions.
 
     ``tie_tolerance``: which integers may differ because their scores tie. ``row_operations``: an estimate for one row
-    (`operations.py`; 0: unknown). ``is_slow``: a row has so many operations that every sample is run as few times as
-    the gate allows.
+    (`operations.py`; 0: unknown). ``is_slow``: that is so many that every sample is asked as seldom as the gate
+    allows.
     """
 
     spec: ModelSpec

@@ -29,9 +29,9 @@ Further = Callable[[Mapping[str, Answers]], FurtherVerdict]  # form → the conv
 class Subject:
     """An FP32 program with its weights (None where it is not an exported program), and the options for its half.
 
-    ``origin``: the manifest's entries about where it comes from. ``further`` judges the proven forms once more (a
-    fine-tuned model must also be good); where it refuses, the version is kept as refused. ``search``: search for kept
-    nodes at O3 too, where otherwise only the operator's patterns keep nodes.
+    ``origin``: what the manifest says of where it comes from. ``further`` judges the proven forms once more
+    (a fine-tuned model must also be good); where it refuses, the version is kept as refused. ``search``: look
+    for kept nodes at O3 too, which otherwise means exactly what was asked.
     """
 
     program: ExportedProgram | None

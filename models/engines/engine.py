@@ -15,9 +15,9 @@ SHORT_SECONDS = 1e-3  # a shorter batch ends before a second thread has begun, a
 class Engine(Protocol):
     """A program loaded on a device. All calls come from the one thread that owns the device.
 
-    An engine may also have ``assemble_ns``: nanoseconds for joining the requests of its last batch. An engine with
-    ``brief`` takes less time for its largest batch than to wake a thread: another thread may then run it while the
-    owner sleeps, never both.
+    One that can tell has ``assemble_ns`` as well: how long the requests of its last batch took to be joined. One with
+    ``brief`` takes less time for its largest batch than to wake a thread: another may then run it while the owner
+    sleeps, never both.
     """
 
     @property

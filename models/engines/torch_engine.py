@@ -209,7 +209,7 @@ def seconds_of(run: Callable[[], object], budget_s: float = 0.15) -> list[float]
 
 
 def use_true_fp32() -> None:
-    """Switch off TF32, and let half products accumulate in FP32, as in the proof (for the whole process)."""
+    """No TF32, and half products accumulate in FP32: what is proven is what runs (process-wide)."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
