@@ -1,4 +1,4 @@
-"""From a model folder onto the road: read, capture, check the signature, travel."""
+"""Convert a model folder: read it, capture the model or read its ONNX file, check the signature, call `road.travel`."""
 
 import hashlib
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ GENERATED = 32
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the asker may say beyond the folder; None leaves the folder's word."""
+    """The options of a conversion beyond the folder; None: as the folder has it."""
 
     forms: tuple[str, ...] = ("torch", "onnx")
     level: str | None = None
@@ -75,7 +75,7 @@ def convert(
 ) -> Conversion:
     """Convert a model folder, or a model without one (`folder_at`), and publish the result, live or refused.
 
-    Raises BadInput for what the operator can mend, CannotConvert where no form can be made at all.
+    Raises BadInput for a fault that the operator can correct, CannotConvert where no form can be made at all.
     """
     options = options or Options()
     asked = _asked(folder_at(folder), options)
@@ -126,7 +126,7 @@ def _foreign(
     store: Store,
     notify: Notify,
 ) -> Version:
-    """An ONNX file has one form: itself."""
+    """Convert an ONNX file. It has one form: itself."""
     if options.forms == ("torch",):
         raise BadInput(f"{asked.source} is an ONNX file: it has no torch form; use --form onnx")
     notify(f"reading {asked.source}")
@@ -138,12 +138,13 @@ def _foreign(
 
 
 def _holds(version: Version) -> bool:
-    """A live version is its folder's text, also that of import roots, which the fingerprint does not know."""
+    """Whether the converted version still holds. A live version depends on its folder's text, also on that of import
+    roots, which is not in the fingerprint."""
     return not version.has(LIVE_FILE) or is_current(version)
 
 
 def _last_converted(store: Store, name: str) -> Version | None:
-    """The newest version that came from a folder: what was learnt since is no change of the folder."""
+    """The newest version that was converted from a folder: fine-tuned versions since do not count."""
     for number in reversed(store.numbers(name)):
         version = store.version(name, number)
         if version.manifest.get("fingerprint"):
@@ -152,7 +153,7 @@ def _last_converted(store: Store, name: str) -> Version | None:
 
 
 def _asked(folder: ModelFolder, options: Options) -> ModelFolder:
-    """The folder with the command line's words in place of its own; keep patterns add up."""
+    """The folder with the command line's options in place of its own; keep patterns add up."""
     own = folder.precision
     level, dtype = options.level or own.level, options.dtype or own.dtype
     precision = Precision.parse(level, dtype, (*own.keep, *options.keep), own.embeddings, "--level/--dtype:")
@@ -170,7 +171,8 @@ def _samples(folder: ModelFolder, options: Options) -> Samples:
 
 
 def _captured(folder: ModelFolder, samples: Samples, options: Options) -> CapturedProgram:
-    """Generated ids may be none of a small table's, whose range the capture is to find: then all are 1, or 0."""
+    """Capture the folder. Generated ids may exceed a small table, whose range only the capture finds: then it is tried
+    again with all ids 1, then 0."""
     try:
         return capture(folder, samples.arrays, options.capture_limits)
     except CaptureFailed:
@@ -184,7 +186,7 @@ def _captured(folder: ModelFolder, samples: Samples, options: Options) -> Captur
 
 
 def _in_range(samples: Samples, asked: ModelSpec, exact: ModelSpec) -> Samples:
-    """The samples, held against ranges that were found; generated ones are made again in them."""
+    """The samples, checked against the ranges that were found; generated ones are made again within them."""
     if [tensor.range for tensor in asked.inputs] == [tensor.range for tensor in exact.inputs]:
         return samples
     if samples.source == "generated":
@@ -198,12 +200,12 @@ def _check_signature(spec: ModelSpec, newest: Version | None, options: Options) 
         return
     raise BadInput(
         f"'{spec.name}' has changed its signature since {newest}: {newest.spec().signature()} became "
-        f"{spec.signature()}; callers would break. Say --new-signature if that is meant"
+        f"{spec.signature()}; callers would break. Give --new-signature to publish it nevertheless"
     )
 
 
 def _fingerprint(folder: ModelFolder, options: Options) -> str:
-    """Equal for equal work: the folder's bytes, what was asked, and what does the work."""
+    """A digest that is equal for equal work: of the folder's bytes, the options, and the libraries."""
     here = sorted(environment(torch.device("cpu")).items())
     digest = hashlib.sha256(repr((folder.precision, folder.guessed, options, here)).encode())
     named = [path for path in (folder.weights, folder.samples, options.samples, *folder.source_files) if path]

@@ -1,4 +1,4 @@
-"""What evidence is bound to: a proof holds for one artefact on one kind of device under one set of libraries."""
+"""The environment of a proof, which holds for one artefact on one kind of device under one set of libraries."""
 
 import platform
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ def _driver() -> str:
 
 @cache
 def _onnxruntime() -> str:
-    """Its version, under whichever name it is installed; without importing it (17 MB in a server)."""
+    """ONNX Runtime's version, under any name it is installed as; without importing it (17 MB in a server)."""
     for name in ("onnxruntime-gpu", "onnxruntime"):
         try:
             return version(name)

@@ -1,4 +1,4 @@
-"""What a version leaves behind of its conversion: manifest, plan, parity report, page, and the folder's text."""
+"""The evidence of a conversion that is stored with its version: manifest, plan, parity report, page, source text."""
 
 import shutil
 import time
@@ -26,7 +26,7 @@ _EXHAUSTED = "the search for nodes that must stay in FP32 was exhausted before a
 
 @dataclass(slots=True)
 class Form:
-    """What became of one form: ``facts`` as the command line prints them, ``report`` where it was judged."""
+    """The result of one form: ``facts`` as the command line prints them, ``report`` where it was judged."""
 
     facts: dict[str, Any]
     report: ParityReport | None = None
@@ -38,7 +38,7 @@ class Form:
 
 
 def facts_of(version: Version) -> dict[str, Any]:
-    """What the command line prints for a version (design, §3.2); paths are relative to the store."""
+    """The facts of a version that the command line prints; paths are relative to the store."""
     forms = {}
     for name, facts in version.manifest["forms"].items():
         file = facts.get("file")
@@ -60,7 +60,7 @@ def facts_of(version: Version) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that was found on the road, ready to be written down."""
+    """All findings of a conversion, ready to be written."""
 
     subject: Subject
     maker: Maker
@@ -74,7 +74,7 @@ class Evidence:
 
     @property
     def reason(self) -> str:
-        """One sentence for people: why the version is what it is."""
+        """One sentence for people: why the version is live or refused."""
         refusals = [
             f"{name}: {form.report.summary() if form.report else form.facts['error']}"
             for name, form in self.forms.items()
@@ -138,12 +138,12 @@ class Evidence:
             "replay": f"halfeven parity {subject.spec.name}",
             **findings,
         }
-        from .report.page import render_html  # brings jinja2, which who only reads evidence does not need
+        from .report.page import render_html  # imports jinja2, which a reader of evidence does not need
 
         (draft.folder / "report.html").write_text(render_html(facts))
 
     def _worst(self) -> dict[str, Any]:
-        """The worst judged sample; every second one of the file judges."""
+        """The worst judged sample; its number is doubled, for every second sample of the file judges."""
         report = next((form.report for form in self.forms.values() if form.report), None)
         if report is None:
             return {}

@@ -1,4 +1,4 @@
-"""How one kind of model becomes its forms: what the road asks of a captured program, a file, a live module."""
+"""The protocol between the road and one kind of model (captured program, ONNX file, live module): `Maker`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """One form, written: ``file`` in the draft, and how it answers.
+    """One form: ``file`` in the draft, and its answers.
 
-    ``taken``: one for each execution of the same half that the gate is to judge; none where nothing in it is
-    half. ``serves``: as it will be served.
+    ``taken``: the answers of each execution of the same half that the gate judges; none where nothing in it is half.
+    ``serves``: the form as a function, as it will be served.
     """
 
     file: str
@@ -26,11 +26,11 @@ class Made:
 
 
 class Maker(Protocol):
-    """How one kind of model becomes its forms."""
+    """Plans one model and makes its forms. The road calls `reference_run`, `write`, `plan`, then `make`."""
 
     @property
     def row_operations(self) -> int:
-        """An estimate for one row of the whole (`operations.py`)."""
+        """An estimate of the operations for one row of the whole (`operations.py`)."""
         ...
 
     def reference_run(self, judging: Samples) -> ReferenceRun:
@@ -38,11 +38,12 @@ class Maker(Protocol):
         ...
 
     def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
-        """Settle what is half, to pass ``share`` of the gate's limits on ``planning``; whether that changed it."""
+        """Decide what is half, to pass ``share`` of the gate's limits on ``planning``; gives whether the plan
+        changed."""
         ...
 
     def write(self, draft: Draft) -> None:
-        """The original and whatever all forms share."""
+        """Write the original and the files that all forms share."""
         ...
 
     def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
@@ -50,20 +51,20 @@ class Maker(Protocol):
         ...
 
     def diagnosed(self, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
-        """The report with the floor, and range or precision where it is a refusal."""
+        """The report with the floor and, for a refusal, with the diagnosis (range or precision)."""
         ...
 
     def facts(self) -> dict[str, Any]:
-        """What each form shows of the half: nodes, half_nodes, kept, casts, bytes, …, and ``search``.
+        """Facts of the half for each form: nodes, half_nodes, kept, casts, bytes, …, and ``search``.
 
         ``search``: `delta_debugging.outcome`.
         """
         ...
 
     def plan_json(self) -> dict[str, Any]:
-        """What ``precision.json`` holds."""
+        """The contents of ``precision.json``."""
         ...
 
     def findings(self, reference_run: ReferenceRun) -> dict[str, Any]:
-        """What the report shows beyond the gate: sections by name."""
+        """The sections of the report beyond the gate, by name."""
         ...

@@ -1,10 +1,10 @@
-"""How much work an execution is: operations, estimated from shapes. Budgets are counts of them, never seconds.
+"""The work of an execution in operations, estimated from shapes. Budgets are counts of them, never seconds.
 
-The unit is one multiply-add of a matrix product. What else takes time is counted in that unit, with figures that were
-measured once: on one core of an AMD EPYC with AVX-512, torch 2.13, the emulated halves of twelve models of the corpus
-took 84 µs for a node, 1.0 ns for an element and 0.073 ns for a multiply-add (least squares), on a machine with other
-work. So 2**34 operations are about a second of one core. The estimate is the same on every machine, whatever else it
-does: where the figures are wrong for a machine, a conversion takes longer or shorter there and gives the same plan.
+The unit is one multiply-add of a matrix product. Other work is counted in that unit, with figures that were measured
+once: on one core of an AMD EPYC with AVX-512, torch 2.13, the emulated halves of twelve models of the corpus took 84 µs
+for a node, 1.0 ns for an element and 0.073 ns for a multiply-add (least squares), on a machine with other work. So
+2**34 operations are about a second of one core. The estimate is the same on every machine: where the figures are wrong
+for a machine, a conversion takes longer or shorter there and gives the same plan.
 """
 
 import math
@@ -16,14 +16,14 @@ import numpy as np
 from .policy.classes import Trait, class_of, has
 from .question import Answers, Arrays
 
-PER_NODE = 1 << 19  # half of what was measured: the machine was not idle
+PER_NODE = 1 << 19  # half of the measured time: the machine was not idle
 PER_ELEMENT = 16
 
 Shape = Sequence[int]
 
 
 def multiply_adds(op: str, operands: Sequence[Shape], result: Shape) -> int:
-    """Of one node. ``operands``: the shapes of its tensors, in order; 0 for what is no product."""
+    """The multiply-adds of one node; 0 where it is not a product. ``operands``: the shapes of its tensors, in order."""
     name = class_of(op).name
     if name in ("matrix product", "dot product") and operands[0]:
         return math.prod(result) * operands[0][-1]
@@ -43,7 +43,7 @@ def multiply_adds(op: str, operands: Sequence[Shape], result: Shape) -> int:
 
 @dataclass(slots=True)
 class Counted:
-    """What one execution was made of: nodes that ran, elements that they gave, multiply-adds of products."""
+    """The counts of one execution: nodes that ran, elements of their results, multiply-adds of products."""
 
     nodes: int = 0
     elements: int = 0
@@ -78,7 +78,7 @@ UNKNOWN = Operations()
 
 
 class Meter:
-    """Adds up the operations of what is run through it."""
+    """Adds up the operations of all executions through it."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations

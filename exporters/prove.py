@@ -1,8 +1,8 @@
 """Run the whole and the half on the same inputs and let the gate judge.
 
-On a CPU the bulk of the samples may be judged by half-rounding emulation where true half kernels would take
-too long; those still answer at the small batch sizes. ONNX Runtime's CPU provider computes FP16 chains in
-FP32, so there an ONNX half is judged by the same program's half storage as well.
+On a CPU most samples may be judged by half-rounding emulation where true half kernels would take too long; the small
+batch sizes are answered by true kernels always. ONNX Runtime's CPU provider computes FP16 chains in FP32, so there an
+ONNX half is judged by the same program's half storage as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ SAME_IN_FP32 = (
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRun:
-    """The questions of one proof: asked of the whole once, then of every form.
+    """The questions of one proof with the whole's answers; every form is then asked the same questions.
 
     ``tie_tolerance``: which integers may differ because their scores tie. ``row_operations``: an estimate for one row
     (`operations.py`; 0: unknown). ``is_slow``: that is so many that every sample is asked as seldom as the gate
@@ -60,7 +60,7 @@ class ReferenceRun:
     noise: Mapping[str, Noise] = field(default_factory=dict)
 
 
-Taken = tuple[list[Trial], list[Trial]]  # real ones, adversarial ones
+Taken = tuple[list[Trial], list[Trial]]  # trials on real samples, on adversarial inputs
 
 
 def answers_of(spec: ModelSpec, engine: Engine) -> Answers:
@@ -119,7 +119,7 @@ def ask_reference(
     def ask_odd(samples: tuple[int, ...], inputs: Arrays, name: str) -> Question | None:
         try:
             return ask(samples, inputs, name)
-        except (CannotConvert, EngineFailed, BadRequest):  # its own code or a table refuses it
+        except (CannotConvert, EngineFailed, BadRequest):  # the model itself refuses this input
             return None
 
     largest = min(spec.max_batch_size, max(judging.count, 3)) if spec.batched else 0
@@ -165,17 +165,15 @@ def judged(reference_run: ReferenceRun, dtype: str, takes: Sequence[Taken]) -> P
 
 
 def floor_report(reference_run: ReferenceRun, dtype: str, floor: Answers) -> ParityReport:
-    """The gate's report on what rounds the mantissa alone: of a slow model, on one batch."""
+    """The gate's report on the floor, which rounds the mantissa only; of a slow model, on one batch."""
     bulk = reference_run.bulk[:1] if reference_run.is_slow else reference_run.bulk
     questions = replace(reference_run, small=[], bulk=bulk, adversarial=[])
     return judged(questions, dtype, [(_answered(questions, bulk, floor), [])])
 
 
 def check_whole_form(reference_run: ReferenceRun, answers: Answers) -> None:
-    """The FP32 program in another form answers as the whole does: an exporter's fault is not half's.
-
-    Raises ExportFailed naming the output.
-    """
+    """Check that the FP32 program in another form answers as the whole does, so that a fault of the exporter does not
+    count as half's. Raises ExportFailed naming the output."""
     for question in (*reference_run.small, *reference_run.bulk[:1]):
         came = answers(question.inputs)
         for name, expected in question.reference.items():

@@ -1,4 +1,4 @@
-"""What the whole and every half of it are asked: inputs by name, and the whole's answer to them."""
+"""A question to the whole and to its halves: inputs by name, with the whole's answer to them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The gate again, for a version that is in the store: on another device, or because somebody asks."""
+"""The gate again, for a version that is in the store: on another device, or for `halfeven parity`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -28,11 +28,11 @@ from .prove import (
 )
 
 T = TypeVar("T")
-OnDevice = Callable[[Callable[[], T]], T]  # runs a call where the device's work belongs, and waits for it
+OnDevice = Callable[[Callable[[], T]], T]  # runs a call on the device thread, and waits for it
 
 
 def at_once(call: Callable[[], T]) -> T:
-    """Where there is no device thread: here and now."""
+    """Run the call here: where there is no device thread."""
     return call()
 
 

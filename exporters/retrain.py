@@ -1,6 +1,6 @@
-"""New weights for a version: its captured program, its plan's wishes and its samples, and the same road.
+"""A new version from new weights: the parent's captured program, precision settings and samples, on the same road.
 
-No second capture: what was captured is the program; fine-tuning changes numbers, not the graph.
+There is no second capture: fine-tuning changes numbers, not the graph.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from .subject import Further, Subject
 def with_new_weights(
     parent: Version, weights: Path, store: Store, origin: Mapping[str, Any], further: Further, notify: Notify
 ) -> Version:
-    """Take ``parent`` with other FP32 weights down the road: live (and active, unless ``origin`` has
+    """Convert ``parent`` with other FP32 weights: the version is live (and active, unless ``origin`` has
     ``awaits_promotion``), or kept as refused.
 
     ``weights`` is a safetensors file with every tensor of the parent. ``origin`` goes into the manifest
@@ -41,7 +41,7 @@ def with_new_weights(
 
 
 def subject_of(version: Version, further: Further | None = None) -> Subject:
-    """A version of the store as it once came onto the road, with the forms that were asked for then."""
+    """A version of the store as the subject of a conversion, with the forms that were asked for then."""
     spec = version.spec()
     plan = version.json("precision.json")
     precision = Precision(plan["level"], plan["dtype"], tuple(plan["keep"]), plan["embeddings"])

@@ -1,7 +1,7 @@
-"""The one road: plan, make the forms, prove them, publish. There is no other way to be served.
+"""The one road to a version: plan, make the forms, prove them, publish. There is no other way to be served.
 
-What travels differs in how its forms are made: a captured program (`captured/forms.py`), a foreign ONNX file
-(`foreign/`), a module that is served live (`live/forms.py`). Each is a `Maker`; the road is the same.
+Kinds of model differ in how their forms are made: a captured program (`captured/forms.py`), a foreign ONNX file
+(`foreign/forms.py`), a module that is served live (`live/forms.py`). Each has a `Maker`; the road is the same.
 """
 
 import time
@@ -24,10 +24,10 @@ SLOW_SAMPLES = 8  # choose the plan of a model that takes long
 
 
 def travel(subject: Subject, maker: Maker, store: Store, notify: Notify) -> Version:
-    """Go the whole way. The version is live and active, or kept as refused with its report. Where the subject's
-    origin has ``awaits_promotion`` it is published and no more: a judge outside makes it active.
+    """Convert and publish. The version is live and active, or kept as refused with its report. Where the subject's
+    origin has ``awaits_promotion`` it is only published: the caller decides whether it becomes active.
 
-    Raises CannotConvert where no form can be made at all; then nothing is left behind.
+    Raises CannotConvert where no form can be made at all; then nothing is left in the store.
     """
     use_true_fp32()
     with fixed_threads(maker.row_operations), store.draft(subject.spec.name) as draft:
@@ -58,7 +58,7 @@ class _Conversion:
         forms: dict[str, Form] = {}
         for share in SHARES:
             if not maker.plan(planning, share, self.notify):
-                break  # planned as strictly before
+                break  # the same plan as before
             forms = {name: self._form(name, reference_run) for name in subject.forms}
             if all(form.passed or form.report is None for form in forms.values()):
                 break
@@ -86,7 +86,7 @@ class _Conversion:
         try:
             made = self.maker.make(name, self.draft, reference_run)
         except OutOfTime:
-            raise  # how busy the machine is may not decide which forms a version has
+            raise  # how busy the machine is must not decide which forms a version has
         except CannotConvert as error:
             return Form(self.maker.facts() | {"passed": False, "error": str(error)}, error=error)
         self.made[name] = made
@@ -113,7 +113,7 @@ class _Conversion:
         return self.subject.further(passed)
 
     def _drop_refused(self, forms: Mapping[str, Form], status: str) -> None:
-        """A file that was refused is not kept where somebody could load it.
+        """Delete the files of refused forms, so that they cannot be loaded.
 
         The half program stays beside a proven ONNX form: on a CPU that form is judged with its help.
         """

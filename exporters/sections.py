@@ -1,7 +1,7 @@
-"""The sections of a report beyond the gate, each made from what another part of the road found.
+"""The sections of a report beyond the gate, each made from the findings of another part of the road.
 
-All are JSON (bounded: a page and ``parity.json`` hold them) and all are optional; `report/page.py` documents the
-whole. Whoever has found something adds its section to the facts under the name of the function's result.
+All are JSON of bounded size (a page and ``parity.json`` have them) and all are optional; `report/page.py` documents
+them. Each is added to the facts under its name.
 """
 
 import math
@@ -17,7 +17,7 @@ MAX_READERS = 4
 
 
 def search_section(found: Found, ops: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """``search``: what the policy alone would do, what the plan does, and what each kept node prevents."""
+    """``search``: the error under the policy alone, the error under the plan, and the error without each kept node."""
     certificate = [
         {
             "node": node,

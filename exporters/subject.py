@@ -1,4 +1,4 @@
-"""What travels the road: an FP32 program, what is asked of its half, and where both come from."""
+"""The subject of a conversion: an FP32 program, the options for its half, and where both come from."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .prove import Answers
 
 @dataclass(frozen=True, slots=True)
 class FurtherVerdict:
-    """What somebody else has to say about a form that is equal: numbers for the record, and a verdict."""
+    """A further judgement of forms that passed the gate (the score of a fine-tuned model): verdict and numbers."""
 
     passed: bool
     reason: str
@@ -27,8 +27,7 @@ Further = Callable[[Mapping[str, Answers]], FurtherVerdict]  # form → the conv
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What travels: an FP32 program with its weights (None for what is no exported program), and everything that
-    is asked of its half.
+    """An FP32 program with its weights (None where it is not an exported program), and the options for its half.
 
     ``source``: the folder whose text is kept with the version, or the text of its model.toml where that is all.
     ``origin``: what the manifest says of where it comes from. ``further`` judges the proven forms once more

@@ -1,8 +1,8 @@
-"""How many threads plan and judge: settled by the model's size, never by the machine.
+"""The number of threads that plan and judge: decided by the model's size, never by the machine.
 
-Where a product or a sum is divided among other numbers of threads it is added up in another order, and another last
-bit may choose another plan. One thread is also what suffers least from other work: two that wait for each other at
-every operation were ten times slower beside two busy processes.
+Another number of threads adds a product or a sum up in another order, and another last bit may choose another plan. One
+thread also suffers least from other programs: two that wait for each other at every operation were ten times slower
+beside two busy processes.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ FEW, MANY = 1, 4
 
 @contextmanager
 def fixed_threads(row_operations: int) -> Iterator[None]:
-    """Torch's threads while a model is planned and judged whose single row takes so many operations.
+    """Set torch's number of threads while a model is planned and judged, by the operations of one row.
 
-    What makes an ONNX session meanwhile gives it as many: `torch.get_num_threads`.
+    ONNX sessions that are made meanwhile get the same number: `torch.get_num_threads`.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(MANY if row_operations >= LARGE_ROW else FEW)

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's datatype names and what they are to numpy and torch.
+"""The Open Inference Protocol's datatype names and their numpy and torch dtypes.
 
 Source: Open Inference Protocol, "Tensor Data Types" (BF16 as in Triton's binary tensor extension).
 """

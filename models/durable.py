@@ -8,7 +8,7 @@ READABLE = 0o644
 
 
 def fsync(path: Path) -> None:
-    """Make a file's bytes, or what was created in or renamed into a folder, durable."""
+    """Make a file's bytes, or the entries of a folder (created or renamed ones), durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,14 +1,14 @@
-"""Everything that can go wrong, drawn as one tree. No HTTP and no exit codes here: the error
+"""All errors of halfeven, as one tree. No HTTP and no exit codes here: the error
 mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into a status or an exit code.
 
     HalfevenError                       anything of ours that a caller may want to catch
-    ├── BadInput                        the asker can mend it
+    ├── BadInput                        the caller can correct it
     │   ├── BadFolder                   model.toml or a file of the model folder
     │   ├── BadSamples                  a sample or target tensor that does not fit the model
     │   ├── BadRequest                  a prediction request that does not fit the model
     │   ├── TooLarge                    a size, depth or count beyond its bound
     │   ├── UnknownName                 no model, version or file of that name
-    │   ├── Conflict                    what is in the store does not allow it
+    │   ├── Conflict                    the state of the store does not allow it
     │   └── BadSetting                  an option or environment variable
     ├── CannotConvert                   the model as it is has no half form
     │   ├── CaptureFailed               user code raised, hung, ate memory, or cannot be traced
@@ -18,8 +18,8 @@ mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into
     ├── StoreError                      the store on disk
     │   ├── StoreUnusable               its folder is a file, or this user may not read or write it
     │   └── DamagedFile                 a file is missing or is not what its manifest says
-    └── CannotServe                     the server, not the asker
-        ├── Overloaded                  the queue is full: come back later
+    └── CannotServe                     the server's fault, not the caller's
+        ├── Overloaded                  the queue is full: retry later
         ├── TimedOut                    the request's own timeout passed while it waited
         ├── NotReady                    starting, draining or without an active version
         └── EngineFailed                the device or the runtime raised while running a batch
@@ -79,7 +79,8 @@ class ExportFailed(CannotConvert):
 
 
 class OutOfTime(CannotConvert):
-    """A stop: how busy a machine is never chooses a plan, a form or a verdict. The message names the limit."""
+    """A time limit ended the work: how busy a machine is never decides a plan, a form or a verdict. The message names
+    the limit."""
 
     code = "out_of_time"
 

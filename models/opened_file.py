@@ -1,4 +1,4 @@
-"""A file that is opened once: what was checked is what is read, whatever is put in its place meanwhile."""
+"""A file that is opened once, so that the checked bytes are the ones that are read, also where the path is replaced."""
 
 import errno
 import hashlib

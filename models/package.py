@@ -35,7 +35,7 @@ HALF_DTYPES = ("fp16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What is asked of the conversion: Apex's level, the half dtype, and the nodes to keep in FP32."""
+    """The precision asked for: Apex's level, the half dtype, and the nodes to keep in FP32."""
 
     level: str = "O1"
     dtype: str = "fp16"
@@ -72,7 +72,7 @@ class ModelFolder:
 
     @property
     def kind(self) -> str:
-        """What the source is: "python", "hf", "program" or "onnx"."""
+        """The kind of the source: "python", "hf", "program" or "onnx"."""
         if self.source.startswith("hf:"):
             return "hf"
         return {".pt2": "program", ".onnx": "onnx"}.get(Path(self.source).suffix, "python")
@@ -314,7 +314,7 @@ class _Reader(TomlReader):
         if where.startswith("outputs"):
             raise self.error(f"{where}.{said[0]}: answers have the model's datatype; expected it on an input")
         if "wire_datatype" not in entry:
-            raise self.error(f"{where}.{said[0]} stands there without wire_datatype, such as 'UINT8'")
+            raise self.error(f"{where}.{said[0]} is given without wire_datatype; add one, such as 'UINT8'")
         datatype = self.typed(entry, "wire_datatype", str, where)
         one_of(datatype, tuple(DATATYPES), f"{self.file}: {where}.wire_datatype")
         scale, offset = (

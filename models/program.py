@@ -20,8 +20,8 @@ _DROPOUTS = (torch.ops.aten.dropout.default, torch.ops.aten.feature_dropout.defa
 def runnable(program: ExportedProgram) -> GraphModule:
     """The program as a module that takes tensors in order and gives a tuple.
 
-    Guards are left out (the protocol has held the request against the spec), and so are pytree handling,
-    dropout in evaluation (the identity) and weights that nothing reads.
+    Guards are left out (the request has been checked against the spec), and so are pytree handling, dropout in
+    evaluation (the identity) and weights that no node reads.
     """
     module = program.module(check_guards=False)
     assert isinstance(module, GraphModule)
@@ -40,8 +40,8 @@ def duplicate(module: GraphModule) -> GraphModule:
 
 
 def _own_bodies(module: GraphModule) -> None:
-    """`ExportedProgram.module` copies the graph, but has the program's own bodies of control flow: whoever changes
-    one would change the program."""
+    """Give the module copies of its bodies of control flow: `ExportedProgram.module` copies the graph, but shares the
+    bodies, and a change of one would change the program."""
     for name, body in module._modules.items():
         if isinstance(body, GraphModule):
             own = duplicate(body)
@@ -67,14 +67,15 @@ def without_idle_nodes(module: GraphModule) -> GraphModule:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is known of a tensor of the graph before it runs; a free size is an expression, and equal ones are equal."""
+    """A node's tensor as known before the graph runs; a free size is an expression, equal sizes are equal
+    expressions."""
 
     dtype: torch.dtype
     shape: tuple[str, ...]
 
 
 def look_of(value: object) -> Look | None:
-    """What a node gives, where that is one tensor; from an exported program's graph as well."""
+    """The tensor that a node gives, where it gives one; also for a node of an exported program's graph."""
     if not isinstance(value, Node):
         return None
     if (look := value.meta.get("look")) is not None:

@@ -1,4 +1,4 @@
-"""Which versions were made active, by whom and over which one; and the lock under which that changes.
+"""Which versions were made active, by whose order and in place of which one; and the lock under which that changes.
 
     <store>/models/<name>/promotions.json   {"2": {"first": {"over": 1, "by": "operator", "at": …}, "last": {…}}}
     <store>/models/<name>/.promoting        locked (flock) while the alias is compared and moved
@@ -51,7 +51,7 @@ def read_promotions(folder: Path) -> Promotions:
 
 
 def record_promotion(folder: Path, number: int, over: int | None, by: str) -> None:
-    """Write a promotion down. Hold `alias_lock`. Durable when this returns."""
+    """Record a promotion. Hold `alias_lock`. Durable when this returns."""
     entry = {"over": over, "by": by, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     found = dict(read_promotions(folder))
     found[number] = {"first": entry, **found.get(number, {}), "last": entry}

@@ -1,8 +1,8 @@
-"""What a model takes and gives: names, datatypes and shapes, each free dimension with its bounds.
+"""A model's inputs and outputs: names, datatypes and shapes, each free dimension with its bounds.
 
-A spec is read from ``model.toml`` once (`package.py`), made exact by the capture (ranges and
-equalities that ``torch.export`` found), stored as ``spec.json`` with each version, and asked by
-everybody who holds a tensor in his hand.
+A spec is read from ``model.toml`` once (`package.py`), made exact by the capture (ranges and equalities that
+``torch.export`` found) and stored as ``spec.json`` with each version. Requests, samples and outputs are checked against
+it.
 """
 
 import re
@@ -109,7 +109,7 @@ class TensorSpec:
         return replace(self, shape=batch_back(self.shape, self.batch_axis))
 
     def fault(self, shape: Sequence[int], datatype: str) -> str | None:
-        """What is wrong with a tensor of this shape and datatype, or None where it fits."""
+        """The fault of a tensor of this shape and datatype, as a sentence; None where it fits."""
         if datatype != self.datatype:
             return f"expected datatype {self.datatype}, got {datatype}"
         if len(shape) != len(self.shape) or not all(
@@ -182,9 +182,9 @@ class Batching:
     ``buckets``: the numbers of rows that a batch is filled up to, ascending; the model's ``max_batch_size`` is
     always one more. Empty: never filled up. ``auto``: never on a CPU, to powers of two on a CUDA device.
 
-    ``max_queue_bytes`` bounds the inputs that wait, ``max_queue_ms`` how long a newcomer would have to wait by
-    what was measured (0: no such limit), ``max_batch_bytes`` the inputs of one batch (0: rows alone count).
-    ``timeout_ms`` is how long a request waits that names no timeout of its own (0: for ever).
+    ``max_queue_bytes`` bounds the inputs that wait, ``max_queue_ms`` how long a new request would have to wait as
+    measured (0: no such limit), ``max_batch_bytes`` the inputs of one batch (0: rows alone count).
+    ``timeout_ms`` is how long a request waits that names no timeout of its own (0: no limit).
     ``max_request_rows``: larger requests are refused, those above a batch are split (0: 16 × ``max_batch_size``).
     """
 
@@ -211,7 +211,7 @@ class Batching:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Batching":
-        """What is missing (a file of an older version) has its default."""
+        """From JSON; a missing key (in a file of an older version) has its default."""
         buckets = data.get("buckets", "auto")
         return cls(**{**data, "buckets": buckets if buckets == "auto" else tuple(buckets)})
 
@@ -241,7 +241,7 @@ class ModelSpec:
         return replace(self, max_batch_size=rows)
 
     def on_the_wire(self) -> "ModelSpec":
-        """As its callers see it: each input in the datatype that requests carry."""
+        """The spec as callers see it: each input in the datatype that requests carry."""
         if all(tensor.wire is None for tensor in self.inputs):
             return self
         inputs = (t if t.wire is None else replace(t, datatype=t.wire.datatype) for t in self.inputs)
@@ -262,13 +262,13 @@ class ModelSpec:
         return axes if any(axes.values()) else {}
 
     def signature(self) -> tuple[Any, ...]:
-        """What callers rely on: a new version must keep it, what numbers on the wire mean included."""
+        """The part that callers rely on and a new version must keep, the meaning of numbers on the wire included."""
         plain = tuple((t.name, t.datatype, tuple(t.wire_shape)) for t in (*self.inputs, *self.outputs))
         wires = {t.name: t.wire for t in self.inputs if t.wire is not None}
         return (self.batched, plain, *(more for more in (wires, self.batch_axes) if more))
 
     def check_inputs(self, arrays: Mapping[str, np.ndarray], error: type[BadInput] = BadRequest) -> int:
-        """Hold named arrays against the inputs; give the number of rows (1 where not batched).
+        """Check named arrays against the inputs; gives the number of rows (1 where not batched).
 
         Raises ``error`` naming the tensor, what was expected and what came, values out of their range included.
         """
@@ -292,7 +292,7 @@ class ModelSpec:
         return sizes["(batch)"][0] if self.batched else 1
 
     def check_values(self, arrays: Sequence[np.ndarray], error: type[BadInput] = BadRequest) -> None:
-        """Hold integers, in the spec's order and shapes, against their ranges. Raises ``error`` naming the input."""
+        """Check integers, in the spec's order and shapes, against their ranges. Raises ``error`` naming the input."""
         for spec, array in zip(self.inputs, arrays, strict=True):
             if spec.range is not None and (fault := spec.range.fault(array)):
                 raise error(f"input '{spec.name}' of model '{self.name}': {fault}")

@@ -48,12 +48,12 @@ class Version:
 
     @property
     def digest(self) -> str:
-        """What machines call this version: the SHA-256 over its files' digests."""
+        """The version's name for machines: the SHA-256 over its files' digests."""
         return self.manifest["digest"]
 
     @property
     def awaits_promotion(self) -> bool:
-        """Publishing did not make it active; whether a promotion did since is in `Store.promotions`."""
+        """Whether publishing did not make it active; whether a promotion did since is in `Store.promotions`."""
         return bool(self.manifest.get("awaits_promotion"))
 
     def __str__(self) -> str:
@@ -63,16 +63,16 @@ class Version:
         return file in self.manifest["files"]
 
     def file(self, file: str) -> Path:
-        """The path of one file, after its bytes were held against the manifest.
+        """The path of one file, after its bytes were checked against the manifest.
 
-        For readers that need the path itself: what they read is not bound to what was checked, as it is with
+        For readers that need a path: a file that is replaced after the check would be read unchecked, unlike with
         `opened`. Raises DamagedFile as that does.
         """
         with self.opened(file) as opened:
             return opened.path
 
     def opened(self, file: str) -> OpenedFile:
-        """One file, open, after its bytes were held against the manifest: to be loaded from what is open.
+        """One file, open, after its bytes were checked against the manifest: load it from the open file.
 
         Raises DamagedFile naming the file where it is missing, was changed, or is a symbolic link.
         """
@@ -105,12 +105,12 @@ class Version:
             )
 
     def bytes(self, file: str) -> bytes:
-        """All of one small file, after it was held against the manifest."""
+        """All bytes of one small file, after they were checked against the manifest."""
         with self.opened(file) as opened:
             return opened.read()
 
     def json(self, file: str) -> Any:
-        """One JSON file of this version, after its bytes were held against the manifest."""
+        """One JSON file of this version, after its bytes were checked against the manifest."""
         try:
             return json.loads(self.bytes(file))
         except ValueError as error:
@@ -222,7 +222,7 @@ class Store:
                 try:
                     version = self.version(name, number)
                 except DamagedFile:
-                    continue  # the ones before it may be sound
+                    continue  # older versions may not be damaged
                 if version.status == LIVE and (number in promoted or not version.awaits_promotion):
                     self._promote(version, ROLLBACK)
                     return version
@@ -232,7 +232,8 @@ class Store:
         )
 
     def promotions(self, name: str) -> Promotions:
-        """Every version that was made active: its first and its last promotion, over which one and by whom."""
+        """Every version that was made active: its first and its last promotion, in place of which version and by whose
+        order."""
         return read_promotions(self._folder(name))
 
     def _promote(self, version: Version, by: str) -> None:

@@ -11,7 +11,7 @@ _KINDS = {str: "a string", int: "a whole number", float: "a number", list: "a li
 
 
 class TomlReader:
-    """Of one file, whose name stands in every message. All methods raise BadFolder."""
+    """The reader of one file, whose name is in every message. All methods raise BadFolder."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

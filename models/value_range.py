@@ -1,7 +1,7 @@
 """The values that an integer input may have: one pair of ends for all, or one pair for each place of its last axis.
 
-An input that indexes a table (token ids) has as many valid values as the table has rows. What a request may send is
-held against the range before it is queued, so that nothing out of range reaches a device.
+An input that indexes a table (token ids) has as many valid values as the table has rows. The values of a request are
+checked against the range before it is queued, so that no index out of range reaches a device.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class ValueRange:
         return pairs[0] if len(pairs) == 1 else pairs
 
     def fault(self, array: np.ndarray) -> str | None:
-        """What is wrong with these integers, naming the first bad one and its place; None where all are in range."""
+        """The fault of these integers, naming the first bad one and its place; None where all are in range."""
         if array.size == 0 or self._holds(array):
             return None
         bad = (array < self._ends(self.low)) | (array > self._ends(self.high))
@@ -69,7 +69,7 @@ class ValueRange:
         return pairs[0] if len(pairs) == 1 else f"[{', '.join(pairs)}]"
 
     def _holds(self, array: np.ndarray) -> bool:
-        """Two passes over the integers and nothing else: every request pays for it."""
+        """Whether all integers are in range, in two passes: every request takes this time."""
         if len(self.low) == 1:
             least, most = np.minimum.reduce(array, axis=None), np.maximum.reduce(array, axis=None)
             return self.low[0] <= int(least) and int(most) <= self.high[0]

@@ -1,3 +1,3 @@
-"""The release's number: the one place it is written."""
+"""The number of the release; it is written only here."""
 
 __version__ = "0.1.0"

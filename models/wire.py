@@ -1,7 +1,7 @@
 """A smaller datatype on the wire than in the model: ``value · scale + offset``, applied where the model runs.
 
-In FP32 (FP64 for an FP64 model), rounded once to the model's datatype: what the device gives is what a caller
-would have got who had done the same and sent the wide numbers (`engines/widening.py`).
+Computed in FP32 (FP64 for an FP64 model) and rounded once to the model's datatype: the same numbers as if the caller
+had computed them and sent the larger datatype (`engines/wire_widening.py`).
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,8 @@ from .errors import BadFolder
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What a request carries instead of the model's datatype. A picture input leaves scale and offset to it."""
+    """The datatype that requests carry in place of the model's. A picture input has its scale and offset in its
+    entry."""
 
     datatype: str
     scale: float = 1.0
@@ -34,7 +35,7 @@ class Wire:
         return None if data is None else cls(data["datatype"], data["scale"], data["offset"])
 
     def check(self, datatype: str) -> None:
-        """Raises BadFolder where the model's ``datatype`` cannot take it: it must be wider, and hold every value."""
+        """Raises BadFolder where the model's ``datatype`` is not wider, or does not have every value of the wire's."""
         wide = DATATYPES[datatype]
         fitting = [name for name, narrow in DATATYPES.items() if _fits(narrow, wide)]
         if self.datatype not in fitting:

@@ -1,4 +1,4 @@
-"""What the operator may set: arguments win over the environment (HALFEVEN_…), that over the defaults."""
+"""The settings of the server: arguments win over the environment (HALFEVEN_…), that over the defaults."""
 
 from pathlib import Path
 from typing import Literal
@@ -53,7 +53,7 @@ class Settings(BaseSettings):
 
     @property
     def name_on_the_wire(self) -> str:
-        """What GET /v2 says; Triton's own examples look for ``triton``."""
+        """The server's name in GET /v2; Triton's own examples look for ``triton``."""
         return self.server_name or ("triton" if self.triton_strict else "halfeven")
 
 

@@ -1,1 +1,1 @@
-"""Which precision every op has, and the rewriting of a captured program that gives it that."""
+"""The precision of every op of a captured program, and the rewrite that gives it that precision."""

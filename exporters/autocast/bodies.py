@@ -1,6 +1,6 @@
-"""What the control-flow ops of torch.export do with their bodies, once for dtypes and once for values.
+"""How the control-flow ops of torch.export run their bodies: one function for dtypes, one for values.
 
-Both take the op's node, its arguments, and ``run(body, prefix, operands)``, which runs a body somehow.
+Both take the op's node, its arguments, and ``run(body, prefix, operands)``, which runs a body.
 Source: ``torch.cond``, ``torch.while_loop``, ``torch._higher_order_ops.scan`` and ``map``.
 """
 
@@ -31,7 +31,7 @@ def joined(dtypes: Sequence[torch.dtype]) -> torch.dtype:
 
 
 def typed(node: Node, args: Sequence[Any], prefix: str, run: RunBody) -> Any:
-    """The op's result on fake tensors: branches joined, loop-carried state as wide as any turn makes it."""
+    """The op's result on fake tensors: branches joined, loop-carried state as wide as any iteration makes it."""
     names = prefixes(node, prefix)
     if _is(node, "cond"):
         _, one, other, operands = args
@@ -82,7 +82,7 @@ def ran(node: Node, args: Sequence[Any], prefix: str, run: RunBody) -> Any:
 
 
 def _only(answer: Any) -> Any:
-    """The one result of a body, which torch.export may hand out bare."""
+    """The one result of a body: torch.export may give it in a list or without."""
     return answer if isinstance(answer, Tensor) else answer[0]
 
 
@@ -108,7 +108,7 @@ def _widened(one: Any, other: Any) -> Any:
 
 
 def _stable(turn: Callable[[Sequence[Any]], Sequence[Any]], state: Sequence[Any]) -> Sequence[Any]:
-    """The state's dtypes once no turn widens them any more: each widens at most once."""
+    """The state's dtypes once no iteration widens them any more: each widens at most once."""
     for _ in range(len(state) + 1):
         after = _join(state, turn(state))
         if [getattr(v, "dtype", None) for v in after] == [getattr(v, "dtype", None) for v in state]:

@@ -1,9 +1,9 @@
-"""Ops that call other ops, opened where the lists act on what they call.
+"""Composite ops replaced by the ops that they call, where autocast's lists name one of those.
 
-torch's autocast sees every op that a composite one (``CompositeImplicitAutograd``: einsum, tensordot, square,
-a reflecting pad, …) calls, unless the composite is on a list itself. A plan that took einsum for one node
-would run its product in FP32, and square's power in half. So such a node is replaced by the ops that torch's
-own decomposition calls: the same kernels, each of them a node that the plan can decide about.
+torch's autocast acts on every op that a composite one (``CompositeImplicitAutograd``: einsum, tensordot, square,
+a reflecting pad, …) calls, unless the composite is on a list itself. A plan with einsum as one node would run its
+product in FP32, and square's power in half. So such a node is replaced by the ops that torch's own decomposition
+calls: the same kernels, each of them a node that the plan can decide about.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Which dtype every tensor of a whole program has under a plan, without computing anything.
 
-Carried out on fake tensors, node by node; what a node gives for what dtypes is remembered, so that the next
-plan costs milliseconds: the search for kept nodes asks for hundreds.
+Carried out on fake tensors, node by node. The result of a node for given dtypes is remembered, so that the next plan
+takes milliseconds: the search for kept nodes asks for hundreds.
 """
 
 import warnings
@@ -45,7 +45,7 @@ class Dtypes:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one node did for one set of dtypes: its fake result, and the dtypes its sources were read in."""
+    """One node's result for one set of dtypes: the fake result, and the dtypes in which its sources were read."""
 
     result: Any
     reads: Mapping[str, torch.dtype]
@@ -69,7 +69,7 @@ class Typing:
 
 
 class Typer(Interpreter):
-    """Carries a plan out on fake tensors and writes down what it sees."""
+    """Carries a plan out on fake tensors and notes the dtypes."""
 
     def __init__(
         self,

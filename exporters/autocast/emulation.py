@@ -1,9 +1,9 @@
 """Half precision without half kernels: a whole program in FP32 storage, rounded wherever its plan has half.
 
 A product that accumulates in FP32 and rounds once is what the kernels of a GPU do, and torch's elementwise
-half kernels compute in FP32 too. On a CPU, true half convolutions are up to a hundred times slower. With
-another rounding the same run tells range from precision: one that rounds the mantissa and leaves FP32's
-exponent errs as much as no FP16 conversion can avoid.
+half kernels compute in FP32 too. On a CPU, true half convolutions are up to a hundred times slower. Another rounding
+tells range from precision: a run that rounds the mantissa and keeps FP32's exponent has the error that no FP16
+conversion can avoid.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +59,7 @@ class Emulation(Interpreter):
     ) -> None:
         super().__init__(module)
         self._dtypes, self._rounding, self._tap, self._prefix = dtypes, rounding, tap, prefix
-        self._rounded: dict[Node, Tensor] = {}  # what several nodes read in half is rounded once
+        self._rounded: dict[Node, Tensor] = {}  # a value that several nodes read in half is rounded once
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         self._rounded.clear()
@@ -86,7 +86,7 @@ class Emulation(Interpreter):
         return inner.run(*operands)
 
     def _read(self, node: Node) -> tuple[Any, Any]:
-        """A node's arguments: half where it reads half, and no half dtype asked for by name."""
+        """A node's arguments: rounded where it reads half, and FP32 in place of a half dtype argument."""
         name = self._prefix + node.name
         reads = self._dtypes.reads.get(name, {})
         gives_half = self._dtypes.is_half(name) and not isinstance(node.target, HigherOrderOperator)
@@ -113,7 +113,7 @@ class Emulation(Interpreter):
         return self._rounded[source]
 
     def _written(self, node: Node, result: Any, args: Any, kwargs: Any) -> Any:
-        """A node's result, rounded where it is half; what changes its input is rounded where it stands."""
+        """A node's result, rounded where it is half; in place, where the op changes its input."""
         if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
             self._round_in_place(node, args, kwargs)
             self._rounded.clear()

@@ -16,7 +16,8 @@ SHARED = "__half"  # suffix of the half copy of a weight that FP32 nodes read as
 
 
 def fold_constants(module: GraphModule, foldable: Callable[[Node], bool]) -> GraphModule:
-    """Compute what depends on weights alone (transposed, sliced, reshaped weights), where ``foldable`` allows.
+    """Compute the values that depend on weights alone (transposed, sliced, reshaped weights), where ``foldable``
+    allows.
 
     Strides are kept: another layout may take another kernel, and with it another rounding.
     """
@@ -83,7 +84,7 @@ def attribute(module: nn.Module, path: str) -> Any:
 
 
 def drop_unread(module: GraphModule) -> None:
-    """Forget weights that no node reads."""
+    """Remove weights that no node reads."""
     for node in list(module.graph.nodes):
         if node.op == "get_attr" and not node.users:
             module.graph.erase_node(node)

@@ -1,7 +1,7 @@
 """Which ops of a plan have no half kernel on the device that will run them: they stay FP32.
 
-Asked of the device itself: each kind of op that would get half tensors runs once, on the smallest tensors that
-the program gives it. What fails in half and works in FP32 has no half kernel there.
+Found by trying: each kind of op that would get half tensors runs once on the device, on the smallest tensors that the
+program gives it. An op that fails in half and works in FP32 has no half kernel there.
 """
 
 import logging
@@ -61,9 +61,9 @@ def keep_without_kernel(
 ) -> PrecisionPlan:
     """The plan with every op in FP32 that has no half kernel on ``device``; with ``onnx``, in ONNX Runtime either.
 
-    ``module`` is the prepared whole, ``example`` one tensor per input. To be asked before anything else of a
-    plan: some ops without a kernel cannot even be inferred. What an op gives in FP32 instead of half may lead
-    to calls of another kind, so it is asked until nothing changes.
+    ``module`` is the prepared whole, ``example`` one tensor per input. Call it before any other use of a plan: the
+    dtypes of some ops without a kernel cannot be inferred. An FP32 result instead of a half one may lead to calls of
+    another kind, so it is repeated until nothing changes.
     """
     while True:
         found = _recorded(module, plan, example)
@@ -99,7 +99,7 @@ def _recorded(module: GraphModule, plan: PrecisionPlan, example: Sequence[Tensor
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     given = [mode.from_tensor(tensor, static_shapes=True) for tensor in example]
     found = _Found()
-    # It prints each failure, which is what is asked for.
+    # torch prints each failure, which is expected here.
     log = logging.getLogger("torch._subclasses.fake_tensor")
     silent, log.disabled = log.disabled, True
     try:
@@ -160,7 +160,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _fault(kind: _Kind, call: _Call, device: torch.device) -> str:
-    """The device's own words for why it cannot do it in half, or nothing."""
+    """The device's own message why it cannot run the call in half; None where it can."""
     if kind not in _known:
         fault = _raised(call, device, None)
         _known[kind] = fault if fault and not _raised(call, device, torch.float32) else ""

@@ -1,4 +1,4 @@
-"""The weights of a captured program that are read in half: what rounding does to them, and which stay FP32.
+"""The weights of a captured program that are read in half: the error of rounding each, and which stay FP32.
 
 A weight over budget (`exporters/policy/weights.py`) is read in FP32 by every node, and the plan says why.
 """
@@ -32,8 +32,8 @@ def weigh(
 ) -> tuple[Ledger, PrecisionPlan]:
     """The ledger of all weights that are read in half, and the plan with the readers of unfit ones in FP32.
 
-    ``module`` is the prepared whole and stays as it is; ``example`` holds one tensor per input. What depends
-    on weights alone and is computed at conversion (a transposed weight) stands under its node's name.
+    ``module`` is the prepared whole and is not changed; ``example`` has one tensor per input. A value that depends on
+    weights alone and is computed at conversion (a transposed weight) has its node's name.
     """
     graph = fold_constants(duplicate(module), lambda node: foldable(plan, node))
     dtypes, nodes = Typing(graph, example).under(plan), dict(walk(graph))
@@ -53,7 +53,7 @@ def weigh(
 
 
 def _origin(module: GraphModule, weight: str) -> str:
-    """A weight's name; for what is computed from weights alone, theirs and the op's."""
+    """A weight's name; for a value computed from weights alone, their names and the op's."""
     made = {f"folded_{node.name}": node for node in module.graph.nodes}.get(weight)
     if made is None:
         return weight

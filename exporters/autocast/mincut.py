@@ -14,13 +14,13 @@ _HALF, _FP32 = True, False
 
 @dataclass(slots=True)
 class Flow:
-    """Who reads whose result in what. A side is True for half and False for FP32. All in the graph's order.
+    """Which node reads which value in which precision. A side is True for half and False for FP32. In graph order.
 
     ``sides``: value → the side that it is given on. ``numel``: elements of a value, 0 where its casts cost
     nothing. ``sources``: reader → the values that it reads. ``reads``: reader → the side that it reads them
     on, for those that may not change. ``transparent``: the other readers, which give the same numbers on both
     sides → elements that they copy. ``tied``: one of several results of a transparent node → that node.
-    ``rounded``: FP32 values that hold nothing but what half represents.
+    ``rounded``: FP32 values whose numbers half can all represent.
     """
 
     sides: dict[str, bool] = field(default_factory=dict)
@@ -32,14 +32,14 @@ class Flow:
     rounded: set[str] = field(default_factory=set)
 
     def root(self, name: str) -> str:
-        """The node whose side decides: of a split, for one of its pieces."""
+        """The node whose side decides: for a piece of a split, the split."""
         return self.tied.get(name, name)
 
     def movable(self) -> list[str]:
         """The transparent nodes that may run on either side without changing a result.
 
-        Those in FP32 stay if what they hold is unrounded and reaches an FP32 reader unrounded, and those in
-        half stay if they round what reaches an FP32 reader.
+        A node in FP32 is not free where its value is unrounded and reaches an FP32 reader unrounded; a node in half is
+        not free where it rounds a value that reaches an FP32 reader.
         """
         unrounded, reaching, directly = self._unrounded(), self._reaching(), self._reaching(past_half=False)
         return [

@@ -1,8 +1,8 @@
-"""What the bodies of a control-flow op are given: each captured tensor in the dtypes that they read it in.
+"""The operands of a control-flow op's bodies: each captured tensor in the dtypes in which they read it.
 
-A weight is captured as an operand. Cast inside the body it would be cast at every turn of a loop and could
-not be folded; so the cast is done before the op, once, and the operand is handed over in half, in FP32, in
-both (as two operands), or, where no body reads it, not at all.
+A weight is captured as an operand. Cast inside the body it would be cast at every iteration of a loop and could not be
+folded; so the cast is done once, before the op, and the operand is handed over in half, in FP32, in both (as two
+operands), or, where no body reads it, not at all.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,7 +66,7 @@ class CapturedOperand:
 
 
 def captured(node: Node, args: Sequence[Any], prefix: str, dtypes: Dtypes) -> list[CapturedOperand]:
-    """The captured operands of a control-flow op, with what its bodies read of them."""
+    """The captured operands of a control-flow op, with the dtypes in which its bodies read them."""
     layout, found = _layout(node), []
     first = sum(len(args[i]) for i in layout.before)
     for index, operand in enumerate(args[layout.captured]):
@@ -81,7 +81,7 @@ def captured(node: Node, args: Sequence[Any], prefix: str, dtypes: Dtypes) -> li
 
 
 def unpacked(given: Sequence[CapturedOperand], flat: Sequence[Any]) -> Iterator[list[Any]]:
-    """What a body got, per captured operand: its versions."""
+    """The versions of each captured operand among the arguments of a body."""
     rest = iter(flat)
     for one in given:
         yield [next(rest) for _ in range(one.count)]

@@ -1,9 +1,9 @@
 """Casts where they move the fewest bytes: type-transparent nodes go to the cheaper side of a minimum cut.
 
-Every node that computes keeps the precision that its plan gives it; a view, a concatenation or a ReLU between
-two of them may run in either (`transparent.py`). No result changes: what reaches an FP32 reader unrounded
-stays unrounded, what is rounded on its way stays rounded, and all that computes reads the same dtypes with
-the same strides, so that the same kernels run.
+Every node that computes keeps the precision that its plan gives it; a view, a concatenation or a ReLU between two such
+nodes may run in either (`transparent.py`). No result changes: a value that reaches an FP32 reader unrounded stays
+unrounded, a value that is rounded stays rounded, and every node that computes reads the same dtypes with the same
+strides, so that the same kernels run.
 """
 
 import operator
@@ -37,8 +37,8 @@ Layouts = dict[str, list[tuple[torch.dtype, tuple[int, ...]]]]
 class Placed:
     """The plan with explicit actions where casts moved, and the bytes that casts read and write per run.
 
-    ``moved``: the nodes that run on the other side now. Bytes are those at the example's sizes; casts of
-    weights are none, for they are done at conversion.
+    ``moved``: the nodes that run on the other side now. Bytes are those at the example's sizes; casts of weights do not
+    count, for they are done at conversion.
     """
 
     plan: PrecisionPlan
@@ -84,7 +84,7 @@ def _actions(flow: Flow, plan: PrecisionPlan, sides: Mapping[str, bool]) -> dict
 def read_flow(
     module: GraphModule, plan: PrecisionPlan, dtypes: Dtypes, outputs: Sequence[torch.dtype]
 ) -> Flow:
-    """The flow of a graph under a plan. What an op reads that cannot be given a dtype is given by no free node."""
+    """The flow of a graph under a plan. The sources of an op that cannot be given a dtype are not free."""
     return _Reading(module, plan, dtypes).flow(outputs)
 
 
@@ -173,12 +173,12 @@ class _Reading:
 
 
 def _sees_values(node: Node) -> bool:
-    """Whether a node looks at what its inputs hold, and not at their sizes alone."""
+    """Whether a node reads the numbers of its inputs, not only their sizes."""
     return not (isinstance(node.target, OpOverload) and node.target._schema.name.startswith("aten::sym_"))
 
 
 def _constants(nodes: Mapping[str, Node]) -> set[str]:
-    """Weights and what is made of weights alone: cast at conversion, at no cost."""
+    """Weights and values made of weights alone: they are cast at conversion, at no cost."""
     found: set[str] = set()
     for name, node in nodes.items():
         parents = node.all_input_nodes
@@ -188,7 +188,7 @@ def _constants(nodes: Mapping[str, Node]) -> set[str]:
 
 
 def _sharing_written_memory(nodes: Mapping[str, Node]) -> set[str]:
-    """Nodes whose memory, or that of what they are views of or have views of, some node writes to."""
+    """Nodes whose memory some node writes to, directly or through a view."""
     adjacent: dict[str, set[str]] = {name: set() for name in nodes}
     for name, node in nodes.items():
         for source in _aliased(node, written=False):
@@ -225,7 +225,7 @@ class _Layouts(Typer):
 
 
 def _layouts(module: GraphModule, plan: PrecisionPlan, example: Sequence[Tensor]) -> Layouts | None:
-    """Node → dtype and strides of what it reads; None where some op refuses the strides that it would get."""
+    """Node → dtype and strides of its inputs; None where some op refuses the strides that it would get."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     layouts = _Layouts(module, plan)
     with mode, torch.no_grad(), warnings.catch_warnings():
@@ -238,7 +238,7 @@ def _layouts(module: GraphModule, plan: PrecisionPlan, example: Sequence[Tensor]
 
 
 def _culprits(flow: Flow, moved: Sequence[str], wanted: Layouts | None, found: Layouts | None) -> set[str]:
-    """Moved nodes that may not move: those behind the first node that computes and reads another layout now."""
+    """Moved nodes that must not move: those that the first node with another input layout depends on."""
     if wanted is None or found is None:
         return set(moved)
     first = next((n for n, seen in found.items() if n not in flow.transparent and seen != wanted[n]), None)

@@ -1,4 +1,4 @@
-"""The precision plan: for every node of the whole program what it computes in, and why.
+"""The precision plan of a captured program: for every node of the whole, the precision it computes in, and why.
 
 The plan is the versioned artefact (``precision.json``); `rewrite.py` carries it out.
 """
@@ -21,7 +21,7 @@ from .policy import LISTS, OpLists
 
 
 class Action(Enum):
-    """What happens to a node's floating inputs (float64 never takes part, as in autocast)."""
+    """The dtype in which a node reads its floating inputs (float64 is never cast, as in autocast)."""
 
     HALF = "half"
     FP32 = "fp32"
@@ -124,7 +124,7 @@ def make_plan(module: GraphModule, precision: Precision, lists: str = "cuda") ->
 
 
 def _kept(nodes: Mapping[str, Node], actions: dict[str, Action], precision: Precision) -> list[Kept]:
-    """What the level or the operator keeps in FP32; ``actions`` are set to that."""
+    """The nodes that the level or the operator keeps in FP32; their ``actions`` are set to it."""
     kept = []
     if precision.level in ("O2", "O3"):  # at O1 they are FP32 by policy
         loops = [(name, node) for name, node in nodes.items() if has(op_name(node), Trait.RECURRENT)]
@@ -149,7 +149,8 @@ def module_path(node: Node) -> str:
 
 
 def _island(node: Node) -> str:
-    """Where the user's own code has this node in FP32 (`models.capture` writes it down), or nothing."""
+    """The place where the user's own code has this node in FP32 (noted by `models.capture`); empty where it does
+    not."""
     return str((node.meta.get("custom") or {}).get("halfeven_island", ""))
 
 

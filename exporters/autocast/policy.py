@@ -2,7 +2,7 @@
 
 Source: CUDA's from the table (`exporters/policy/classes.py`); the CPU's from torch 2.13,
 ``aten/src/ATen/autocast_mode.cpp`` (TORCH_LIBRARY_IMPL aten, AutocastCPU). A name stands for all overloads unless one
-is given. What is on no list runs in the dtype of its inputs.
+is given. An op on no list runs in the dtype of its inputs.
 """
 
 from collections.abc import Mapping

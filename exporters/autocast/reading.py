@@ -1,6 +1,6 @@
-"""In which dtype a node reads its floating inputs: the rule of each action, as the autocast dispatch key has it.
+"""The dtype in which a node reads its floating inputs: the rule of each action, as in the autocast dispatch key.
 
-What runs (`rewrite.py`) and what is inferred (`dtypes.py`) both ask here, so that they cannot differ.
+Both the rewrite (`rewrite.py`) and the inference of dtypes (`dtypes.py`) use it, so that they cannot differ.
 """
 
 from collections.abc import Iterable

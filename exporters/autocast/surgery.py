@@ -15,13 +15,13 @@ from torch.fx.node import map_arg
 from ...models.program import walk
 from .folding import attribute
 
-Work = Callable[[Any, Any], Any]  # (args, kwargs) → what the node gives
+Work = Callable[[Any, Any], Any]  # (args, kwargs) → the node's result
 
 _INHERITED = ("nn_module_stack", "stack_trace", "source_fn_stack", "custom")
 
 
 def fake_mode(module: GraphModule) -> FakeTensorMode:
-    """The one in which the program was captured: its free sizes are symbols there."""
+    """The fake mode in which the program was captured: its free sizes are symbols there."""
     for _, node in walk(module):
         if isinstance(value := node.meta.get("val"), FakeTensor):
             return value.fake_mode
@@ -29,9 +29,9 @@ def fake_mode(module: GraphModule) -> FakeTensorMode:
 
 
 def traced(node: Node, owner: GraphModule, work: Work, mode: FakeTensorMode) -> GraphModule | None:
-    """``work`` on what the node is given, as a graph; its inputs are ``node.all_input_nodes`` in their order.
+    """``work`` on the node's arguments, traced as a graph; its inputs are ``node.all_input_nodes`` in their order.
 
-    None where nothing is known of some input (a node without ``meta["val"]``).
+    None where the value of some input is not known (a node without ``meta["val"]``).
     """
     sources = node.all_input_nodes
     values = [_value(source, owner, mode) for source in sources]
@@ -73,7 +73,7 @@ def put_in_place(node: Node, inner: GraphModule, owner: GraphModule) -> list[Nod
 
 
 def _value(node: Node, owner: GraphModule, mode: FakeTensorMode) -> Any:
-    """What a node gives, as a fake tensor or a symbolic size."""
+    """The node's result as a fake tensor or a symbolic size."""
     if (value := node.meta.get("val")) is not None:
         return value
     if node.op == "get_attr" and isinstance(weight := attribute(owner, str(node.target)), Tensor):

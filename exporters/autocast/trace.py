@@ -1,4 +1,4 @@
-"""Export a graph as an interpreter runs it: what the interpreter does to each node becomes the program."""
+"""Export a graph as an interpreter runs it: the operations that the interpreter does become the program."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ def export_as_run(
 
 
 def _tidy(program: ExportedProgram) -> None:
-    """Without what pins dtypes, and without casts that nothing reads."""
+    """Remove the nodes that pin dtypes, and casts that no node reads."""
     for _, node in reversed(list(walk(program.graph_module))):
         unread = node.target is torch.ops.aten.to.dtype and not node.users
         if unread or node.target is torch.ops.aten._assert_tensor_metadata.default:
@@ -50,7 +50,7 @@ def _tidy(program: ExportedProgram) -> None:
 
 
 class _Run(nn.Module):
-    """Has the weights of a graph, under their own names, and runs it some other way."""
+    """A module with the weights of a graph, under their own names, whose forward is another function."""
 
     def __init__(self, module: GraphModule, run: Callable[..., tuple[Any, ...]]) -> None:
         super().__init__()

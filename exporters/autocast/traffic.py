@@ -1,8 +1,8 @@
-"""What a half program's casts move, and whether half saves more bytes than they cost.
+"""The bytes that a half program's casts move, and whether half saves more bytes than that.
 
 Bytes are those read from and written to memory at one run of the batch that the program was exported with
-(at another batch they grow together). On a device whose time goes into memory they are its time; it is a
-count and no measurement.
+(at another batch they grow together). Where memory limits a device, they are proportional to its time; they are
+counted, not measured.
 """
 
 import math

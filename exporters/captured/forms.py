@@ -1,4 +1,4 @@
-"""The forms of a captured program: the half program itself (torch), and what is written from it (ONNX)."""
+"""The forms of a captured program: the half program itself (torch), and the ONNX file written from it."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -150,14 +150,14 @@ class ProgramForms:
         return with_diagnosis(self.settled, report, reference_run)
 
     def _taken_in_storage(self, reference_run: ReferenceRun) -> Taken:
-        """The half program's own answers: once, whichever form asks."""
+        """The half program's own answers to the reference run, computed once for both forms."""
         if self._taken is None:
             self._taken = take(reference_run, self.storage(), self.settled.half())
         return self._taken
 
     def _taken_packed(self, reference_run: ReferenceRun) -> list[Taken]:
-        """The answers in packed kernels, where a server may choose these for a half that this processor multiplies
-        itself: what may serve is what was judged."""
+        """The answers with packed kernels, where a server may choose them for a half that this processor multiplies
+        itself: every way in which the half may serve is judged."""
         engine = TorchEngine(self.half.program, self.subject.precision.dtype, CPU, CpuSetup(passes=PACKED))
         if self.subject.precision.dtype != "bf16" or not engine.setup.passes:
             return []
@@ -169,10 +169,11 @@ class ProgramForms:
             self._saved = self.half
 
     def _write_whole_onnx(self, draft: Draft, reference_run: ReferenceRun) -> None:
-        """The whole as ONNX, held against the program: an exporter's fault is never blamed on half.
+        """Write the whole as ONNX and compare it with the program, so that a fault of the exporter does not count as
+        half's.
 
-        Raises ExportFailed where it is not the program; no file is left then. One that is stays and may serve, whatever
-        becomes of the half.
+        Raises ExportFailed where the answers differ; no file is left then. Otherwise the file stays and may serve, also
+        where the half is refused.
         """
         path, spec = draft.folder / "whole.onnx", self.subject.spec
         if not path.exists():
@@ -186,7 +187,7 @@ class ProgramForms:
 
     def _half_onnx(self, draft: Draft, reference_run: ReferenceRun) -> Made:
         spec, asked, path = self.subject.spec, self.subject.precision, draft.folder / "half.onnx"
-        self._save_half(draft)  # proves this form again on a CPU
+        self._save_half(draft)  # a server proves this form again on a CPU with its help
         kept = ",".join(kept.node for kept in self.half.plan.kept)
         about = {"model": spec.name, "precision": asked.dtype, "level": asked.level, "kept": kept}
         write_onnx(self.half.program, spec, path, about)

@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class ProgramGraph:
-    """``module``: prepared (`models.program.runnable`), repaired or not; ``plan``: what the level's rules give it.
+    """``module``: prepared (`models.program.runnable`), repaired or not; ``plan``: by the level's rules.
 
     ``inputs``: a batch of each, to trace with. ``weighed`` and ``profiled`` are None at O0, which plans nothing.
     """
@@ -188,7 +188,7 @@ def _batches(spec: ModelSpec, planning: Samples) -> Iterator[list[Tensor]]:
 
 
 def _may_be_kept(node: Node) -> bool:
-    """Not one that changes its input: a cast would be a copy, and the change would be lost."""
+    """Whether the node does not change its input: a cast would be a copy, and the change would be lost."""
     return isinstance(node.target, OpOverload) and not node.target._schema.is_mutable
 
 
@@ -207,7 +207,7 @@ def nodes_of(module: GraphModule) -> list[GraphNode]:
 
 
 def _nodes(module: GraphModule, prefix: str, given: tuple[str, ...]) -> Iterator[GraphNode]:
-    """``given``: what a body's inputs are made of."""
+    """``given``: the nodes that a body's inputs come from."""
     for node in module.graph.nodes:
         body = getattr(module, str(node.target), None) if node.op == "get_attr" else None
         if isinstance(body, GraphModule):

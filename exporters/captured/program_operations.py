@@ -23,7 +23,7 @@ def program_operations(module: GraphModule, inputs: Sequence[Tensor]) -> Operati
 
 
 class _Counting(Interpreter):
-    """Runs a program as it is. Views give no elements."""
+    """Runs a program and counts its operations. Views give no elements."""
 
     def __init__(self, module: GraphModule, counted: Counted) -> None:
         super().__init__(module)

@@ -1,1 +1,1 @@
-"""The kind of model that comes as an ONNX file of somebody else: read, planned and rewritten on its own graph."""
+"""The kind of model that is given as an ONNX file: read, planned and rewritten on its own graph."""

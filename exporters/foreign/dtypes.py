@@ -1,8 +1,8 @@
 """Which values are half and which reads are: a lattice over the graph and the bodies of If, Loop and Scan.
 
-CONSTANT < HALF < FP32. A value that is computed of constants (and of integers) alone is held in FP32 and
-yields: it never makes a reader FP32, and is cast where a reader is half. Loop-carried state is the join of what
-goes in and what the body gives back, found as a fixed point.
+CONSTANT < HALF < FP32. A value that is computed from constants (and integers) alone is in FP32 but never makes a reader
+FP32: it is cast where a reader is half. Loop-carried state is the join of the initial value and the body's output,
+found as a fixed point.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +24,7 @@ class Kind(IntEnum):
 
 @dataclass(slots=True)
 class Dtypes:
-    """``kinds``: FP32 value of the whole → what it is in the half. ``reads``: node → slots read as (half?).
+    """``kinds``: FP32 value of the whole → its kind in the half. ``reads``: node → slot → whether it is read as half.
 
     ``half``: the nodes that compute in half. ``gives``: body (node, attribute) → per output half?, None where
     the output is no FP32 value of the whole. ``back``: nodes whose FP32 results are cast to half.
@@ -117,13 +117,13 @@ class _Lattice:
         return rule is Rule.FOLLOW and bool(fed) and all(kind == Kind.HALF for kind in fed)
 
     def branches(self, node: NodeProto) -> None:
-        """If: an output is the join of what the branches give."""
+        """If: an output is the join of the branches' outputs."""
         given = {which: self.graph(body) for which, body in bodies(node).items()}
         joined = [self.join(kinds) for kinds in zip(*given.values(), strict=True)]
         self.close(node, joined, dict.fromkeys(given, joined))
 
     def loop(self, node: NodeProto) -> None:
-        """Loop: a state is the join of its initial value and of what the body gives back for it."""
+        """Loop: a state is the join of its initial value and of the body's output for it."""
         self.carry(node, first=2, states=len(node.input) - 2, ahead=1)
 
     def scan(self, node: NodeProto) -> None:
@@ -161,7 +161,7 @@ class _Lattice:
     def close(
         self, node: NodeProto, results: Sequence[Kind | None], given: Mapping[str, Sequence[Kind | None]]
     ) -> None:
-        """Write down what a node's bodies must give and what it gives itself."""
+        """Note which outputs of a node's bodies, and of the node itself, are half."""
         self.found.reads.setdefault(node.name, {})
         for which, kinds in given.items():
             self.found.gives[node.name, which] = [

@@ -40,7 +40,7 @@ RESCALED = "real ×"  # adversarial inputs beyond what scores are known to reach
 
 @dataclass(frozen=True)
 class FileGraph:
-    """``rules``: what the level's rules give ``rules.program``, its masks rewritten; ``answers``: of the FP32 file.
+    """``rules``: the level's rules for ``rules.program``, whose masks are rewritten; ``answers``: of the FP32 file.
 
     ``profiled`` is None where nothing is planned. ``placed``: a settled graph's dtypes, with ``searched`` kept as well.
     """
@@ -112,7 +112,7 @@ class FileGraph:
         return Oracle(graph.model, graph.weights, rounding, seen, self._widened).run
 
     def repaired(self) -> None:
-        """No repair is known for files beyond those of masks."""
+        """None: no repairs are known for files but those of masks."""
 
     def settled(self, kept: Sequence[Kept]) -> "FileGraph":
         names = [one.node for one in kept]
@@ -206,7 +206,7 @@ def file_graph(
 
 
 def _by_node(model: ModelProto, observe: Observe) -> Any:
-    """An observer of values as one of nodes; casts that a half has of its own are no nodes of the whole."""
+    """An observer of values from an observer of nodes; casts that only the half has are left out."""
     makers = {output: node.name for node in walk(model.graph) for output in node.output if output}
 
     def see(name: str, array: Any, type_: int) -> None:

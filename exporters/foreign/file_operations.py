@@ -12,7 +12,7 @@ from .oracle import Oracle
 
 
 def file_operations(program: ForeignProgram, inputs: Mapping[str, np.ndarray]) -> Operations:
-    """Of any execution of a normalised program, estimated from one on ``inputs``.
+    """The operations of any execution of a normalised program, estimated from one on ``inputs``.
 
     `UNKNOWN` where ONNX Runtime cannot run one of its nodes by itself: such a file is not planned.
     """

@@ -68,10 +68,10 @@ class FileRules:
         )
 
     def hold_back(self, ranges: Mapping[str, Range], on_odd: Callable[[], Mapping[str, Range]]) -> None:
-        """Keep the readers of what does not survive in half: constants over budget, masks' sentinels.
+        """Keep the readers of values that half cannot hold: constants over budget, masks' sentinels.
 
-        Where all is to be half, what is lost without overflow is left to the search. ``on_odd``: the ranges on
-        adversarial inputs.
+        Where all is to be half (O3), values that are lost without overflow are left to the search. ``on_odd``: the
+        ranges on adversarial inputs.
         """
         self.ranges = ranges
         everywhere = self._joined(on_odd()) if self.precision.level == "O3" else {}
@@ -124,9 +124,9 @@ class FileRules:
         return found
 
     def _before_fp32(self, dtypes: Dtypes, readers: Mapping[str, list[NodeProto]]) -> set[str]:
-        """Nodes that follow an FP32 input, as autocast's lists say, with none but FP32 readers behind them.
+        """Nodes that follow an FP32 input, by autocast's lists, and have only FP32 readers.
 
-        There an FP32 input adds no FP32 work to speak of: the cast stands before them and not behind.
+        There an FP32 input adds almost no FP32 work: the cast is before them, not after them.
         """
         found: set[str] = set()
         outputs = {value.name for graph in graphs(self.program.graph) for value in graph.output}

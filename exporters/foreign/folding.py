@@ -1,7 +1,7 @@
-"""What is computed of constants alone is computed once, here, so that it is a constant like any other.
+"""Values that are computed from constants alone are computed once, here, and become constants.
 
-Each node runs by itself in ONNX Runtime, in FP32, as the whole would run it at every call. What is drawn at
-random, quantised, or much larger than what it is made of stays in the graph.
+Each node runs by itself in ONNX Runtime, in FP32, as the whole would run it at every call. A value that is random,
+quantised, or much larger than its inputs stays in the graph.
 
 onnxscript's `fold_constants` is not right here: it computes with numpy, whose Exp, Tanh, Erf, Softmax and Pow differ
 from ONNX Runtime's in the last bits, and it takes out a Cast of float to float, by which the file asks for FP32.
@@ -26,7 +26,7 @@ GROWTH = 4  # times the bytes of its inputs may a larger one have
 
 
 def fold(model: ModelProto, weights: dict[str, np.ndarray]) -> None:
-    """Fold the FP32 model in place; ``weights`` gains what is made and loses what nobody reads any more."""
+    """Fold the FP32 model in place; ``weights`` gains the new constants and loses those that no node reads any more."""
     _settle_types(model, weights)
     before = set(weights)
     _Folding(model, weights).run()
@@ -54,10 +54,10 @@ def _settle_types(model: ModelProto, weights: dict[str, np.ndarray]) -> None:
 
 
 def _drop_idle(model: ModelProto, weights: Mapping[str, np.ndarray]) -> None:
-    """A Cast to the type that a value has does nothing, nor does a Slice of the whole.
+    """Remove a Cast to the type that a value has, and a Slice of all elements: they change nothing.
 
-    Where a Cast says float of a float it is the file's own word for FP32, and stays, but for readers that do not
-    look at the precision.
+    A Cast of float to float stays: the file asks for FP32 by it. Only readers that do not depend on the precision
+    read past it.
     """
     types = value_types(model, weights)
     given = {value.name for graph in graphs(model.graph) for value in graph.output}
@@ -78,7 +78,7 @@ def _drop_idle(model: ModelProto, weights: Mapping[str, np.ndarray]) -> None:
 
 
 def _ignores_precision(node: NodeProto, weights: Mapping[str, np.ndarray]) -> bool:
-    """Whether a node tells the same of a number in half and of that number in FP32."""
+    """Whether a node gives the same result for a number in half and for the same number in FP32."""
     zero = any((weights[name] == 0).all() for name in node.input if name in weights)
     is_seen = has(node.op_type, Trait.SEES_SIZES, Trait.SEES_PRECISION)
     return is_seen or (has(node.op_type, Trait.COMPARES) and zero)
@@ -110,7 +110,7 @@ class _Folding:
                 _put(graph, [node for node in graph.node if node.name not in names])
 
     def folds(self, node: NodeProto) -> bool:
-        """Whether a node has become constants and is needed no more."""
+        """Whether the node's outputs have become constants, so that it is not needed any more."""
         inputs = [name for name in node.input if name]
         if not inputs or bodies(node) or node.domain not in ONNX or has(node.op_type, Trait.NOT_FOLDED):
             return False
@@ -134,7 +134,7 @@ class _Folding:
         return True
 
     def computed(self, key: Key, node: NodeProto) -> dict[str, np.ndarray] | None:
-        """None where the runtime cannot say."""
+        """The node's outputs; None where ONNX Runtime cannot run it."""
         feed = {f"i{slot}": self.weights[name] for slot, name in enumerate(node.input) if name}
         names = [name for name in node.output if name]
         try:
@@ -145,14 +145,15 @@ class _Folding:
         return dict(zip(names, arrays, strict=True)) if len(arrays) == len(names) else None
 
     def is_worth_it(self, inputs: list[str], results: Iterable[np.ndarray]) -> bool:
-        """A large constant takes the place of its inputs, or it is stored beside them (a tied table, turned)."""
+        """Whether a large constant would replace its inputs, not be stored beside them (such as a transposed tied
+        table)."""
         size = sum(array.nbytes for array in results)
         sources = {name: self.weights[name].nbytes for name in inputs}
         shared = any(self.readers[name] > 1 for name, bytes_ in sources.items() if bytes_ > SMALL)
         return size <= SMALL or (size <= GROWTH * sum(sources.values()) and not shared)
 
     def stands_for(self, constant: str, name: str) -> None:
-        """Whoever reads ``name`` reads ``constant``."""
+        """Let all readers of ``name`` read ``constant``."""
         rename_reads(self.model.graph, name, constant)
         self.readers[constant] += self.readers.pop(name, 0) - 1
 

@@ -37,9 +37,9 @@ CPU = torch.device("cpu")
 def foreign_subject(
     asked: ModelFolder, samples: Samples, origin: Mapping[str, Any], search: bool, notify: Notify
 ) -> tuple[Subject, "FileForms"]:
-    """A folder with an ONNX file ready for the road (`road.travel`): read, held against model.toml, normalised.
+    """A folder with an ONNX file ready for the road (`road.travel`): read, checked against model.toml, normalised.
 
-    Raises BadFolder, TooLarge or BadSetting for what the operator can mend.
+    Raises BadFolder, TooLarge or BadSetting for a fault that the operator can correct.
     """
     path = asked.folder / asked.source
     program, spec, notes = read_foreign(path, asked)
@@ -107,7 +107,7 @@ class FileForms:
         return True
 
     def write(self, draft: Draft) -> None:
-        """Nothing more: whole and half are written where they are made."""
+        """Nothing: `make` writes whole and half."""
 
     def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
         folder, half = draft.folder, self.half

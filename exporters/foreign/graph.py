@@ -1,4 +1,4 @@
-"""A foreign ONNX graph in the form that everything here works on: one opset, one namespace, constants apart."""
+"""A normalised ONNX graph, on which the other files of this package work: one opset, unique names, constants apart."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 FLOAT = TensorProto.FLOAT
 HALVES: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 FLOATING = frozenset({FLOAT, TensorProto.DOUBLE, *HALVES.values()})
-BODIES = ("If", "Loop", "Scan")  # the ops whose bodies are looked into
+BODIES = ("If", "Loop", "Scan")  # the ops whose bodies are planned too
 ONNX = ("", "ai.onnx")
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignProgram:
-    """The FP32 whole. Every value and every node, bodies included, has a name that no other has.
+    """The FP32 whole. Every value and every node, bodies included, has a unique name.
 
     ``model`` holds the nodes and no constants; ``weights`` holds the constants of all graphs by value name.
     ``types``: value → ONNX element type (0: no tensor). ``islands``: nodes that the file itself keeps in FP32;
@@ -116,7 +116,7 @@ def size_in_bytes(arrays: Iterable[np.ndarray]) -> int:
 
 
 class Names:
-    """Names that nobody has yet."""
+    """Gives names that are not used yet."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = set(taken)

@@ -1,9 +1,9 @@
-"""Where all is to be half (O3), what the rules keep on suspicion is left to the search and its judge.
+"""Where all is to be half (O3): values that the rules would keep only on suspicion, which the search may decide on.
 
-A constant that half loses need not be missed: a gain of 1e-8 on a branch, an eps on what is at least 1. What
-guards a division from zero need not be exact but must not vanish, whatever the samples show: it becomes half's
-least number. What guards a logarithm may go only where what it is added to was never seen to be so small that half
-would notice.
+The loss of a constant in half may be harmless: a gain of 1e-8 on a branch, an eps added to numbers of at least 1. A
+constant that guards a division from zero need not be exact but must not vanish, whatever the samples show: it becomes
+half's least number. A constant that guards a logarithm may be lost only where the numbers that it is added to were
+never so small that it would matter in half.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -45,14 +45,14 @@ def may_be_lost(
 
 
 def guards_a_division(name: str, readers: Mapping[str, list[NodeProto]]) -> bool:
-    """Whether a constant is only added or chosen, and what comes of it divides."""
+    """Whether a constant is only added or chosen, and the result is a divisor."""
     nodes = readers.get(name, [])
     added = all(node.op_type in ADDED_OR_CHOSEN for node in nodes)
     return added and any(_reaches(node, readers, _division) for node in nodes)
 
 
 def replaces_infinity(name: str, program: ForeignProgram, readers: Mapping[str, list[NodeProto]]) -> bool:
-    """Whether a constant is the largest FP32 number and stands where a value was infinite, as in nan_to_num."""
+    """Whether a constant is the largest FP32 number and replaces infinities, as in nan_to_num."""
     array = program.weights[name]
     makers = {output: node for node in program.nodes for output in node.output}
     return bool((np.abs(array) == np.finfo(np.float32).max).all()) and all(
@@ -85,7 +85,7 @@ def _reaches(
     readers: Mapping[str, list[NodeProto]],
     breaks: Callable[[NodeProto, str], bool],
 ) -> bool:
-    """Whether what a node gives reaches such an op through those that leave a zero a zero."""
+    """Whether a node's result reaches such an op through ops that keep a zero a zero."""
     seen: set[str] = set()
     waiting = list(node.output)
     while waiting:
@@ -103,7 +103,7 @@ def _reaches(
 def narrow_casts(
     program: ForeignProgram, rules: Mapping[str, Rule], ranges: Mapping[str, Range], dtype: str
 ) -> Iterator[NodeProto]:
-    """Casts of small integers (masks, counts, flags) to float, which may as well go to half at once."""
+    """Casts of small integers (masks, counts, flags) to float, which may go to half directly."""
     for node in program.nodes:
         if node.op_type != "Cast" or rules.get(node.name) is not Rule.AS_IS or attribute(node, "to") != FLOAT:
             continue

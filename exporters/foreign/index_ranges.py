@@ -1,8 +1,8 @@
 """The valid range of every integer input of a foreign graph that indexes a table (Gather, ScatterND and theirs).
 
-As `models/index_ranges` for programs, here for ONNX operators: from each index back to the inputs, through what has an
-inverse. ONNX counts indices from the end too, so ``-n`` to ``n - 1`` are valid; OneHot takes any number. Bodies of
-control flow may not run, so nothing is asked for them. Source: ONNX operators, "Gather", "GatherElements", "GatherND",
+As `models/index_ranges` for programs, here for ONNX operators: from each index back to the inputs, through operators
+with an inverse. ONNX counts indices from the end too, so ``-n`` to ``n - 1`` are valid; OneHot takes any number. Bodies
+of control flow may not run, so they give no condition. Source: ONNX operators, "Gather", "GatherElements", "GatherND",
 "ScatterElements", "ScatterND".
 """
 
@@ -17,7 +17,7 @@ from ...models.spec import ModelSpec
 from .graph import ONNX, ForeignProgram, attribute
 from .shapes import Sizes, known_shapes
 
-_Found = tuple[str, Bounds]  # an input, and what it must be
+_Found = tuple[str, Bounds]  # an input, and the bounds of its elements
 _COMPARED = {"Less": "lt", "LessOrEqual": "le", "Greater": "gt", "GreaterOrEqual": "ge", "Equal": "eq"}
 
 
@@ -56,7 +56,7 @@ class _Needs:
             yield from self.of(node.input[1], Bounds.uniform(-size, size - 1, self.rank(node.input[1])))
 
     def by_tuples(self, node: NodeProto) -> Iterator[_Found]:
-        """The last axis of the indices has one for each of the table's first dimensions."""
+        """The bounds of GatherND's indices: their last axis has one index for each of the table's first dimensions."""
         batch = int(attribute(node, "batch_dims", 0))  # type: ignore[arg-type]
         shape, indices = self.shapes.get(node.input[0], []), self.shapes.get(node.input[1], [])
         width = indices[-1] if indices else None

@@ -14,7 +14,7 @@ _NAMES = {"fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}
 
 
 class Kernels:
-    """Asked of one program and one half type; the runtime's answers are kept for the whole process."""
+    """For one program and one half type; the runtime's answers are kept for the whole process."""
 
     def __init__(self, program: ForeignProgram, dtype: str) -> None:
         self.program, self.dtype, self.half = program, dtype, HALVES[dtype]
@@ -42,7 +42,7 @@ class Kernels:
         return _NAMES[self.dtype] in (allowed.get(formal) or (formal,))  # type: ignore[operator]
 
     def key(self, node: NodeProto) -> Key:
-        """The node as it is where it computes in half."""
+        """The node in the version that computes in half."""
         half = self.slots(node)
         types = [
             self.half if slot in half else self.program.types.get(name, 0)

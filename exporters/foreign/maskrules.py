@@ -1,4 +1,4 @@
-"""What each ONNX op does to a mask sentinel (−1e9, −3.4e38): the rules by which `masks.py` follows it."""
+"""The effect of each ONNX op on a mask sentinel (−1e9, −3.4e38): the rules by which `masks.py` follows it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,14 +15,14 @@ from .graph import ForeignProgram
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """``masked``: what is known of the values before. `look` gives what a node's results hold, None: no sentinel."""
+    """``masked``: the state of the values before. `look` gives the state of a node's results, None: no sentinel."""
 
     program: ForeignProgram
     ranges: Mapping[str, Range]
     masked: Mapping[str, Masked]
 
     def look(self, node: NodeProto) -> Masked | None:
-        """Raises Unknown where the node does with a sentinel what no rule is known for."""
+        """Raises Unknown where no rule covers what the node does with a sentinel."""
         held = [name for name in node.input if name in self.masked]
         op = node.op_type
         if not held or has(op, Trait.SEES_SIZES, Trait.SOFTMAX):
@@ -49,7 +49,7 @@ class Rules:
         return chosen(parts, f"'{node.name}'")
 
     def product(self, node: NodeProto, mask: Masked) -> Masked:
-        """With zeros and ones alone, as all samples show."""
+        """A product with zeros and ones only, as on all samples."""
         held = self.ranges.get(node.output[0], Range())
         if not (mask.pure and held.holds_only(mask.value)):
             raise Unknown(f"'{node.name}' multiplies a mask with more than zeros and ones")
@@ -61,7 +61,7 @@ class Rules:
         return replace(mask, exact=mask.exact and more == 0, pure=False, bound=mask.bound + more)
 
     def comparison(self, node: NodeProto) -> None:
-        """With a small number, or an infinity: both stand on the same side of it."""
+        """A comparison with a small number, or an infinity: the sentinel and its replacement are on the same side."""
         for name in node.input:
             number = self.program.weights.get(name)
             if name in self.masked and number is None:
@@ -70,7 +70,7 @@ class Rules:
                 raise Unknown(f"'{node.name}' compares a mask with '{name}'")
 
     def clipped(self, node: NodeProto) -> None:
-        """A floor above everything that stands for a mask: nothing of it is left."""
+        """A floor above every mask value: no sentinel is left."""
         low = self.program.weights.get(node.input[1]) if len(node.input) > 1 else None
         if low is None or not (low > HIGH).all():
             raise Unknown(f"'{node.name}' clips a mask")

@@ -2,8 +2,8 @@
 
 The same argument as for captured programs (`exporters/ranges/sentinels.py`): the mask becomes LOW, whose exponential is
 0 as well; where scores are added to it, a floor of HIGH goes under the softmax, so that a row that is masked
-altogether stays uniform. What hangs together is rewritten as one or not at all. An output that holds the sentinel
-itself holds LOW then, which the gate takes for a sentinel of that sign (`gate/parity.py`, rule 0).
+altogether stays uniform. Connected sentinels are rewritten together or not at all. An output that is the sentinel
+itself is LOW then, which the gate takes for a sentinel of that sign (`gate/parity.py`, rule 0).
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(slots=True)
 class _Group:
-    """What hangs together. ``sites``: the reads of constants that hold a sentinel (node, slot)."""
+    """Connected sentinels. ``sites``: the reads of constants that have a sentinel (node, slot)."""
 
     sites: list[tuple[str, int]] = field(default_factory=list)
     sinks: list[tuple[NodeProto, Masked]] = field(default_factory=list)
@@ -41,7 +41,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """``done``: what was done, in words."""
+    """``done``: the rewrites, as sentences."""
 
     program: ForeignProgram
     done: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ def _described(group: _Group) -> str:
 
 
 class _Flow:
-    """An abstract run over the main graph; what goes into a body is not followed."""
+    """An abstract run over the main graph; values that go into a body are not followed."""
 
     def __init__(self, program: ForeignProgram, ranges: Mapping[str, Range]) -> None:
         self.program = program
@@ -141,7 +141,7 @@ class _Flow:
 
 
 def _held(array: np.ndarray) -> Masked | None:
-    """What a constant with a sentinel holds; None for any other."""
+    """The state of a constant with a sentinel; None for any other."""
     if array.dtype != np.float32 or not array.size:
         return None
     sentinel = np.isfinite(array) & (array <= -SENTINEL)

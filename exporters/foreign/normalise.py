@@ -1,7 +1,7 @@
-"""From the file's graph to the one that everything works on (`graph.ForeignProgram`).
+"""From the file's graph to the normalised one (`graph.ForeignProgram`).
 
-Functions are inlined, an old opset is converted up, nodes are sorted and named, every value has a name of its
-own in all graphs, constants are taken out, and what the file has in half is widened to the FP32 whole.
+Functions are inlined, an old opset is converted up, nodes are sorted and named, every value has a unique name over all
+graphs, constants are taken out, and half values of the file are widened to the FP32 whole.
 
 Sorting and lifting are onnx_ir's passes. Two of its passes are not right here and stay out: NameFixPass lets both
 branches of an If use one name, and OutputFixPass renames an input of the model that is an output as well.
@@ -36,7 +36,7 @@ _SEQUENCES = ("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence", "
 
 
 def normalise(model: ModelProto, path: Path) -> ForeignProgram:
-    """Raises BadFolder for what is not valid or not taken, naming the construct."""
+    """The model normalised. Raises BadFolder for a construct that is not valid or not supported, naming it."""
     notes: list[str] = []
     model = in_order(model, path)
     if model.functions:
@@ -59,7 +59,7 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
 
 
 def in_order(model: ModelProto, path: Path) -> ModelProto:
-    """The model, checked, with each node after what it reads. A sorted one is not read by onnx_ir here."""
+    """The model, checked, with each node after its inputs. A sorted model is not read by onnx_ir here."""
     try:
         check(path, model)
         return model
@@ -112,7 +112,7 @@ def _refuse_what_is_not_taken(model: ModelProto, path: Path) -> None:
 
 
 def close_bodies(model: ModelProto) -> None:
-    """Every output of a body is made by a node of that very body, and no value is two of its outputs.
+    """Every output of a body is made by a node of the same body, and no value is two of its outputs.
 
     onnx_ir takes a body's output that the outer graph makes for a new value, made by no node.
     """

@@ -1,4 +1,4 @@
-"""One node as a model of its own: what ONNX Runtime takes, what types come out, and how it runs."""
+"""One node as a model of its own: whether ONNX Runtime takes it, the types of its outputs, and a way to run it."""
 
 import functools
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ Key = tuple[bytes, tuple[int, ...], tuple[tuple[str, int], ...], int]
 def key_of(
     node: NodeProto, types: Sequence[int], opsets: Sequence[OperatorSetIdProto], ir_version: int
 ) -> Key:
-    """What a node computes, whatever it and its values are called: equal nodes share their session."""
+    """A key of the node's computation, without the names of the node and its values: equal nodes share a session."""
     bare = NodeProto()
     bare.CopyFrom(node)
     bare.name, bare.doc_string = "", ""
@@ -69,7 +69,7 @@ def _model(key: Key) -> ModelProto:
 
 
 def session(key: Key) -> onnxruntime.InferenceSession:
-    """With as many threads as torch has now. Raises ONNX Runtime's own error where it has no kernel."""
+    """A session with as many threads as torch has now. Raises ONNX Runtime's own error where it has no kernel."""
     return _session(key, torch.get_num_threads())
 
 
@@ -113,7 +113,9 @@ def output_types(key: Key) -> tuple[int, ...]:
         except Exception as error:
             raise ValueError(f"'{node.op_type}' does not take the types {list(key[1])}: {error}") from error
     if reason := refusal(key):
-        raise ValueError(f"'{node.domain}.{node.op_type}' is an op that nobody here knows: {reason}")
+        raise ValueError(
+            f"'{node.domain}.{node.op_type}' is an op that neither ONNX nor this ONNX Runtime knows: {reason}"
+        )
     found = iter(session(key).get_outputs())
     return tuple(_parsed(next(found).type) if name else 0 for name in node.output)
 

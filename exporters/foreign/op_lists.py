@@ -1,6 +1,6 @@
 """The rules of the table of operation classes (`exporters/policy/classes.py`) for the nodes of an ONNX file.
 
-What depends on the node and not on its class is here: what the file itself casts, embeddings, operand slots.
+Rules that depend on the node and not on its class are here: casts of the file itself, embeddings, operand slots.
 """
 
 from enum import Enum
@@ -14,7 +14,7 @@ from .graph import BODIES, FLOAT, ONNX, ForeignProgram, attribute
 
 
 class Rule(Enum):
-    """What a node computes in. Constants, and what is computed of nothing else, never decide."""
+    """The precision in which a node computes. Constants, and values computed only from them, never decide."""
 
     HALF = "half"
     FP32 = "fp32"
@@ -82,7 +82,7 @@ def _cast_rule(node: NodeProto, program: ForeignProgram) -> Rule:
     if node.name in program.halved:
         return Rule.HALF
     if attribute(node, "to") == FLOAT and program.is_float(node.input[0]):
-        return Rule.ISLAND  # a .float() that the file says of a float
+        return Rule.ISLAND  # a .float() of a float in the file
     return Rule.AS_IS
 
 

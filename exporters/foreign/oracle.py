@@ -1,8 +1,8 @@
-"""Runs a graph of ours on a CPU as a GPU with half storage would: the oracle that ONNX Runtime's CPU is not.
+"""Runs a graph on a CPU as a GPU with half storage would, which ONNX Runtime's CPU provider does not.
 
 ONNX Runtime's CPU provider keeps chains of half nodes in FP32. Here every node runs by itself in FP32 (a session
-of one node, which equal nodes share), and every value that the graph has in half is rounded to half, to
-nearest even, before anybody reads it. Bodies of If, Loop and Scan are run from here, too.
+of one node, which equal nodes share), and every value that the graph has in half is rounded to half, to nearest even,
+before a node reads it. Bodies of If, Loop and Scan are run from here, too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,8 @@ def to_half_and_back(array: np.ndarray, type_: int) -> np.ndarray:
 
 
 def to_mantissa(array: np.ndarray, type_: int) -> np.ndarray:
-    """Rounded to half's mantissa with FP32's exponent: the floor that no cure of range can get below."""
+    """Rounded to half's mantissa with FP32's exponent: the floor, the error that is left whatever is done about
+    range."""
     drop = _DROPPED_BITS[type_]
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32).astype(np.uint64)
     even = (bits >> np.uint64(drop)) & np.uint64(1)

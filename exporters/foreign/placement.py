@@ -1,8 +1,8 @@
 """Casts where they move the fewest bytes: nodes that only move or choose values go to the cheaper side.
 
-The same argument as for captured programs (`exporters/autocast/placement.py`), on an ONNX graph: what computes keeps
-its precision, no result changes, and a minimum cut (`exporters/autocast/mincut.py`) decides. Bodies of If, Loop and
-Scan stay as they are, and so does what is given to them.
+The same argument as for captured programs (`exporters/autocast/placement.py`), on an ONNX graph: nodes that compute
+keep their precision, no result changes, and a minimum cut (`exporters/autocast/mincut.py`) decides. Bodies of If, Loop
+and Scan stay as they are, and so do the values that are given to them.
 """
 
 from collections.abc import Collection, Mapping
@@ -94,14 +94,14 @@ class _Reading:
             self.flow.numel[name] = numel
 
     def read_as_they_come(self, node: NodeProto) -> set[str]:
-        """What a node reads in whatever dtype it comes; of one with bodies, what they capture."""
+        """The inputs that a node reads in any dtype; for a node with bodies, the values that they capture."""
         slots = self.dtypes.reads.get(node.name, {})
         sizes = has(node.op_type, Trait.SEES_SIZES)
         inner = {name for body in bodies(node).values() for name in captured(body)}
         return set() if sizes else inner | {n for slot, n in enumerate(node.input) if slot not in slots}
 
     def is_free(self, node: NodeProto) -> bool:
-        """Whether all that is float in a node is on one side, and could be on the other."""
+        """Whether all floating values of a node are on one side, and could be on the other."""
         rule, reads = self.rules[node.name], self.dtypes.reads[node.name]
         outputs = [name for name in node.output if name]
         return (

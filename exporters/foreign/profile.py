@@ -1,6 +1,6 @@
 """Ranges of every FP32 value of the whole over calibration samples, as `exporters/ranges` has them for programs.
 
-Integers are not magnitudes: only FP32 values are looked at, one at a time, as the whole runs.
+Integers are not magnitudes: only FP32 values are measured, one at a time, as the whole runs.
 """
 
 from collections.abc import Iterable, Mapping

@@ -10,9 +10,10 @@ from .widening import rename_reads
 
 
 def drop_casts(graph: GraphProto, half: int, types: Callable[[], Mapping[str, int]]) -> set[str]:
-    """Drop them from the main graph, in place; gives their names. No answer changes. ``types`` is asked at need.
+    """Drop them from the main graph, in place; gives their names. No answer changes. ``types`` is called where needed.
 
-    What the file casts as well is cast once; what goes from half to FP32 and back is read before it goes.
+    A value that the file casts as well is cast once; the reader of a value that goes from half to FP32 and back reads
+    the first half value.
     """
     _straight(graph, half, types)
     gone = _back_again(graph, half, types) | _alike(graph)
@@ -23,7 +24,7 @@ def drop_casts(graph: GraphProto, half: int, types: Callable[[], Mapping[str, in
 
 
 def _straight(graph: GraphProto, half: int, types: Callable[[], Mapping[str, int]]) -> None:
-    """From an integer to half at once. FP32 holds exactly whatever integer FP16 does not call infinite."""
+    """Cast an integer to half directly: FP32 holds exactly every integer that is finite in FP16."""
     up = {
         node.output[0]: node.input[0] for node in graph.node if node.op_type == "Cast" and _to(node) == FLOAT
     }

@@ -1,4 +1,4 @@
-"""Carry out the dtypes: the half graph, with each cast once per value and no name twice."""
+"""Write the half graph for given dtypes, with each value cast once and unique names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -63,7 +63,7 @@ class _Writer:
         self.hand_out(graph)
         self.define_casts(graph)
 
-    # First every read is pointed at the dtype it wants; then each graph gets the casts of its own values.
+    # First every read is pointed at the value in its dtype; then each graph gets the casts of its own values.
 
     def redirect(self, graph: GraphProto) -> None:
         for node in graph.node:
@@ -110,7 +110,7 @@ class _Writer:
         for name, renamed in inner.items():
             self.dtypes.kinds[renamed] = self.dtypes.kinds[name]
             self.sources[renamed] = name
-            if self.aliases[renamed] != name:  # somebody reads it in FP32 already: that is the output
+            if self.aliases[renamed] != name:  # a node reads it in FP32 already: that value is the output
                 self.point(graph, self.aliases[renamed], name)
                 self.aliases[renamed] = name
 

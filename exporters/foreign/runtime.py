@@ -1,4 +1,4 @@
-"""ONNX Runtime's CPU on a whole model in memory: whether it loads, what it answers, whether it answers rows alone.
+"""ONNX Runtime's CPU on a whole model in memory: whether it loads, its answers, whether they depend on the batch.
 
 It keeps chains of half nodes in FP32, so it never judges half storage; `oracle.py` does.
 """
@@ -86,7 +86,7 @@ def _session(model: ModelProto) -> onnxruntime.InferenceSession:
 
 
 def answers_alone_differ(spec: ModelSpec, planning: Samples, whole: Answers) -> str | None:
-    """Why rows must not be batched: they are answered otherwise among others, or the graph takes no more; else None."""
+    """Why rows must not be batched: answers in a batch differ, or the graph takes one row only; None where they may."""
     if planning.count < 2:
         return None
     _, together = next(planning.batches(min(3, spec.max_batch_size)))

@@ -1,6 +1,6 @@
 """Sequences that only carry the parts of a split to their readers, as torch.onnx writes torch.split, become a Split.
 
-onnxscript's `fold_constants` does so too, but cannot be asked for it alone: see `folding.py`.
+onnxscript's `fold_constants` does so too, but not without its other changes: see `folding.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ def _replace(
 
 
 def _sizes(node: NodeProto, shapes: Shapes, constants: Mapping[str, np.ndarray]) -> list[int] | None:
-    """The sizes of the parts, where the file says them; a single number stands for all parts but the last."""
+    """The sizes of the parts, where the file has them; a single number is the size of all parts but the last."""
     given = constants.get(node.input[1]) if len(node.input) > 1 else None
     if given is None:
         return None

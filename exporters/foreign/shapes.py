@@ -1,8 +1,8 @@
-"""Sizes that the declared shapes settle are constants: the width of a head, and the scale that is made of it.
+"""Sizes that follow from the declared shapes become constants: the width of a head, and the scale made from it.
 
-Exporters compute `1 / sqrt(shape(x)[-1])` at every call. What ONNX's shape inference knows for certain of an
-inner value is as true in the half; what hangs on a free dimension stays as it is. onnxscript's `fold_constants` leaves
-`Gather(Shape(x), -1)` where another dimension of x is free.
+Exporters compute `1 / sqrt(shape(x)[-1])` at every call. Sizes that ONNX's shape inference finds hold for the half too;
+a size that depends on a free dimension stays. onnxscript's `fold_constants` leaves `Gather(Shape(x), -1)` where another
+dimension of x is free.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ Sizes = Sequence[int | None]
 
 
 def settle_sizes(model: ModelProto, weights: dict[str, np.ndarray]) -> bool:
-    """Make constants of the sizes in the main graph that are known; ``weights`` gains them. Whether it has any."""
+    """Make constants of the known sizes in the main graph, added to ``weights``; gives whether there were any."""
     graph = model.graph
     if not any(node.op_type == "Shape" for node in graph.node):
         return False
@@ -43,7 +43,7 @@ def settle_sizes(model: ModelProto, weights: dict[str, np.ndarray]) -> bool:
 
 
 def _drop_unread(graph: GraphProto, outputs: set[str]) -> None:
-    """What looked a size up that is a constant now, last first."""
+    """Remove the nodes that computed a size which is a constant now, last first."""
     given = outputs | {value.name for part in graphs(graph) for value in part.output}
     reads = Counter(name for node in walk(graph) for name in node.input)
     for node in reversed(list(graph.node)):
@@ -55,7 +55,7 @@ def _drop_unread(graph: GraphProto, outputs: set[str]) -> None:
 def _value(
     node: NodeProto, sizes: Mapping[str, Sizes], weights: Mapping[str, np.ndarray]
 ) -> np.ndarray | None:
-    """What a Shape, or a Gather of one, gives; None where that is not known."""
+    """The result of a Shape, or of a Gather of one; None where it is not known."""
     if node.op_type == "Shape":
         found = sizes.get(node.output[0], (None,))
         return None if None in found else np.array(found, np.int64)

@@ -1,4 +1,4 @@
-"""A foreign version of the store, judged again: what a server needs of this folder, without what plans and converts."""
+"""A foreign version of the store, judged again: the part of this package that a server needs."""
 
 from onnx import ModelProto, numpy_helper
 

@@ -29,7 +29,7 @@ _INTEGERS = {getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for 
 class Tied:
     """An output whose integers are the indices that ``chooser`` gave.
 
-    ``path`` leads from it to the output: nodes, and which of their results goes on.
+    ``path``: the nodes from it to the output, each with the number of the result that is read next.
     """
 
     output: str
@@ -38,7 +38,7 @@ class Tied:
 
     @property
     def asked(self) -> list[str]:
-        """What has to be known of a run: what was compared, what was chosen, and how shapes changed then."""
+        """The record of a run: the values compared, the choices made, and the shapes on the way to the output."""
         which, _ = _CHOOSERS[self.chooser.op_type]
         others = [name for node, _ in self.path for name in node.input[1:] if name]
         return [self.chooser.input[0], self.chooser.output[which], *others]
@@ -165,7 +165,7 @@ def _lines_along(values: np.ndarray, indices: np.ndarray, axis: int) -> tuple[np
 
 
 def _watching(model: ModelProto, tied: Sequence[Tied]) -> onnxruntime.InferenceSession:
-    """The whole, giving also what the choosers compare and choose."""
+    """The whole with further outputs: the values that the choosers compare, and their choices."""
     watched = ModelProto()
     watched.CopyFrom(model)
     known = {value.name for value in (*model.graph.output, *model.graph.input, *model.graph.initializer)}

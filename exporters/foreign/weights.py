@@ -1,4 +1,4 @@
-"""The constants of an ONNX file in half: rounded to nearest even with sign and zeros kept, with what the rounding does.
+"""The constants of an ONNX file in half, rounded to nearest even with sign and zeros kept, and their rounding errors.
 
 The readers of a constant over budget (`exporters/policy/weights.py`) stay in FP32.
 """
@@ -42,8 +42,8 @@ class HalfConstants:
         return list(self._entries)
 
     def bring_into_range(self, name: str) -> None:
-        """What vanishes of this constant in half becomes half's least number of its sign, what overflows its
-        largest."""
+        """From now on elements of this constant that vanish in half become half's least number of their sign, and
+        elements that overflow its largest."""
         self._in_range.add(name)
         self._halves.pop(name, None)
 

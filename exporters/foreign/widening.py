@@ -1,4 +1,4 @@
-"""What a file has in half, widened to the FP32 whole; what it keeps in FP32 on purpose is remembered."""
+"""The half values of a file, widened to the FP32 whole; nodes that the file keeps in FP32 on purpose are noted."""
 
 from collections.abc import Mapping
 
@@ -17,8 +17,8 @@ Widened = tuple[ModelProto, dict[str, np.ndarray], set[str], set[str]]
 def widened(model: ModelProto, weights: dict[str, np.ndarray], notes: list[str]) -> Widened:
     """The model without half inside, its weights, the nodes of its own FP32 islands, and its Casts to half.
 
-    Islands: in a file that computes in half somewhere, whatever it computes in FP32 was meant so. A file that
-    only stores weights in half has none. Inputs and outputs keep their datatypes.
+    Islands: in a file that computes in half somewhere, the nodes that compute in FP32 are taken to be FP32 on purpose.
+    A file that only stores weights in half has none. Inputs and outputs keep their datatypes.
     """
     _fold_constant_casts(model, weights)
     types = value_types(model, weights)
@@ -39,7 +39,7 @@ def widened(model: ModelProto, weights: dict[str, np.ndarray], notes: list[str])
 
 
 def _fold_constant_casts(model: ModelProto, weights: dict[str, np.ndarray]) -> None:
-    """Weights stored in half and cast up by the graph are FP32 weights."""
+    """Make FP32 weights of weights that are stored in half and cast up by the graph."""
     for graph in graphs(model.graph):
         outputs = {value.name for value in graph.output}
         for node in [node for node in graph.node if node.op_type == "Cast"]:
@@ -79,7 +79,7 @@ def _widen(graph: GraphProto, main: bool) -> None:
 
 
 def widen_attributes(node: NodeProto) -> None:
-    """Attributes that say half say FP32."""
+    """Change attributes that name a half type to FP32."""
     for entry in node.attribute:
         if entry.name in _TYPE_ATTRIBUTES and entry.i in _HALF:
             entry.i = FLOAT
@@ -115,13 +115,13 @@ def _cast_at_the_boundary(model: ModelProto) -> set[str]:
 
 
 def rename_reads(graph: GraphProto, old: str, new: str) -> None:
-    """All nodes of a graph and its bodies read ``new`` where they read ``old``."""
+    """Let all nodes of a graph and its bodies read ``new`` in place of ``old``."""
     for node in walk(graph):
         node.input[:] = [new if name == old else name for name in node.input]
 
 
 def rename_everywhere(graph: GraphProto, old: str, new: str) -> None:
-    """A value gets another name; the outputs that graphs declare keep theirs."""
+    """Rename a value; declared outputs of graphs keep their names."""
     rename_reads(graph, old, new)
     for node in walk(graph):
         node.output[:] = [new if name == old else name for name in node.output]

@@ -68,7 +68,7 @@ class Graph(Protocol):
 
     @property
     def repairs(self) -> Sequence[Mapping[str, Any]]:
-        """What was rewritten exactly before planning: rows of the report."""
+        """The exact rewrites that were done before planning: rows of the report."""
         ...
 
     @property
@@ -106,11 +106,11 @@ class Graph(Protocol):
         ...
 
     def repaired(self) -> Self | None:
-        """The graph with exact repairs of what overflows; None where there is nothing to repair."""
+        """The graph with exact repairs of values that overflow; None where there is nothing to repair."""
         ...
 
     def settled(self, kept: Sequence[Kept]) -> Self:
-        """The graph with these nodes kept as well and its casts placed: its ``half`` is what is written."""
+        """The graph with these nodes kept as well and its casts placed: its ``half`` is the one that is written."""
         ...
 
     def nodes(self) -> Sequence[GraphNode]:
@@ -118,9 +118,9 @@ class Graph(Protocol):
         ...
 
     def profile(self) -> Mapping[str, Any]:
-        """What every node's result reached on the planning samples: `ranges.profile.Profile.to_json`."""
+        """The range of every node's result on the planning samples: `ranges.profile.Profile.to_json`."""
         ...
 
     def weights(self) -> Sequence[Mapping[str, Any]]:
-        """What rounding does to each constant that is read in half: rows of `autocast.ledger.Ledger.to_json`."""
+        """The error of rounding each constant that is read in half: rows of `autocast.ledger.Ledger.to_json`."""
         ...

@@ -1,1 +1,1 @@
-"""What a plan is chosen with and a half is judged on: given, made, moved about."""
+"""The samples that choose a plan and judge a half: given, generated, perturbed."""

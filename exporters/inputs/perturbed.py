@@ -1,7 +1,7 @@
-"""Perturbed samples: a plan that passes by the luck of few samples fails on samples near them.
+"""Perturbed samples: a plan that passes only by chance on few samples fails on samples near them.
 
-A loud square that overflows, a quiet one that vanishes: faults like these are rare among a dozen samples, and
-samples with noise around them cost no more than more runs.
+A large number whose square overflows, a small one whose square vanishes: such faults are rare among a dozen samples,
+and samples with noise added cost only more runs.
 """
 
 from collections.abc import Iterator
@@ -31,6 +31,6 @@ def perturbed(spec: ModelSpec, samples: Samples, copies: int = COPIES, seed: int
 
 
 def _with_noise(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Each number moved by half of its sample's standard deviation; what does not vary stays."""
+    """Each number with normal noise of half its sample's standard deviation; a constant sample stays."""
     spread = array.std(axis=tuple(range(1, array.ndim)), keepdims=True) if array.ndim > 1 else array.std()
     return (array + NOISE * spread * random.standard_normal(array.shape)).astype(array.dtype)

@@ -1,4 +1,4 @@
-"""A folder of pictures as samples: what `load_samples` reads where it is given a folder instead of a file.
+"""A folder of pictures as samples, for `load_samples` where it is given a folder instead of a file.
 
     pictures/ant/1.png  pictures/bee/2.jpg      folders named as the labels: classes as INT64 targets
     pictures/1.png  pictures/2.jpg              no targets
@@ -52,7 +52,7 @@ def _input(spec: ModelSpec) -> TensorSpec:
 
 
 def _labelled(spec: ModelSpec) -> TensorSpec | None:
-    """The output whose labels the folders' names are."""
+    """The output whose labels are the names of the folders."""
     return next((t for t in spec.outputs if t.labels and t.kind in ("logits", "probabilities")), None)
 
 

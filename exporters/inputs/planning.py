@@ -1,4 +1,4 @@
-"""The planning samples as every candidate plan and every profile is asked about them."""
+"""The planning samples in the batches that every candidate plan and every profile runs on."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ ROWS = 8  # of one execution
 
 
 def few(planning: Samples) -> Samples:
-    """Those that every candidate plan is asked about."""
+    """The planning samples that every candidate plan answers."""
     return planning.take(slice(0, MAX_SAMPLES))
 
 

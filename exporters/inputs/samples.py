@@ -1,8 +1,8 @@
-"""Real inputs with which a plan is chosen and a half is judged: read, held against the spec, divided.
+"""Real inputs that choose a plan and judge a half: read, checked against the spec, divided.
 
 The layout of ``samples.safetensors`` (or npz), which fine-tuning data has too: one tensor per input name,
-first axis = samples, and optionally ``target:<output>``. For a model that is not batched a samples axis
-stands in front. Nothing is unpickled.
+first axis = samples, and optionally ``target:<output>``. For a model that is not batched a samples axis is added in
+front. Nothing is unpickled.
 """
 
 import os
@@ -108,7 +108,7 @@ def stored_samples(version: Version) -> Samples:
 
 def _read(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
     try:
-        with path.open("rb") as file:  # once: what was bounded is what is read
+        with path.open("rb") as file:  # once, so that the file whose size was checked is read
             packed = file.read(2) == b"PK"
             _bound(file.seek(0, os.SEEK_END), max_bytes)
             file.seek(0)

@@ -1,7 +1,7 @@
-"""Inputs that nobody gave: plausible ones made from the spec, and adversarial ones made from samples.
+"""Generated inputs: plausible ones made from the spec, and adversarial ones made from samples.
 
-Plausible means that a model can be asked them: pictures are pixels through its own scale, mean and deviation, ids
-are in their range (small where none is known), masks are masks, and free dimensions that may be one are equal.
+Plausible means that a model may get such inputs: pictures are pixels with its own scale, mean and deviation, ids
+are in their range (small where none is known), masks are masks, and free dimensions that may be equal are equal.
 """
 
 from collections.abc import Callable
@@ -34,11 +34,11 @@ def generate(spec: ModelSpec, count: int = 32, seed: int = 0, ids: tuple[int, in
 
 
 def adversarial(spec: ModelSpec, samples: Samples) -> list[tuple[str, Arrays]]:
-    """Small batches (at most 4 rows) that look for the edges of half precision, each with its name.
+    """Small batches (at most 4 rows) that test the limits of half precision, each with its name.
 
-    Zeros, ones, rows that hold their own largest value everywhere (nothing varies: what divides by a
-    deviation divides by its eps), real samples × 0.01 and × 4, masks that leave 1 element or a few, and the
-    shortest and longest that free dimensions may be. Integers keep values seen in samples.
+    Zeros, ones, rows that have their own largest value everywhere (a division by their deviation divides by its eps),
+    real samples × 0.01 and × 4, masks that leave 1 element or a few, and the shortest and longest sizes of free
+    dimensions. Integers keep values seen in samples.
     """
     real = _few_rows(spec, samples)
     return [*_rescaled(spec, real), *_padded(spec, real), *_resized(spec, real)]
@@ -83,7 +83,7 @@ def _draw(
 def _integers(
     tensor: TensorSpec, shape: tuple[int, ...], random: np.random.Generator, ids: tuple[int, int]
 ) -> np.ndarray:
-    """Of a mask, a type or positions by the input's name, else any in its range."""
+    """Integers of an input: of a mask, of a type or of positions by the input's name, else any in its range."""
     low, high = _ends(tensor, ids)
     name = tensor.name.lower()
     if "mask" in name:
@@ -101,7 +101,7 @@ def _integers(
 def _ends(tensor: TensorSpec, ids: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """The least and the largest of generated integers, for all or for each place of the last axis.
 
-    Of a range the part that is not negative, where it has one: below zero may lie what stands for "none".
+    Of a range the part that is not negative, where it has one: numbers below zero may mean "none".
     """
     if tensor.range is None:
         is_byte = tensor.datatype == "UINT8" and ids == SAFE_IDS
@@ -115,7 +115,7 @@ def _ends(tensor: TensorSpec, ids: tuple[int, int]) -> tuple[np.ndarray, np.ndar
 def _pixels(
     picture: Picture, inner: tuple[Dim, ...], shape: tuple[int, ...], random: np.random.Generator
 ) -> np.ndarray:
-    """What uniform pixels 0…255 become."""
+    """The tensor's numbers for uniform pixels 0…255."""
     sizes = list(shape)
     for axis, size in zip(picture.spatial, picture.sizes, strict=True):
         if not inner[axis].fixed and size is not None:

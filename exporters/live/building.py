@@ -1,4 +1,4 @@
-"""From a model folder to the module that is served live, held against itself in FP32 before anything is half."""
+"""From a model folder to the module that is served live, checked against itself in FP32 before a half is made."""
 
 from dataclasses import dataclass, replace
 
@@ -17,7 +17,7 @@ from ..inputs.samples import Samples
 from ..prove import Arrays, answers_of
 
 CPU = torch.device("cpu")
-CHECKED = 8  # samples with which answers in a batch are held against answers alone
+CHECKED = 8  # samples whose answers in a batch are compared with their answers alone
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Built:
 
 
 def check_asked(precision: Precision) -> None:
-    """Raises BadSetting for what a module under autocast cannot be asked."""
+    """Raises BadSetting for options that a module under autocast cannot have."""
     if precision.level in ("O2", "O3"):
         raise BadSetting(
             f"level = {precision.level!r}: the live form is the module under autocast, with FP32 weights; expected "
@@ -47,7 +47,7 @@ def check_asked(precision: Precision) -> None:
 
 
 def build(asked: ModelFolder, samples: Samples) -> Built:
-    """Build the module, take its weights, and build it once more as the server will: both must answer alike."""
+    """Build the module, take its weights, and build it again as the server will: both must give the same answers."""
     source = LiveSource(asked.folder, asked.source, tuple(root.resolve() for root in asked.path))
     module = source.build()
     try:
@@ -75,7 +75,7 @@ def build(asked: ModelFolder, samples: Samples) -> Built:
 
 
 def _check_same(first: LiveModule, again: LiveModule, samples: Samples) -> None:
-    """What is proven is built once more in the server: nothing that answers depend on may be left to chance."""
+    """Compare the module with one that is built again, as the server will: no answer may depend on chance."""
     inputs = example(first.spec, samples)
     try:
         one, other = (
@@ -87,8 +87,8 @@ def _check_same(first: LiveModule, again: LiveModule, samples: Samples) -> None:
             for t in first.spec.inputs
         )
         raise CaptureFailed(
-            f"the model cannot be served live: {error}. model.toml declares the inputs {given}: mend "
-            "there what the model does not take"
+            f"the model cannot be served live: {error}. model.toml declares the inputs {given}: "
+            "correct there the name, shape or datatype that the model does not take"
         ) from error
     if (gap := largest_gap(one, other)) > child.TOLERANCE:
         raise CaptureFailed(
@@ -98,7 +98,7 @@ def _check_same(first: LiveModule, again: LiveModule, samples: Samples) -> None:
 
 
 def largest_gap(expected: Arrays, came: Arrays) -> float:
-    """Over all outputs, as a share of the output's largest value."""
+    """The largest difference over all outputs, as a share of the output's largest value."""
     pairs = [(to_torch(came[name].copy()), to_torch(np.array(one))) for name, one in expected.items()]
     return max((child.distance(torch, one, other) for one, other in pairs), default=0.0)
 
@@ -110,7 +110,7 @@ def example(spec: ModelSpec, samples: Samples) -> Arrays:
 
 
 def _exact(live: LiveModule, samples: Samples) -> tuple[ModelSpec, list[str]]:
-    """The spec with ``max_batch_size`` 1 where answers depend on the batch; outputs held against model.toml."""
+    """The spec with ``max_batch_size`` 1 where answers depend on the batch; outputs checked against model.toml."""
     spec = replace(live.spec, form="live")
     _check_outputs(spec, live, samples)
     if spec.max_batch_size <= 1:

@@ -1,4 +1,4 @@
-"""What a live model really does: one run, op by op, below the autocast layer."""
+"""The operations of a live model, counted in one run below the autocast layer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

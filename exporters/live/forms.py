@@ -1,8 +1,7 @@
 """The live form of a module that cannot be captured: the operator's own ``nn.Module`` under autocast.
 
-There is no capture and no rewrite. What is planned is which modules stay in FP32 (`islands.py`); what is
-proven and served is the module itself, built from the operator's folder in this process as it will be in the
-server.
+There is no capture and no rewrite. The plan is which modules stay in FP32 (`islands.py`); the module itself is proven
+and served, built from the operator's folder in this process as it will be in the server.
 """
 
 from collections.abc import Mapping
@@ -40,7 +39,8 @@ def live_subject(
 ) -> tuple[Subject, "LiveForms"]:
     """A model folder ready for the road (`road.travel`): its module built, checked and made again.
 
-    Raises BadFolder or BadSetting for what the operator can mend, CaptureFailed where his code does not run.
+    Raises BadFolder or BadSetting for a fault that the operator can correct, CaptureFailed where the module's code does
+    not run.
     """
     check_asked(asked.precision)
     use_true_fp32()
@@ -78,7 +78,7 @@ class LiveForms:
 
     @property
     def operations(self) -> Operations:
-        """Of one execution of the FP32 module; unknown where it cannot be watched."""
+        """The operations of one execution of the FP32 module; unknown where they cannot be counted."""
         if self._operations is None:
             whole, row = self.whole(), self._row
             try:
@@ -107,7 +107,7 @@ class LiveForms:
         return ask_reference(self.subject.spec, judging, whole, row_operations=self.row_operations)
 
     def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
-        """Whether it is another plan than before; at O0 nothing is half and nothing is to be searched."""
+        """Plan; gives whether the plan differs from the one before. At O0 nothing is half, so nothing is searched."""
         before, first = self.kept, not self._planned
         self._planned = True
         self._lower()
@@ -144,7 +144,7 @@ class LiveForms:
         return [kept.node for kept in self.kept]
 
     def facts(self) -> dict[str, Any]:
-        """Ops are counted in one run: autocast's casts are made anew at every request."""
+        """As in `maker.Maker`; ops are counted in one run, for autocast casts at every request."""
         counts = self.counts
         size = sum(
             tensor.numel() * tensor.element_size() for tensor in self.built.live.module.state_dict().values()
@@ -176,7 +176,7 @@ class LiveForms:
         return {}
 
     def _lower(self) -> None:
-        """Take the islands of the last half away: the whole is asked again."""
+        """Remove the islands of the last half, so that the module is the whole again."""
         if self._half is not None:
             self._half.close()
             self._half = None
@@ -191,7 +191,7 @@ class LiveForms:
         draft.write_json(LIVE_FILE, live_json(source, text, self.islands, sha256_of(weights)))
 
     def _settled(self, planning: Samples, share: float, inputs: Arrays, notify: Notify) -> tuple[Kept, ...]:
-        """What was asked for, and where that does not pass on the planning samples the fewest more."""
+        """The islands that were asked for, and the fewest more where these do not pass on the planning samples."""
         live, dtype = self.built.live, self.subject.precision.dtype
         called = observed(live.module, lambda: self.whole()(inputs))
         asked = asked_islands(live.module, called, self.subject.precision.keep)
@@ -233,7 +233,8 @@ class LiveForms:
             half.close()
 
     def _check_whole(self, reference_run: ReferenceRun) -> None:
-        """What is the model's own fault, not half's: an answer that is no number, or another the second time."""
+        """The model's own fault, not half's, as a sentence: an answer that is not finite, or differs the second
+        time."""
         for question in (*reference_run.small, *reference_run.bulk):
             for name, answer in question.reference.items():
                 if answer.dtype.kind not in "biu" and np.isnan(answer.astype(np.float64)).any():
@@ -251,7 +252,7 @@ class LiveForms:
 
 
 def _first_nan(live: LiveModule, inputs: Arrays) -> str:
-    """The first module whose output is no number."""
+    """The first module whose output has a NaN."""
     outputs = observed(live.module, lambda: answers_of(live.spec, LiveEngine(live, "fp32", CPU))(inputs))
     first = next((path for path, tensors in outputs.items() if any(t.isnan().any() for t in tensors)), None)
     return f"first in module '{first}'" if first else "in forward itself"

@@ -1,6 +1,6 @@
 """Which modules of a live model stay in FP32: those that were asked for, and the fewest more that it needs.
 
-A live model has no graph. What can be kept is a module: its parts are tried first, whatever holds them after.
+A live model has no graph, so whole modules are kept. Inner modules are tried first, the modules around them after.
 """
 
 import fnmatch
@@ -82,7 +82,7 @@ def asked_islands(module: nn.Module, called: Iterable[str], patterns: Sequence[s
         hits = [path for path in called if path in named or _within(path, named)]
         if not hits:
             raise BadSetting(
-                f"keep = {pattern!r}: the forward of '{named[0]}' is never called (whoever holds it reads its "
+                f"keep = {pattern!r}: the forward of '{named[0]}' is never called (another module reads its "
                 f"weights), so it cannot be kept by itself: name one of {called[:20]}"
             )
         found |= {path: found.get(path, pattern) for path in hits}
@@ -90,7 +90,7 @@ def asked_islands(module: nn.Module, called: Iterable[str], patterns: Sequence[s
 
 
 class LiveRehearsal:
-    """The gate on planning samples, with true half kernels: how would the half with these islands do?
+    """The gate on planning samples, with true half kernels: would the half with these islands pass?
 
     ``share``: how much of the gate's limits may be used; the samples that judge are others. ``operations``: of one
     execution.
@@ -114,7 +114,7 @@ class LiveRehearsal:
         self._scores: dict[frozenset[str], Score] = {}
 
     def score(self, islands: Iterable[str]) -> Score:
-        """Asked once per set. A half that raises has failed."""
+        """The score of a set of islands, computed once for each set. A half that raises has failed."""
         key = frozenset(islands)
         if key not in self._scores:
             half = LiveEngine(self._live, self._dtype, self._device, sorted(key))
@@ -154,7 +154,7 @@ def find_islands(
 ) -> Found | None:
     """The fewest more islands that pass the rehearsal; None where not even all modules inside the root do.
 
-    Modules that hold no called ones are tried first, then also those around them: an overflow may lie in the
+    Modules without called modules inside are tried first, then also those around them: an overflow may be in the
     forward of a container.
     """
     asked = list(asked)
@@ -188,7 +188,7 @@ def _asked(spec: ModelSpec, planning: Samples, whole: Answers) -> Iterable[tuple
 
 
 def _heights(paths: Sequence[str]) -> dict[str, int]:
-    """How many levels of other called modules each holds."""
+    """How many levels of other called modules are inside each."""
     heights: dict[str, int] = {}
     for path in sorted(paths, key=len, reverse=True):
         below = [height for other, height in heights.items() if other.startswith(f"{path}.")]

@@ -1,8 +1,8 @@
-"""Whether an ONNX file is valid and loads, found out where it costs this process nothing.
+"""Whether an ONNX file is valid and loads; for large files and control flow, checked in another process.
 
-A full check holds a large file in memory several times over, and ONNX Runtime 1.31 segfaults on some valid files
-with FP16 inside control-flow bodies (a Scan whose body reads an outer FP16 weight). Both are another process's
-affair; a small plain file is checked here.
+A full check has a large file in memory several times, and ONNX Runtime 1.31 segfaults on some valid files with FP16
+inside control-flow bodies (a Scan whose body reads an outer FP16 weight). A small file without bodies is checked in
+this process.
 """
 
 import subprocess
@@ -16,7 +16,7 @@ from ...models.engines.onnx_engine import DEADLY_IN_HALF
 from ...models.errors import ExportFailed, OutOfTime
 
 LARGE = 2**26  # bytes
-LIMIT_SECONDS = 600  # a stop, after which there is no verdict
+LIMIT_SECONDS = 600  # after that OutOfTime is raised: there is no verdict
 _CHILD = """
 import sys, onnx, onnxruntime
 onnx.checker.check_model(sys.argv[1], full_check=True)
@@ -35,7 +35,7 @@ def check_file(path: Path, bodies: bool) -> None:
     """``onnx.checker``'s full check (shapes are inferred strictly) and a load by ONNX Runtime.
 
     ``bodies``: whether some op runs a graph of its own (If, Loop, Scan): then the load optimises, as the
-    engine's will. Raises ExportFailed where ONNX Runtime dies of it, or whatever refuses the file, and OutOfTime.
+    engine's will. Raises ExportFailed where the check or ONNX Runtime refuses the file or crashes, and OutOfTime.
     """
     if bodies or path.stat().st_size >= LARGE:
         _check_elsewhere(path, bodies)

@@ -1,8 +1,8 @@
-"""What the ONNX exporter leaves to be computed at every call although it is known when the file is written.
+"""Folds values that the ONNX exporter leaves to be computed at every call although they are known beforehand.
 
-torch.onnx cuts the weights of an LSTM into gates by sizes that it looks up in the graph, and makes the scale of an
-attention of the width of a head. Sizes that are known, and what is cut, joined and computed of constants alone,
-become constants here. Nothing is rewritten that a caller's numbers go through.
+torch.onnx cuts the weights of an LSTM into gates by sizes that it looks up in the graph, and computes the scale of an
+attention from the width of a head. Known sizes, and values that are cut, joined and computed from constants alone,
+become constants here. No operation on a caller's numbers is changed.
 """
 
 import logging
@@ -14,7 +14,7 @@ from onnxscript.optimizer import fold_constants
 
 SMALL = 1 << 14  # elements: constants up to this size are made whatever they are made of
 _CUTS = frozenset({"Slice", "Concat", "Split", "Unsqueeze", "Squeeze", "Reshape"})
-# exact, or rounded as IEEE says, whoever computes them
+# exact, or rounded as IEEE says, in every library
 _EXACT = _CUTS | {
     "Shape", "Size", "Gather", "Transpose", "Expand", "Identity", "Cast", "CastLike", "Add", "Sub", "Mul", "Div",
     "Sqrt", "Neg",
@@ -30,7 +30,7 @@ def fold_known(model: ir.Model) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             fold_constants(model, onnx_shape_inference=True, should_fold=_is_worth_it)
-            # sequences that were taken apart, sizes that nobody looks up any more
+            # sequences that were split up, sizes that no node reads any more
             RemoveUnusedNodesPass()(model)
     finally:
         logger.setLevel(level)
@@ -44,7 +44,7 @@ def _is_worth_it(node: ir.Node) -> bool:
 
 
 def _is_only_cut(value: ir.Value) -> bool:
-    """A large constant may make room for its pieces, not be stored beside them."""
+    """Whether the pieces of a large constant would replace it, not be stored beside it."""
     return all(node.op_type in _CUTS for node, _ in value.uses())
 
 

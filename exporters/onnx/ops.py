@@ -1,4 +1,4 @@
-"""The ops that ONNX providers do not all take, written out.
+"""Ops that not all ONNX providers support, replaced by simpler ones.
 
 batch_norm with half data and FP32 statistics becomes an explicit FP32 island; attention with a mask becomes
 matmul, add, softmax, matmul (torch.onnx cannot export it with a free batch).
@@ -23,7 +23,7 @@ _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 
 def written_out(program: ExportedProgram) -> ExportedProgram:
-    """The program with those ops written out, the control-flow bodies' too; itself where it has none."""
+    """The program with those ops replaced, in control-flow bodies too; itself where it has none."""
     module = copy.deepcopy(program.graph_module)  # it holds no weights
     nodes = [(node, work) for _, node in walk(module) if (work := _work(node)) is not None]
     if not nodes:
@@ -74,7 +74,7 @@ def _equal_heads(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor
 
 
 def _bias(mask: Tensor, query: Tensor) -> Tensor:
-    """A mask as what is added to the scores: true is 0, false is -inf; a floating one is that already."""
+    """A mask as numbers to add to the scores: true is 0, false is -inf; a floating mask has such numbers already."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -math.inf)

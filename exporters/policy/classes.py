@@ -1,4 +1,4 @@
-"""The table of operation classes: names in ATen and in ONNX, the precision at each level, and what the class does.
+"""The table of operation classes: names in ATen and in ONNX, the precision at each level, and traits.
 
 Both back ends (captured programs, ONNX files) read their rules here. The rule at O1 is that of torch.autocast.
 
@@ -7,7 +7,7 @@ AT_FORALL_FP32_SET_OPT_DTYPE, AT_FORALL_PROMOTE), as registered for CUDA; the tw
 dtype argument stand under FP32, which rounds the same. ONNX names: what torch's ONNX exporter writes for the class, and
 by ONNX's operator documentation where torch has no such operation. O2 and O3: Apex (``apex.amp`` opt_levels).
 
-An ATen name stands for all overloads and for the in-place variant unless an overload is given. What is in no class
+An ATen name stands for all overloads and for the in-place variant unless an overload is given. An operation in no class
 follows its inputs at O1 and is half above.
 """
 
@@ -19,7 +19,7 @@ from ...models.package import Precision
 
 
 class Rule(Enum):
-    """What a level does with an operation's floating inputs."""
+    """The precision of an operation's floating inputs at a level."""
 
     LOWER = "lower precision"
     FP32 = "FP32"
@@ -32,7 +32,7 @@ class Rule(Enum):
 
 
 class Trait(Enum):
-    """What an operation does, as far as some decision depends on it."""
+    """A property of an operation that some decision depends on."""
 
     MOVES = "op(round(x)) is round(op(x)), bit for bit: values are placed elsewhere or change their sign"
     SELECTS = "the same but for the sign of a zero: one of the values is picked by its order"
@@ -71,7 +71,7 @@ class OpClass:
     traits: frozenset[Trait]
 
     def rule(self, precision: Precision) -> Rule:
-        """What the operation computes in at this level; at O0 it stays as it is."""
+        """The rule of the class at this level; at O0 operations are not changed."""
         if precision.level == "O1" and Trait.EMBEDDING in self.traits and precision.embeddings == "half":
             return Rule.LOWER
         return {"O0": Rule.INPUT, "O1": self.o1, "O2": self.o2, "O3": self.o3}[precision.level]

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BUDGET = 4.0  # ‖rounded − weight‖ ÷ ‖weight‖, in u: what rounds well stays under 1, what underflows does not
+BUDGET = 4.0  # ‖rounded − weight‖ ÷ ‖weight‖, in u: under 1 where all numbers are in half's range, far above if not
 
 
-NUMBER = 2.0**-6  # the same of a single number, as an eps is: it may be subnormal, but not vanish
+NUMBER = (
+    2.0**-6
+)  # the same for a weight of one number, such as an eps: it may be subnormal, but must not vanish
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Entry:
 
 
 def measure(name: str, weight: Tensor, half: torch.dtype) -> Entry:
-    """What rounding ``weight`` (FP32) to ``half`` does to it."""
+    """The error of rounding ``weight`` (FP32) to ``half``."""
     with torch.no_grad():
         limits = torch.finfo(half)
         rounded = weight.to(half)

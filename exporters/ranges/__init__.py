@@ -1,1 +1,1 @@
-"""How large and how small the tensors of a program get, who is suspected for it, and exact ways out."""
+"""The ranges of a program's tensors, the nodes that are in danger in half, and exact rewrites that avoid it."""

@@ -1,4 +1,5 @@
-"""Guards against zero: a small constant added to, or put under, what is divided by, rooted or logged.
+"""Guards against zero: a small constant added to, or used as the minimum of, a divisor or the argument of a root or
+logarithm.
 
 ``x + 1e-12`` and ``x.clamp(min=1e-8)`` guard nothing in FP16, which rounds both constants to zero.
 """
@@ -22,7 +23,7 @@ _OF_TWO: dict[Any, str] = {torch.ops.aten.max.other: "maximum", torch.ops.aten.m
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """``node`` guards with ``constant``, which is ``in_half``; ``readers``: what it keeps from zero."""
+    """``node`` guards with ``constant``, which is ``in_half``; ``readers``: the nodes that it keeps from a zero."""
 
     node: str
     guarded: str
@@ -51,9 +52,9 @@ def find_guards(module: GraphModule, half: torch.dtype = torch.float16) -> tuple
 
 
 def aten_name(node: Node) -> str:
-    """``add`` for ``aten.add.Tensor``; the target's own name for what is no ATen op; empty for no call.
+    """``add`` for ``aten.add.Tensor``; the target's own name where it is not an ATen op; empty where it is not a call.
 
-    ``max`` and ``min`` of two tensors are called what they are: ``maximum`` and ``minimum``.
+    ``max`` and ``min`` of two tensors are given as ``maximum`` and ``minimum``.
     """
     if node.op != "call_function":
         return ""
@@ -73,7 +74,7 @@ def is_view(node: Node) -> bool:
 
 
 def constant(value: Any) -> float | None:
-    """A number, or what a node that is a tensor of one constant element holds; None for anything else."""
+    """A number, or the number of a node that is a tensor of one constant element; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
@@ -96,7 +97,7 @@ def constant(value: Any) -> float | None:
 
 
 def _guard(node: Node) -> tuple[Node | None, float]:
-    """What a node guards and the constant; no node where it is no guard."""
+    """The node that is guarded, and the constant; None as the node where it is not a guard."""
     name = aten_name(node)
     if not has(name, Trait.ADDS, Trait.FLOORS):
         return None, 0.0
@@ -110,7 +111,7 @@ def _guard(node: Node) -> tuple[Node | None, float]:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Roots, logarithms and divisions that read a node, directly or through what leaves its numbers alone."""
+    """Roots, logarithms and divisions that read a node, directly or through views that keep its numbers."""
     for user in node.users:
         name = aten_name(user)
         if has(name, Trait.COPIES) or is_view(user):

@@ -1,8 +1,8 @@
 """Where mask sentinels (−1e9, −3.4e38) go in a graph: from the constant through the mask to the softmax.
 
-An abstract run over one graph. A tensor that may hold a sentinel has a `Masked`: which one, whether masked
-elements hold it exactly or with a score added to it, and how large its other elements get. What no rule
-(`maskrules.py`) is known for ends the flow with a fault, and nothing that hangs together with it is rewritten.
+An abstract run over one graph. A tensor that may have a sentinel has a `Masked`: which one, whether masked elements are
+exactly the sentinel or have a score added to it, and how large its other elements get. An operation without a rule
+(`maskrules.py`) ends the flow with a fault, and no sentinel connected with it is rewritten.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ from .profile import Profile
 
 @dataclass(slots=True)
 class Group:
-    """What hangs together: rewritten as one, or not at all."""
+    """Connected sentinels: rewritten together, or not at all."""
 
     sites: list[Site] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)

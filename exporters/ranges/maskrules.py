@@ -1,4 +1,4 @@
-"""What each op does to a mask sentinel (−1e9, −3.4e38): the rules by which `maskflow.py` follows it."""
+"""The effect of each op on a mask sentinel (−1e9, −3.4e38): the rules by which `maskflow.py` follows it."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +20,14 @@ _CHOICES = {
     "index_put": (0, 2), "index_put_": (0, 2), "minimum": (0, 1),
 }  # fmt: skip
 _MADE = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}  # op → position of its number
-NEUTRAL = 1e3  # a comparison with less has the same result for the sentinel and for what replaces it
+NEUTRAL = (
+    1e3  # a comparison with a smaller number has the same result for the sentinel and for its replacement
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """``exact``: masked elements hold ``value`` and nothing else. ``pure``: all elements are masked.
+    """``exact``: masked elements are exactly ``value``. ``pure``: all elements are masked.
     ``twice``: some may hold the sum of two sentinels. ``bound``: magnitude of the others, and of what was added.
     ``floored``: masked elements have been lifted to a floor."""
 
@@ -69,9 +71,9 @@ def chosen(parts: Sequence[Masked | float], node: str) -> Masked:
 
 
 class Rules:
-    """Looks at one node after the other. ``masked``: what is known of those before.
+    """Applies the rules to one node after the other. ``masked``: the state of the nodes before.
 
-    After a node, ``sites`` are the sentinels in it, ``fault`` says what is wrong with it though it can be
+    After a node, ``sites`` are the sentinels in it, ``fault`` is why it must not be rewritten although it can be
     followed, ``floors`` are earlier nodes whose constant turns out to be a floor.
     """
 
@@ -86,7 +88,7 @@ class Rules:
         self.fault = ""
 
     def look(self, node: Node) -> Masked | None:
-        """What a node's result holds; None: no sentinel. Raises Unknown."""
+        """The state of a node's result; None: no sentinel. Raises Unknown."""
         self._forget()
         return self._state(node, [source for source in node.all_input_nodes if source in self.masked])
 
@@ -161,7 +163,7 @@ class Rules:
         return chosen(parts, node.name)
 
     def _is_product(self, node: Node) -> bool:
-        """Whether a sentinel is multiplied with what chooses (0 or 1, or 0 and −1)."""
+        """Whether a sentinel is multiplied with a factor that selects (0 or 1, or 0 and −1)."""
         other = node.args[1]
         if isinstance(other, int | float):
             return self._limit < abs(other) < math.inf and node.args[0] not in self.masked
@@ -182,7 +184,7 @@ class Rules:
         return Masked(value)
 
     def _holds_only(self, node: Node, value: float) -> bool:
-        """Whether a tensor held nothing but zeros and one mask value on all samples."""
+        """Whether a tensor had only zeros and one mask value on all samples."""
         held = self._profile.range(self._prefix + node.name)
         return held is not None and held.holds_only(value)
 

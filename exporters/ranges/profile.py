@@ -1,7 +1,7 @@
-"""How large and how small every tensor of a whole program gets on real samples: one pass, nothing kept.
+"""The range of every tensor of a whole program on real samples: one pass, no tensor is kept.
 
-Floating tensors only: token ids are no magnitudes. What is 1e9 or more can only mean a mask, and is counted
-apart, as are NaN and infinities.
+Floating tensors only: token ids are not magnitudes. Numbers of 1e9 or more can only be a mask, and are counted
+separately, as are NaN and infinities.
 """
 
 import math
@@ -43,7 +43,7 @@ class NodeProfile:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """``nodes``: qualified name (`walk`) → what it held, in the graph's order; only nodes that ran."""
+    """``nodes``: qualified name (`walk`) → its profile, in the graph's order; only nodes that ran."""
 
     half: torch.dtype
     batches: int
@@ -84,7 +84,7 @@ def profile(
 
 @dataclass(slots=True)
 class _Measured(RangeCollector):
-    """With what a node's op adds to it."""
+    """The range of a node's result, with the figures that depend on its op."""
 
     reduces: int = 1
     scores: float = 0.0
@@ -99,7 +99,7 @@ def _profiled(name: str, node: Node, collectors: Mapping[str, _Measured]) -> Nod
 
 
 class _Profiler(Interpreter):
-    """Runs a program as it is and measures what every node gives."""
+    """Runs a program and measures every node's result."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The magnitudes that a tensor holds, gathered chunk by chunk, against the limits of a half."""
+"""The magnitudes of a tensor, gathered chunk by chunk, and the limits of a half."""
 
 import math
 from dataclasses import asdict, dataclass, field, replace
@@ -29,8 +29,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What a tensor held over all samples. ``lowest`` to ``highest`` and all magnitudes leave out sentinels
-    and what is not finite; ``smallest`` (non-zero) and ``largest`` are 0 where there was nothing.
+    """The range of a tensor over all samples. ``lowest`` to ``highest`` and all magnitudes leave out sentinels
+    and numbers that are not finite; ``smallest`` (non-zero) and ``largest`` are 0 where there was no number.
 
     Of non-zero elements: ``under_smallest`` are 0 in half (or nearly: under 2⁻²⁴ for FP16), ``under_normal``
     (2⁻¹⁴) have lost precision, ``over`` are beyond half's largest. ``numel``: elements of the largest tensor.
@@ -64,7 +64,7 @@ class Range:
         return self.non_finite > 0
 
     def holds_only(self, sentinel: float) -> bool:
-        """Whether there was nothing but zeros and one mask value (below zero)."""
+        """Whether there were only zeros and one mask value (below zero)."""
         if self.non_finite or self.highest > 0.0 or self.sentinel_highest > 0.0:
             return False
         lows = {self.lowest, -self.smallest, self.sentinel_lowest, self.sentinel_highest}
@@ -73,7 +73,7 @@ class Range:
         )
 
     def joined(self, other: "Range") -> "Range":
-        """What both tensors held, as one."""
+        """The range of both tensors together."""
         if not (self.count and other.count):
             return self if self.count else other
         mine, others = asdict(self), asdict(other)

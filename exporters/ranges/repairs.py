@@ -1,4 +1,4 @@
-"""Repairs that are exact in FP32 and spare FP32: a power of two taken out of numbers that half cannot hold.
+"""Exact repairs, after which nodes need not stay in FP32: a power of two taken out of numbers that overflow in half.
 
 Multiplying with 2⁻ᵏ changes the exponent alone, so that products, sums, squares and roots of numbers scaled
 beforehand have the same mantissa as before, and the scale comes out again where the result is small anyway.
@@ -10,7 +10,7 @@ The patterns are few, those that real models overflow in:
 - ``square``: x² → sum or mean (+ eps) → sqrt or rsqrt. Left out where the scaled eps is nothing in half: the
   repair would trade an overflow for a division by zero.
 
-Exact barring FP32's own denormals. Whether a repair helps is for a trial to say: candidates are proposals.
+Exact but for FP32's own denormals. Whether a repair helps is found by trial: candidates are proposals.
 """
 
 import math
@@ -84,7 +84,7 @@ class _Pattern:
 
 
 def candidates(module: GraphModule, profile: Profile) -> list[Repair]:
-    """What overflows in half and could be scaled, in the graph's order. Changes nothing."""
+    """The places that overflow in half and could be scaled, in the graph's order. Changes nothing."""
     found = []
     for name, node in walk(module):
         pattern = _pattern(node)

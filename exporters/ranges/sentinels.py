@@ -8,7 +8,7 @@ is NaN instead of uniform. With scores within ±16,000, as the profile shows wit
   so that a row masked altogether is uniform, and behind the floor it is uniform as well;
 - inside a fused attention no floor is possible: there the query of a row masked altogether becomes 0.
 
-What cannot be proven (two masks added, a mask that is compared, given back or pooled) stays and is named.
+A case that cannot be proven (two masks added, a mask that is compared, an output or pooled) stays and is reported.
 """
 
 import math
@@ -38,7 +38,7 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """``repairs``: what was done. ``keep``: ops that need FP32 because the sentinel they hold stays."""
+    """``repairs``: the rewrites. ``keep``: ops that need FP32 because their sentinel stays."""
 
     repairs: tuple[Repair, ...]
     keep: tuple[Kept, ...]
@@ -95,7 +95,7 @@ def _doubt(group: Group, masked: Mapping[Node, Masked], prefix: str, profile: Pr
 def softmax_doubt(state: Masked, bound: float, floor: bool, sink: str) -> str:
     """Why a softmax may answer otherwise after the rewriting; empty where it does not.
 
-    ``bound``: of what it sees beside the sentinel; ``floor``: whether one goes under it.
+    ``bound``: of its other inputs beside the sentinel; ``floor``: whether a floor goes under it.
     """
     if state.twice:
         return f"two masks are added together before {sink}"
@@ -120,7 +120,7 @@ def _needs_floor(sink: Node, state: Masked) -> bool:
 
 
 def _scores(sink: Node, state: Masked, prefix: str, profile: Profile) -> float:
-    """The largest magnitude of what the softmax sees beside the sentinel."""
+    """The largest magnitude of the softmax's input beside the sentinel."""
     if not has(aten_name(sink), Trait.ATTENTION):
         return state.bound
     node = profile.nodes.get(prefix + sink.name)

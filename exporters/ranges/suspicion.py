@@ -1,6 +1,6 @@
 """Which nodes are likely to go wrong in half, and why: from a profile alone, most suspicious first.
 
-It says what to try first and what to tell people; what is kept in FP32 is decided by trial
+It gives the order of the search and the reasons in the report; which nodes are kept in FP32 is found by trial
 (`search/delta_debugging.py`).
 """
 
@@ -20,7 +20,7 @@ _LARGE_ARGUMENT = 64.0  # half's step there is 2⁻⁴
 
 
 class Suspicion(NamedTuple):
-    """``node``'s result (or what it does with what it reads) is in danger in half; larger scores first."""
+    """A node whose result, or whose computation on its inputs, is in danger in half; larger scores first."""
 
     node: str
     score: float
@@ -28,7 +28,7 @@ class Suspicion(NamedTuple):
 
 
 def suspicion(profile: Profile) -> list[Suspicion]:
-    """At most one entry an op, its gravest; ties in the graph's order. Says nothing about harmless ops.
+    """At most one entry for each op, its gravest; ties in the graph's order. Harmless ops have none.
 
     Inputs and weights have no entry of their own: the ops that read them have.
     """
@@ -60,7 +60,7 @@ def _of_node(profile: Profile, node: NodeProfile) -> Iterator[Suspicion]:
 
 
 def _of_range(held: Range, limits: Limits) -> Iterator[tuple[float, str]]:
-    """What a tensor in half could not hold, gravest first."""
+    """The faults of a tensor in half, gravest first."""
     excess = held.largest / limits.largest
     if held.over:
         sentence = f"overflow: largest magnitude {held.largest:.2g}, half ends at {limits.largest:g},"
@@ -101,7 +101,7 @@ def _step(magnitude: float, profile: Profile) -> float:
 
 
 def _of_difference(profile: Profile, node: NodeProfile) -> Iterator[Suspicion]:
-    """A sum far smaller than its terms, which leaves their rounding; and a term lost beside the other."""
+    """A sum far smaller than its terms, of which mostly their rounding is left; and a term lost beside a larger one."""
     if not has(node.op, Trait.ADDS) or not node.reads:
         return
     terms = [profile.nodes[read].range.largest for read in node.reads]

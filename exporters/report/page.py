@@ -1,8 +1,8 @@
-"""The report of one conversion: a page that stands alone, and a table for the terminal.
+"""The report of one conversion: a page that loads nothing, and a table for the terminal.
 
-Both read ``facts``, the JSON-able dict of one conversion. Whatever is absent is not drawn: older versions
+Both read ``facts``, the JSON-able dict of one conversion. Absent values are not drawn, so that older versions
 render too. ``model``, ``version``, ``digest``, ``status``, ``reason``, ``precision``, ``samples`` (source,
-planning, judging, batch_sizes), ``capture`` (notes), ``environment`` and ``replay`` say what was done;
+planning, judging, batch_sizes), ``capture`` (notes), ``environment`` and ``replay`` describe the conversion;
 ``forms`` maps a form to what the command line prints of it and ``parity``, its `verdict.ParityReport` as
 JSON (with ``diagnoses``: floor, distance, range or precision). ``half`` is the half's dtype, None where nothing is
 half. Beyond the gate (each made in `sections.py`
@@ -45,7 +45,7 @@ def render_html(facts: Mapping[str, Any]) -> str:
 
 
 def headline(facts: Mapping[str, Any]) -> str:
-    """The verdict in few words. Where nothing is half nothing was proven of a half (``half`` is None)."""
+    """The verdict in a few words. Where nothing is half (``half`` is None), no half was proven."""
     if facts["status"] != "live":
         return str(facts["status"]).capitalize()
     return "FP32" if facts.get("half", "") is None else "Proven even"
@@ -135,7 +135,7 @@ def _findings(facts: Mapping[str, Any]) -> Iterable[str]:
 
 
 def pages_of(folder: Path) -> Environment:
-    """The templates of a folder: every text is escaped, and whatever is absent is not drawn."""
+    """The templates of a folder: every text is escaped, and absent values are not drawn."""
     return Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,
@@ -165,7 +165,7 @@ def size_text(count: float | None) -> str:
 
 
 def number_text(value: float | None) -> str:
-    """Three significant digits; null is what has no bound."""
+    """Three significant digits; null means no bound."""
     if value is None:
         return "∞"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,6 +1,6 @@
-"""Where the marks of the report's plots stand, in the units of their viewBox; `report.html` draws them.
+"""The positions of the marks of the report's plots, in the units of their viewBox; `report.html` draws them.
 
-A null in the data is a number that is not finite: an error without bound, or a slice without any noise.
+A null in the data is a number that is not finite: an unbounded error, or a slice without any noise.
 """
 
 import math
@@ -113,7 +113,7 @@ def slice_plot(db: Sequence[float | None], limit_db: float) -> SlicePlot:
 
 
 def curve_plot(curve: Mapping[str, Any]) -> CurvePlot:
-    """Logarithmic from a tenth of a u; what was lost stands at the top."""
+    """Logarithmic from a tenth of a u; values that were lost are at the top."""
     points, nodes = curve["points"], max(curve["nodes"], 1)
     known = [point["error_u"] for point in points if point["error_u"] is not None]
     most = max([*known, CURVE_TOP_U])

@@ -1,9 +1,9 @@
-"""The operations that a program of an archive may have: what capture produces, by a rule over torch's own table.
+"""The operations that a program of an archive may have: those that capture produces, by a rule over torch's own table.
 
-Capture gives ATen calls as a model's author wrote them: they compute, look at, or write into tensors. The table has
-more: operations that give memory as it was found (``empty``, ``resize_``), that look beyond a tensor (``set_``,
+Capture gives ATen calls as a model's author wrote them: they compute, read, or write into tensors. The table has
+more: operations that give uninitialised memory (``empty``, ``resize_``), that read beyond a tensor (``set_``,
 ``as_strided`` over a part of something larger), that touch files or print, that skip the check of an index, and the
-inner parts of one kernel. Those are left out, so that a crafted program shows nothing that is not its own.
+inner parts of one kernel. Those are refused, so that a crafted program cannot read memory that is not its own.
 """
 
 import functools
@@ -66,7 +66,8 @@ _CLONED = "torch.ops.aten.clone.default"
 
 
 def is_admitted(target: str) -> bool:
-    """Whether a node's target, as an archive writes it, may be there at all (see `fault_of` for ``as_strided``)."""
+    """Whether a node's target, as an archive writes it, may be there at all (for ``as_strided`` see
+    `strided_fault`)."""
     words = target.split(".")
     if len(words) == 2 and words[0] in _BUILTIN:
         return words[1] in _BUILTIN[words[0]]
@@ -86,13 +87,13 @@ def is_admitted(target: str) -> bool:
 
 @functools.cache
 def _is_plain_operation(space: str, name: str, overload: str) -> bool:
-    """By its name and by what torch's table says that it takes and writes."""
+    """Whether the operation is admitted, by its name and by the schema in torch's table."""
     known = f"{space}::{name}" + ("" if overload == "default" else f".{overload}")
     if _REFUSED.fullmatch(name) or known not in _table() or (name[0] == "_" and name not in _PRIVATE):
         return False
     schema = getattr(getattr(getattr(torch.ops, space), name), overload)._schema
     if any(argument.kwarg_only and argument.alias_info is not None for argument in schema.arguments):
-        return False  # ``out=`` is made larger where it is too small, and is then memory as it was found
+        return False  # ``out=`` is resized where it is too small, and is then uninitialised memory
     return name in _FROM_NOTHING or any("Tensor" in str(argument.type) for argument in schema.arguments)
 
 
@@ -103,10 +104,10 @@ def _table() -> frozenset[str]:
 
 
 def strided_fault(nodes: Sequence[Mapping[str, Any]]) -> str | None:
-    """What is wrong with the use of ``as_strided`` in the nodes of one graph; None where nothing is.
+    """The fault in the use of ``as_strided`` in the nodes of one graph; None where there is none.
 
-    torch holds it within the memory that its tensor lies in. That of an input can be a larger buffer with other
-    callers' rows, so it may only look at a copy that the program made: ``as_strided(x.clone(), …)``.
+    torch keeps it within the storage of its tensor. The storage of an input can be a larger buffer with other callers'
+    rows, so it may only read a copy that the program made: ``as_strided(x.clone(), …)``.
     """
     copies = {
         output["as_tensor"]["name"]

@@ -3,8 +3,8 @@
 ``torch.export.load`` is not safe on a crafted file. Sample inputs and custom objects are pickles; shape
 expressions go through ``sympy.sympify``, which evaluates them; a node's target may name any function below
 ``torch``; and its reader of zip archives can be made to see another archive than Python's. So an archive of ours
-has none of the first, the rest is held against allow-lists (`contents.py`), and torch is never given the file:
-what was checked is written anew, in memory, by torch's own writer.
+has no pickles, everything else is checked against allow-lists (`contents.py`), and torch is never given the file:
+the checked members are written again, in memory, by torch's own writer.
 """
 
 import io
@@ -55,9 +55,9 @@ def save_program(program: ExportedProgram, path: Path, *, weights: bool) -> None
 def load_program(
     source: Path | OpenedFile, state: Mapping[str, torch.Tensor] | None = None
 ) -> ExportedProgram:
-    """Check an archive, then load what was checked; ``state`` replaces the weights that were left out.
+    """Check an archive, then load the checked members; ``state`` replaces the weights that were left out.
 
-    Raises DamagedFile naming the file and what about it is not allowed.
+    Raises DamagedFile naming the file and the part of it that is not allowed.
     """
     path = source.path if isinstance(source, OpenedFile) else source
     try:
@@ -81,9 +81,9 @@ def opened_archive(source: Path | OpenedFile) -> AbstractContextManager[OpenedFi
 
 
 def _written_anew(archive: CheckedArchive) -> io.BytesIO:
-    """The checked members as torch's writer lays them out, and no other: one at a time, so that memory holds each once.
+    """The checked members, and no others, as torch's writer lays them out: one at a time, so that memory has each once.
 
-    The empty sample inputs are what its reader wants to see.
+    torch's reader needs the empty sample inputs.
     """
     fresh = io.BytesIO()
     writer = torch._C.PyTorchFileWriter(fresh)

@@ -1,7 +1,7 @@
-"""What may stand in a program archive: an archive is read once, and what is read is held against allow-lists.
+"""The contents that a program archive may have: it is read once, and every value is checked against allow-lists.
 
 Names of inputs and weights become source code when torch unpacks a program, a pytree may import any module, custom
-objects and pickled tensors run code. So each value is checked by the key that it stands under.
+objects and pickled tensors run code. So each value is checked by its key.
 """
 
 import json
@@ -29,14 +29,14 @@ _PATH = re.compile(r'[^"\\\x00-\x1f]*')  # becomes getattr(module, "…") there
 _WORDS = re.compile(r"[\w.+\-]*")  # devices, versions, kinds
 _PATHS = ("parameter_name", "buffer_name", "tensor_constant_name", "fqn", "path_name")
 _FREE_TEXT = ("metadata", "as_string", "as_strings")  # stays text
-# What is ours to read of a node's metadata. The rest would be looked up among torch's functions.
+# The keys of a node's metadata that are read. Others would be looked up among torch's functions.
 _METADATA = ("stack_trace", "nn_module_stack", "custom")
 
 
 class CheckedArchive:
-    """A program archive with nothing in it that loading could execute; ``documents`` by member, parsed once.
+    """A program archive that loading cannot make execute anything; ``documents``: the parsed JSON by member.
 
-    Members are named without the archive's folder. Raises DamagedFile naming ``path`` and what is not allowed.
+    Members are named without the archive's folder. Raises DamagedFile naming ``path`` and the part that is not allowed.
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -82,7 +82,7 @@ class CheckedArchive:
             if name == MODEL:
                 document[
                     "guards_code"
-                ] = []  # source code, and the protocol holds every request against the spec
+                ] = []  # source code, and the server checks every request against the spec
             for key, value in _walk(document):
                 if fault := _fault(key, value):
                     raise DamagedFile(f"{self._path}: {name} holds {fault}, which loading could execute")
@@ -138,7 +138,7 @@ def _plain_tree(tree: Mapping[str, Any]) -> bool:
 
 
 def _walk(document: Any) -> Iterator[tuple[str, Any]]:
-    """Every value with the key that it, or the list that holds it, stands under; no free text."""
+    """Every value with its key, or that of the list that it is in; free text is left out."""
     stack: list[tuple[str, Any]] = [("", document)]
     while stack:
         key, value = stack.pop()

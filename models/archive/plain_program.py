@@ -1,7 +1,7 @@
-"""A program archive read straight into a graph that runs: what a server needs of ``torch.export.load``, and no more.
+"""A program archive read directly into a graph that runs: the part of ``torch.export.load`` that a server needs.
 
-``torch.export.load`` brings sympy and a shape environment along (73 MB, two seconds for the first program) so that
-shapes can be reasoned about. A server runs what was proven; it reasons about nothing. So the archive's JSON
+``torch.export.load`` imports sympy and a shape environment (73 MB, two seconds for the first program) for reasoning
+about shapes. A server only runs the proven program. So the archive's JSON
 (torch/_export/serde/schema.py, major version 8) is read here into a `torch.fx.GraphModule`, for programs that are a
 straight list of ATen operations. Anything else (control flow, mutated buffers, another version) is left to torch:
 `read_module` then gives None.
@@ -39,7 +39,7 @@ _AS_IT_IS = ("as_int", "as_ints", "as_bool", "as_bools", "as_string", "as_string
 
 
 class _NotPlain(Exception):
-    """Something that is left to torch."""
+    """A program that only torch can read."""
 
 
 def read_module(source: Path | OpenedFile, state: Mapping[str, Tensor] | None = None) -> GraphModule | None:
@@ -56,7 +56,7 @@ def read_module(source: Path | OpenedFile, state: Mapping[str, Tensor] | None = 
         raise
     except OSError as error:
         raise DamagedFile(f"{path} cannot be read: {error}") from error
-    except Exception:  # torch reads it, or says what is wrong with it
+    except Exception:  # torch reads it, or raises the error
         return None
 
 
@@ -208,7 +208,8 @@ class _Reading:
 
 
 def _target(name: str) -> Any:
-    """`torch.ops.aten.add.Tensor` or `_operator.mul`; the archive's check has let nothing else of either through."""
+    """The function by its name, `torch.ops.aten.add.Tensor` or `_operator.mul`; the archive's check admits no
+    others."""
     words = name.split(".")
     if words[0] == "_operator" and words[1] in _OPERATORS:
         return getattr(operator, words[1])

@@ -1,9 +1,9 @@
-"""Zip archives that every reader reads in one way: members stored as they are, one behind the other, and a directory.
+"""Zip archives that every reader reads in the same way: uncompressed members, one behind the other, and a directory.
 
 The zip format lets one file be two archives: the directory is found from the end, its offsets may be corrected for
-what stands before the archive, and a second directory may be named by a 64-bit record that some readers pass over.
-So nothing is looked for here. Each record must stand where the record before it ends, each local header must agree
-with the directory, and every byte of the file must belong to exactly one of them.
+bytes before the archive, and a second directory may be named by a 64-bit record that some readers ignore. So nothing is
+searched for here. Each record must begin where the record before it ends, each local header must agree with the
+directory, and every byte of the file must belong to exactly one record.
 """
 
 import os
@@ -108,7 +108,7 @@ class PlainZip:
         """The six fields of the 64-bit end record and where it begins: directly before its locator."""
         _, disk, record_at, disks = _LOCATOR.unpack(self._exactly(locator_at, _LOCATOR.size))
         if disk or disks != 1 or record_at != locator_at - _END64.size:
-            raise NotPlain("its 64-bit end record does not stand before its locator")
+            raise NotPlain("its 64-bit end record is not directly before its locator")
         sign, rest, _, _, *fields = _END64.unpack(self._exactly(record_at, _END64.size))
         if sign != b"PK\6\6" or rest != _END64.size - 12:
             raise NotPlain("its 64-bit end record is no such record")
@@ -149,7 +149,7 @@ class PlainZip:
 
 
 def _sizes(extra: bytes, size: int, packed: int, offset: int) -> tuple[int, int, int]:
-    """The values of one header with those that stand in its 64-bit field; no other field may be there."""
+    """The values of one header with those of its 64-bit field; no other extra field may be there."""
     if not extra:
         return size, packed, offset
     values = [size, packed, offset]

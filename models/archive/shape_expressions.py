@@ -1,8 +1,8 @@
 """Shape expressions of an archive: arithmetic over sizes, and nothing else that ``sympy.sympify`` would evaluate.
 
-``sympify`` runs what it is given as Python code, with all of sympy and Python's builtins in reach. So the text is
-parsed here first, and each part of it must be one of those that torch writes (sympy's ``srepr``, or plain arithmetic).
-Powers are bounded as well: a tower of them is a short text and an endless number.
+``sympify`` runs its text as Python code, with all of sympy and Python's builtins in reach. So the text is parsed here
+first, and each part of it must be one that torch writes (sympy's ``srepr``, or plain arithmetic). Powers are bounded as
+well: a short text with nested powers can be a number of any length.
 """
 
 import ast

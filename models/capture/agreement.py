@@ -6,7 +6,7 @@ Runs in the child, by file path: imports nothing of ours (``failures`` is ``fail
 # Largest |program − module| in FP32, and largest |batch n − alone|, as a share of the output's largest value.
 # Kernels may sum in another order at another batch size; anything above is another answer.
 TOLERANCE = 1e-4
-MOST_ROWS = 16  # in one check: more rows say nothing new about a program whose batch is a symbol
+MOST_ROWS = 16  # in one check: more rows test nothing new of a program whose batch is a symbol
 
 
 def rows_of(samples, rows, request, start=0):
@@ -19,7 +19,8 @@ def rows_of(samples, rows, request, start=0):
 
 
 def check(failures, torch, flat, program, samples, request):
-    """Hold the program against the module at batch sizes 1, 2, 3 and max, and rows against themselves alone."""
+    """Compare the program with the module at batch sizes 1, 2, 3 and max, and rows in a batch with the same rows
+    alone."""
     run = program.module(check_guards=False)
     largest = request["max_batch_size"]
     notes, as_captured = [], min(3, max(1, largest))
@@ -48,9 +49,9 @@ def check(failures, torch, flat, program, samples, request):
 
 
 def answers(failures, torch, flat, inputs, notes):
-    """The module's own answers; None where torch compiles its control flow for them and cannot.
+    """The module's own answers; None where torch would have to compile its control flow for them and cannot.
 
-    Without ``notes`` (the size of the capture) that is an error.
+    Without ``notes`` (at the batch size of the capture) that is an error.
     """
     try:
         return flat.module(*inputs)

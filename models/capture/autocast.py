@@ -1,9 +1,9 @@
-"""How the child sees ``autocast`` while it captures: what asks for half does nothing, what refuses it is kept.
+"""Replaces ``autocast`` in the child during the capture: regions that ask for half do nothing, FP32 regions are kept.
 
 The captured program is the FP32 whole, so a region that asks for half must leave no cast in it (on a CPU a CUDA
 region would leave none anyhow, a CPU region BF16 ones). A custom function with ``custom_fwd(cast_inputs=float32)``
-leaves no trace outside of live autocast: here it runs in a region that is off, as it would inside of one, and that
-region is in the program.
+leaves no trace outside of live autocast: here it runs in a disabled region, as it would inside of live autocast, and
+that region is in the program.
 
 Runs in the child, by file path: imports torch alone.
 """
@@ -21,7 +21,7 @@ _PLACES = (torch.amp, torch.amp.autocast_mode, torch.cuda.amp, torch.cuda.amp.au
 
 @contextlib.contextmanager
 def whole_in_fp32():
-    """From the import of the user's code to the end of the capture; gives the notes to tell, as a set."""
+    """A block from the import of the user's code to the end of the capture; gives the notes for the user, as a set."""
     notes = set()
     names = ("__init__", "__enter__", "__exit__")
     old = {name: getattr(torch.autocast, name) for name in names}
@@ -56,7 +56,7 @@ def _quiet(old, notes):
             return old["__enter__"](self)
         notes.add(
             f"forward asks for half itself (torch.autocast on {self.device}): the whole is that model in FP32, "
-            "what is half is the plan's to say"
+            "which nodes are half is decided by the plan"
         )
         return self
 
@@ -92,9 +92,9 @@ def custom_fwd(notes, original, fwd=None, *, device_type, cast_inputs=None):
 
 
 def see_transformers():
-    """Let transformers write down its FP32 islands (rotary angles): it leaves them out where autocast is off.
+    """Let transformers keep its FP32 islands (rotary angles) in the program: it leaves them out where autocast is off.
 
-    After its modules were imported, with the model. What is put in their place does the same under live autocast.
+    Call it after its modules were imported with the model. The replacement does the same under live autocast.
     """
     generic = sys.modules.get("transformers.utils.generic")
     theirs = getattr(generic, "maybe_autocast", None)

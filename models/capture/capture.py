@@ -1,7 +1,7 @@
 """Capture: a model folder becomes an exported FP32 program, in a child process, once.
 
-The child (`child.py`) runs the operator's code under a time and a memory limit; what comes back is
-an archive that is checked like any other before torch opens it here.
+The child (`child.py`) runs the operator's code under a time and a memory limit. It writes an archive, which is checked
+like any other before torch opens it here.
 """
 
 import json
@@ -39,7 +39,7 @@ DESCRIBING = Path(__file__).with_name("describing.py")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the operator's code may use: seconds of wall time, bytes of private memory (0: no limit)."""
+    """Limits of the operator's code: seconds of wall time, bytes of private memory (0: no limit)."""
 
     seconds: float = 600.0
     memory_bytes: int = 0
@@ -47,7 +47,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """An FP32 program with its weights, the spec made exact by what the capture found, and what to tell."""
+    """An FP32 program with its weights, the spec with the sizes that the capture found, and notes for the operator."""
 
     program: ExportedProgram
     spec: ModelSpec
@@ -118,7 +118,7 @@ def _loaded(path: Path, state: Mapping[str, torch.Tensor], folder: ModelFolder) 
 
 
 def normalise(program: ExportedProgram) -> ExportedProgram:
-    """Take out what ties a program to where and in which dtype it was captured.
+    """Remove the nodes that tie a program to the device and dtype of its capture.
 
     ``_assert_tensor_metadata`` pins dtypes and devices. Regions are taken in (`regions.py`), control flow
     stays. Dropout stays: training needs it (`program.runnable` leaves it out). Raises CaptureFailed for a
@@ -201,7 +201,7 @@ def _run_child(script: Path, out: Path, folder: Path, limits: Limits) -> dict[st
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """The child and whatever it started: nothing of the user's code outlives the capture."""
+    """Kill the child and every process that it started: none outlives the capture."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

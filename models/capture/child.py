@@ -2,13 +2,12 @@
 
     python -P child.py REQUEST.json
 
-Imports torch, the model folder and its own siblings by their paths only (``sources.py``: the module,
-``autocast.py`` and ``regions.py``: islands, ``substitutes.py``: what no archive may hold,
-``agreement.py``: program against module, ``failures.py`` and ``nonfinite.py``: what is said), so
-that neither can meet our package by accident: a folder that has its own ``models/`` or ``errors.py`` finds its own.
-Writes ``program.pt2``, ``weights.safetensors``
-and ``result.json`` into the request's ``out`` folder; a failure is a ``result.json`` with a sentence and the
-traceback's tail.
+Imports torch, the model folder and its own siblings, by their paths only, so that a folder with its own ``models/`` or
+``errors.py`` imports its own and not ours. The siblings: ``sources.py`` makes the module, ``autocast.py`` and
+``regions.py`` handle FP32 islands, ``substitutes.py`` replaces operations that no archive may have, ``agreement.py``
+compares program and module, ``failures.py`` and ``nonfinite.py`` make the messages.
+Writes ``program.pt2``, ``weights.safetensors`` and ``result.json`` into the request's ``out`` folder; a failure is a
+``result.json`` with a sentence and the traceback's tail.
 """
 
 import importlib.util
@@ -55,7 +54,7 @@ def capture(request, out):
     limit_memory(request["memory_limit_bytes"])
     folder = Path(request["folder"])
     os.chdir(folder)
-    import torch  # before the folder is on the path: a sibling named as a module of Python's is not torch's
+    import torch  # before the folder is on the path: torch must not import the folder's files
 
     sys.path[:0] = [str(folder), *request["path"]]
     torch.backends.mha.set_fastpath_enabled(False)  # its fused op would hide the layers from the policy
@@ -119,7 +118,7 @@ def widen(torch, module):
 
 
 def refuse_lacking(module, program):
-    """A checkpoint without a weight that the answers need would give random ones."""
+    """Refuse a checkpoint that lacks a weight which the outputs need: it would be random."""
     lacking = set(getattr(module, "lacking", ()))
     users = {node.name: node.users for node in program.graph.nodes if node.op == "placeholder"}
     needed = [

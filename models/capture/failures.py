@@ -1,4 +1,4 @@
-"""What the child says when the operator's code cannot be captured: the construct, the source line, what to do.
+"""The child's messages when the operator's code cannot be captured: the construct, the source line, what to do.
 
 Runs in the child (and the trainer), by file path: imports nothing but Python's own.
 """
@@ -67,7 +67,7 @@ def sibling(name):
 
 
 def described(error, request):
-    """What result.json says of a failure: a sentence, and the traceback where the sentence needs one."""
+    """A failure as result.json has it: a sentence, and the traceback where the sentence needs one."""
     if isinstance(error, Refused):
         return {"error": str(error), "traceback": ""}
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
@@ -79,7 +79,7 @@ def described(error, request):
 
 
 def explained(error, request):
-    """Construct, source line and what to do, before torch's own words; these alone where nobody knows more."""
+    """Construct, source line and what to do, followed by torch's own message; only that for an unknown construct."""
     theirs = f"{type(error).__name__}: {first_lines(error)}"
     if isinstance(error, ImportError):
         return f"{theirs}{where_imports_are_found(error, request)}"
@@ -96,7 +96,7 @@ def explained(error, request):
 
 
 def _closer(construct, remedy, code):
-    """An ``assert`` and an ``.item()`` are reported as such: the line is the user's."""
+    """The construct and remedy, more exact where the user's line has an ``assert`` or an ``.item()``."""
     if "decision" in construct and code.startswith("assert"):
         return "an assertion about a tensor's values", "take it out of forward"
     if "tensor's values" in construct and (".item()" in code or "int(" in code):
@@ -105,14 +105,14 @@ def _closer(construct, remedy, code):
 
 
 def _integer_input(error, words):
-    """No half: an integer that meets weights is an input whose datatype model.toml has wrong."""
+    """Whether an integer input met weights: then its datatype in model.toml is wrong, and half is not the cause."""
     return "dtype" in words[0] and any(
         f" {name} " in f"{error} " for name in ("Long", "Int", "Short", "Byte")
     )
 
 
 def blame_inputs(error, module, forward, example, request):
-    """Where forward fails without any tracing too, note on ``error`` what it was given, and what it said then."""
+    """Where forward fails without tracing too, note on ``error`` the inputs that it was given, and its own error."""
     try:
         module(*(tensor.clone() for tensor in example))
     except (RuntimeError, TypeError, ValueError, LookupError, AssertionError) as plain:
@@ -126,7 +126,7 @@ def blame_inputs(error, module, forward, example, request):
             given += f"; its parameters are {inspect.signature(forward)}"
         sentence = (
             f"forward fails with the inputs that model.toml declares: {given}. Where a name, shape or datatype is not "
-            f"what the model takes, mend it under [[inputs]] in {request['folder']}/model.toml"
+            f"what the model takes, correct it under [[inputs]] in {request['folder']}/model.toml"
         )
         error.halfeven_inputs = (sentence, plain)
     except Exception:
@@ -165,7 +165,7 @@ def first_lines(error):
 
 
 def tail(error, request):
-    """The last frames of the user's own code and the very last one: between them lie torch's."""
+    """The last frames of the user's own code and the last frame of all; torch's frames between them are left out."""
     _, error = getattr(error, "halfeven_inputs", ("", error))
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if is_own(frame.filename, request)]
@@ -207,7 +207,7 @@ def line_of_node(node, request):
 
 
 class _Specialised(logging.Handler):
-    """Hears torch.export say that a size became a constant, and looks who called."""
+    """A log handler that sees torch.export's message that a size became a constant, and notes the calling line."""
 
     def __init__(self, request):
         super().__init__(logging.INFO)
@@ -223,7 +223,7 @@ def _stack():
 
 
 def where_specialised(error, request, export):
-    """Put the place where a size became a constant onto torch's error, which lacks it: export once more."""
+    """Add the line where a size became a constant to torch's error, which lacks it: by exporting once more."""
     if "specialized it to be a constant" not in str(error):
         return
     heard = _Specialised(request)

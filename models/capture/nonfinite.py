@@ -35,9 +35,9 @@ def nan_rows(value, rows):
 
 
 def origin(run, inputs):
-    """The node of ``run`` (an unlifted program) that is to blame, and what it did; None where there is none.
+    """The node of ``run`` (an unlifted program) that makes the NaN, and how; None where there is none.
 
-    Weights and inputs that hold a NaN or Inf themselves are to blame before any op.
+    Weights and inputs that have a NaN or Inf themselves come before any op.
     """
     watch = _Watch(run)
     watch.run(*inputs)
@@ -49,7 +49,7 @@ def origin(run, inputs):
         nan = before
     ancestors = _ancestors(nan)
     makers = [node for node in run.graph.nodes if node in ancestors and watch.makes(node)]
-    makers.sort(key=lambda node: node.op != "call_function")  # a mask may hold Inf and be innocent
+    makers.sort(key=lambda node: node.op != "call_function")  # a mask may have Inf without being the cause
     maker = makers[0] if makers else nan
     return maker, watch.state[maker], nan
 
@@ -106,4 +106,4 @@ def sentence(name, rows, found, place, inputs):
         blame = f"the {what} holds {state}{then}"
     else:
         blame = f"'{maker.name}' ({maker.target}){place} is the first to give {state}{then}"
-    return f"the FP32 model itself does not answer: {where}; {blame}. No precision plan can mend that"
+    return f"the FP32 model itself does not answer: {where}; {blame}. No precision plan can correct that"

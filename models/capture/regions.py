@@ -49,7 +49,7 @@ def foreign_op(node: Node) -> str | None:
 
 
 def _visit(module: GraphModule, island: str) -> list[tuple[str, str]]:
-    """Take in the regions of one graph and of its bodies; gives what stands for what (names) in this graph."""
+    """Take in the regions of one graph and of its bodies; gives old name → new name in this graph."""
     renamed: list[tuple[str, str]] = []
     around = [island]  # with the regions that torch left as a pair of markers in the graph itself
     for node in list(module.graph.nodes):
@@ -88,7 +88,7 @@ def _take_in(module: GraphModule, node: Node, island: str) -> list[tuple[str, st
 
 
 def _region(node: Node, island: str) -> str | None:
-    """Why a region's nodes are an island ("" where they are none); None for an op that is no region."""
+    """Why a region's nodes are an island ("" where they are not); None for an op that is not a region."""
     if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
         return island
     if node.target is _REGION:
@@ -104,7 +104,7 @@ def _autocast(args: Sequence[Any]) -> str:
 
 
 def _inline(owner: GraphModule, region: Node, body: GraphModule) -> list[tuple[str, str]]:
-    """The body's nodes stand where the region stood."""
+    """Put the body's nodes in the place of the region."""
     first = next(i for i, arg in enumerate(region.args) if isinstance(arg, Node) and arg.op == "get_attr")
     inputs = iter(region.args[first + 1 :])
     values: dict[Node, object] = {}

@@ -86,12 +86,14 @@ def plain_module(torch, graph_module):
     """The same parameters under the same names; torch.export would not ask a GraphModule for its ``forward``."""
 
     signature = inspect.signature(graph_module.forward)
-    keywords = graph_module._in_spec.child(1).context or ()  # only by name what was exported by name
+    keywords = (
+        graph_module._in_spec.child(1).context or ()
+    )  # inputs that were exported by name must be given by name
 
     def forward(*args, **kwargs):
         given = signature.bind(*args, **kwargs).arguments
         named = {name: given.pop(name) for name in keywords}
-        return graph_module(*given.values(), **named)  # with the hook that holds sizes against the export's
+        return graph_module(*given.values(), **named)  # with the hook that checks sizes against the export's
 
     forward.__signature__ = signature
     module = torch.nn.Module()
@@ -146,7 +148,7 @@ def widen(torch, module):
 
 
 def half_in_checkpoint(request, folder):
-    """What ``from_pretrained`` has widened while loading, said as `load_weights` says it."""
+    """A note about weights that ``from_pretrained`` has widened while loading, worded as in `load_weights`."""
     if not request["source"].startswith("hf:"):
         return []
     notes = []

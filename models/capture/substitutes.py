@@ -1,6 +1,6 @@
-"""Operations that no archive may hold, written in those that it may, with the same answers.
+"""Replaces operations that no archive may have by others with the same results.
 
-Runs in the child, by file path: imports torch alone. What it does is held against the module like all of the program.
+Runs in the child, by file path: imports torch alone. The result is compared with the module like all of the program.
 """
 
 import operator
@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 _ATEN = torch.ops.aten
-# Memory as it was found becomes zeros: a module whose answers depend on it has no answer.
+# Uninitialised memory becomes zeros: a module whose answers depend on it has no defined answer.
 _WRITTEN = {
     _ATEN.empty.memory_format: _ATEN.zeros.default,
     _ATEN.empty_like.default: _ATEN.zeros_like.default,
@@ -44,7 +44,7 @@ def _written(node: Node) -> None:
 
 
 def _over_a_copy(node: Node) -> None:
-    """What ``as_strided`` may look at is the whole memory of its tensor: so that of a copy."""
+    """Give ``as_strided`` a copy of its tensor, for it may read all of the tensor's storage."""
     tensor = node.args[0]
     assert isinstance(tensor, Node)
     with node.graph.inserting_before(node):
@@ -54,7 +54,7 @@ def _over_a_copy(node: Node) -> None:
 
 
 def _checked_norm(program: ExportedProgram, node: Node) -> None:
-    """Of a program that was taken apart: this kernel does not hold the sizes of its weights against the channels."""
+    """Replace `native_batch_norm`, which does not check the sizes of its weights, by `batch_norm`, which does."""
     if node.target is _ATEN.native_batch_norm.default:
         training, (momentum, eps) = node.args[5], node.args[6:8]
     else:

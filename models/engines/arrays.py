@@ -29,10 +29,10 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The parts along the first axis in fresh memory: what came off the wire is never written to.
+    """The parts joined along the first axis in new memory: a request's own bytes are never written to.
 
-    numpy lets go of Python's lock once for each part of more than 500 elements, and waits for it again; under load
-    that took longer than all of the copying. Bytes are joined under one lock.
+    numpy releases Python's lock once for each part of more than 500 elements, and waits for it again; under load
+    that took longer than all of the copying. Bytes are joined without releasing the lock.
     """
     if len(parts) == 1:
         return parts[0].copy()

@@ -1,4 +1,4 @@
-"""Which device is meant: ``auto``, ``cpu`` or ``cuda:N``, checked against what this machine has."""
+"""The device that a setting names (``auto``, ``cpu`` or ``cuda:N``), checked against the devices of this machine."""
 
 import torch
 
@@ -6,7 +6,7 @@ from ..errors import BadSetting
 
 
 def resolve_device(word: str) -> torch.device:
-    """``auto`` is the first CUDA device if there is one. Raises BadSetting saying what there is."""
+    """``auto`` is the first CUDA device if there is one. Raises BadSetting naming the devices that there are."""
     if word == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:

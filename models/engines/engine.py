@@ -1,6 +1,6 @@
-"""The one verb: an engine runs batches of one program on one device.
+"""The protocol of an engine: it runs batches of one program on one device.
 
-A fake of ten lines replaces it in every test. Nothing above this room knows how many kinds there are.
+Tests replace it by a fake of ten lines. No code outside of this package depends on the kind of an engine.
 """
 
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-BRIEF_SECONDS = 1e-4  # waking a thread and being woken by it takes as long
-SHORT_SECONDS = 1e-3  # below this a batch is over before a second thread has begun, and HTTP needs the core
+BRIEF_SECONDS = 1e-4  # to wake a thread and to be woken by it takes as long
+SHORT_SECONDS = 1e-3  # a shorter batch ends before a second thread has begun, and HTTP needs the core
 
 
 class Engine(Protocol):
@@ -36,14 +36,14 @@ class Engine(Protocol):
         ...
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
-        """Run once and throw the answer away, so that the first caller pays for nothing."""
+        """Run once and drop the answer, so that the first request does not wait for one-time work."""
         ...
 
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         """Run one batch.
 
-        ``parts[i]`` is what is to be joined along the first axis to make input ``i`` (in the spec's
-        order): one C-contiguous array per request. The outputs come in the spec's order, whole.
+        ``parts[i]`` are the arrays that joined along the first axis make input ``i`` (in the spec's order): one
+        C-contiguous array per request. Gives the outputs of the whole batch in the spec's order.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What an engine's error means for those who ask after it: too little memory, a device that is gone, or neither.
+"""The meaning of an engine's error for later requests: too little memory, a device that is gone, or neither.
 
 Torch has types for some of it and ONNX Runtime only messages, so both are looked at, here and nowhere else.
 """
@@ -52,7 +52,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def device_lost(error: BaseException) -> bool:
-    """Whether the device will answer nothing more in this process: a sticky CUDA error."""
+    """Whether every later call on the device will fail in this process: a sticky CUDA error."""
     return any(
         (isinstance(one, torch.AcceleratorError) or _mentions(one, _OF_CUDA)) and _mentions(one, _GONE)
         for one in _causes(error)
@@ -86,7 +86,7 @@ def _mentions(error: BaseException, words: tuple[str, ...]) -> bool:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error and what it was raised from: an engine may have put its own around the device's."""
+    """The error and its causes: an engine may have raised its own error from the device's."""
     found: list[BaseException] = []
     one: BaseException | None = error
     while one is not None and one not in found:
@@ -96,6 +96,6 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def give_back_cached_memory() -> None:
-    """Let go of device memory that torch holds in case it is needed again."""
+    """Free device memory that torch's allocator keeps unused."""
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

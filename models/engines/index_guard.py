@@ -1,9 +1,9 @@
-"""Indices that a program computes are held against their table while it runs: none out of range reaches a device.
+"""Indices that a program computes are checked against their table while it runs: none out of range reaches a device.
 
-On a CUDA device an index out of range is a device-side assert, after which the device answers nobody (`faults.py`). So
-an index that is not proven to be in range (`index_ranges`) is clamped, which changes none that is, and whether any
-was clamped is one more output. A batch with such an index ends as a bad request, and its requests are run again apart,
-as after any failure: the others get the answers that they would have got alone.
+On a CUDA device an index out of range is a device-side assert, after which every later call fails (`faults.py`). So
+an index that is not proven to be in range (`index_ranges`) is clamped, which changes no valid index, and a flag whether
+any was clamped is one more output. A batch with such an index raises BadRequest, and its requests are run again in
+parts, as after any failure: the other requests get the answers that they would have got alone.
 """
 
 import operator
@@ -33,7 +33,7 @@ class Guard:
     tables: tuple[str, ...]
 
     def checked(self, outputs: Sequence[Any]) -> list[Any]:
-        """The outputs without the flags. Raises BadRequest naming the first table that was missed."""
+        """The outputs without the flags. Raises BadRequest naming the first table whose range was exceeded."""
         *answers, flags = outputs
         if flags.any():
             missed = [table for table, flag in zip(self.tables, flags.tolist(), strict=True) if flag]
@@ -50,7 +50,7 @@ class Guard:
 
 @dataclass(slots=True, eq=False)
 class GuardedLaunch:
-    """A batch on its way on a device, whose flags are looked at when they are here."""
+    """A batch under way on a device, whose flags are checked when it is waited for."""
 
     launched: Launched
     guard: Guard
@@ -63,7 +63,8 @@ class GuardedLaunch:
 def guard_indices(module: GraphModule, spec: ModelSpec | None) -> Guard | None:
     """Change the module so that no index is out of range; None, and no change, where every index is proven.
 
-    ``spec``: its inputs hold for every batch, because it is no harm where they do not; None: anything may come.
+    ``spec``: its sizes and ranges are taken to hold for every batch, where a batch outside of them does no harm; None:
+    any values may come.
     """
     sites = unproven_sites(module, spec)
     if not sites:
@@ -80,7 +81,7 @@ def guard_indices(module: GraphModule, spec: ModelSpec | None) -> Guard | None:
 
 
 def rows_alone(spec: ModelSpec | None) -> ModelSpec | None:
-    """The spec as far as it holds for what was read against another version's: all inputs have the same rows."""
+    """The part of the spec that holds for requests checked against another version's: all inputs have equal rows."""
     if spec is None:
         return None
     inputs = (replace(t, range=None, shape=tuple(Dim(0) for _ in t.shape)) for t in spec.inputs)
@@ -95,7 +96,7 @@ class _Writing:
         ] = {}  # one check where a table is indexed twice alike
 
     def guard(self, site: Site) -> Node:
-        """Clamp the site's index; gives the node that says whether that changed anything."""
+        """Clamp the site's index; gives the node whose value is whether that changed anything."""
         key = (
             site.index,
             site.negatives,

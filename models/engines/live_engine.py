@@ -1,8 +1,8 @@
 """Runs the operator's own ``nn.Module``, which ``torch.export`` cannot capture, under ``torch.autocast``.
 
-The one place where user code runs in the server. Autocast recasts every weight at every request (its cache
-serves weights that require gradients only) and the FP32 weights stay in memory: the form is as equal as any
-other that the gate has passed, it is not as small or as fast.
+The one place where user code runs in the server. Autocast casts every weight again at every request (its cache
+serves weights that require gradients only) and the FP32 weights stay in memory: this form passes the same gate as the
+others, but it is not as small or as fast.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +40,8 @@ class LiveModule:
         self.spec = spec
 
     def __call__(self, inputs: Sequence[Tensor], half: bool) -> list[Tensor]:
-        """Raises EngineFailed for what the operator's code raises or promises wrongly."""
+        """Run the module. Raises EngineFailed for an error of the operator's code and for outputs that break the
+        spec."""
         try:
             answers = self.module(*inputs)
         except child.Refused as error:
@@ -51,7 +52,7 @@ class LiveModule:
         return [self._promised(index, answer, half) for index, answer in enumerate(answers)]
 
     def _promised(self, index: int, answer: Tensor, half: bool) -> Tensor:
-        """In the spec's datatype (half answers are upcast), and in fresh memory: a module may keep its own."""
+        """The output in the spec's datatype (half answers are upcast), in new memory: the module may keep its own."""
         spec = self.spec.outputs[index]
         if answer.dtype != spec.type.torch and not (half and answer.dtype in HALVES and spec.type.is_float):
             raise EngineFailed(
@@ -95,7 +96,9 @@ class LiveEngine(TorchEngine):
         super().close()
 
     def _answer(self, *inputs: Tensor) -> list[Tensor]:
-        with self._region():  # its state belongs to the thread: entered here, in the device's, at every call
+        with (
+            self._region()
+        ):  # autocast's state belongs to the thread: entered here, on the device thread, at every call
             return self._live(inputs, half=self._dtype is not None)
 
     def _region(self) -> Any:
@@ -134,7 +137,7 @@ def live_module(wanted: Mapping[str, Any], weights: Path | OpenedFile, spec: Mod
 def live_json(
     source: LiveSource, text: Mapping[str, str], islands: Sequence[str], weights: str
 ) -> dict[str, Any]:
-    """What `live_module` reads; ``weights`` is the SHA-256 of the weights' file."""
+    """The contents of ``live.json``, which `live_module` reads; ``weights``: the SHA-256 of the weights' file."""
     return {
         "folder": str(source.folder),
         "source": source.source,

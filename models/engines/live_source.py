@@ -1,4 +1,4 @@
-"""Where a live model's module comes from: the operator's own folder, whose text must be what was proven."""
+"""The module of a live model, built from the operator's own folder, whose text must be the one that was proven."""
 
 import sys
 import traceback
@@ -16,7 +16,7 @@ from ..store import sha256_of
 from .private_imports import PrivateImports, imports_of
 from .true_fp32 import use_true_fp32
 
-# What a module may be made from. Not model.toml: the version has its own spec and precision.
+# The files that a module may be made from. Not model.toml: the version has its own spec and precision.
 TEXT_SUFFIXES = (".py", ".json", ".toml", ".txt", ".yaml", ".yml")
 
 
@@ -36,9 +36,9 @@ class LiveSource:
     def build(self, proven: Mapping[str, str] | None = None) -> nn.Module:
         """Run the operator's code: the module in evaluation, without gradients, in FP32.
 
-        Its weights are its own, or those of a transformers folder. ``proven``: nothing else may be imported
-        from the folder and its roots. The random state, the default dtype, ``sys.path`` and TF32 are afterwards
-        what they were. Raises BadFolder, or CaptureFailed with the end of the user's own traceback.
+        Its weights are its own, or those of a transformers folder. ``proven``: the only files that may be imported
+        from the folder and its roots. The random state, the default dtype, ``sys.path`` and TF32 are restored
+        afterwards. Raises BadFolder, or CaptureFailed with the end of the user's own traceback.
         """
         if not self.folder.is_dir():
             raise BadFolder(
@@ -59,7 +59,7 @@ class LiveSource:
         return module.eval().requires_grad_(False)
 
     def check(self, proven: Mapping[str, str]) -> None:
-        """What is proven is what runs. Raises EngineFailed naming a file that is not as it was at the proof."""
+        """Check the files against those of the proof. Raises EngineFailed naming a file that has changed since."""
         here = self._own_text()
         there = {file: sha256_of(Path(file)) for file in proven if file not in here and Path(file).is_file()}
         found = here | there
@@ -121,8 +121,8 @@ class LiveSource:
 
     def _unproven(self, file: str, what: str) -> EngineFailed:
         return EngineFailed(
-            f"{file} {what} since the live form of {self.folder.name} was proven: what runs must be what was "
-            "proven; convert the folder again, or put its text back"
+            f"{file} {what} since the live form of {self.folder.name} was proven: only the proven text may "
+            "run; convert the folder again, or restore its files"
         )
 
     def _own_text(self) -> dict[str, str]:
@@ -140,7 +140,7 @@ class LiveSource:
 
 @contextmanager
 def _settings_kept() -> Iterator[None]:
-    """What a model's code may set for the whole process when it is imported is set back; seed 0, as captured."""
+    """Restore the process-wide settings that a model's code may change when it is imported; seed 0, as at capture."""
     path, dtype, threads = sys.path[:], torch.get_default_dtype(), torch.get_num_threads()
     try:
         with torch.random.fork_rng():

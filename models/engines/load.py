@@ -1,4 +1,4 @@
-"""From a version on disk to an engine on a device: the only place that knows which kinds there are."""
+"""From a version on disk to an engine on a device: the only place that chooses the kind of the engine."""
 
 import torch
 from safetensors.torch import load_file
@@ -39,7 +39,7 @@ def _weights(version: Version) -> dict[str, torch.Tensor]:
 def _runnable(
     version: Version, name: str, device: torch.device, state: dict[str, torch.Tensor] | None = None
 ) -> ExportedProgram | GraphModule:
-    """A program as a graph that runs, where that can be read without torch.export; it alone moves one to a GPU."""
+    """A program as a graph that runs, where it can be read without torch.export; only that can move one to a GPU."""
     with version.opened(name) as file:
         module = read_module(file, state) if device.type == "cpu" else None
         return module if module is not None else load_program(file, state)
@@ -69,7 +69,7 @@ def load_half(version: Version, form: str, device: torch.device, setup: CpuSetup
 def _onnx_engine(
     version: Version, name: str, precision: str, device: torch.device, setup: CpuSetup
 ) -> Engine:
-    """Imported when first asked for: a server of torch forms alone is 17 MB smaller without ONNX Runtime.
+    """ONNX Runtime is imported here, at the first use: a server of torch forms alone is 17 MB smaller without it.
 
     Weights beside the file (one of 2 GB and more) are checked too, but ONNX Runtime finds them by their path.
     """

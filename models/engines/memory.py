@@ -1,4 +1,4 @@
-"""How many rows a device has memory for, found by running small batches and looking at what they took."""
+"""How many rows a device has memory for, found by running small batches and measuring the memory that they took."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,7 +22,7 @@ def rows_that_fit(
 ) -> int:
     """The largest bucket whose batch fits into ``free_bytes`` less a reserve; the smallest if even that may not fit.
 
-    Two batches are run, the smallest and one of about eight rows, and a straight line is laid through what they took.
+    Two batches are run, the smallest and one of about eight rows; memory is taken to be linear in the rows.
     ``buckets`` are ascending; ``peak_bytes`` measures one run (by default with `cuda_peak_bytes`).
     """
     measure = peak_bytes or cuda_peak_bytes
@@ -42,7 +42,7 @@ def rows_that_fit(
 
 
 def cuda_peak_bytes(engine: Engine, parts: Parts) -> int:
-    """What one run takes of the CUDA device at its peak, beyond what was taken before."""
+    """Bytes that one run takes of the CUDA device at its peak, beyond those taken before."""
     device = torch.device(engine.device)
     engine.run(parts)  # the first run of a shape also allocates what stays
     before = torch.cuda.memory_allocated(device)
@@ -52,6 +52,6 @@ def cuda_peak_bytes(engine: Engine, parts: Parts) -> int:
 
 
 def free_cuda_bytes(device: torch.device) -> int:
-    """What an engine may still take: free on the device, and held by torch without being used."""
+    """Bytes that an engine may still take: free on the device, or kept unused by torch's allocator."""
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + held

@@ -24,7 +24,7 @@ DEADLY_IN_HALF = ["MatmulTransposeFusion"]
 
 
 class OnnxEngine:
-    """One session on one device. Never falls back in silence: the provider asked for is the one that runs.
+    """One session on one device. It runs on the requested provider or raises; there is no silent fall-back.
 
     ``setup`` says how a CPU is used. ``packed`` False: without copies of the weights in the kernels' layout; slower, in
     half the memory.
@@ -69,7 +69,7 @@ class OnnxEngine:
 
 
 def _by_handle(source: OpenedFile) -> Path:
-    """The very file that was opened and checked, whatever its path leads to by now."""
+    """The same file that was opened and checked, also where its path names another one by now."""
     return Path(f"/proc/self/fd/{source.handle.fileno()}")
 
 

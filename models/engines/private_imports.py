@@ -1,9 +1,9 @@
 """The operator's modules beside those of the server: two folders may both have a ``layers.py``.
 
 A live model's files are imported under a name of their own (``_halfeven_live_3.layers``). An ``import layers``
-anywhere in them, also one inside a function that runs much later and in another thread, finds that one, because
-each of these modules has an ``__import__`` of its own. ``sys.path`` is never touched: no file of the operator's
-can stand before a module of ours, of torch or of Python.
+anywhere in them, also one inside a function that runs much later and in another thread, finds that module, because
+each of these modules has an ``__import__`` of its own. ``sys.path`` is never changed: no file of the operator
+can hide a module of ours, of torch or of Python.
 """
 
 import builtins
@@ -39,9 +39,9 @@ def imports_of(roots: Sequence[Path], text: Mapping[str, str]) -> "PrivateImport
 
 
 class PrivateImports:
-    """Files of some import roots, each imported once, under a package that nobody else has.
+    """Files of some import roots, each imported once, under a package name that is used only for them.
 
-    ``files``: what was imported, by path, with the SHA-256 of its text.
+    ``files``: the imported files by path, with the SHA-256 of their text.
     """
 
     def __init__(self, roots: Sequence[Path]) -> None:
@@ -78,7 +78,8 @@ class PrivateImports:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: Any = None
     ) -> ModuleSpec | None:
-        """What ``sys.meta_path`` asks for every import that is new to the process: ours are under our package."""
+        """The finder in ``sys.meta_path``, asked at every import that is new to the process; it finds the package's
+        files."""
         if not name.startswith(f"{self._package}."):
             return None
         spec = PathFinder.find_spec(name, path, target)

@@ -3,10 +3,10 @@
 While one batch computes, the next is gathered in page-locked memory and copied in, and the one before is copied out.
 CUDA keeps the order within a stream, and only events keep it between streams (CUDA C++ Programming Guide, "Streams").
 
-A slot is the memory of one batch on its way: where its requests are joined, and where the device reads them. Slots
-are used again and only grow, so that the device's side stays where it is: a CUDA graph per slot and bucket can later
-take the place of ``compute``. A slot is free again when its answers have been taken. Answers are in memory of
-their own, which is handed over: what a caller holds is never written again.
+A slot is the memory of one batch under way: where its requests are joined, and where the device reads them. Slots
+are used again and only grow, so that their addresses on the device stay the same: a CUDA graph per slot and bucket can
+later replace ``compute``. A slot is free again when its answers have been taken. Answers are in memory of their own,
+which is handed over to the caller and never written again.
 """
 
 import math
@@ -31,7 +31,7 @@ class Reached(Protocol):
     """A point in a stream."""
 
     def synchronize(self) -> None:
-        """Block until the device is there; raises what its work raised. Others run meanwhile."""
+        """Block until the device has reached the point; other threads run meanwhile. Raises the error of its work."""
         ...
 
 
@@ -39,7 +39,7 @@ class Streams(Protocol):
     """A device's queues of work, and its memory. A fake shows the order without a device."""
 
     def enqueue(self, name: StreamName, work: Callable[[], None], after: Reached | None = None) -> Reached:
-        """Do ``work`` behind what the stream has to do already, and not before ``after``."""
+        """Do ``work`` after the work that the stream has already, and not before ``after``."""
         ...
 
     def on_host(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor: ...
@@ -66,7 +66,7 @@ class CudaStreams:
         return reached
 
     def adopt(self) -> None:
-        """Compute nothing before what the current stream has to do (a program's weights, on their way)."""
+        """Compute nothing before the current stream's work is done (the copy of a program's weights)."""
         self._streams["compute"].wait_stream(torch.cuda.current_stream(self._device))
 
     def on_host(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -84,7 +84,7 @@ def cuda_streams(device: torch.device) -> CudaStreams:
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """Per input, bytes on the host and on the device; what the batch on its way gave."""
+    """Per input, bytes on the host and on the device; and the outputs of the batch under way."""
 
     hosts: list[Tensor] = field(default_factory=list)
     devices: list[Tensor] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Staging:
         self.assemble_ns = 0
 
     def launch(self, parts: Sequence[Sequence[np.ndarray]]) -> "Staged":
-        """Begin one batch. Raises RuntimeError where ``SLOTS`` batches are on their way, and what computing raised."""
+        """Begin one batch. Raises RuntimeError where ``SLOTS`` batches are under way, and errors of ``compute``."""
         if not self._free:
             raise RuntimeError(f"{SLOTS} batches are on their way: wait for the first of them")
         slot = self._free.popleft()
@@ -145,13 +145,13 @@ class Staging:
             slot.answers = self._compute(*devices)
 
     def _take(self, slot: _Slot) -> None:
-        """Into fresh memory on the host; the answers stay referenced until they have arrived there."""
+        """Copy the answers into new memory on the host; they stay referenced until they have arrived there."""
         for answer in slot.answers:
             host = self._streams.on_host(answer.shape, answer.dtype)
             slot.taken.append(host.copy_(answer, non_blocking=True))
 
     def _abandon(self, slot: _Slot) -> None:
-        """A launch has failed half-way: its first kernels may still be reading the slot."""
+        """Free the slot of a launch that failed, once its first kernels do not read it any more."""
         try:
             for stream in ("in", "compute"):
                 self._streams.enqueue(stream, _nothing).synchronize()
@@ -165,14 +165,14 @@ class Staging:
 
 @dataclass(slots=True, eq=False)
 class Staged:
-    """A batch on its way; wait for it once."""
+    """A batch under way; wait for it once."""
 
     staging: Staging
     slot: _Slot
     arrived: Reached
 
     def wait(self) -> list[np.ndarray]:
-        """Its outputs, in memory that is the caller's. Raises what the device met."""
+        """Its outputs, in memory that belongs to the caller. Raises the device's error."""
         try:
             self.arrived.synchronize()
             return [to_numpy(host) for host in self.slot.taken]

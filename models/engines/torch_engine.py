@@ -28,9 +28,9 @@ class TorchEngine:
     """One program on one device. Bound to the thread that calls it: intra-op threads are that thread's.
 
     ``setup`` says how a CPU is used; of its passes those are taken that this program allows (``possible``), and
-    ``self.setup`` is what was taken. ``rows_apart``: the first axis of inputs and outputs is the batch, so that rows
+    ``self.setup`` has those. ``rows_apart``: the first axis of inputs and outputs is the batch, so that rows
     may run on different cores.
-    ``spec``: what its inputs are held against before they come here; what that proves is not checked again on a CPU.
+    ``spec``: the inputs have been checked against it; indices that it proves are not checked again on a CPU.
     """
 
     form = "torch"
@@ -61,7 +61,7 @@ class TorchEngine:
     def _prepared_for_cpu(
         self, module: GraphModule, spec: ModelSpec | None, rows_apart: bool
     ) -> Callable[..., Any]:
-        """The program with the passes of the setup that it allows; what it allows is known after that."""
+        """The program with those passes of the setup that it allows, which are known after that."""
         self.possible = {*packable(module), WITHOUT_LOCK}
         if packs := self.setup.passes & PACKED:
             pack_weights(module, packs)
@@ -94,15 +94,15 @@ class TorchEngine:
     def in_flight(self) -> int:
         """How many batches it takes ahead.
 
-        On a CPU the second would only wait for the same cores, except where rows are shared: there the core that is
-        done first goes on with it.
+        On a CPU a second batch would only wait for the same cores, except where rows are shared: there the core that is
+        ready first begins it.
         """
         if self._staging is not None:
             return SLOTS
         return 1 if self._shares is None else 2
 
     def launch(self, parts: Sequence[Sequence[np.ndarray]]) -> Launched:
-        """Begin one batch and return at once; on a CPU a batch that is not shared is run when it is waited for."""
+        """Begin one batch and return at once; on a CPU a batch whose rows are not shared runs when it is waited for."""
         if self._staging is None:
             return self._launched_on_cpu(parts)
         staged = self._staging.launch(parts)
@@ -132,7 +132,8 @@ class TorchEngine:
         self._no_autograd = torch.inference_mode()
 
     def _stage(self) -> None:
-        """Before the first batch, once the program is on its device: what takes batches there, if it is no CPU."""
+        """The staging of batches for a device other than a CPU; made before the first batch, once the program is
+        there."""
         self._staging: Staging | None = None
         if self._device.type == "cuda":
             streams = cuda_streams(self._device)
@@ -146,7 +147,8 @@ class TorchEngine:
         return [to_numpy(tensor) for tensor in self._module(*self._joined(parts))]
 
     def _take_threads(self) -> None:
-        """OpenMP's number is each thread's own, MKL's is everybody's: who computed shares has set it to one."""
+        """Set the number of threads: OpenMP's belongs to each thread, MKL's to the process, where shares set it to
+        one."""
         threads = self.setup.threads
         if threads > 1:
             wait_for_all_shares()
@@ -176,7 +178,7 @@ class TorchEngine:
 
 @dataclass(slots=True, eq=False)
 class Postponed:
-    """A batch that is run when somebody waits for it."""
+    """A batch that is run when it is waited for."""
 
     run: Callable[[], list[np.ndarray]]
 
@@ -185,16 +187,16 @@ class Postponed:
 
 
 def _written(module: GraphModule) -> GraphModule:
-    """The program with the two changes that no device has been seen to lose by."""
+    """The program with the two changes that made no device slower in any measurement."""
     write_in_place(module)
     make_one_product(module)
     return module
 
 
 def seconds_of(run: Callable[[], object], budget_s: float = 0.15) -> list[float]:
-    """What up to nine runs took after one that is not counted, within about ``budget_s``: the shortest first.
+    """Seconds of up to nine runs after one that is not counted, within about ``budget_s``: the shortest first.
 
-    The shortest is the program's own, what the others took longer is somebody else's.
+    The shortest is the program's own time; other programs made the others longer.
     """
     run()
     times: list[float] = []

@@ -1,7 +1,7 @@
-"""Inputs that came in a smaller datatype are made the model's where the model runs (`models/wire.py`).
+"""Inputs in a smaller wire datatype are converted to the model's on the device that runs it (`models/wire.py`).
 
-On a device that is four times less to copy for UINT8 pixels than for FP32 numbers. An engine that was widened
-takes inputs of either datatype: samples are in the model's, requests in the wire's.
+UINT8 pixels are four times less to copy to a device than FP32 numbers. An engine with this conversion takes inputs of
+either datatype: samples have the model's, requests the wire's.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from .torch_engine import TorchEngine
 def widened(engine: Engine, spec: ModelSpec) -> Engine:
     """The engine, taking the wire datatypes of ``spec`` (the version's own, not its ``on_the_wire()``) as well.
 
-    Torch programs widen on their device; others get what was widened on the host.
+    Torch programs convert on their device; for others the host converts.
     """
     changes = [None if t.wire is None else Widening.of(t, spec.batched) for t in spec.inputs]
     if not any(changes):

@@ -1,7 +1,7 @@
 """The valid range of every integer input that indexes a table, derived from the graph of a captured program.
 
-From each place where a table is indexed (`sites.py`) back to the inputs (`needs.py`). Only what every valid
-request fulfils becomes a range; what a range does not prove is left to the guard in the engine
+From each place where a table is indexed (`sites.py`) back to the inputs (`needs.py`). Only a condition that every valid
+request fulfils becomes a range; indices that no range proves are left to the guard in the engine
 (`engines/index_guard.py`).
 """
 
@@ -33,7 +33,7 @@ def with_ranges(spec: ModelSpec, module: GraphModule) -> ModelSpec:
 
 
 def spec_with(spec: ModelSpec, found: Iterable[Bounds | None]) -> ModelSpec:
-    """The spec with what was derived for each of its inputs. Raises BadFolder as `with_ranges` does."""
+    """The spec with the ranges derived for its inputs. Raises BadFolder as `with_ranges` does."""
     inputs = tuple(
         tensor if bounds is None else _ranged(spec, tensor, bounds)
         for tensor, bounds in zip(spec.inputs, found, strict=True)
@@ -42,7 +42,7 @@ def spec_with(spec: ModelSpec, found: Iterable[Bounds | None]) -> ModelSpec:
 
 
 def unproven_sites(module: GraphModule, spec: ModelSpec | None) -> list[Site]:
-    """Where an index may be out of range although the inputs are what ``spec`` says; None: whatever they are."""
+    """The sites where an index may be out of range although the inputs fit ``spec`` (None: for any inputs)."""
     needs = Needs(module, spec)
     return [site for site in index_sites(module) if not needs.proven(site)]
 

@@ -1,7 +1,7 @@
-"""What the inputs of a graph must be for an index to be in range: from the index back to them.
+"""The conditions on the inputs of a graph under which an index is in range: from the index back to the inputs.
 
-Through whatever has an inverse: views, casts, offsets, factors, clamps, constants chosen in place of some values,
-columns. What is known whatever is asked (`spans.py`) asks nothing of an input.
+Through every operation that has an inverse: views, casts, offsets, factors, clamps, constants chosen in place of some
+values, columns. An index that is in range for all inputs (`spans.py`) gives no condition.
 """
 
 import operator
@@ -22,7 +22,7 @@ from .value_bounds import COMPARISONS, MIRRORED, OPPOSITE, Bounds
 
 
 class Needed(NamedTuple):
-    """``bounds`` of inputs by node, all necessary; ``enough``: where they hold, so does what they were asked for."""
+    """``bounds`` of inputs by node, all necessary; ``enough``: they are sufficient too."""
 
     bounds: list[tuple[Node, Bounds]]
     enough: bool
@@ -32,7 +32,7 @@ _NOTHING, _UNKNOWN = Needed([], True), Needed([], False)
 
 
 class Needs:
-    """``spec``: its sizes and ranges hold for what is asked; None: anything may come."""
+    """``spec``: its sizes and ranges hold for the inputs; None: any inputs may come."""
 
     def __init__(self, module: GraphModule, spec: ModelSpec | None) -> None:
         self.spans = spans_of(module, spec)
@@ -72,7 +72,7 @@ class Needs:
         return Needed(self.of(site.index, bounds).bounds, False)  # the size of one request may be smaller
 
     def of(self, node: Node, bounds: Bounds) -> Needed:
-        """What the inputs must be for a node's elements to be within ``bounds``."""
+        """The conditions on the inputs for a node's elements to be within ``bounds``."""
         limits = limits_of(node)
         span = self.spans.get(node)
         if span is not None and bounds.holds(span.low, span.high):
@@ -93,7 +93,7 @@ class Needs:
         return _NOTHING if fits else _UNKNOWN
 
     def constant(self, value: Any) -> int | None:
-        """A number, or what a tensor holds everywhere; None for anything else."""
+        """A number, or the number that all elements of a tensor have; None for anything else."""
         if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
             return int(value)
         span = self.spans.get(value) if isinstance(value, Node) else None
@@ -300,7 +300,7 @@ class Needs:
         return Needed(needed.bounds, needed.enough and _all_replaced(comparison, limit, bounds, widened))
 
     def operand(self, value: Any, bounds: Bounds | None) -> Needed:
-        """What is asked of an argument whose shape may have been broadcast."""
+        """The bounds for an argument whose shape may have been broadcast."""
         if bounds is None:
             return _NOTHING
         if not isinstance(value, Node):
@@ -323,7 +323,7 @@ def _all_replaced(comparison: str, limit: int, bounds: Bounds, widened: Bounds) 
 
 
 def _with_axis(bounds: Bounds, node: Node, axis: int) -> Bounds:
-    """Of a node that lacks an axis, for what has it."""
+    """The bounds of a node without an axis, as those of its source, which has the axis."""
     if bounds.is_uniform:
         return bounds.uniform_of(dimensions_of(node) + 1)
     return bounds.moved(lambda ends: np.expand_dims(ends, axis))

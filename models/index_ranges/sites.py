@@ -1,7 +1,7 @@
 """Where a graph of ATen operations indexes a table with integers: embedding, gather, index, scatter, one_hot.
 
-An index out of range raises on a CPU. On a CUDA device it is a device-side assert, after which the device answers
-nobody. Bodies of control flow are not looked into. Source: torch's CPU kernels, whose refusals a test repeats.
+An index out of range raises on a CPU. On a CUDA device it is a device-side assert, after which every later call fails.
+Bodies of control flow are left out. Source: torch's CPU kernels, whose errors a test repeats.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ def index_sites(module: GraphModule) -> list[Site]:
 
 
 def aten_name(node: Node) -> str:
-    """``add`` for `aten.add.Tensor` and for `aten.add_.Tensor`; empty for what is no call of ATen's."""
+    """``add`` for `aten.add.Tensor` and for `aten.add_.Tensor`; empty for a node that is not a call of ATen."""
     schema = getattr(node.target, "_schema", None) if node.op == "call_function" else None
     if schema is None or not schema.name.startswith("aten::"):
         return ""
@@ -49,7 +49,7 @@ def aten_name(node: Node) -> str:
 
 
 def argument(node: Node, place: int, default: Any = None) -> Any:
-    """An argument by its place in the schema, however it was given."""
+    """An argument by its place in the schema, whether it was given by place or by name."""
     if place < len(node.args):
         return node.args[place]
     declared = node.target._schema.arguments[place]  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
-"""Between which numbers the integers of a tensor lie, and what arithmetic makes of that.
+"""Intervals of the integers of a tensor, and arithmetic with such intervals.
 
 For graphs of ATen operations (`spans.py`) and of ONNX (`exporters/foreign/index_ranges.py`). Python's integers:
-whether a result wraps in its datatype is looked at where that is known.
+whether a result wraps in its datatype is checked where the datatype is known.
 """
 
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ class Span:
         return Span(min(self.low, other.low), min(self.high, other.high), below)
 
     def joined(self, other: "Span") -> "Span":
-        """Of values that are one or the other's."""
+        """The span of values that are in one span or the other."""
         return Span(min(self.low, other.low), max(self.high, other.high), self._both(other))
 
     def remainder(self, divisor: "Span") -> "Span | None":
@@ -71,7 +71,7 @@ class Span:
         return Span(ends[0], ends[1])
 
     def summed(self, size: "Span") -> "Span":
-        """Of as many values as ``size`` says, or of any of the first of them."""
+        """The span of a sum of ``size`` values, or of the first of them."""
         below = dict(size.below) if self.high <= 1 else {}
         return Span(min(0, self.low * size.high), max(0, self.high * size.high), below)
 

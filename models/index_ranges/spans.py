@@ -1,4 +1,4 @@
-"""Between which numbers the integers of a graph lie, whatever is asked: from constants, positions, argmax and clamps.
+"""Intervals of the integers of a graph that hold for all inputs: from constants, positions, argmax and clamps.
 
 An interval (`span.py`) for each node of integers or truth values; one that ends below a free size of the program (the
 place that argmax finds along a sequence) is known to do so by the size's expression.
@@ -34,7 +34,7 @@ def limits_of(value: object) -> tuple[int, int] | None:
 
 
 def written_over(module: GraphModule) -> set[Node]:
-    """The nodes whose memory an operation writes into at some time: views of it hold what was written last."""
+    """The nodes whose memory an operation writes into: a view of it has the values that were written last."""
     owner: dict[Node, Node] = {}
     written: set[Node] = set()
     for node in module.graph.nodes:
@@ -65,7 +65,7 @@ def equal_sizes(module: GraphModule, spec: ModelSpec | None) -> dict[str, str]:
 
 
 def sizes_of(module: GraphModule, spec: ModelSpec | None) -> dict[str, Span]:
-    """Free size → what the spec says of it; the batch is not among them."""
+    """Free size → its span by the spec; without the batch."""
     found: dict[str, Span] = {}
     equal = equal_sizes(module, spec)
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
@@ -79,7 +79,7 @@ def sizes_of(module: GraphModule, spec: ModelSpec | None) -> dict[str, Span]:
 
 
 def spans_of(module: GraphModule, spec: ModelSpec | None) -> dict[Node, Span]:
-    """What is known of every node of the graph. ``spec``: its sizes and ranges hold for what is asked."""
+    """The span of every node of the graph. ``spec``: its sizes and ranges hold for the inputs."""
     return _Spans(module, spec).found
 
 
@@ -248,7 +248,7 @@ class _Spans:
 
 
 def argument_of_item(node: Node) -> tuple[Node, int]:
-    """What a `getitem` takes one of, and which."""
+    """The node of several results that a `getitem` reads, and which result it takes."""
     source, which = node.args
     assert isinstance(source, Node) and isinstance(which, int)
     return source, which

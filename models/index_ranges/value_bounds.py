@@ -1,4 +1,4 @@
-"""Ends between which the elements of an integer tensor must lie, and what an operation makes of them, backwards.
+"""Bounds within which the elements of an integer tensor must lie, and the inverse of operations on such bounds.
 
 Two arrays of Python's integers (they do not wrap) with the tensor's dimensions, each of size 1 where the ends are the
 same all along it. So one column of ids may belong to one table and the next column to another. For graphs of ATen
@@ -88,9 +88,10 @@ class Bounds:
         return Bounds(lows, highs)
 
     def before_choosing(self, comparison: str, number: int, low: int, high: int) -> "Bounds":
-        """Of ``where(x <comparison> number, <a constant within these ends>, x)``: what is replaced may have any value.
+        """Of ``where(x <comparison> number, <a constant within these ends>, x)``: a replaced element may have any
+        value.
 
-        The narrowest ends around what is allowed: exact unless there are forbidden values in between.
+        The narrowest ends around the allowed values: exact unless there are forbidden values in between.
         """
         free = {
             "lt": (low, number - 1), "le": (low, number), "gt": (number + 1, high), "ge": (number, high),
@@ -110,7 +111,7 @@ class Bounds:
     def cut_out(
         self, axis: int, size: int, places: Sequence[int] | range, low: int, high: int
     ) -> "Bounds | None":
-        """Of ``x[..., places, ...]`` along an axis of ``size``: what is not taken may be anything from low to high.
+        """Of ``x[..., places, ...]`` along an axis of ``size``: other elements may be any number from low to high.
 
         None where the axis is too long for ends of each place.
         """

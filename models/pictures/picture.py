@@ -1,7 +1,7 @@
 """PNG and JPEG bytes to a model's input row, and an output row to PNG: the one place that knows both.
 
-Requests, samples and training rows all come through `picture_row`, so that a model is asked what it was proven
-and trained on. Bytes come from strangers: sizes are read from the header before a pixel is decoded.
+Requests, samples and training rows are all made by `picture_row`, so that they have the same numbers for the same
+picture. The bytes are not trusted: sizes are read from the header before a pixel is decoded.
 """
 
 import io
@@ -50,7 +50,7 @@ def picture_row(
         try:
             image.load()
             flat = _sized(_upright(image), picture)
-        except Exception as fault:  # whatever a decoder makes of a stranger's bytes
+        except Exception as fault:  # a decoder may raise anything on bytes that are not trusted
             raise error(
                 f"the picture cannot be decoded ({fault}); send the whole file, as it was saved"
             ) from None
@@ -67,7 +67,7 @@ def png_of(row: np.ndarray, picture: Picture) -> bytes:
 
 
 def _opened(data: bytes, error: type[BadInput]) -> ImageFile:
-    """The file with its header read and held against the bounds; nothing is decoded yet."""
+    """The file with its header read and checked against the bounds; no pixel is decoded yet."""
     if not is_picture(data):
         raise error(f"expected a PNG or JPEG file, got {len(data)} bytes that begin with {data[:8].hex(' ')}")
     try:

@@ -21,7 +21,7 @@ CHANNELS = {"L": 1, "RGB": 3}
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One tensor's ``picture`` entry, held against its shape.
+    """One tensor's ``picture`` entry, checked against its shape.
 
     ``channel_axis`` counts from the end: -3 first, -1 last, None where there is none. A size of None is the
     picture's own. ``mean`` and ``std`` broadcast over a row.
@@ -109,7 +109,7 @@ class Picture:
         return row.reshape((1,) * (self.rank - row.ndim) + row.shape)
 
     def pixels(self, row: np.ndarray) -> np.ndarray:
-        """The inverse of `row`: UINT8 [height, width, channels], rounded to the nearest, what is beyond cut off.
+        """The inverse of `row`: UINT8 [height, width, channels], rounded to the nearest and clipped.
 
         NaN is 0, black.
         """
@@ -123,7 +123,7 @@ class Picture:
 
 
 def _unsaid(row: Sequence[Dim], datatype: str) -> Mapping[str, Any]:
-    """What an image output without an entry means: 0 … 1 (integers: 0 … 255), colours as its shape has them."""
+    """The entry of an image output without one: 0 … 1 (integers: 0 … 255), colours as its shape has them."""
     has_three = any(len(row) >= 3 and row[axis].fixed and row[axis].minimum == 3 for axis in (-3, -1))
     parts = DATATYPES[datatype].is_float or datatype == "BOOL"
     return {"color": "RGB" if has_three else "L", "scale": 1 / 255 if parts else 1.0}

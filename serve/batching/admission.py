@@ -1,4 +1,4 @@
-"""Which requests are admitted: limits in requests, bytes and waiting time. A refused one learns when to come back.
+"""Which requests are admitted: limits in requests, bytes and waiting time. A refused caller is told when to retry.
 
 The device thread measures how long batches take (`Pace`); the event loop counts requests and decides (`Admission`).
 Each number has one writer, and the waiting requests are the difference of two numbers: admission takes no lock.
@@ -14,7 +14,9 @@ from .intake import Intake
 from .request_queue import RequestQueue
 
 _NEWEST = 0.25  # weight of the newest batch in the moving average of its size
-_MOST_GROWTH = 4  # a measurement counts for at most so many times what was known: one pause is not the pace
+_MOST_GROWTH = (
+    4  # a measurement counts as at most this many times the average: one pause must not change it much
+)
 
 
 @dataclass(slots=True)

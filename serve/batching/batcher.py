@@ -1,6 +1,6 @@
 """Many requests in, few batches on the device, every caller answered: one batcher per model.
 
-A batch is what waits when the device is free. Admission comes before anything else. The hand-over to the
+A batch is made of the requests that wait when the device is free. Admission comes first. The hand-over to the
 device thread happens once per iteration of the event loop, and the way back is one call per batch:
 
     event loop      submit → pending ──flush──▶ inbox                         futures ◀── settle

@@ -1,4 +1,4 @@
-"""What is known about the active version for longer than one batch: its engines' limits, and whether it works.
+"""The state of the active version that lasts longer than one batch: its engines' limits, and whether it works.
 
 To divide a failed batch takes up to twice as many runs as it has requests. For an engine that fails on everything that
 would be so for every batch. So after a few batches in which no request was answered, a failed batch is divided only
@@ -74,7 +74,7 @@ class Condition:
         return self._rescue.mend(items, outputs, self.runner.clock() + self.patience_ns(took_ns))
 
     def of_the_whole(self, item: Timed) -> Run[Timed] | None:
-        """The whole's run of an item that a half refused; None where no whole stands by."""
+        """The whole's run of an item that a half refused; None where no whole is loaded."""
         return None if self._rescue is None else self._rescue.instead(item)
 
     def patience_ns(self, took_ns: int) -> int:

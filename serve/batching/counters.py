@@ -1,4 +1,4 @@
-"""What one version has done, in plain integers: written once per batch, read by V2 statistics and /metrics.
+"""The counters of one version, plain integers: written once per batch, read by V2 statistics and /metrics.
 
 A batch's figures are noted when it ends. They are added up together with those of many other batches, or at a read: to
 touch two dozen counters takes as long as a tenth of the smallest batch. Adding up and reading take a lock, so that a
@@ -177,7 +177,7 @@ class Counters:
             )
 
     def statistics(self) -> Statistics:
-        """The same in the words of the V2 statistics extension.
+        """The same under the names of the V2 statistics extension.
 
         Copies out are part of the engine's run, so ``compute_output`` has a count and no time: perf_analyzer wants
         the three counts to be equal.

@@ -30,7 +30,7 @@ _NOBODY = None, 0, 0
 
 
 class Schedulable(Protocol):
-    """What runs its batches on a device (a batcher). The device thread calls all but ``refuse``.
+    """A batcher, as the device thread sees it. The device thread calls all methods but ``refuse``.
 
     A `step` may leave a batch computing. It is landed (`land`) before another batcher or call uses the device.
     """
@@ -45,7 +45,7 @@ class Schedulable(Protocol):
         ...
 
     def step(self) -> None:
-        """Run the batch that the last ``due_ns`` spoke of, or wait for one that was begun."""
+        """Run the batch whose time the last ``due_ns`` gave, or wait for one under way."""
         ...
 
     def land(self) -> bool:

@@ -191,7 +191,7 @@ class EngineRunner:
         return Fault(text, memory=out_of_memory(error), lost=lost, refused=refused)
 
     def _shrink(self, run: Run[ItemT], tried: int) -> bool:
-        """Lower the ceiling to half of what was tried. False where nothing smaller can be tried."""
+        """Lower the ceiling to half of the ``tried`` rows. False where no smaller batch can be tried."""
         give_back_cached_memory()
         run.shrunk += 1
         if tried <= 1 or not self.spec.batched:
@@ -213,7 +213,7 @@ class EngineRunner:
         return filled_rows(self.buckets, rows, most) if self.buckets else rows
 
     def _checked(self, outputs: list[np.ndarray], rows: int, ran: int) -> list[np.ndarray]:
-        """Raises ValueError where the engine did not return what the spec says; cuts off what was filled up."""
+        """The outputs without the padding rows. Raises ValueError where they do not have the spec's number and rows."""
         wanted = self.spec.outputs
         if len(outputs) != len(wanted):
             raise ValueError(f"the engine returned {len(outputs)} outputs, expected {len(wanted)}")

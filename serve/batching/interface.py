@@ -45,7 +45,7 @@ class PreparedVersion:
 
 @dataclass(slots=True, eq=False, frozen=True)
 class Terms:
-    """What a caller asks for beside the answer itself. Most ask for nothing: `NO_TERMS`.
+    """Options of one request. Most have none: `NO_TERMS`.
 
     ``priority`` 1 is served before 2 (0: the server's default, which is 2). ``timeout_ns``: how long the request
     may wait before its batch begins (0: no limit). ``deterministic``: the answer may not depend on the other requests
@@ -171,7 +171,7 @@ class Roster(Protocol):
 
 
 class LoadConfig(TypedDict, total=False):
-    """What one load may set otherwise than the model's own spec; a missing key is as the spec says."""
+    """Settings of one load that replace the model's own; a missing key is as in the spec."""
 
     max_batch_size: int
     max_queue_delay_us: int

@@ -256,7 +256,7 @@ class BatchScheduler:
 
 
 def same_signature(one: ModelSpec, other: ModelSpec) -> bool:
-    """Whether what was checked against the one fits the other, bounds of free dimensions included."""
+    """Whether requests that were checked against one spec fit the other, bounds of free dimensions included."""
     return one.inputs == other.inputs and one.outputs == other.outputs and one.batched == other.batched
 
 

@@ -50,7 +50,7 @@ class Part:
 
 
 def _joined(answers: list[Answer]) -> Outcome:
-    """One answer: outputs joined along the batch, the longest wait, the sum of what was computed."""
+    """One answer: outputs joined along the batch, the longest wait, the sum of the compute times."""
     prepared = answers[0].prepared
     if any(answer.prepared is not prepared for answer in answers):
         versions = sorted({answer.prepared.version for answer in answers})

@@ -30,7 +30,7 @@ class Alarm:
         self._loop.add_reader(self._handle, self._woken)
 
     def set(self, seconds: float) -> None:
-        """Ring once after so many seconds, instead of what was set before."""
+        """Ring once after ``seconds``; replaces a time that was set before."""
         after_s, after_ns = divmod(max(int(seconds * 1e9), _SOONEST_NS), 10**9)
         self._libc.timerfd_settime(self._handle, 0, ctypes.byref(_Times(0, 0, after_s, after_ns)), None)
 

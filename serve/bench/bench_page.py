@@ -1,4 +1,4 @@
-"""The figures as one page that stands alone: `bench.html` draws what is placed here, in viewBox units."""
+"""The figures as one HTML page that loads nothing: `bench.html` draws the marks placed here, in viewBox units."""
 
 import math
 from collections.abc import Mapping, Sequence

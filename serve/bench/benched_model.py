@@ -1,4 +1,4 @@
-"""What is asked of which server: the model's own description, and whole HTTP requests made from it.
+"""The model that is benched: the server's description of it, and complete HTTP requests made from that.
 
 Source: Open Inference Protocol V2 over HTTP with Triton's binary tensor data extension.
 """
@@ -68,7 +68,7 @@ class BenchedModel:
 def find(url: str, name: str, shapes: Sequence[str], headers: Sequence[str]) -> BenchedModel:
     """The model as the server describes it, its free dimensions as ``shapes`` has them (``ids=128``).
 
-    Raises BadSetting where nobody answers or an option is wrong, UnknownName where there is no such model.
+    Raises BadSetting where no server answers or an option is wrong, UnknownName where there is no such model.
     """
     parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -112,7 +112,7 @@ def bodies(
 
 
 def ask(url: str, headers: Mapping[str, str], body: bytes | None = None) -> Any:
-    """One request outside the load. Raises BadSetting where nobody answers, else as the server refuses."""
+    """One request outside the load. Raises BadSetting where no server answers, else the server's refusal."""
     request = urllib.request.Request(url, body, dict(headers))
     try:
         with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
@@ -123,7 +123,7 @@ def ask(url: str, headers: Mapping[str, str], body: bytes | None = None) -> Any:
         hint = "; sizes of free dimensions are set with --shape" if error.code == 400 else ""
         raise kind(f"{url} answers {error.code}: {said}{hint}") from None
     except (OSError, ValueError) as error:
-        raise BadSetting(f"nobody answers at {url}: {error}; is `halfeven serve` running there?") from None
+        raise BadSetting(f"no server answers at {url}: {error}; is `halfeven serve` running there?") from None
     try:
         return json.loads(content) if body is None else None
     except ValueError:

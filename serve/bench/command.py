@@ -22,7 +22,7 @@ Notify = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do: callers of each closed stage, arrivals per second of each open one; times in seconds."""
+    """The stages to run: callers of each closed one, arrivals per second of each open one; times in seconds."""
 
     concurrency: tuple[int, ...] = ()
     rates: tuple[float, ...] = ()
@@ -38,7 +38,7 @@ class Plan:
 
 
 def bench(url: str, name: str, plan: Plan, notify: Notify = print) -> dict[str, Any]:
-    """Every stage of the plan. Raises BadSetting where nobody answers or an option is wrong, UnknownName for
+    """Every stage of the plan. Raises BadSetting where no server answers or an option is wrong, UnknownName for
     an unknown model, BadInput in the server's own words where it refuses the very first request.
     """
     _check(plan)
@@ -116,7 +116,7 @@ async def _stage(
 
 
 async def _watch(subject: BenchedModel, record: Record) -> tuple[Cpu, Mapping[str, Any], Mapping[str, Any]]:
-    """What this thread used during the window, and the server's statistics before and after it."""
+    """The processor time of this thread during the window, and the server's statistics before and after it."""
     await asyncio.sleep(record.begin - time.perf_counter())
     began_s, used_s, waited_s = time.perf_counter(), time.thread_time(), waited_for_core_s()
     before = asyncio.create_task(asyncio.to_thread(_statistics, subject))

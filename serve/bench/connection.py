@@ -13,14 +13,14 @@ CLOSED = b"\r\nconnection: close"
 
 
 class Listener(Protocol):
-    """Whoever sends on a connection hears what becomes of it."""
+    """The sender on a connection, called with the answer or the loss of it."""
 
     def answered(self, connection: "Connection", status: int, head: bytes, body: bytes) -> None:
         """The whole answer is here; ``head`` is in lower case, without the empty line at its end."""
         ...
 
     def lost(self, connection: "Connection") -> None:
-        """The other side is gone, or said something that is not HTTP."""
+        """The server has closed the connection, or sent something that is not HTTP."""
         ...
 
 
@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
 
     def abort(self) -> None:
-        """Give up what is under way; nobody hears of it."""
+        """Give up the request under way without a call."""
         self.busy, self.finished = False, True
         if self._transport is not None:
             self._transport.abort()

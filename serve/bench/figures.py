@@ -1,4 +1,4 @@
-"""From what was seen to what is said: exact percentiles, throughput, and where the time went."""
+"""The figures of a record: exact percentiles, throughput, and where the time went."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from .record import OK, Record
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 REFUSALS = (429, 503)
 LIMIT_SHARE = 0.9  # of one core: above it the generator cannot send faster
-WAIT_SHARE = 0.1  # of the time, ready and without a core: above it the machine was too full
+WAIT_SHARE = 0.1  # of the time waited for a core: above it the machine was too busy
 LATE_MS, LATE_SHARE = 1.0, 0.1  # of the p99: below either, what the generator missed does not matter
 STRETCHES = 60  # of the window, in the picture of latency over time
 _TIMING = re.compile(rb"([A-Za-z0-9_-]+)[^,]*?;\s*dur=([0-9.]+)")
@@ -75,7 +75,7 @@ def spread_ms(seconds: Sequence[float]) -> dict[str, float] | None:
 
 
 def _refused(record: Record) -> dict[str, Any] | None:
-    """Those that the server sent away (429, 503): how many, how fast, and when to come back."""
+    """The requests that the server refused (429, 503): how many, how fast, and when to retry."""
     times = [time for status in REFUSALS for time in record.latencies.get(status, ())]
     from_sent = [time for status in REFUSALS for time in record.refusals.get(status, ())]
     if not times:
@@ -89,7 +89,7 @@ def _refused(record: Record) -> dict[str, Any] | None:
 
 
 def _timings(headers: Sequence[bytes]) -> dict[str, dict[str, float] | None]:
-    """What the server says of itself in Server-Timing, by phase."""
+    """The times of the server's Server-Timing headers, by phase."""
     phases: dict[str, list[float]] = {}
     for header in headers:
         for name, duration in _TIMING.findall(header):
@@ -98,7 +98,7 @@ def _timings(headers: Sequence[bytes]) -> dict[str, dict[str, float] | None]:
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the server counted meanwhile, all versions together; None where it counts nothing."""
+    """The server's counters over the window, all versions together; None where it has none."""
     if not before or not after:
         return None
     requests, queue_ns = _grown(before, after, "queue")
@@ -150,7 +150,7 @@ def _timeline(record: Record, window_s: float) -> list[dict[str, float]]:
 
 
 def _generator(record: Record, cpu: Cpu) -> dict[str, Any]:
-    """What this end cost, and whether it was what limited the load."""
+    """The load generator's own processor time, and whether it limited the load."""
     share, late, seen = (
         cpu.seconds / cpu.of_seconds,
         spread_ms(record.late),

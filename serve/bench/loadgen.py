@@ -1,9 +1,9 @@
 """The two kinds of load. Both drive plain callbacks: an answer comes in, the next request goes out.
 
-*Closed loop*: so many callers, each of whom asks again when he has his answer. What the server can do at
-that concurrency; but a server that stalls is asked less, and its stall is measured once per caller.
-*Open loop*: arrivals come when they come (Poisson), whatever the server does, and latency counts from when a
-request was due, not from when it could be sent: nothing is omitted in step with the server.
+*Closed loop*: a number of callers, each of which asks again when it has its answer. It measures what the server can do
+at that concurrency; but a server that stalls is asked less, and its stall is measured once per caller.
+*Open loop*: requests arrive at random times (Poisson), whatever the server does, and latency counts from when a request
+was due, not from when it could be sent, so that a stall delays every request due in it (no coordinated omission).
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Target:
 
 
 class Load:
-    """What both have in common: connections that are kept at work, time-outs, the record."""
+    """Common to both kinds: connections that are kept at work, time-outs, the record."""
 
     def __init__(
         self, target: Target, record: Record, timeout_s: float, clock: Callable[[], float] = time.perf_counter
@@ -48,7 +48,7 @@ class Load:
         self._fault: BaseException | None = None
 
     async def run(self) -> None:
-        """Load until the record's window ends, then wait for what is under way, at most its time-out."""
+        """Load until the record's window ends, then wait for the requests under way, at most their time-out."""
         try:
             self._start()
             while not self._done(self._clock()):
@@ -246,7 +246,7 @@ class OpenLoop(Load):
         return bool(self._waiting)
 
     def _unreachable(self, scheduled: float, message: str) -> None:
-        """Who waited for this connection is not served by another attempt: there is no server."""
+        """Fail the request that waited for this connection: another attempt would find no server either."""
         if self._waiting:
             self._unsent(self._waiting.popleft(), "cannot connect", message)
 

@@ -1,4 +1,4 @@
-"""What one stage of load saw, written down as cheaply as possible while it runs; `figures.py` reads it."""
+"""The record of one stage of load, written as cheaply as possible while it runs; `figures.py` reads it."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class Record:
     _seen: int = 0
 
     def was_sent(self, scheduled: float) -> None:
-        """One request was due, whatever becomes of it."""
+        """Count one request that was due, answered or not."""
         if self.begin <= scheduled < self.end:
             self.sent += 1
 

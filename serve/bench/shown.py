@@ -35,7 +35,7 @@ def name_of(stage: Mapping[str, Any]) -> str:
 
 
 def sentences(facts: Mapping[str, Any]) -> Iterable[str]:
-    """What must not be overlooked, and which versions answered."""
+    """Warnings about the measurement, and which versions answered."""
     for stage in facts["stages"]:
         name = name_of(stage)
         if refused := stage["refused"]:

@@ -28,7 +28,7 @@ def predict_file(
     """The answer to a picture (PNG, JPEG), an npy, npz, safetensors or JSON file (``{input: nested lists}``).
 
     With ``out`` (.png, .npy or .npz) the answer goes into that file and its name comes back. Raises BadInput with
-    the server's own words where it refuses, NotReady where nobody answers.
+    the server's own words where it refuses, NotReady where no server answers.
     """
     model = f"{url}/v1/models/{urllib.parse.quote(name)}:predict"
     named = _named(url, name, file, timeout_s) if file.suffix.lower() == ".json" else None
@@ -44,7 +44,7 @@ def predict_file(
 
 
 def _body(file: Path) -> tuple[bytes, str]:
-    """What ``:predict`` takes, and its content type."""
+    """The file as a body for ``:predict``, and its content type."""
     suffix = file.suffix.lower()
     if suffix in _AS_THEY_ARE or suffix == ".npz":
         try:
@@ -133,7 +133,7 @@ def _post(
             f"the server refused with {error.code}: {error.read(4000).decode(errors='replace')}"
         ) from None
     except OSError as error:
-        raise NotReady(f"nobody answers at {url}: {error}; is `halfeven serve` running there?") from None
+        raise NotReady(f"no server answers at {url}: {error}; is `halfeven serve` running there?") from None
 
 
 def _ours(headers: Any) -> dict[str, str]:

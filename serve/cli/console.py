@@ -1,4 +1,4 @@
-"""How every command speaks and ends: people read stderr, ``--json`` makes the last line on stdout one object."""
+"""How every command prints and ends: people read stderr, ``--json`` makes the last line on stdout one object."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -16,12 +16,12 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 out = Console(highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")]
-StoreAt = Annotated[Path, typer.Option("--store", envvar="HALFEVEN_STORE", help="Where versions lie.")]
+StoreAt = Annotated[Path, typer.Option("--store", envvar="HALFEVEN_STORE", help="The folder of the store.")]
 DEFAULT_STORE = Path("halfeven-store")
 
 
 def finish(command: Callable[[], tuple[Mapping[str, Any], Any, int]], as_json: bool) -> None:
-    """Run a command's work: (facts, what to show a person, exit code). The one place that ends a command."""
+    """Run a command's work, which gives (facts, text for people, exit code). The one place that ends a command."""
     try:
         facts, shown, code = command()
     except KeyboardInterrupt:

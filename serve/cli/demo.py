@@ -1,9 +1,8 @@
 """``halfeven demo``: convert, prove, serve, fine-tune and serve again, on real handwritten digits.
 
-Convert in both forms, prove, serve, predict what the model has never seen, convert again under another
-policy and watch the swap under live traffic, roll back; then fine-tune through the API on digits that version 1
-cannot read, and watch what was learnt walk the same road. Everything goes through the same doors that users
-have: the road of `exporters.convert`, a server process, HTTP.
+Convert in both forms, prove, serve, predict held-out samples, convert again under another policy and watch the swap
+under live traffic, roll back; then fine-tune through the API on digits that version 1 cannot read, and convert the
+result. Everything uses what users have: `exporters.convert`, a server process, HTTP.
 """
 
 import shutil
@@ -37,7 +36,7 @@ TRAINING = {"n_epochs": 4, "batch_size": 32, "learning_rate": 3e-3, "precision":
 
 
 def run_demo(store_path: Path | None, notify: Notify) -> tuple[dict[str, Any], Table]:
-    """Run the demonstration; give its facts and the one table. The store and its reports stay where they are."""
+    """Run the demonstration; gives its facts and the table. The store and its reports are kept."""
     started = time.perf_counter()
     where = store_path or Path(tempfile.mkdtemp(prefix="halfeven-demo-"))
     store = store_at(where, writes=True)
@@ -142,7 +141,7 @@ def _traffic_facts(traffic: Traffic) -> dict[str, Any]:
 
 
 def _passed(facts: dict[str, Any]) -> bool:
-    """What the story promises; anything else ends with exit code 1."""
+    """Whether the demonstration showed what it promises; else the command ends with exit code 1."""
     tolerance = facts["job"]["hyperparameters"]["forgetting_tolerance"]
     return (
         facts["all_equal"]

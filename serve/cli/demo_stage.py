@@ -1,4 +1,4 @@
-"""The demo's stage: a model folder of its own, a server process on a free port, and patience."""
+"""What the demo runs on: a model folder of its own, a server process on a free port, and waits for it."""
 
 import shutil
 import subprocess
@@ -19,7 +19,8 @@ SWAP_SECONDS = 20.0
 
 
 def own_folder(target: Path) -> Path:
-    """The zoo's digits, asking for the torch half active: on a CPU ``auto`` would rightly prefer FP32."""
+    """The zoo's digits with ``form = "torch"``, so that the half serves: on a CPU ``auto`` would rightly prefer
+    FP32."""
     folder = target / MODEL
     shutil.copytree(zoo_folder(MODEL), folder, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "samples.safetensors").chmod(0o644)
@@ -70,7 +71,7 @@ def await_port(process: subprocess.Popen[bytes], log: Path) -> int:
 
 
 def await_version(port: int, number: int | None, notify: Notify) -> None:
-    """Until the server answers with this version (any, where None)."""
+    """Wait until the server answers with this version (any version, where None)."""
     began = time.monotonic()
     found = None
     while time.monotonic() < began + SWAP_SECONDS:

@@ -100,7 +100,7 @@ def parity(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run the parity gate again and print it; with --limit, only judge what was measured then."""
+    """Run the parity gate again and print it; with --limit, only judge the stored numbers."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.report.page import render_terminal
@@ -119,9 +119,9 @@ def parity(
 
 @app.command()
 def serve(
-    store: Annotated[Path | None, typer.Option(help="Where versions lie.")] = None,
+    store: Annotated[Path | None, typer.Option(help="The folder of the store.")] = None,
     models: Annotated[Path | None, typer.Option(help="Also convert the model folders found here.")] = None,
-    host: Annotated[str | None, typer.Option(help="Loopback unless told otherwise.")] = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen on; default loopback.")] = None,
     port: Annotated[int | None, typer.Option(help="0 takes a free one.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda:N.")] = None,
     fallback: Annotated[str | None, typer.Option(help="fp32 or none: when a half is refused.")] = None,
@@ -133,21 +133,25 @@ def serve(
     ] = None,
     triton_strict: Annotated[
         bool | None,
-        typer.Option("--triton-strict", help="Answer as Triton does where we would otherwise not."),
+        typer.Option("--triton-strict", help="Answer as Triton does where halfeven differs."),
     ] = None,
-    server_name: Annotated[str | None, typer.Option(help="What GET /v2 says; default halfeven.")] = None,
+    server_name: Annotated[
+        str | None, typer.Option(help="The server's name in GET /v2; default halfeven.")
+    ] = None,
     parity_sample: Annotated[
         float | None,
         typer.Option(help="Share of a half's live requests that its FP32 whole checks; default 0.001."),
     ] = None,
     keep_previous_seconds: Annotated[
-        float | None, typer.Option(help="How long a replaced version stands by and the new one is on trial.")
+        float | None,
+        typer.Option(help="Seconds that a replaced version stays loaded and the new one is on trial."),
     ] = None,
     rescue: Annotated[
         bool | None, typer.Option("--rescue/--no-rescue", help="Keep the FP32 whole loaded beside a half.")
     ] = None,
     drain_seconds: Annotated[
-        float | None, typer.Option(help="Not ready, but open, so long after SIGTERM; default 5.")
+        float | None,
+        typer.Option(help="Seconds after SIGTERM in which the server is not ready but answers; default 5."),
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="text, or json: one object a line.")] = None,
@@ -231,7 +235,7 @@ def finetune(
     learning_rate: Annotated[float | None, typer.Option(help="AdamW's.")] = None,
     precision: Annotated[str | None, typer.Option(help="fp16, bf16 or fp32.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the split and the order of the data.")] = None,
-    suffix: Annotated[str | None, typer.Option(help="A word of yours, kept with the job.")] = None,
+    suffix: Annotated[str | None, typer.Option(help="A text of your own, kept with the job.")] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Watch until it ends.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -285,7 +289,7 @@ def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
 
 @app.command()
 def rollback(name: str, store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
-    """Put the previous version back active; a running server follows within two seconds."""
+    """Make the previous version active again; a running server follows within two seconds."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ..http.routes.history import history_of, store_at
@@ -342,7 +346,7 @@ def demo(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The whole story on real handwritten digits, in under two minutes on two cores."""
+    """Convert, prove, serve and fine-tune on real handwritten digits, in under two minutes on two cores."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from .demo import run_demo

@@ -1,4 +1,4 @@
-"""``halfeven parity``: the gate once more, for a version in the store or for a folder that nobody published."""
+"""``halfeven parity``: the gate once more, for a version in the store or for a folder that is not published."""
 
 import math
 import tempfile
@@ -28,7 +28,7 @@ def judge_again(
 ) -> dict[str, Any]:
     """Facts as `report.render_terminal` takes them. ``target``: a folder, NAME or NAME@VERSION.
 
-    Raises UnknownName for what is neither, BadInput for a version that has no half to judge.
+    Raises UnknownName for a target that is neither, BadInput for a version that has no half to judge.
     """
     if (Path(target) / "model.toml").is_file():
         with tempfile.TemporaryDirectory(prefix="halfeven-parity-") as folder:
@@ -37,9 +37,9 @@ def judge_again(
 
 
 def judge_saved(target: str, store: Store, limits: Sequence[str]) -> dict[str, Any]:
-    """The numbers that a version kept, under other limits (``KEY=VALUE``, the keys of ``[parity]``): runs nothing.
+    """Judge the stored numbers of a version under other limits (``KEY=VALUE``, keys of ``[parity]``); no model is run.
 
-    Raises UnknownName, and BadSetting for a limit that is none.
+    Raises UnknownName, and BadSetting for a key or value that is not a limit.
     """
     version = version_called(target, store)
     own = version.spec().parity

@@ -1,4 +1,4 @@
-"""What a job is held against before it exists: afterwards its caller has gone, and a failure costs hours."""
+"""The checks of a job's request before the job exists: afterwards its caller has gone, and a failure costs hours."""
 
 import difflib
 import secrets
@@ -24,7 +24,7 @@ _MAX_SUFFIX, _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 64, 16, 64, 512  # characters an
 
 
 class BadJob(BadInput):
-    """A job that cannot be: ``param`` names the part of its request."""
+    """A job that is refused; ``param`` names the part of its request."""
 
     code = "bad_job"
     param: str | None = None
@@ -38,9 +38,9 @@ class BadTrainingFile(BadSamples):
 
 
 class JobAdmission:
-    """Reads a job's request and holds everything it names against the model. Blocks for the disk.
+    """Reads a job's request and checks everything that it names against the model. Blocks for the disk.
 
-    One at a time: a training file is read whole, and ten of them at once would not fit.
+    One request at a time: a training file is read whole, and ten of them at once would not fit into memory.
     """
 
     def __init__(self, job_store: JobStore, files: Files, store: Store) -> None:
@@ -106,7 +106,7 @@ class JobAdmission:
     def _check_data(
         self, parent: Version, training_file: str, validation_file: str | None, share: float, seed: int
     ) -> int:
-        """Hold the files against the spec; give the number of rows to train on."""
+        """Check the files against the spec; gives the number of rows to train on."""
         with self._reading:
             training = self._data(parent, "training_file", training_file)
             if validation_file is None:

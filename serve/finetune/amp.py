@@ -5,7 +5,7 @@
 - the scaler has no floor: from a scale of 2⁻¹²⁸ on, 1/scale is infinite, and the first clean batch after that
   writes NaN into the weights: `hold_floor`, and `is_finite` on what the optimizer would take;
 - a skipped step leaves BatchNorm's running statistics poisoned: `restore`;
-- nobody says whether a step was taken: `StepRecord.cause`, decided here;
+- torch does not tell whether a step was taken: `StepRecord.cause`, decided here;
 - a scale cannot cure data: a loss that is not finite leaves it as it is, and too many of those end the job.
 """
 
@@ -34,7 +34,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a job may choose. ``growth_interval`` None: by the length of the job (see `growth_interval`)."""
+    """The settings of a job. ``growth_interval`` None: by the length of the job (see `growth_interval`)."""
 
     n_epochs: int = 1
     batch_size: int = 32

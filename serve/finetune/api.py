@@ -1,6 +1,7 @@
 """The fine-tuning routes, in OpenAI's shapes: files, jobs, events; and our metrics and page beside them.
 
-A reply is sent when what it says is on the disk. Blocking work is done in threads, never in the event loop.
+A reply is sent when the change that it confirms is on the disk. Blocking work is done in threads, never on the event
+loop.
 """
 
 import secrets
@@ -53,7 +54,7 @@ def _json(value: object, headers: dict[str, str] | None = None) -> Response:
 
 
 def _add_files(routes: APIRouter, job_store: JobStore, files: Files) -> None:
-    # Between a content's name on the disk and its row: delete must not come there.
+    # Held while a content's file and its row are written, so that a delete cannot come between them.
     renaming = threading.Lock()
 
     def keep(upload: Upload) -> FileRecord:

@@ -41,7 +41,7 @@ def fine_tune(
 
     ``hyperparameters`` that are None are left to the server. With ``follow`` the job is watched with a bar on
     stderr, and Ctrl-C asks the server to cancel it. Raises BadInput with the server's words where it refuses
-    the file or the job, NotReady where nobody answers.
+    the file or the job, NotReady where no server answers.
     """
     remote = Remote(url)
     console = console or Console(stderr=True, highlight=False)
@@ -153,7 +153,7 @@ class Bar:
 
 
 def described(job: Job) -> tuple[str, str, int, int | None]:
-    """A job for one line: its stage, its numbers, steps done and in all (None: nobody knows yet)."""
+    """A job for one line: its stage, its numbers, steps done and in all (None: not known yet)."""
     ours = job.get("halfeven") or {}
     seen = ours.get("progress") or {}
     running = job["status"] == "running"
@@ -177,7 +177,8 @@ def _duration(seconds: float) -> str:
 
 
 def facts_of(job: Job, url: str) -> dict[str, Any]:
-    """What ``--json`` prints: the final state, the new version, the gate's numbers, the reason of a failure."""
+    """The facts that ``--json`` prints: the final state, the new version, the gate's numbers, the reason of a
+    failure."""
     ours = job.get("halfeven") or {}
     return {
         "job": job["id"],
@@ -197,7 +198,7 @@ def facts_of(job: Job, url: str) -> dict[str, Any]:
 def exit_code(facts: Mapping[str, Any], follow: bool = True) -> int:
     """0 active; 3 refused by parity or gate, or held; 2 the data do not fit; 1 anything else.
 
-    A job that nobody follows is done with once the server has it: 0 unless it has failed by then.
+    Without ``follow`` the command ends once the server has the job: 0 unless it has failed by then.
     """
     ours = {"gate": facts["gate"], "promotion": facts.get("promotion")}
     job = {"status": facts["status"], "error": facts["error"], "halfeven": ours}
@@ -209,7 +210,7 @@ def exit_code(facts: Mapping[str, Any], follow: bool = True) -> int:
 
 
 def sentence_of(facts: Mapping[str, Any]) -> str:
-    """The end of the story for a person."""
+    """The end of a job as a sentence for people."""
     promotion = facts.get("promotion") or {}
     if promotion.get("state") == "held":
         return f"{promotion['message']}; its page: {facts['page']}"

@@ -1,7 +1,8 @@
-"""The end of a job's way: its published version is made active, held, or refused; and how a job's way can end.
+"""The end of a job: its published version is made active, held, or refused; and the exceptions that end a job.
 
-A version becomes active only where something judged what was learnt, and only over the parent that it was made from
-and measured against. The comparison and the move are one step, whoever promotes or rolls back meanwhile.
+A version becomes active only where a judging set judged what was learnt, and only in place of the parent that it was
+made from and measured against. The comparison and the promotion are one step, whatever is promoted or rolled back
+meanwhile.
 """
 
 import threading
@@ -19,8 +20,8 @@ FINE_TUNING = "fine-tuning"  # by whose order the version becomes active
 
 
 class JobFailed(Exception):
-    """A job's end with its reason code; everything worth saying is in the sentence. ``version`` is the number of
-    the version that was made all the same."""
+    """The job failed, with reason code and message. ``version``: the number of the version that was made
+    nevertheless."""
 
     def __init__(self, code: str, message: str, version: int | None = None) -> None:
         super().__init__(message)
@@ -28,7 +29,7 @@ class JobFailed(Exception):
 
 
 class Cancelled(Exception):
-    """Somebody asked for it."""
+    """The caller cancelled the job."""
 
 
 class ServerStops(Exception):
@@ -71,7 +72,7 @@ class Conclusion:
         )  # fmt: skip
 
     def _promote(self, job: Job, version: Version) -> None:
-        """Over the parent alone: the version that is active now, and what the gate measured, must both be it."""
+        """Promote in place of the parent only: it must be active now, and the version that the gate measured."""
         gate, alias = version.manifest["gate"], self._store.live_number(version.name)
         if job.stage == "swapping":
             raise JobFailed(
@@ -90,7 +91,7 @@ class Conclusion:
             raise _stale(job, version, self._store.live_number(version.name)) from None
 
     def _serving(self, name: str) -> int | None:
-        """What serves under a name that has no alias: the FP32 whole of a version whose half was refused."""
+        """The version that serves under a name without an alias: one whose half was refused serves its FP32 whole."""
         self._roster.wait(SWAP_SECONDS)
         number = self._roster.active(name)
         return None if number is None else int(number)

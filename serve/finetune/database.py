@@ -86,7 +86,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, and on the disk when left; inside another one, a part of it."""
+        """A transaction: all or nothing, and on the disk when left; inside another one, a part of it."""
         with self._lock:
             if self._db.in_transaction:
                 yield self._db
@@ -101,7 +101,7 @@ class Database:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
 
-    # What stands behind ``rest`` is this package's own SQL; callers' values are bound, never written into it.
+    # ``rest`` is this package's own SQL; callers' values are bound, never written into it.
 
     def all(self, columns: str, table: str, rest: str, *values: Any) -> list[sqlite3.Row]:
         with self._lock:

@@ -1,7 +1,7 @@
-"""A training file against the model's spec: what can be learnt from it, and which rows cannot.
+"""A training file, read and checked against the model's spec: its rows, the targets, and the loss of each output.
 
 The layout is that of samples.safetensors (`exporters/inputs/samples.py`): a tensor per input and ``target:<output>``
-for what is to be learnt, axis 0 the rows. Nothing is repaired: a bad row is named and its owner mends it.
+for each output to be learnt, axis 0 the rows. Nothing is repaired: the error names the bad rows.
 """
 
 import hashlib
@@ -105,14 +105,14 @@ def split(count: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def seen_in_training(data: TrainingData, train: np.ndarray, held_out: np.ndarray) -> list[int]:
-    """The held-out rows whose inputs also stand among the training rows: they flatter the score."""
+    """The held-out rows whose inputs are among the training rows too: they make the score too good."""
     digests = data.row_digests()
     known = {digests[row] for row in train}
     return [int(row) for row in held_out if digests[row] in known]
 
 
 def check_no_overlap(training: TrainingData, validation: TrainingData) -> None:
-    """Raises BadSamples naming the rows of the validation file whose inputs stand in the training file."""
+    """Raises BadSamples naming the rows of the validation file whose inputs are in the training file."""
     known = set(training.row_digests())
     if rows := [row for row, digest in enumerate(validation.row_digests()) if digest in known]:
         raise BadSamples(
@@ -165,8 +165,8 @@ def _check_finite(name: str, array: np.ndarray) -> None:
     rows = [row for part in _bad_rows(array) for row in part]
     if rows:
         raise BadSamples(
-            f"tensor '{name}', {_rows(rows)}: expected finite numbers, got NaN or infinity; one such row poisons "
-            "every step it is in: mend it or leave it out"
+            f"tensor '{name}', {_rows(rows)}: expected finite numbers, got NaN or infinity; one such row spoils "
+            "every step it is in: correct it or leave it out"
         )
 
 

@@ -1,7 +1,7 @@
-"""Uploads: streamed to disk while they come, named by their content, never whole in memory.
+"""Uploads: streamed to disk while they arrive, named by their content, never whole in memory.
 
-    <store>/files/.upload-…     while it comes; swept at start, so that a crash leaves no half file
-    <store>/files/<sha256>      the bytes, once, whatever they are called; written once, never changed
+    <store>/files/.upload-…     while it arrives; deleted at start, so that a crash leaves no incomplete file
+    <store>/files/<sha256>      the bytes, once, whatever the file name; written once, never changed
 
 The multipart body is read by python-multipart's streaming parser with bounds of our own on every part of it:
 Starlette's ``request.form()`` bounds neither a file's size nor the whole body.
@@ -145,7 +145,7 @@ class Files:
 
 
 class _Form:
-    """What the parser calls. Parts are recognised by their headers; the file's bytes go straight to the disk."""
+    """The parser's callbacks. Parts are recognised by their headers; the file's bytes go straight to the disk."""
 
     def __init__(self, handle: int, path: Path, boundary: bytes, max_bytes: int) -> None:
         self._out, self._path, self._max_bytes = os.fdopen(handle, "wb"), path, max_bytes
@@ -172,7 +172,7 @@ class _Form:
         self._parser.write(block)
 
     def finish(self) -> Upload:
-        """Everything came: hold the form against what is expected, and fsync the file."""
+        """The body is complete: check the form, and fsync the file."""
         if not self._ended:
             raise BadRequest("the multipart form breaks off before its last boundary; send it again")
         if missing := [name for name in _FIELDS if name not in self._fields]:
@@ -188,7 +188,7 @@ class _Form:
         return Upload(self._hash.hexdigest(), self._bytes, self._filename, self._path)
 
     def close(self) -> None:
-        """Called in every case: what is not a whole upload goes."""
+        """Called in every case: an incomplete upload is deleted."""
         if not self._finished:
             self._path.unlink(missing_ok=True)
         self._out.close()

@@ -1,7 +1,7 @@
-"""The last gate: what was learnt must show in the converted artefact, and what was known must stay.
+"""The score of a job's version against the active one: better or equal on new rows, not much worse on the old samples.
 
-Measured on the artefact as it will be served, not on the weights that came out of training: on held-out rows
-of the training file, and on the parent's own judging samples (forgetting).
+Measured on each form as it will be served, not on the weights that came out of training: on held-out rows of the
+training file (what was learnt), and on the parent's own judging samples (what was forgotten).
 """
 
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ def judge(
     forms: Mapping[str, Mapping[str, Scores]], active: Mapping[str, Scores], tolerance: float,
     against: int | None = None, not_judged: str | None = None,
 ) -> FurtherVerdict:  # fmt: skip
-    """``forms``: form → set (``held_out``, ``judging``) → scores; ``active``: the same sets, who serves now.
+    """``forms``: form → set (``held_out``, ``judging``) → scores; ``active``: the active version's, by set.
 
     On held-out rows nothing may be worse than the active version; on the parent's judging samples the loss may
     not exceed ``tolerance``. For the record, and for the promotion (`concluding.py`): ``against``, the number of

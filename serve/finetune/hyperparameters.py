@@ -63,7 +63,7 @@ KNOWN = (*RANGES, "precision")
 
 
 def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What a job's body asks for, in ``hyperparameters`` or ``method.supervised.hyperparameters``.
+    """The hyperparameters of a job's body, from ``hyperparameters`` or ``method.supervised.hyperparameters``.
 
     Every value is in its range, defaults are filled in, ``auto`` may still stand there (see `resolve`).
     Raises BadHyperparameter naming the field, its range and what came.
@@ -86,7 +86,7 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[str, Any]:
-    """Put a number for every ``auto``; ``rows`` are the rows to train on (see this file's head).
+    """The values with a number for every ``auto``; ``rows``: the number of rows to train on (see this file's head).
 
     Source: ``auto`` is the word of OpenAI's fine-tuning jobs; the rules are ours.
     """

@@ -1,4 +1,4 @@
-"""The page of a fine-tuning job: it stands alone, drawn from the job's own JSON."""
+"""The page of a fine-tuning job: one HTML file that loads nothing, made from the job's own JSON."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -23,8 +23,8 @@ def render_job(job: Facts, steps: Sequence[Facts], events: Sequence[Facts]) -> s
     """The page of one job (OpenAI's shape with our ``halfeven`` object), its step records and its events.
 
     ``halfeven.gate`` is the gate's own JSON; ``halfeven.version`` the version that the job made, refused or
-    not. Whatever is absent is not drawn; every text is escaped. While the job runs the page asks for itself
-    again every ``REFRESH_S`` seconds.
+    not. Absent values are not drawn; every text is escaped. While the job runs the page reloads itself every
+    ``REFRESH_S`` seconds.
     """
     ours = job.get("halfeven") or {}
     return (
@@ -91,7 +91,7 @@ def _progress(job: Facts) -> Facts:
 
 
 def gate_checks(gate: Facts) -> list[dict[str, Any]]:
-    """The gate's numbers as rows: which form, whose samples, the metric before and after, and the verdict."""
+    """The gate's numbers as rows: form, samples, the metric before and after, and the verdict."""
     rows = []
     for form, sets in (gate.get("forms") or {}).items():
         for name, allowed in (("held_out", 0.0), ("judging", finite(gate.get("tolerance")))):
@@ -128,7 +128,7 @@ def _causes(steps: Sequence[Facts]) -> dict[str, int]:
 
 
 def _links(job: Facts) -> dict[str, str]:
-    """Where to read on: the version that was made and the one that it was made from."""
+    """Links to the version that was made and to the one that it was made from."""
     ours = job.get("halfeven") or {}
     name, _, made = str(job.get("fine_tuned_model") or job.get("model") or "").partition("@")
     version = ours.get("version") or (made if job.get("fine_tuned_model") else None)

@@ -1,7 +1,7 @@
-"""One job's way: its data are checked, a process trains, another converts and gates, the result is promoted.
+"""The stages of one job: its data are checked, a process trains, another converts and scores, the result is promoted.
 
-It writes into the job store what happens on the way; how the job ends is said by what is raised, and written by
-`supervisor.py`.
+It writes progress and events into the job store. The end of a job is an exception or a return, which `supervisor.py`
+writes.
 """
 
 import shutil
@@ -42,7 +42,7 @@ _AMP = (
 
 
 class JobRunner:
-    """What every job's way needs. ``threads`` and ``nice`` are the trainer's; ``stopping`` ends a way at once."""
+    """Runs jobs, one at a time. ``threads`` and ``nice`` are the trainer's; ``stopping`` interrupts a job at once."""
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
@@ -53,7 +53,7 @@ class JobRunner:
         self.conclude = Conclusion(job_store, store, roster, stopping).conclude
 
     def go(self, job: Job) -> None:
-        """From queued to active. Raises JobFailed, Cancelled, ServerStops, or an error of ours."""
+        """Take a queued job through all stages. Raises JobFailed, Cancelled, ServerStops, or an error of ours."""
         folder = self._store.root / "jobs" / job.id
         shutil.rmtree(folder, ignore_errors=True)
         try:
@@ -64,7 +64,7 @@ class JobRunner:
             shutil.rmtree(folder, ignore_errors=True)
 
     def published(self, job: Job) -> Version | None:
-        """The version that this job made, if it came so far."""
+        """The version that this job published, if it did."""
         for number in reversed(self._store.numbers(job.name)):
             version = self._store.version(job.name, number)
             if version.manifest["lineage"].get("job") == job.id:
@@ -82,7 +82,7 @@ class JobRunner:
         self.conclude(job.id, self._convert(job, parent, data, held_out, done, folder))
 
     def _data(self, job: Job, parent: Version) -> tuple[TrainingData, np.ndarray, Samples]:
-        """The training file, the rows of it to learn from, and what is held out."""
+        """The training file, the numbers of its rows to learn from, and the held-out samples."""
         spec = parent.spec()
         data = read_training(self._files.path(self._job_store.file(job.training_file).sha256), spec)
         if job.validation_file is not None:
@@ -91,13 +91,13 @@ class JobRunner:
         train, held = split(data.rows, job.hyperparameters["validation_split"], job.seed)
         if twins := seen_in_training(data, train, held):
             sentence = (
-                f"{len(twins)} held-out rows also stand among the training rows: they flatter the score"
+                f"{len(twins)} held-out rows are among the training rows too: they make the score too good"
             )
             self._job_store.record(job.id, "warn", sentence, {"rows": twins[:10]})
         return data, train, data.samples.take(held)
 
     def _warn(self, job: Job, parent: Version, data: TrainingData, held_out: Samples) -> None:
-        """What would keep the result from being promoted is said before the training, not after it."""
+        """Record a warning, before the training, where the result will not be made active."""
         spec, sets = parent.spec(), sets_of(parent, held_out)
         judges = judging_sets(sets, job.validation_file is not None)
         if why := not_judged(spec, data.losses, judges):
@@ -145,7 +145,7 @@ class JobRunner:
     def _training_request(
         self, job: Job, parent: Version, data: TrainingData, train: np.ndarray, folder: Path
     ) -> dict[str, Any]:
-        """What trainer.py reads; the operator's module comes from the version's own stored source."""
+        """The request that trainer.py reads; the operator's module comes from the version's own stored source."""
         spec, source = parent.spec(), parent.manifest["source"]
         data.samples.save(folder / "data.safetensors")
         save_program(whole_program(parent), folder / "whole.pt2", weights=True)
@@ -219,7 +219,7 @@ class JobRunner:
             except Exception:
                 if self._roster.find(job.name).prepared is prepared:
                     raise
-                continue  # it was replaced, and closed, meanwhile: ask which version is active now
+                continue  # the version was replaced and closed meanwhile: find the active one again
             return int(prepared.version), {
                 name: {output: score.to_json() for output, score in each.items()}
                 for name, each in found.items()
@@ -238,7 +238,7 @@ class JobRunner:
         }
 
     def _lines(self, job: Job, child: Child) -> Iterator[Mapping[str, Any]]:
-        """What a child reports, while cancelling and shutting down are looked after."""
+        """The lines that a child reports; cancelling and shutting down are handled between them."""
         asked_at: float | None = None
         with child:
             for line in child.lines(every_s=0.1):
@@ -257,7 +257,7 @@ class JobRunner:
         if not last:
             raise JobFailed(
                 "WORKER_LOST",
-                f"the {what} ended without a word (exit status {child.exit_status}); what serves is untouched. "
+                f"the {what} ended without a result (exit status {child.exit_status}); what serves is unchanged. "
                 f"Its last output: {child.last_output()}",
             )
         if last["type"] == "cancelled":

@@ -1,4 +1,4 @@
-"""Jobs, their events and the uploaded files in SQLite. What a method returned from is on the disk.
+"""Jobs, their events and the uploaded files in SQLite. When a method returns, its change is on the disk.
 
 The server is the sole writer: one connection, one lock, short transactions. ``synchronous=FULL`` makes each
 commit wait for the disk (1 to 10 ms): note progress some times a second, and steps in batches.
@@ -57,7 +57,7 @@ class JobStore:
     # Files.
 
     def add_file(self, record: FileRecord) -> FileRecord:
-        """Keep it. The same content under the same name again gives the record that is there already."""
+        """Add the record. The same content under the same name again gives the record that is there already."""
         with self._db.transaction() as db:
             db.execute(
                 f"INSERT INTO files ({_FILE}) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
@@ -138,7 +138,7 @@ class JobStore:
     def jobs(
         self, after: str | None = None, limit: int = 20, metadata: Mapping[str, str] | None = None
     ) -> list[Job]:
-        """The newest first, from the one behind job ``after``; only those that carry all of ``metadata``."""
+        """Jobs, the newest first, from the one after job ``after``; only those that have all of ``metadata``."""
         where, values = ["1"], list[Any]()
         if after is not None:
             self.job(after)
@@ -151,7 +151,7 @@ class JobStore:
         return [_job(row) for row in self._db.all(_JOB, "jobs", order, *values, limit)]
 
     def next_queued(self) -> Job | None:
-        """The one that has waited longest."""
+        """The queued job that has waited longest."""
         row = self._db.one(_JOB, "jobs", "status = ? ORDER BY number", QUEUED)
         return None if row is None else _job(row)
 
@@ -175,10 +175,10 @@ class JobStore:
         gate: Mapping[str, Any] | None = None,
         revision: int | None = None,
     ) -> Job:
-        """Change the state, and record the event that says so, in one transaction.
+        """Change the state and record an event of it, in one transaction.
 
-        What is None stays as it was. With ``revision`` only where the job still has that one. A final
-        state never changes. Raises IllegalMove, UnknownName, ValueError for a failure without its reason.
+        An argument that is None leaves the job's value. With ``revision`` only where the job still has that one. A
+        final state never changes. Raises IllegalMove, UnknownName, ValueError for a failure without its reason.
         """
         if to == FAILED and not (code and message):
             raise ValueError("a failed job needs a code and a message")
@@ -213,7 +213,7 @@ class JobStore:
         gate: Mapping[str, Any] | None = None,
         estimated_finish: int | None = None,
     ) -> None:
-        """Write what is given; ``progress`` is laid over what is there. Raises IllegalMove once it is finished."""
+        """Write the given values; ``progress`` updates the stored one. Raises IllegalMove for a finished job."""
         given = {"stage": stage, "summary": summary, "gate": gate, "estimated_finish": estimated_finish}
         with self._db.transaction():
             job = self.job(id)

@@ -1,4 +1,4 @@
-"""The words of the job store: files, jobs, events, and the one state machine.
+"""The types of the job store: files, jobs, events, and the one state machine.
 
     validating_files ─▶ queued ⇄ running ─▶ succeeded        every one that is not final ─▶ failed · cancelled
 
@@ -25,7 +25,7 @@ LEVELS = ("info", "warn", "error")
 
 
 class IllegalMove(StoreError):
-    """A move that the state machine does not have, or one that somebody else overtook."""
+    """A move that the state machine does not have, or that another move came before."""
 
     code = "illegal_move"
 
@@ -133,7 +133,7 @@ def check_move(job: Job, to: str) -> None:
 
 
 def entering(job: Job, to: str, now: int) -> dict[str, Any]:
-    """What entering a state writes into the job's row, beside what its mover has to say."""
+    """The columns of the job's row that entering a state sets by itself."""
     entered: dict[str, Any] = {"status": to, "revision": job.revision + 1}
     if to == RUNNING:
         entered |= {"started_at": job.started_at or now, "attempts": job.attempts + 1}

@@ -1,6 +1,6 @@
-"""What can judge a job: samples with targets that the parent was judged with, or a validation file of the job.
+"""The judging sets of a job: samples with targets that the parent was judged with, or a validation file of the job.
 
-The held-out rows of the training file are a part of what is learnt: what was forgotten beside it does not show in them.
+The held-out rows of the training file are like the rows that are learnt: they do not show what was forgotten.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,20 +17,20 @@ Sets = Mapping[str, Samples]
 
 
 def sets_of(parent: Version, held_out: Samples) -> dict[str, Samples]:
-    """The sets that the active version and what was learnt are both measured on; the parent's only with targets."""
+    """The sets that the active version and the new one are both scored on; the parent's samples only with targets."""
     _, judging = stored_samples(parent).split()
     return {HELD_OUT: held_out} | ({JUDGING: judging} if judging.targets else {})
 
 
 def judging_sets(sets: Sets, validated: bool) -> list[Samples]:
-    """Those of the sets that may judge: the held-out rows only where they are a validation file of the job."""
+    """The sets that may judge: the held-out rows only where they are a validation file of the job."""
     return [samples for name, samples in sets.items() if name == JUDGING or validated]
 
 
 def not_judged(spec: ModelSpec, learnt: Iterable[str], sets: Iterable[Samples]) -> str | None:
-    """Why nothing judges one of the ``learnt`` outputs, for the operator; None where each one is judged.
+    """Why no set judges one of the ``learnt`` outputs, for the operator; None where each one is judged.
 
-    Targets that are all alike judge nothing: one answer to everything would be right.
+    A set whose targets are all equal judges nothing: one constant answer would be right.
     """
     sets = list(sets)
     for name in learnt:

@@ -1,7 +1,7 @@
 """Files, jobs and events as OpenAI's clients read them.
 
 Source: the types of the `openai` Python package (FileObject, FineTuningJob, FineTuningJobEvent, cursor pages).
-What they have no place for stands in a job's ``halfeven`` object.
+Fields that they do not have are in a job's ``halfeven`` object.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Why a job ended as it did, in the words that callers act on (a job's ``error.code`` and its gate)."""
+"""The reason codes of a job's end, on which callers act (a job's ``error.code`` and its gate)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,19 +10,20 @@ BAD_DATA = frozenset({"BAD_DATA", "BAD_INPUT", "BAD_SAMPLES", "DATASET_INVALID",
 
 
 def was_refused(job: Mapping[str, Any]) -> bool:
-    """Trained, and then refused by parity, by the gate or because its parent is stale: the version is kept."""
+    """Whether the job's version was trained and then refused: by parity, by the gate, or because its parent is
+    stale."""
     gate = (job.get("halfeven") or {}).get("gate") or {}
     return job["status"] == "failed" and (gate.get("passed") is False or _code(job) in REFUSED)
 
 
 def was_held(job: Mapping[str, Any]) -> bool:
-    """Trained and published, and not made active: nothing judged what was learnt."""
+    """Whether the job's version was published and held, because no set judged what was learnt."""
     promotion = (job.get("halfeven") or {}).get("promotion") or {}
     return job["status"] == "succeeded" and promotion.get("state") == "held"
 
 
 def had_bad_data(job: Mapping[str, Any]) -> bool:
-    """The asker's data do not fit the model."""
+    """Whether the caller's data do not fit the model."""
     return job["status"] == "failed" and _code(job) in BAD_DATA
 
 

@@ -1,4 +1,4 @@
-"""The fine-tuning routes of a running server, seen from outside with nothing but the standard library."""
+"""A client of the fine-tuning routes of a running server; needs only the standard library."""
 
 import http.client
 import json
@@ -23,7 +23,7 @@ class Remote:
     """One server by its URL. A connection per call: a job outlives any of them.
 
     Every call raises BadInput (UnknownName, TooLarge) with the server's own words where it refuses, NotReady
-    where nobody answers, CannotServe where the server itself fails. ``timeout_s`` bounds each wait on the wire,
+    where no server answers, CannotServe where the server itself fails. ``timeout_s`` bounds each wait on the wire,
     ``slow_timeout_s`` those for which the server works through a whole file.
     """
 
@@ -46,7 +46,7 @@ class Remote:
         return self._call("POST", JOBS, body, headers, self._slow_timeout_s)
 
     def upload(self, file: Path, sent: Sent = lambda done, total: None) -> dict[str, Any]:
-        """The file object of ``file``, streamed in chunks. ``sent`` hears (bytes sent, bytes in all)."""
+        """The file object of ``file``, streamed in chunks. ``sent`` is called with (bytes sent, bytes in all)."""
         try:
             with file.open("rb") as stream:
                 size = os.fstat(stream.fileno()).st_size
@@ -79,7 +79,7 @@ class Remote:
         except (OSError, http.client.HTTPException) as error:
             what = f"{type(error).__name__}: {error}".rstrip(": ")
             raise NotReady(
-                f"nobody answers at {self.url}{path} ({what}); is `halfeven serve` running there?"
+                f"no server answers at {self.url}{path} ({what}); is `halfeven serve` running there?"
             ) from None
         finally:
             connection.close()
@@ -101,7 +101,7 @@ def _job_path(id: str) -> str:
 
 
 def _envelope(name: str) -> tuple[bytes, bytes, str]:
-    """What stands before and after the file's bytes (RFC 7578), and the body's content type."""
+    """The bytes before and after the file's (RFC 7578), and the body's content type."""
     boundary = f"halfeven-{uuid.uuid4().hex}"
     quoted = name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
     head = (
@@ -146,7 +146,7 @@ def _send(
         for chunk in chunks:
             connection.send(chunk)
     except (BrokenPipeError, ConnectionResetError):
-        return  # a server that refuses early hangs up on the rest; its words may wait on our side
+        return  # a server that refuses early closes the connection; its answer may have arrived before
 
 
 def _read(status: int, body: bytes) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""One thread that takes queued jobs, one at a time, down their whole way (`job_runner.py`).
+"""One thread that takes queued jobs, one at a time, and runs them to their end (`job_runner.py`).
 
-It alone moves running jobs in the job store; the processes only report to it through their pipes, and leave when
-the server goes. The road's own work is never done in this process: serving has the cores first.
+It alone changes the state of running jobs in the job store; the child processes only report to it through their pipes,
+and end when the server ends. Training and conversion are never done in this process: serving has the cores first.
 """
 
 import logging
@@ -41,7 +41,7 @@ class Supervisor:
         self._thread.start()
 
     def wake(self) -> None:
-        """There may be a job."""
+        """Wake the thread: there may be a job."""
         self._bell.set()
 
     def stop(self, timeout_s: float) -> None:
@@ -60,7 +60,7 @@ class Supervisor:
                 if job is not None:
                     self._guarded(job, partial(self._runner.go, job))
                     continue
-            except Exception:  # a full disk, say: this thread outlives it, and looks again
+            except Exception:  # for example a full disk: the thread goes on, and tries again
                 logger.exception("the next job could not be taken; trying again")
                 self._bell.wait(1.0)
                 continue
@@ -68,7 +68,7 @@ class Supervisor:
             self._bell.clear()
 
     def _guarded(self, job: Job, work: Callable[[], None]) -> None:
-        """Whatever happens in ``work`` ends this job only, with its reason."""
+        """Run ``work``; any error in it ends this job only, with its reason."""
         try:
             work()
         except ServerStops:
@@ -97,7 +97,7 @@ class Supervisor:
         number = None
         if (
             version is not None and self._store.live_number(job.name) == version.number
-        ):  # the word came too late
+        ):  # the request to cancel came too late
             self._runner.conclude(job.id, version)
             return
         if version is not None:
@@ -105,7 +105,7 @@ class Supervisor:
         self._job_store.move(job.id, CANCELLED, code="CANCELLED", message=message, version=number)
 
     def _settle_interrupted(self, job: Job) -> None:
-        """A server died over this job: it either published its version, or starts again."""
+        """The server ended during this job: it has published its version, or starts again."""
         if version := self._runner.published(job):
             self._runner.conclude(job.id, version)
         elif job.attempts >= MAX_ATTEMPTS:

@@ -1,4 +1,4 @@
-"""What a job learns: the rows of its data file, and the loss of some of them."""
+"""The training task of a job: the rows of its data file, and the loss of some of them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

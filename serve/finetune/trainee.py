@@ -1,7 +1,6 @@
-"""What a job trains: the operator's module in training mode, or the captured program switched to training.
+"""The module that a job trains: the operator's in training mode, or the captured program switched to training.
 
-Loaded in the trainer's process (see trainer.py), where it and capture/child.py are all that touches the
-operator's code.
+Loaded in the trainer's process (see trainer.py), where only this file and capture/child.py touch the operator's code.
 """
 
 import importlib.util
@@ -39,7 +38,8 @@ child = _capture_child()
 
 @dataclass
 class Trainee:
-    """What is trained. ``same_as``: names nothing reads, each with the name of the tied weight that is read."""
+    """The module to train. ``same_as``: names that no node reads, each with the name of the tied weight that is
+    read."""
 
     module: nn.Module
     forward: Callable[..., tuple[Tensor, ...]]

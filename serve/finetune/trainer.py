@@ -2,10 +2,10 @@
 
     python -P trainer.py REQUEST.json
 
-Standard output is one JSON object per line (started, step…, then done, failed or cancelled); standard input is
-the leash: at its end the server is gone and so is this process, and a line "cancel" ends the job after the step.
-Of ours it loads, by path, this folder's amp.py, trainee.py and task.py, and models/capture/child.py, which knows
-how a model folder is built; nothing of the package is imported.
+Standard output is one JSON object per line (started, step…, then done, failed or cancelled). At the end of standard
+input the server is gone, and this process ends; a line "cancel" in it ends the job after the current step.
+Of this package it loads, by path, only this folder's amp.py, trainee.py and task.py, and models/capture/child.py, which
+knows how a model folder is built.
 """
 
 import ctypes
@@ -65,7 +65,8 @@ def main(request_file: str) -> NoReturn:
 
 
 def private_pipes() -> tuple[Callable[[Line], None], int]:
-    """The report pipe and the control pipe for us alone: prints go to stderr, ``input()`` finds nothing."""
+    """Take the report pipe and the control pipe away from the operator's code: its prints go to stderr, and its
+    ``input()`` finds nothing."""
     reports, control = os.dup(1), os.dup(0)
     os.dup2(2, 1)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -78,7 +79,7 @@ def private_pipes() -> tuple[Callable[[Line], None], int]:
             while data:
                 data = data[os.write(reports, data) :]
         except OSError:
-            leave()  # nobody reads any more
+            leave()  # the server has closed the pipe
 
     return report, control
 
@@ -144,7 +145,7 @@ def number(value: Any) -> Any:
 
 @dataclass
 class Summary:
-    """What the scaler did over the job; losses are those that were finite, scales those that steps used."""
+    """Figures of the loss scaler over the job; losses are the finite ones, scales those that steps used."""
 
     steps: int = 0
     skipped: int = 0

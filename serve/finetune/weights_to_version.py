@@ -1,9 +1,9 @@
-"""From new weights to a published version, in a process of its own: beside serving, and gone when it goes.
+"""From new weights to a published version, in a process of its own, which ends when the server ends.
 
     python -m halfeven.serve.finetune.weights_to_version REQUEST.json
 
-Reports one JSON object per line on stdout: ``{"type": "stage", …}`` while it travels, ``{"type": "done", …}`` or
-``{"type": "failed", …}`` at the end. Its stdin is the server's end of a pipe: when that closes it leaves.
+Reports one JSON object per line on stdout: ``{"type": "stage", …}`` while it works, ``{"type": "done", …}`` or
+``{"type": "failed", …}`` at the end. Its stdin is a pipe from the server: when that closes, it ends.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from .judging import sets_of
 
 
 def main() -> None:
-    """Run one request, whatever happens ending with one last line."""
+    """Run one request. The last line is always one of ``done`` and ``failed``."""
     request = json.loads(Path(sys.argv[1]).read_text())
     threading.Thread(target=_leave_with_the_server, daemon=True).start()
     os.nice(request["nice"])

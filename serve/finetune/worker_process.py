@@ -1,4 +1,4 @@
-"""A process that works for a job: it reports lines of JSON, hears through its stdin, and never outlives us."""
+"""A child process of a job: it reports lines of JSON, reads its stdin, and never outlives the server."""
 
 import json
 import os
@@ -17,7 +17,7 @@ MAX_LINE = 2**20
 
 
 class Child:
-    """Use it in a ``with`` block: when that is left, however, the process and whatever it started are gone."""
+    """Use it in a ``with`` block: when the block is left, the process and all that it started are killed."""
 
     def __init__(self, command: list[str], log: Path) -> None:
         self._log = log
@@ -48,7 +48,7 @@ class Child:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # a word that it never read may still be in the buffer
+                with suppress(OSError):  # a line that it never read may still be in the buffer
                     pipe.close()
 
     @property
@@ -65,7 +65,7 @@ class Child:
         return self._process.returncode
 
     def lines(self, every_s: float) -> Iterator[Mapping[str, Any] | None]:
-        """Every reported line until it ends; None at least every ``every_s`` seconds, to look around."""
+        """Every reported line until the process ends; None at least every ``every_s`` seconds, for other checks."""
         while True:
             try:
                 line = self._lines.get(timeout=every_s)
@@ -78,7 +78,7 @@ class Child:
             yield json.loads(line)
 
     def notify(self, word: str) -> None:
-        """One line into its stdin; nothing happens where it has gone."""
+        """Write one line to its stdin; without effect where the process has ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(word.encode() + b"\n")

@@ -108,7 +108,7 @@ def chosen_coding(accepted: str, lists_too: bool = False) -> str | None:
     """The coding that an Accept-Encoding asks an answer to be in: ``gzip``, ``deflate`` or None (as it is).
 
     The heaviest wins, and ``identity`` among equals. ``gzip, deflate`` with equal weights is what HTTP libraries
-    send unasked: it says what they could read. Unless ``lists_too``, such an answer is left as it is.
+    send by default: the codings that they can read. Unless ``lists_too``, such an answer is left as it is.
     """
     return None if len(accepted) > _LONGEST else _chosen(accepted, lists_too)
 

@@ -4,7 +4,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 async def answer_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Ask ``app`` for the same by GET, and send what it answers up to the body."""
+    """Ask ``app`` for the same by GET, and send its answer without the body."""
     ended = False
 
     async def send_head(message: Message) -> None:

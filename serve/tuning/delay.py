@@ -19,13 +19,13 @@ from ..bench.figures import percentile
 DELAYS_US = (0, 200, 1000, 4000)
 ROUNDS = 2  # of all delays; the better one counts, so that one disturbance decides nothing
 MOST_CALLERS = 128
-# A delay is felt by whoever comes alone, so it must bring those who come together a tenth more.
+# A delay makes a lone caller wait, so it must bring callers that come together a tenth more answers.
 DELAY_MUST_GAIN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """So many callers, each asking again when answered: answers per second, and their latency."""
+    """A number of callers, each asking again when answered: answers per second, and their latency."""
 
     delay_us: int
     callers: int
@@ -65,7 +65,7 @@ def simulate(
 
 
 def best_delay(simulated: Sequence[Simulated]) -> int:
-    """0 unless another delay gains a tenth, in the mean over those crowds of more than one caller."""
+    """The best delay: 0 unless another one gains a tenth, in the mean over the runs with more than one caller."""
     plain = {one.callers: one.per_second for one in simulated if one.delay_us == 0 and one.callers > 1}
     gains: dict[int, list[float]] = {}
     for one in simulated:

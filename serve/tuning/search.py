@@ -1,7 +1,7 @@
 """``halfeven tune``: which form, with how many threads, in which batches, is fastest on this device.
 
 Everything runs as it will when serving: on the device thread, and for the delay through the real batcher.
-What is not proven equal here is no candidate.
+A half that is not proven equal here is no candidate.
 """
 
 import time
@@ -36,11 +36,11 @@ from ..versions.loading.useful_rows import batch_sizes, useful_rows
 from .delay import Simulated, best_delay, simulate
 
 Notify = Callable[[str], None]
-# A thread more is a core less for HTTP and for other models: it must be worth that.
+# Each further thread takes a core from HTTP and from other models, so it must gain.
 MORE_THREADS_MUST_GAIN = 1.1
 _ENGINES_SHARE = 0.7  # of the time; the rest is the delay's
 _MOST_RUNS = 1000
-_WAIT_SHARE = 0.1  # of the time, ready and without a core: above it the machine was too full
+_WAIT_SHARE = 0.1  # of the time waited for a core: above it other programs disturbed the measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ def _measure(
 
 
 def quartile_seconds(run: Callable[[], object], budget_s: float) -> float:
-    """What a quarter of the runs does not exceed: whoever else has the core meanwhile only makes them slower."""
+    """The first quartile of the runs: other programs can only make runs slower."""
     run()
     times: list[float] = []
     end = time.perf_counter() + budget_s

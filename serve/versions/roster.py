@@ -87,7 +87,7 @@ class Roster:
                         loaded.drain("the server is shutting down; ask another one"), timeout_s
                     )
                 except TimeoutError:
-                    logger.error("%s did not finish what waits within %g s", loaded, timeout_s)
+                    logger.error("%s did not answer its waiting requests within %g s", loaded, timeout_s)
         for thread in self._threads:
             await asyncio.to_thread(thread.join, timeout_s)
         self._judge.shutdown(wait=False, cancel_futures=True)
@@ -370,7 +370,9 @@ class Roster:
             done.result(DRAIN_SECONDS)
         except TimeoutError:
             logger.error(
-                "%s has not answered what waits within %g s; it stays until it has", loaded, DRAIN_SECONDS
+                "%s has not answered its waiting requests within %g s; it stays until it has",
+                loaded,
+                DRAIN_SECONDS,
             )
             done.add_done_callback(lambda _: threading.Thread(target=loaded.close, daemon=True).start())
             return False

@@ -1,4 +1,4 @@
-"""Elementwise ops write over an input that nobody reads again: the same bits, half the memory traffic.
+"""Elementwise ops write over an input that no later op reads: the same bits, half the memory traffic.
 
 Measured on two cores with a 6 MB activation: gelu takes 3.3 ms into fresh memory and 0.5 ms in place.
 """
@@ -44,7 +44,7 @@ _FRESH = {
 
 
 def write_in_place(module: GraphModule) -> None:
-    """Change every op whose first input is fresh, dead afterwards, and of the result's shape and dtype."""
+    """Change every op whose first input is a new tensor, is not read again, and has the result's shape and dtype."""
     for node in module.graph.nodes:
         if node.target in _IN_PLACE and _may_be_overwritten(node):
             node.target = _IN_PLACE[node.target]

@@ -16,7 +16,7 @@ _PRODUCTS = (_aten.linear.default, _aten.matmul.default)
 
 
 def make_one_product(module: GraphModule) -> None:
-    """Give those products a contiguous input, which costs nothing where it is contiguous already.
+    """Give such products a contiguous input, which costs nothing where it is contiguous already.
 
     Sums may come in another order than before, as they do with another batch size.
     """

@@ -1,4 +1,4 @@
-"""On a CPU: weights in the layout that oneDNN's kernels read, packed once at load, with what follows fused in.
+"""On a CPU: weights in the layout that oneDNN's kernels read, packed once at load, with the ops after them fused in.
 
 Torch packs a weight anew in each call. Measured on two cores with AVX-512: an encoder takes 0.6 to 0.7 of the time with
 packed products, an image net 0.5 (batch 1) to 0.7 (batch 32) with packed convolutions; restricted to AVX2 packed
@@ -155,8 +155,8 @@ _PASSES: dict[Any, str] = {
 def _normed(
     module: GraphModule, node: Node, kernel: Tensor, bias: object
 ) -> tuple[Tensor, Tensor | None, Node]:
-    """Kernel and bias with the BatchNorm behind it multiplied in, and the last node of both; FP32 alone, since a
-    half's weights were rounded and proven as they are."""
+    """Kernel and bias with the BatchNorm after the convolution multiplied in, and the last node of both. FP32 only,
+    since a half's weights were rounded and proven as they are."""
     norm = _only_reader(node)
     constants = [bias] if bias is not None else []
     if norm is None or norm.target is not _aten.batch_norm.default or kernel.dtype != torch.float32:
@@ -177,7 +177,7 @@ def _normed(
 
 
 def _activation_behind(node: Node) -> tuple[Node, tuple[str, list[object], str]]:
-    """The GELU that alone reads a node, or the node itself, and oneDNN's words for it."""
+    """The GELU that alone reads a node, or the node itself, and oneDNN's arguments for it."""
     reader = _only_reader(node)
     if reader is not None and reader.target is _GELU:
         return reader, ("gelu", [], str(reader.kwargs.get("approximate", "none")))
@@ -185,7 +185,7 @@ def _activation_behind(node: Node) -> tuple[Node, tuple[str, list[object], str]]
 
 
 def _sum_behind(node: Node) -> tuple[Node | None, Node | None]:
-    """The sum that alone reads a node, and what is added to it; nothing where there is no such thing."""
+    """The sum that is a node's only reader, and its other addend; None and None where there is no such sum."""
     total = _only_reader(node)
     if total is None or total.target is not _aten.add.Tensor or total.kwargs or len(total.args) != 2:
         return None, None
@@ -197,7 +197,7 @@ def _sum_behind(node: Node) -> tuple[Node | None, Node | None]:
 
 
 def _replace(module: GraphModule, last: Node, target: Any, arguments: Callable[[], tuple[Any, ...]]) -> None:
-    """Put one call where ``last`` stands; what only led to it goes with it."""
+    """Put one call in the place of ``last``; nodes that only led to it are removed."""
     with module.graph.inserting_before(last):
         fused = module.graph.call_function(target, arguments())
     fused.meta = dict(last.meta)
@@ -216,7 +216,7 @@ def _replace(module: GraphModule, last: Node, target: Any, arguments: Callable[[
 
 
 def _constant(module: GraphModule, like: Node, tensor: Tensor) -> Node:
-    """A tensor that the program has for itself, named after the one it comes from."""
+    """A new tensor of the program, named after the one that it is made from."""
     name = str(like.target).replace(".", "_") + "_packed"
     while hasattr(module, name):
         name += "_"
@@ -225,7 +225,7 @@ def _constant(module: GraphModule, like: Node, tensor: Tensor) -> Node:
 
 
 def _readers(module: GraphModule) -> Counter[tuple[int, int]]:
-    """How many nodes read what lies at an address, under whichever name."""
+    """How many nodes read the tensor at an address, under any name."""
     addresses: Counter[tuple[int, int]] = Counter()
     for node in module.graph.nodes:
         tensor = _tensor(module, node)

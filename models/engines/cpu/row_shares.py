@@ -1,9 +1,9 @@
 """On a CPU: the rows of a long batch, an even share of them for each core, each computed by itself.
 
-OpenMP gives every core the same share of every operation and then waits for the last: what somebody else takes of one
-core for a moment is lost on all. Here no core waits for another while there is a next batch (docs/batching.md). Smaller
-shares for whoever is done first were slower: few rows at a time cost more each, and the system sees to it that threads
-share the cores fairly.
+OpenMP gives every core the same share of every operation and then waits for the last one: where another program takes
+one core for a moment, all cores wait. Here no core waits for another while there is a next batch (docs/batching.md).
+Smaller shares, the next one for the core that is ready first, were slower: a row costs more where few are computed at a
+time, and the system shares the cores among the threads fairly.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..arrays import to_numpy
 
-# On one core. An image model with 1.2 ms a row, served, lost a tenth and more: whoever waits for the end of a short
-# batch loses more by the moments in which the event loop had one of the cores.
+# On one core. An image model with 1.2 ms a row lost a tenth and more under load: short batches lose more by the moments
+# in which the event loop has one of the cores.
 LONG_ROW_SECONDS = 4e-3
 FEWEST_SHARED = 8  # rows of a batch
 _LEAST = 2  # rows of a share: a product with a single row reads its weights for that row alone
@@ -26,7 +26,7 @@ _under_way: set[Future[Sequence[Tensor]]] = set()
 
 
 def wait_for_all_shares() -> None:
-    """Until no engine computes shares. MKL has one number of threads for all: shares would get another's."""
+    """Wait until no engine computes shares: MKL has one number of threads for the process, and shares need one each."""
     if _under_way:
         wait(list(_under_way))
 
@@ -38,7 +38,7 @@ class Shared:
     _shares: Sequence[Future[Sequence[Tensor]]]
 
     def wait(self) -> list[np.ndarray]:
-        """The outputs. Raises what was raised on one of the shares, once nobody computes any more."""
+        """The outputs. An error of a share is raised once no share computes any more."""
         wait(self._shares)
         answers = zip(*(share.result() for share in self._shares), strict=True)
         with torch.inference_mode():
@@ -69,7 +69,7 @@ class RowShares:
 
     def _computed(self, *inputs: Tensor) -> Sequence[Tensor]:
         with torch.inference_mode():
-            # OpenMP's number is this thread's, MKL's is everybody's: another engine may have set it.
+            # OpenMP's number of threads belongs to this thread, MKL's to the process: another engine may have set it.
             torch.set_num_threads(1)
             return self._program(*inputs)
 
@@ -78,7 +78,7 @@ class RowShares:
 
 
 def shares_of(rows: int, cores: int) -> list[int]:
-    """The same for as many rows, so that the bits are; with few rows for fewer cores."""
+    """Sizes of the shares, equal for equal numbers of rows, so that the bits are too. Few rows take fewer cores."""
     count = max(1, min(cores, rows // _LEAST))
     least, over = divmod(rows, count)
     return [least + 1] * over + [least] * (count - over)

@@ -1,9 +1,9 @@
 """A straight program handed to torch's TorchScript interpreter, which runs it without Python's lock.
 
-Run as Python, a program asks for the interpreter's lock after each operation, and whoever holds it then (the event
-loop reading JSON) holds the device up. Measured on two cores beside a thread that never lets go of it by itself: an
-encoder's batch of eight takes 0.07 s instead of 0.86 s. With nobody beside it, 2 to 15 % less, since no operation is
-called from Python either. The operations are the same in the same order, and so are the bits: nothing is optimised.
+Run as Python, a program needs Python's lock after each operation, and waits while another thread holds it (the event
+loop reading JSON). Measured on two cores beside a thread that never releases the lock by itself: an encoder's batch of
+eight takes 0.07 s instead of 0.86 s. Without such a thread, 2 to 15 % less, since no operation is called from Python
+either. The operations are the same in the same order, and so are the bits: nothing is optimised.
 Programs with control flow, or with an operation that TorchScript does not know, stay as they are.
 """
 
@@ -32,14 +32,12 @@ _MEMORY_FORMATS = {
 
 
 class _NotStraight(Exception):
-    """Something that stays in Python."""
+    """A program that stays in Python."""
 
 
 def without_the_lock(module: GraphModule) -> Callable[..., _Outputs]:
-    """The same program as a function that gives Python's lock away while it runs; the module itself where it cannot be.
-
-    The function has the module's weights and nothing else of it.
-    """
+    """The same program as a function that releases Python's lock while it runs; the module itself where that is
+    impossible. The function has the module's weights and nothing else of it."""
     try:
         written = _Writing(module)
         run = torch._C._create_function_from_graph("program", written.graph)
@@ -49,9 +47,9 @@ def without_the_lock(module: GraphModule) -> Callable[..., _Outputs]:
 
 
 class Straight:
-    """A program of TorchScript, as it stands: its optimisations compile anew for each shape and may change bits.
+    """A program of TorchScript, not optimised: its optimisations compile again for each shape and may change bits.
 
-    ``weights`` are held outside of Python: nobody needs the lock to count who reads them.
+    ``weights`` are held outside of Python, so that counting their references needs no lock.
     """
 
     def __init__(self, run: Callable[..., _Outputs], weights: torch._C.ScriptList) -> None:
@@ -71,7 +69,7 @@ class Straight:
 
 
 def _what_torch_said(error: RuntimeError) -> str:
-    """Without TorchScript's words around it, which are about a source that nobody wrote."""
+    """The error's own message, without TorchScript's lines around it, which are about generated source."""
     return str(error).partition("RuntimeError: ")[2].strip() or str(error)
 
 

@@ -58,7 +58,7 @@ def processor() -> str:
     """The processor's name and the instructions that torch and oneDNN use of it.
 
     ``ATEN_CPU_CAPABILITY`` and ``ONEDNN_MAX_CPU_ISA`` in the environment restrict these; the second is read here, since
-    torch has no word for what oneDNN found.
+    torch does not tell what oneDNN found.
     """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

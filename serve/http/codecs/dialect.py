@@ -1,4 +1,4 @@
-"""Where we deliberately answer otherwise than Triton, and what ``--triton-strict`` turns back.
+"""The deliberate differences from Triton's answers, and those that ``--triton-strict`` removes.
 
 The table for people, with the reasons, is in ``docs/protocol.md``. Only differences that could break a client are
 here; the statuses that belong to them are in ``serve/http/error_mapping.py``, like all others.
@@ -17,7 +17,7 @@ class UnreadableTensor(BadRequest):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a server speaks: `OURS` by default, `STRICT` with ``--triton-strict``."""
+    """The differences from Triton that a server has: `OURS` by default, `STRICT` with ``--triton-strict``."""
 
     half_in_json: bool = True  # FP16 and BF16 as JSON numbers; Triton takes and gives them in binary alone
     classify_half: bool = True  # the classification of FP16 and BF16 outputs; Triton refuses it

@@ -1,4 +1,4 @@
-"""The JSON part of an infer request, field by field, held against the model. Refusals in Triton's words."""
+"""The JSON part of an infer request, field by field, checked against the model. Refusals in Triton's words."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

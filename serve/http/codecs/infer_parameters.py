@@ -26,7 +26,7 @@ _NO_WISHES = Wishes()
 
 
 def read_wishes(message: Mapping[str, Any], id: str | None) -> Wishes:
-    """What the request's own parameters ask for. Raises BadRequest naming the parameter."""
+    """The request's own parameters, read and checked. Raises BadRequest naming the parameter."""
     given = parameters_of(message, "the request")
     if not given:
         return _NO_WISHES if id is None else Wishes(Terms(key=id))

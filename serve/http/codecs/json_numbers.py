@@ -98,7 +98,7 @@ def _typed(flat: list[Any], datatype: Datatype) -> np.ndarray:
             raise TypeError
         return np.array(flat, np.bool_)
     code = _C_CODES[datatype.name]
-    try:  # struct refuses strings, None, lists and (for integers) fractions and what is out of range
+    try:  # struct refuses strings, None, lists and (for integers) fractions and numbers out of range
         wide = np.frombuffer(struct.pack(f"{len(flat)}{code}", *flat), code)
     except struct.error:
         raise TypeError from None

@@ -43,7 +43,7 @@ def read_parts(content_type: str, body: bytes, most: int) -> list[Part]:
 
 
 class _Form:
-    """What the parser calls."""
+    """The parser's callbacks."""
 
     def __init__(self, boundary: bytes, most: int) -> None:
         self.parts: list[Part] = []

@@ -74,7 +74,7 @@ class GuardedProtocol(PoliteProtocol):
         else:
             self._refused = True
             self._write_refusal(
-                TooManyConnections(f"{self._bounds.connections.limit} connections are open; come again")
+                TooManyConnections(f"{self._bounds.connections.limit} connections are open; try again later")
             )
             transport.close()
 
@@ -116,7 +116,7 @@ class GuardedProtocol(PoliteProtocol):
     # What the parser calls.
 
     def begin_message(self) -> None:
-        """To be called first thing in `on_message_begin`."""
+        """To be called first in `on_message_begin`."""
         self._in_head = self._in_message = True
         self._head_bytes = self._first_bytes = self._framing_bytes = self._trailers = 0
         self._chunked = False
@@ -133,7 +133,7 @@ class GuardedProtocol(PoliteProtocol):
             raise self._stopping(HeadTooLarge(f"the request has more than {MAX_HEADERS} headers; send fewer"))
 
     def check_head(self) -> None:
-        """To be called first thing in `on_headers_complete`: hold the head against the bounds.
+        """To be called first in `on_headers_complete`: check the head against the bounds.
 
         Raises HeadTooLarge, UrlTooLong, BadRequest.
         """

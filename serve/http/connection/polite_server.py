@@ -27,7 +27,7 @@ from .polite_protocol import PoliteProtocol, PoliteState
 
 logger = logging.getLogger("halfeven")
 QUIET_S = 0.25  # of a kept-alive connection: longer than a busy caller pauses between two requests
-_HANDSHAKE_S = 0.1  # what has begun of handshakes ends meanwhile
+_HANDSHAKE_S = 0.1  # handshakes that have begun end meanwhile
 _ACCEPT_S = 2.0  # for a queue that is not emptied, because there is no descriptor left
 _LOOK_EVERY_S = 0.02
 _TICK_S = 1.0  # the answers' Date
@@ -123,7 +123,7 @@ class PoliteServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         closed_s = loop.time()
         end_s = closed_s + (self.config.timeout_graceful_shutdown or float("inf"))
-        await asyncio.sleep(_LOOK_EVERY_S)  # what was accepted last becomes a connection
+        await asyncio.sleep(_LOOK_EVERY_S)  # the connection that was accepted last is set up meanwhile
         while (self._state.connections or self._state.tasks) and not self.force_exit:
             if loop.time() >= end_s:
                 await self._give_up()

@@ -14,7 +14,7 @@ from ....models.errors import Overloaded
 
 T = TypeVar("T")
 MOST_WAITING = 256  # bodies in memory that wait for a thread
-_NICE = 15  # behind the compute threads too (`batching/device.py`: 5): their callers sent what is small
+_NICE = 15  # behind the compute threads too (`batching/device.py`: 5): their callers sent small bodies
 
 
 class WorkerThreads:

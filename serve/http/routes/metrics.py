@@ -62,7 +62,7 @@ _FAILURES: tuple[tuple[str, Callable[[Counters], int]], ...] = (
 
 
 class Measured(Protocol):
-    """A batcher as the metrics see it; or a loaded version, whose ``label`` tells what it is there for."""
+    """A batcher or a loaded version as the metrics see it; the latter has a ``label`` (stable, canary, …)."""
 
     @property
     def spec(self) -> ModelSpec: ...

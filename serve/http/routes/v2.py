@@ -107,7 +107,7 @@ def _statistics(loaded_versions: Sequence[Served]) -> Response:
 
 
 def config_of(served: Served, loaded_versions: Sequence[Served]) -> dict[str, Any]:
-    """The ModelConfig of what serves; ``loaded_versions`` are all versions of its name that are loaded."""
+    """The ModelConfig of a served version; ``loaded_versions`` are all versions of its name that are loaded."""
     engine = served.prepared.engine
     return model_config(
         served.spec, engine.form, engine.device, [loaded.prepared.version for loaded in loaded_versions]

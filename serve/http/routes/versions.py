@@ -1,4 +1,4 @@
-"""The routes of versions and traffic: promote, canary, shadow, and what was seen and decided.
+"""The routes of versions and traffic: promote, canary, shadow, figures and decisions.
 
 Orders run in a thread, for loading a version takes long. Orders need a JSON content type.
 """

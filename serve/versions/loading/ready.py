@@ -220,7 +220,7 @@ def _as_tuned(
         )
         _warm(spec, samples, chosen, place)
     except Exception:
-        logger.exception("what was tuned for %s does not run here; measuring instead", version)
+        logger.exception("the tuned setup of %s does not run here; measuring instead", version)
         if engine is not None:
             place.call(engine.close)
         return None

@@ -46,7 +46,7 @@ class AutomaticDecisions:
             ordered = orders.read_orders(self._store, bad.name)
             orders.write_orders(self._store, bad.name, replace(ordered, canary=None))
         except (HalfevenError, OSError) as error:
-            sentence += f"; but the order stands in the store ({error}): a restart would begin it again"
+            sentence += f"; but the order is still in the store ({error}): a restart would begin it again"
         self.record(bad.name, "canary_ended", sentence, {"version": bad.number, **numbers})
 
     def fell_back(self, loaded: LoadedVersion, reason: str, numbers: Numbers) -> None:

@@ -65,7 +65,7 @@ class Drift:
         return self._comparator.dropped
 
     def numbers(self) -> dict[str, Any]:
-        """What was seen, as JSON."""
+        """The figures, as JSON."""
         with self._lock:
             recent = list(self._recent)
         return {

@@ -44,7 +44,7 @@ class Shadow:
         return self._comparator.failed
 
     def numbers(self) -> dict[str, Any]:
-        """What was seen, as JSON."""
+        """The figures, as JSON."""
         return {
             "version": self.loaded.number,
             "percent": self.percent,

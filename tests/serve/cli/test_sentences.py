@@ -110,7 +110,7 @@ def test_a_wrong_input_is_named_with_model_toml(tmp_path: Path) -> None:
         code, _, fault = halfeven("convert", folder, "--store", tmp_path / "store", "--form", "torch")
         assert code == 4
         assert f"model.toml declares: 'x' {datatype} [-1,{width}] (tried with [3, {width}])" in fault
-        assert f"mend it under [[inputs]] in {folder}/model.toml" in fault
+        assert f"correct it under [[inputs]] in {folder}/model.toml" in fault
         assert "half dtype written into the code" not in fault
 
 
