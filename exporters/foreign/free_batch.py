@@ -15,7 +15,7 @@ from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
 from ...models.errors import CannotConvert
 from ...models.spec import Dim, ModelSpec
-from .graph import ForeignProgram, Names, attribute, names_in
+from .graph import ForeignProgram, Names, attribute, names_in, read_by
 from .shapes import Sizes, known_shapes
 from .typing import value_types
 
@@ -64,6 +64,7 @@ class _Freeing:
         self.one: dict[str, Sizes] = {}
         self.many: dict[str, Sizes] = {}
         self.rows: dict[str, Rows] = {}
+        self.made_of_inputs: set[str] = set()
         self.batch = ""  # the value that holds the number of rows, once it is needed
         symbols = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim}
         self.static = symbols <= {"", "batch"}
@@ -82,9 +83,12 @@ class _Freeing:
         """Follow the batch by the shapes that are known now."""
         self.one, self.many = self.shapes(1), self.shapes(MANY)
         self.rows = {}
-        for value in self.model.graph.input:
-            self.follow(value.name, None)
+        self.made_of_inputs = {value.name for value in self.model.graph.input}
+        for name in list(self.made_of_inputs):
+            self.follow(name, None)
         for node in self.model.graph.node:
+            if not self.made_of_inputs.isdisjoint(read_by(node)):
+                self.made_of_inputs.update(node.output)
             source = next((name for name in node.input if name in self.rows), None)
             for name in node.output:
                 self.follow(name, source, node.op_type in ("Reshape", "Flatten"))
@@ -200,8 +204,8 @@ class _Freeing:
         return bool(places)
 
     def is_single(self, name: str, axis: int) -> bool:
-        """Whether a value has one row and stays so, however many rows the inputs have."""
-        if not name or name in self.rows:
+        """Whether a value has one row and stays so, however many rows the inputs have: it is not made of them."""
+        if not name or name in self.made_of_inputs:
             return False
         shape = self.weights[name].shape if name in self.weights else self.one.get(name, ())
         return None not in shape and len(shape) > axis and shape[axis] == 1
