@@ -13,6 +13,7 @@ from math import prod
 import numpy as np
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
+from ...models.capture.batch_place import place_of_batch
 from ...models.errors import CannotConvert
 from ...models.spec import Dim, ModelSpec
 from .graph import ForeignProgram, Names, attribute, names_in, read_by
@@ -145,7 +146,7 @@ class _Freeing:
         target, one = self.weights.get(node.input[1]), self.one.get(node.output[0])
         if target is None or one is None or None in one or node.input[0] not in self.rows:
             return False
-        axis = _place(one, self.in_front(node.input[0]))
+        axis = place_of_batch([size or 0 for size in one], self.in_front(node.input[0]))
         wanted = [size if place != axis else MANY * (size or 0) for place, size in enumerate(one)]
         if axis is None or self.many.get(node.output[0]) == wanted:
             return False
@@ -267,25 +268,6 @@ def _in_order(values: Sequence[ValueInfoProto], spec: ModelSpec) -> list[ValueIn
 
 def _assumed(dim: Dim) -> int:
     return max(dim.minimum, FREE_SIZE if dim.maximum is None else min(FREE_SIZE, dim.maximum))
-
-
-def _place(sizes: Sizes, in_front: int) -> int | None:
-    """The axis that the batch has in a shape of one row, so many elements in front of it; None where it would be cut.
-
-    An axis of size 1, else one that it is merged with. Between two axes it goes to the second, as the heads of an
-    attention, but not to the last one: those are the features.
-    """
-    known = [size or 0 for size in sizes]
-    outer = [prod(known[:axis]) for axis in range(len(known) + 1)]
-    starting = [axis for axis in range(len(known)) if outer[axis] == in_front]
-    if of_one := [axis for axis in starting if known[axis] == 1]:
-        return of_one[0]
-    if starting and (starting[0] < len(known) - 1 or starting[0] == 0):
-        return starting[0]
-    inside = (
-        a for a in range(len(known)) if in_front % max(outer[a], 1) == 0 and outer[a + 1] % in_front == 0
-    )
-    return next(inside, None)
 
 
 def _size(sizes: Sizes) -> int:
