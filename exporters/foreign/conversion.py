@@ -12,6 +12,7 @@ from ...models.spec import ModelSpec
 from ..autocast.plan import Kept
 from .batch_first import with_batch_first
 from .file_graph import FileGraph
+from .free_batch import declare_free, with_free_batch
 from .graph import BODIES, FLOATING, ForeignProgram, assembled, size_in_bytes, walk
 from .index_ranges import with_ranges
 from .normalise import normalise
@@ -57,14 +58,23 @@ class ForeignHalf:
         return assembled(graph.model, graph.weights, self.half_info) if graph else None
 
 
-def read_foreign(model_path: Path, folder: ModelFolder) -> tuple[ForeignProgram, ModelSpec, list[str]]:
-    """The file as a program of ours, the exact spec, and what to tell. Nothing has been run."""
+def read_foreign(
+    model_path: Path, folder: ModelFolder, free_batch: bool = False
+) -> tuple[ForeignProgram, ModelSpec, list[str]]:
+    """The file as a program of ours, the exact spec, and what to tell. Nothing has been run.
+
+    ``free_batch``: a batch of 1 is made free. Raises CannotConvert where that cannot be.
+    """
     model = read_model(model_path, folder.folder)
+    if free_batch:
+        declare_free(model, folder.spec)
     try:
         program = normalise(model, model_path)
     except ValueError as error:
         raise BadFolder(f"{model_path}: {error}") from error
     program = with_batch_first(program, folder.spec, model_path)
+    if free_batch:
+        program = with_free_batch(program, folder.spec)
     spec, notes = hold(program.model, folder.spec, model_path)
     return program, with_ranges(spec, program), [*program.notes, *notes]
 

@@ -23,9 +23,10 @@ from ..prove import Answers, ReferenceRun, answers_of, ask_reference, take
 from ..search.delta_debugging import NOT_ASKED
 from ..subject import Subject
 from ..threads import fixed_threads
-from .conversion import ForeignHalf, read_foreign, written
+from .conversion import ForeignHalf, written
 from .file_graph import FileGraph, file_graph
 from .file_operations import file_operations
+from .freed import read_freed
 from .graph import ForeignProgram, assembled
 from .oracle import Oracle
 from .runtime import answers_alone_differ, finished, runtime_answers
@@ -42,7 +43,7 @@ def foreign_subject(
     Raises BadFolder, TooLarge or BadSetting for a fault that the operator can correct.
     """
     path = asked.folder / asked.source
-    program, spec, notes = read_foreign(path, asked)
+    program, spec, notes = read_freed(path, asked, samples)
     notify(f"{path.name}: {len(program.nodes)} nodes at opset {program.opset}")
     whole = assembled(program.model, program.weights)
     info = finished(whole, f"{path}")

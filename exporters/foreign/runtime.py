@@ -3,6 +3,8 @@
 It keeps chains of half nodes in FP32, so it never judges half storage; `oracle.py` does.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -85,25 +87,42 @@ def _session(model: ModelProto) -> onnxruntime.InferenceSession:
     )
 
 
-def answers_alone_differ(spec: ModelSpec, planning: Samples, whole: Answers) -> str | None:
-    """Why rows must not be batched: answers in a batch differ, or the graph takes one row only; None where they may."""
+def answers_alone_differ(
+    spec: ModelSpec,
+    planning: Samples,
+    whole: Answers,
+    sizes: Sequence[int] = (3,),
+    alone: Answers | None = None,
+) -> str | None:
+    """Why rows must not be batched: they are answered otherwise among others, or the graph takes no more; else None.
+
+    Batches of ``sizes`` are compared, as far as ``max_batch_size`` admits them, with what ``alone`` (the whole itself)
+    answers to each of their rows.
+    """
     if planning.count < 2:
         return None
-    _, together = next(planning.batches(min(3, spec.max_batch_size)))
-    alone = [whole({name: array[:1] for name, array in together.items()})]
-    try:
-        joint = whole(together)
-    except Exception as error:
-        return f"the graph does not run with more than one row ({str(error)[:200]})"
-    for tensor in spec.outputs:
-        one, other = alone[0][tensor.name], joint[tensor.name]
-        if len(other) != len(next(iter(together.values()))):
-            return f"output '{tensor.name}' gives {len(other)} rows for {len(next(iter(together.values())))}"
-        if one.shape[1:] != other.shape[1:]:
-            return f"output '{tensor.name}' has another shape for more than one row"
-        with np.errstate(all="ignore"):
-            gap = np.abs(one[0].astype(np.float64) - other[0].astype(np.float64))
-            scale = float(np.nanmax(np.abs(other.astype(np.float64)), initial=0.0)) or 1.0
-        if not np.nanmax(gap, initial=0.0) <= SAME_IN_FP32 * scale:
-            return f"the answer of output '{tensor.name}' depends on the other rows of its batch"
+    for size in sorted({min(size, spec.max_batch_size) for size in sizes}):
+        _, together = next(planning.batches(size))
+        try:
+            joint = whole(together)
+        except Exception as error:
+            return f"the graph does not run with more than one row ({str(error)[:200]})"
+        for row in range(size):
+            one = (alone or whole)({name: array[row : row + 1] for name, array in together.items()})
+            for tensor in spec.outputs:
+                if fault := _fault(one[tensor.name], joint[tensor.name], row, size):
+                    return f"output '{tensor.name}' {fault}"
     return None
+
+
+def _fault(alone: np.ndarray, joint: np.ndarray, row: int, rows: int) -> str | None:
+    """What is wrong with one row of a batch's output, beside the answer to that row alone."""
+    if len(joint) != rows:
+        return f"gives {len(joint)} rows for {rows}"
+    if alone.shape[1:] != joint.shape[1:]:
+        return "has another shape for more than one row"
+    one, other = alone[0].astype(np.float64), joint[row].astype(np.float64)
+    scale = float(np.abs(joint[np.isfinite(joint)]).max(initial=0.0)) or 1.0
+    if np.allclose(one, other, rtol=0.0, atol=SAME_IN_FP32 * scale, equal_nan=True):
+        return None
+    return "depends on the other rows of its batch"

@@ -52,7 +52,7 @@ def headline(facts: Mapping[str, Any]) -> str:
 
 
 def render_terminal(facts: Mapping[str, Any]) -> Group:
-    """One row for each form and output, and under the table every sentence of a refusal."""
+    """One row for each form and output, and under the table every sentence of a refusal and every note."""
     fp32 = ", in FP32" if headline(facts) == "FP32" else ""
     title = escape(f"{facts['model']}@{facts.get('version') or '–'}: {facts['status']}{fp32}")
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -67,6 +67,7 @@ def render_terminal(facts: Mapping[str, Any]) -> Group:
         sentences += [Text(f"✗ {form}: {sentence}", style="red") for sentence in _sentences(found)]
         sentences += [Text(f"  {form}: {sentence}") for sentence in (*_diagnoses(found), *_orders(found))]
     sentences += [Text(f"! {sentence}", style="yellow") for sentence in _findings(facts)]
+    sentences += [Text(f"  {note}") for note in facts.get("notes", ())]
     return Group(table, *sentences)
 
 

@@ -94,6 +94,17 @@ def batch_gap(failures, torch, run, samples, request):
     return worst
 
 
+def same_alone(failures, torch, run, original, samples, request):
+    """Raises Refused where one row is answered otherwise than by what the program was made from."""
+    for row in range(min(4, len(samples[0]))):
+        inputs = rows_of(samples, 1, request, start=row)
+        for came, expected in zip(run(*inputs), original(*inputs), strict=True):
+            if not (gap := distance(torch, came, expected)) <= TOLERANCE:
+                raise failures.Refused(
+                    f"a row alone would be answered otherwise by {gap:.3g} of the largest value"
+                )
+
+
 def distance(torch, one, other, scale_of=None):
     """Largest difference as a share of the largest value; infinite where shapes, dtypes or NaNs differ."""
     if one.shape != other.shape or one.dtype != other.dtype:

@@ -70,6 +70,8 @@ def capture(request, out):
 
 def trace(torch, request, samples):
     """The checked program of the request's source; of a transformers model in the attention that can be traced."""
+    if request["source"].endswith(".pt2"):
+        return of_program(torch, request, samples)
     if not request["source"].startswith("hf:"):
         return attempt(torch, request, samples, None)
     try:
@@ -81,6 +83,23 @@ def trace(torch, request, samples):
     except Exception:
         raise sdpa from None
     return program, [*notes, f"written with eager attention: sdpa gave {type(sdpa).__name__}"], facts
+
+
+def of_program(torch, request, samples):
+    """A program that was exported for one row: with a free batch where its answers are the same, else as it is."""
+    given = torch.export.load(Path(request["folder"]) / request["source"])
+    if not failures.sibling("free_batch").is_for_one_row(given, request):
+        return attempt(torch, request, samples, None)
+    fixed = {**request, "max_batch_size": 1}
+    try:
+        program, notes, facts = attempt(torch, {**request, "free_batch": True}, samples, None)
+        original = Flat(build(torch, request, Path(request["folder"])), request).module
+        checks.same_alone(failures, torch, program.module(check_guards=False), original, samples, fixed)
+    except Exception as error:
+        program, notes, facts = attempt(torch, fixed, samples, None)
+        reason = f"its batch was not made free: {first_lines(error)[:300]}"
+        return program, [*notes, "the program takes batches of 1 only, so max_batch_size is 1", reason], facts
+    return program, [*notes, "the program was exported for one row: its batch was made free"], facts
 
 
 def attempt(torch, request, samples, attention):

@@ -26,7 +26,7 @@ def build(failures, torch, request, folder, attention="sdpa"):
     if source.startswith("hf:"):
         return transformers_module(failures, torch, folder / source[3:], attention)
     if source.endswith(".pt2"):
-        return program_module(torch, folder / source)
+        return program_module(failures, torch, folder / source, request)
     return python_module(failures, torch, source, folder)
 
 
@@ -73,12 +73,16 @@ def transformers_module(failures, torch, folder, attention):
     return module.eval().requires_grad_(False)
 
 
-def program_module(torch, path):
-    """A foreign program as a module again, its dtypes not pinned."""
+def program_module(failures, torch, path, request):
+    """A foreign program as a module again, its dtypes not pinned, its batch free where the request says so."""
     program = torch.export.load(path)
     widened = [name for name, t in program.state_dict.items() if t.dtype in (torch.half, torch.bfloat16)]
     module = program.module(check_guards=False)
     program_dtypes(torch, module, widen=bool(widened))
+    if request.get("free_batch"):
+        freeing = failures.sibling("free_batch")
+        place = failures.sibling("batch_place").place_of_batch
+        freeing.free(torch, module, freeing.axes_of(program, request), place)
     return plain_module(torch, module).requires_grad_(False)
 
 

@@ -3,56 +3,116 @@
 At O0, so that the whole serves: rows in a batch and rows alone must then differ by what FP32 sums in another order.
 """
 
+# ruff: noqa: E501  (graphs in their own lines)
+
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import tritonclient.http as triton
 from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
 
-from tests.recurrent import recurrent_folder, requests
+from tests.exporters.foreign.onnx_files import parsed
+from tests.model_folders import samples_of, tensor, write_folder
+from tests.recurrent import HIDDEN, STEPS, WIDTH, recurrent_folder, requests, state
 from tests.serve.test_server import get, serving
 
 FP32_NOISE = 1e-5  # as a share of the largest value of an output
+STATE_AXES = {"h": 1, "hn": 1}
+
+# Both files were made for one row: the flattening and the initial state say so.
+CONVOLUTIONAL = "g (float[1,3,16,16] x) => (float[1,5] y) { c = Conv<pads=[1,1,1,1],strides=[2,2]>(x, w) r = Relu(c) f = Reshape(r, flat) y = MatMul(f, v) }"
+RECURRENT = f"g (float[1,{STEPS},{WIDTH}] x, float[1,1,{HIDDEN}] h) => (float[1,{HIDDEN}] y, float[1,1,{HIDDEN}] hn) {{ t = Transpose<perm=[1,0,2]>(x) a, hn = GRU<hidden_size={HIDDEN}>(t, w, r, , , h) y = Reshape(hn, flat) }}"
+
+
+def convolutional_folder(path: Path) -> Path:
+    weights = {"w": (8, 3, 3, 3), "v": (8 * 8 * 8, 5)}
+    drawn = {name: array[0] / 4 for name, array in samples_of(weights, 1).items()}
+    return _folder(
+        path,
+        parsed(CONVOLUTIONAL, {**drawn, "flat": np.array([1, -1])}),
+        inputs=[tensor("x", "FP32", [-1, 3, 16, 16])],
+        outputs=[tensor("y", "FP32", [-1, 5])],
+        samples=samples_of({"x": (3, 16, 16)}, 24),
+    )
+
+
+def fixed_recurrent_folder(path: Path) -> Path:
+    weights = {"w": (1, 3 * HIDDEN, WIDTH), "r": (1, 3 * HIDDEN, HIDDEN)}
+    drawn = {name: array[0] / 2 for name, array in samples_of(weights, 1).items()}
+    return _folder(
+        path,
+        parsed(RECURRENT, {**drawn, "flat": np.array([1, HIDDEN])}),
+        inputs=[tensor("x", "FP32", [-1, STEPS, WIDTH]), state("h", 1)],
+        outputs=[tensor("y", "FP32", [-1, HIDDEN]), state("hn", 1)],
+        samples=samples_of({"x": (STEPS, WIDTH), "h": (1, HIDDEN)}, 24),
+    )
+
+
+def _folder(path: Path, model: onnx.ModelProto, **settings: object) -> Path:
+    write_folder(path, "", source="model.onnx", max_batch_size=8, precision={"level": "O0"}, **settings)  # type: ignore[arg-type]
+    (path / "model.py").unlink()
+    onnx.save(model, path / "model.onnx")
+    return path
 
 
 def infer(address: str, name: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     asked = [triton.InferInput(key, list(array.shape), "FP32") for key, array in inputs.items()]
-    for tensor, array in zip(asked, inputs.values(), strict=True):
-        tensor.set_data_from_numpy(np.ascontiguousarray(array))
+    for one, array in zip(asked, inputs.values(), strict=True):
+        one.set_data_from_numpy(np.ascontiguousarray(array))
     answer = triton.InferenceServerClient(address).infer(name, asked)
-    return {entry["name"]: answer.as_numpy(entry["name"]) for entry in answer.get_response()["outputs"]}
+    found = {entry["name"]: answer.as_numpy(entry["name"]) for entry in answer.get_response()["outputs"]}
+    return {key: array for key, array in found.items() if array is not None}
 
 
-def check_eight_rows_at_once(store: Store, inputs: Mapping[str, np.ndarray], axes: Mapping[str, int]) -> None:
-    """``axes``: of each tensor's batch, inputs and outputs; the other tensors have it first."""
+def check_eight_rows_at_once(
+    store: Store, inputs: Mapping[str, np.ndarray], axes: Mapping[str, int] = STATE_AXES
+) -> None:
+    """``axes``: where tensors have their rows; those that are not named have them first."""
     (name,) = store.names()
+
+    def row_of(row: int) -> dict[str, np.ndarray]:
+        return {key: array.take([row], axes.get(key, 0)) for key, array in inputs.items()}
+
     with serving(store) as (address, _):
         together = infer(address, name, inputs)
-        alone = [
-            infer(address, name, {k: a.take([row], axes.get(k, 0)) for k, a in inputs.items()})
-            for row in range(8)
-        ]
-        _, _, said = get(address, f"/v2/models/{name}/stats")
+        alone = [infer(address, name, row_of(row)) for row in range(8)]
+        _, _, counters = get(address, f"/v2/models/{name}/stats")
     for key, answer in together.items():
-        expected = np.concatenate([row[key] for row in alone], axes.get(key, 0))
+        axis = axes.get(key, 0)
+        expected = np.concatenate([row[key] for row in alone], axis)
+        assert answer.shape == expected.shape and np.ptp(expected, axis).max() > 0  # rows are told apart
         np.testing.assert_allclose(answer, expected, rtol=0, atol=FP32_NOISE * np.abs(expected).max())
-        assert np.ptp(expected, axes.get(key, 0)).max() > 0  # rows are told apart
-    batches = {
-        batch["batch_size"]: batch["compute_infer"]["count"]
-        for batch in said["model_stats"][0]["batch_stats"]
-    }
-    assert batches == {1: 8, 8: 1}
+    batches = counters["model_stats"][0]["batch_stats"]
+    assert {one["batch_size"]: one["compute_infer"]["count"] for one in batches} == {1: 8, 8: 1}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["torch", "onnx"])
-def test_a_recurrent_model_with_its_state_on_axis_1_answers_a_batch_as_one_at_a_time(
+def test_a_module_with_its_state_on_axis_1_answers_a_batch_as_one_at_a_time(
     form: str, tmp_path: Path
 ) -> None:
     store = Store(tmp_path / "store")
     folder = recurrent_folder(tmp_path / "gru", form=form, precision={"level": "O0"})
     assert convert(folder, store, Options(forms=(form,))).asked_passed
-    check_eight_rows_at_once(store, requests(8), {"h": 1, "hn": 1})
+    check_eight_rows_at_once(store, requests(8))
+
+
+def test_a_convolutional_file_made_for_one_row_answers_a_batch_as_one_at_a_time(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    converted = convert(convolutional_folder(tmp_path / "net"), store)
+    assert converted.asked_passed and "batch was made free" in converted.facts["notes"][-1]
+    check_eight_rows_at_once(
+        store, {"x": np.random.default_rng().standard_normal((8, 3, 16, 16), np.float32)}
+    )
+
+
+def test_a_recurrent_file_made_for_one_row_with_its_state_on_axis_1_does_too(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    converted = convert(fixed_recurrent_folder(tmp_path / "net"), store)
+    assert converted.asked_passed and "batch was made free" in converted.facts["notes"][-1]
+    asked = requests(8)
+    check_eight_rows_at_once(store, {"x": asked["x"], "h": asked["h"][:1]})

@@ -132,6 +132,10 @@ def test_a_refusal_says_every_sentence_on_the_page_and_in_the_terminal(random):
         assert failure["message"] in table.replace("\n", " ").replace("  ", " ")
 
 
+def test_the_terminal_prints_every_note(random):
+    assert "  the batch stays 1 [y]" in terminal(facts(report(random, 0.0), notes=["the batch stays 1 [y]"]))
+
+
 def test_every_sample_is_a_dot_and_every_slice_a_column_red_where_it_fails(random):
     parity = report(random, 3e-3)
     (output,) = parity["outputs"]

@@ -55,7 +55,7 @@ def test_a_batch_axis_that_is_not_the_module_s_is_refused_with_what_to_write(
     if wrong == "an input without it":
         settings = settings | {"samples": None}
     with pytest.raises((CaptureFailed, BadFolder)) as refused:
-        captured(tmp_path / "gru", **settings)
+        captured(tmp_path / "gru", GRU, **settings)
     assert words in str(refused.value)
 
 
