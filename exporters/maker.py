@@ -56,7 +56,7 @@ class Maker(Protocol):
     def facts(self) -> dict[str, Any]:
         """What each form shows of the half: nodes, half_nodes, kept, casts, bytes, …, and ``search``.
 
-        ``search``: `delta_debugging.outcome`.
+        ``search``: `delta_debugging.outcome`. ``whole_because``, where the maker decides to serve the whole: why.
         """
         ...
 
