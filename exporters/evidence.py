@@ -96,6 +96,8 @@ class Evidence:
 
     @property
     def _why_nothing_is_half(self) -> str:
+        if why := self.maker.facts().get("whole_because"):
+            return str(why)
         if self.subject.precision.level == "O0":
             return "that was asked for (level O0)"
         if self.exhausted:

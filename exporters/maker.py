@@ -57,7 +57,7 @@ class Maker(Protocol):
     def facts(self) -> dict[str, Any]:
         """Facts of the half for each form: nodes, half_nodes, kept, casts, bytes, …, and ``search``.
 
-        ``search``: `delta_debugging.outcome`.
+        ``search``: `delta_debugging.outcome`. ``whole_because``, where the maker decides to serve the whole: why.
         """
         ...
 

@@ -4,7 +4,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,7 +57,7 @@ class ModelFolder:
     """A folder that was read; nothing in it has been run.
 
     ``source`` is ``file.py:function``, ``hf:folder`` (transformers), ``program.pt2`` or ``model.onnx``.
-    ``guessed``: the text of model.toml where the folder has none; then ``notes`` says what was guessed.
+    ``file_names``: name → name in the ONNX file. ``guessed``: model.toml's text where there is none, with ``notes``.
     """
 
     folder: Path
@@ -67,6 +67,7 @@ class ModelFolder:
     samples: Path | None
     spec: ModelSpec
     precision: Precision
+    file_names: Mapping[str, str] = field(default_factory=dict)
     guessed: str | None = None
     notes: tuple[str, ...] = ()
 
@@ -76,11 +77,6 @@ class ModelFolder:
         if self.source.startswith("hf:"):
             return "hf"
         return {".pt2": "program", ".onnx": "onnx"}.get(Path(self.source).suffix, "python")
-
-    @property
-    def text(self) -> Path | str:
-        """What a version keeps of the folder: its text files, or model.toml's text alone where that was guessed."""
-        return self.folder if self.guessed is None else self.guessed
 
     @property
     def source_files(self) -> tuple[Path, ...]:
@@ -112,10 +108,9 @@ def read_folder(folder: Path) -> ModelFolder:
 def parse_folder(text: str, file: Path) -> ModelFolder:
     """``text`` as the model.toml that is, or would be, ``file``. Raises BadFolder as `read_folder` does."""
     try:
-        data = tomllib.loads(text)
+        return _Reader(file).read(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise BadFolder(f"{file} cannot be read: {error}") from error
-    return _Reader(file).read(data)
 
 
 class _Reader(TomlReader):
@@ -144,7 +139,17 @@ class _Reader(TomlReader):
                 precision.get("embeddings", "keep"),
                 f"{self.file}: [precision]",
             ),
+            file_names=self.file_names(data),
         )
+
+    def file_names(self, data: Mapping[str, Any]) -> dict[str, str]:
+        tensors = [*data["inputs"], *data["outputs"]]
+        found = {t["name"]: self.typed(t, "file_name", str, t["name"]) for t in tensors if "file_name" in t}
+        if found and not data["source"].endswith(".onnx"):
+            raise self.error(
+                f"file_name = {next(iter(found.values()))!r}: only tensors of an ONNX file have one"
+            )
+        return found
 
     def spec(self, data: Mapping[str, Any]) -> ModelSpec:
         name = self.typed(data, "name", str)
@@ -402,5 +407,5 @@ _TOP = (
 )  # fmt: skip
 _WIRE = ("wire_datatype", "wire_scale", "wire_offset")
 _TENSOR = (
-    "name", "datatype", "shape", "batch_axis", "kind", "labels", "labels_file", "picture", "range", *_WIRE,
+    "name", "datatype", "shape", "batch_axis", "file_name", "kind", "labels", "labels_file", "picture", "range", *_WIRE,
 )  # fmt: skip

@@ -19,6 +19,7 @@ from .normalise import normalise
 from .reading import read_model
 from .rewrite import HalfGraph
 from .runtime import finished
+from .selection import select
 from .signature import hold
 from .typing import value_types
 
@@ -58,25 +59,38 @@ class ForeignHalf:
         return assembled(graph.model, graph.weights, self.half_info) if graph else None
 
 
+class NotPlanned(BadFolder):
+    """A file whose graph cannot be planned here; ONNX Runtime may run it all the same."""
+
+
+def read_selected(path: Path, folder: ModelFolder) -> tuple[ModelProto, list[str]]:
+    """The file's graph with the outputs that model.toml names, under its names, and what to tell."""
+    model = read_model(path, folder.folder)
+    return model, select(model, folder.spec, folder.file_names, path)
+
+
 def read_foreign(
     model_path: Path, folder: ModelFolder, free_batch: bool = False
 ) -> tuple[ForeignProgram, ModelSpec, list[str]]:
     """The file as a program of ours, the exact spec, and what to tell. Nothing has been run.
 
-    ``free_batch``: a batch of 1 is made free. Raises CannotConvert where that cannot be.
+    ``free_batch``: a batch of 1 is made free. Raises NotPlanned for a graph that is not valid or not taken, BadFolder
+    where it is not what model.toml says, CannotConvert where the batch cannot be free.
     """
-    model = read_model(model_path, folder.folder)
+    model, taken_out = read_selected(model_path, folder)
     if free_batch:
         declare_free(model, folder.spec)
     try:
         program = normalise(model, model_path)
+    except BadFolder as error:
+        raise NotPlanned(str(error)) from error
     except ValueError as error:
-        raise BadFolder(f"{model_path}: {error}") from error
+        raise NotPlanned(f"{model_path}: {error}") from error
     program = with_batch_first(program, folder.spec, model_path)
     if free_batch:
         program = with_free_batch(program, folder.spec)
     spec, notes = hold(program.model, folder.spec, model_path)
-    return program, with_ranges(spec, program), [*program.notes, *notes]
+    return program, with_ranges(spec, program), [*taken_out, *program.notes, *notes]
 
 
 def written(program: ForeignProgram, graph: FileGraph, whole_info: tuple[ValueInfoProto, ...]) -> ForeignHalf:

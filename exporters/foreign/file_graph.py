@@ -161,7 +161,13 @@ class FileGraph:
         ]
 
     def profile(self) -> Mapping[str, Any]:
-        return self.profiled.to_json() if self.profiled else {}
+        if self.profiled is None:  # nothing may be half
+            return {
+                "half": str(TORCH[self.precision.dtype]).removeprefix("torch."),
+                "batches": 0,
+                "nodes": [],
+            }
+        return self.profiled.to_json()
 
     def weights(self) -> Sequence[Mapping[str, Any]]:
         """Of the constants that half nodes would read in half; ``fp32``: where the rules keep all of those."""

@@ -41,6 +41,7 @@ def read_graph(path: Path, max_bytes: int = MAX_BYTES) -> ModelProto:
         raise BadFolder(f"{path} is not an ONNX model: its graph has no nodes")
     _bound_nodes(path, model)
     _free_negative_sizes(model)
+    _give_tables_as_tensors(model.graph)
     return model
 
 
@@ -50,6 +51,17 @@ def _free_negative_sizes(model: ModelProto) -> None:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_value < 0:
                 dim.ClearField("value")
+
+
+def _give_tables_as_tensors(graph: GraphProto) -> None:
+    """Where an output is a map from class to probability for each row (ZipMap), it is those probabilities instead."""
+    outputs = {value.name: value for value in graph.output}
+    for node in graph.node:
+        if node.op_type == "ZipMap" and node.domain == "ai.onnx.ml" and node.output[0] in outputs:
+            classes = max(len(entry.ints) or len(entry.strings) for entry in node.attribute)
+            value = onnx.helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, [None, classes])
+            outputs[node.output[0]].CopyFrom(value)
+            node.CopyFrom(onnx.helper.make_node("Identity", node.input, node.output, name=node.name))
 
 
 def tensors(model: ModelProto) -> Iterator[TensorProto]:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from onnx import GraphProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, external_data_helper, numpy_helper
 
 from ...models.datatypes import DATATYPES
 from ...models.errors import BadFolder
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ...models.value_range import ValueRange
 from ..foreign.graph import attribute
-from ..foreign.reading import read_graph
+from ..foreign.reading import read_graph, tensors
 from ..foreign.signature import datatype_of, size_of
 from .guess import Guess, name_for
 from .trial_sizes import Run, Tried, try_sizes
@@ -27,7 +27,7 @@ def guess_onnx(path: Path) -> Guess:
     """Raises BadFolder for a file that is not ONNX, that takes or gives no plain tensors, or that does not run."""
     model = read_graph(path)
     inputs, outputs, notes = _values(model.graph, path)
-    run = _run(path, [value.name for value in outputs])
+    run = _run(path, model, [value.name for value in outputs])
     found = _Found(path, inputs, outputs, compared_inputs(model.graph), run)
     spec, tried = found.spec(batched=_may_batch(inputs))
     doubts = {("", "max_batch_size"): found.why_batched(spec)}
@@ -165,11 +165,13 @@ def compared_inputs(graph: GraphProto) -> dict[str, list[int]]:
     return found
 
 
-def _run(path: Path, names: Sequence[str]) -> Run:
+def _run(path: Path, model: ModelProto, names: Sequence[str]) -> Run:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    beside = any(external_data_helper.uses_external_data(tensor) for tensor in tensors(model))
     try:
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        source = path if beside else model.SerializeToString()
+        session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise BadFolder(f"{path}: ONNX Runtime cannot load it: {str(error)[:500]}") from error
 

@@ -52,7 +52,7 @@ def live_subject(
         samples=samples,
         precision=asked.precision,
         forms=("live",),
-        source=asked.text,
+        source=asked.guessed or asked.folder,
         origin=origin,
         notes=tuple(built.notes),
     )

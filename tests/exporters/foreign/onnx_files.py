@@ -128,6 +128,7 @@ def convert_file(folder: ModelFolder, samples: Samples, precision: Precision) ->
     """``samples`` plan; at O3 they are searched with, too."""
     asked = replace(folder, precision=precision)
     _, maker = foreign_subject(asked, samples, {}, True, lambda _: None)
+    assert isinstance(maker, FileForms)
     with fixed_threads(maker.row_operations):
         maker.plan(samples, SHARES[0], lambda _: None)
     return ConvertedFile(maker)

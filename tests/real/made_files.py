@@ -1,0 +1,90 @@
+"""Files of kinds that no package ships small enough, made as their exporters make them."""
+
+# ruff: noqa: E501  (graphs in their own lines)
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from onnxruntime.quantization import QuantType, quantize_dynamic
+
+from tests.exporters.foreign.onnx_files import parsed
+from tests.exporters.foreign.test_foreign_whole_file import classifier
+from tests.exporters.foreign.traps import normal
+
+CONVOLUTIONS = """g (float[n,3,32,32] x) => (float[n,10] y) {
+    a = Conv<kernel_shape=[3,3],pads=[1,1,1,1]>(x, k1, b1) r = Relu(a) p = MaxPool<kernel_shape=[2,2],strides=[2,2]>(r)
+    c = Conv<kernel_shape=[3,3],pads=[1,1,1,1]>(p, k2, b2) s = Relu(c) m = GlobalAveragePool(s) f = Flatten(m) y = Gemm(f, w, b3) }"""
+LAYERS = "g (float[n,64] x) => (float[n,8] y) { h = MatMul(x, w1) r = Relu(h) i = MatMul(r, w2) t = Tanh(i) y = MatMul(t, w3) }"
+LOOP = """g (float[n,32] x) => (float[n,32] y) {
+    y = Loop<body = b (int64 i, bool c, float[n,32] s) => (bool d, float[n,32] t) { h = MatMul(s, w) t = Tanh(h) d = Identity(c) }>(four, yes, x) }"""
+
+
+def opset_9(folder: Path) -> Path:
+    random = np.random.default_rng(3)
+    weights = {
+        "k1": normal(random, 16, 3, 3, 3, scale=0.2), "b1": normal(random, 16, scale=0.1),
+        "k2": normal(random, 32, 16, 3, 3, scale=0.1), "b2": normal(random, 32, scale=0.1),
+        "w": normal(random, 32, 10, scale=0.2), "b3": normal(random, 10, scale=0.1),
+    }  # fmt: skip
+    onnx.save(parsed(CONVOLUTIONS, weights, opset=9), folder / "opset_9.onnx")
+    return folder / "opset_9.onnx"
+
+
+def loop(folder: Path) -> Path:
+    weights = {
+        "w": normal(np.random.default_rng(4), 32, 32, scale=0.15),
+        "four": np.array(4),
+        "yes": np.array(True),
+    }
+    onnx.save(parsed(LOOP, weights), folder / "loop.onnx")
+    return folder / "loop.onnx"
+
+
+def quantised(folder: Path) -> Path:
+    """As ONNX Runtime's own tool quantises."""
+    random = np.random.default_rng(5)
+    weights = {name: normal(random, *shape, scale=0.1) for name, shape in
+               (("w1", (64, 128)), ("w2", (128, 64)), ("w3", (64, 8)))}  # fmt: skip
+    onnx.save(parsed(LAYERS, weights), folder / "layers.onnx")
+    quantize_dynamic(folder / "layers.onnx", folder / "quantised.onnx", weight_type=QuantType.QInt8)
+    return folder / "quantised.onnx"
+
+
+def ai_onnx_ml(folder: Path) -> Path:
+    onnx.save(classifier(), folder / "ai_onnx_ml.onnx")
+    return folder / "ai_onnx_ml.onnx"
+
+
+def transformers_folder(folder: Path) -> Path:
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+    torch.manual_seed(6)
+    config = DistilBertConfig(vocab_size=400, dim=64, n_layers=2, n_heads=4, hidden_dim=128, max_position_embeddings=64)  # fmt: skip
+    DistilBertForSequenceClassification(config).save_pretrained(folder / "distilbert")
+    return folder / "distilbert"
+
+
+MADE: dict[str, Callable[[Path], Path]] = {
+    "made: opset 9": opset_9,
+    "made: Loop": loop,
+    "made: quantised": quantised,
+    "made: ai.onnx.ml": ai_onnx_ml,
+    "made: transformers folder": transformers_folder,
+}
+# What a package ships: the package, and the file in it.
+SHIPPED = {
+    "magika": "magika/models/standard_v3_3/model.onnx",
+    "silero: If, state": "silero_vad/data/silero_vad.onnx",
+    "silero: fixed batch, state": "silero_vad/data/silero_vad_openvino_16k.onnx",
+    "wake word: fixed batch 1": "openwakeword/resources/models/alexa_v0.1.onnx",
+    "wake word: speech embedding": "openwakeword/resources/models/embedding_model.onnx",
+    "wake word: spectrogram": "openwakeword/resources/models/melspectrogram.onnx",
+    "wake word: several outputs, state": "openwakeword/resources/models/silero_vad.onnx",
+    "orientation: opset 11, -1": "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
+    "notes": "basic_pitch/saved_models/icassp_2022/nmp.onnx",
+    "iris: ai.onnx.ml": "onnxruntime/datasets/logreg_iris.onnx",
+    "product: opset 7": "onnxruntime/datasets/mul_1.onnx",
+}
