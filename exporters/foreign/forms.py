@@ -11,6 +11,7 @@ from onnx import ModelProto, ValueInfoProto
 
 from ...models.engines.cpu.setup import CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
+from ...models.errors import BadFolder
 from ...models.package import ModelFolder
 from ...models.spec import ModelSpec
 from ...models.store import Draft
@@ -61,8 +62,8 @@ def foreign_subject(
         refusal = None
     if any(tensor.batch_axis for tensor in (*asked.spec.inputs, *asked.spec.outputs)):
         raise BadFolder(
-            f"{path} can only be served whole ({why}), and that takes no batch_axis: take batch_axis out of model.toml and "
-            "set max_batch_size = 0"
+            f"{path} can only be served whole ({why}), and that takes no batch_axis: take "
+            "batch_axis out of model.toml and set max_batch_size = 0"
         ) from refusal
     spec, more = hold(model, asked.spec, path)
     try:

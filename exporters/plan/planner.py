@@ -5,7 +5,7 @@ FP32, each with a reason and evidence.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, TypeVar
@@ -15,10 +15,12 @@ from ..graph.backend import Graph
 from ..inputs.samples import Samples
 from ..search.delta_debugging import NOT_ASKED, NOT_NEEDED, Budget, Found, outcome
 from ..search.refinement import refined
-from .aims import Aims, aims
+from .aims import RETREATS, Aims, aims, stricter
 from .rehearsal import Rehearsal
 
 BUDGET = Budget(evaluations=400, operations=1 << 41)  # about two minutes of one core
+RETREAT = "its error in half adds to that of the others"
+TOO_CLOSE = "the proof without it and its like missed a limit by less than a factor of two"
 
 G = TypeVar("G", bound=Graph)
 Notify = Callable[[str], None]
@@ -64,6 +66,8 @@ class Planner(Generic[G]):
         self._settled = True
         if self._searches and not self.graph.has_half():
             self.search = NOT_NEEDED
+        elif self._searches and share in RETREATS:
+            self.plan = self._with_more(share, notify)
         elif self._searches:
             notify("rehearsing")
             spec, dtype = self.graph.spec, self.graph.precision.dtype
@@ -87,9 +91,36 @@ class Planner(Generic[G]):
         repaired = self._search(self._repaired, self._rehearsal_repaired, limits, notify)
         return repaired if repaired.found is not None and len(repaired.kept) < len(plain.kept) else plain
 
+    def _with_more(self, share: float, notify: Notify) -> CandidatePlan[G]:
+        """The plan with the costliest other nodes in FP32 too, twice as many until ``share`` of the limits holds."""
+        graph, names = self.plan.graph, self.plan.names
+        rehearsal = self._rehearsal if graph is self.graph else self._rehearsal_repaired
+        limits = stricter(graph.spec.parity, graph.precision.dtype, share)
+        nodes = {one.node: one for one in graph.candidates()}
+        others = [name for name in rehearsal.most_costly_first if name not in names]
+        more = len(others) if share == RETREATS[-1] else 1
+        while more < len(others) and not rehearsal.score([*names, *others[:more]], limits).passed:
+            more *= 2
+        given = [nodes[name] for name in others[:more]]
+        notify(f"the proof misses a limit by little: {len(given)} of {len(others)} more nodes stay in FP32")
+        kept = (
+            *self.plan.searched,
+            *(Kept(one.node, one.op, one.reason or RETREAT, TOO_CLOSE) for one in given),
+        )
+        found = self.plan.found and replace(
+            self.plan.found, kept=tuple(one.node for one in kept), minimal=False
+        )
+        return CandidatePlan(graph, kept, found)
+
     def _search(self, graph: G, rehearsal: Rehearsal, limits: Aims, notify: Notify) -> CandidatePlan[G]:
         """The fewest more nodes in FP32 that pass the rehearsal, each with reason and evidence."""
         candidates = graph.candidates()
+
+        def reorder(names: Sequence[str]) -> Sequence[str]:
+            notify(f"search: measuring which of {len(candidates)} nodes cost most in half")
+            asked = set(names)
+            return [name for name in rehearsal.most_costly_first if name in asked]
+
         found = refined(
             [one.node for one in candidates],
             lambda names: rehearsal.score(names, limits.searched if names else limits.as_it_is),
@@ -97,6 +128,7 @@ class Planner(Generic[G]):
             budget=BUDGET,
             notify=notify,
             spent=rehearsal.meter.spent,
+            reorder=reorder,
         )
         if found is None:
             return CandidatePlan(graph)

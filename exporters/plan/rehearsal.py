@@ -5,6 +5,7 @@ One trial costs one run of the model and no export. The samples that choose a pl
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -23,6 +24,7 @@ from ..operations import Meter
 from ..prove import tried
 from ..question import Answers, Question
 from ..search.delta_debugging import Score
+from ..search.measured_order import by_measured_error
 from ..search.ranking import RANKED, ranking
 from .aims import stricter
 from .batched import Batch, batches
@@ -77,6 +79,18 @@ class Rehearsal:
             real += ask(self.samples[len(self.own) :])
             report = self._judged(limits, real, list(ask(self.adversarial)))
         return _score(report)
+
+    @cached_property
+    def most_costly_first(self) -> list[str]:
+        """The candidates by what they cost in half, measured on one batch (`search.measured_order`)."""
+        places = {node.name: place for place, node in enumerate(self._graph.nodes())}
+        candidates = sorted((one.node for one in self._graph.candidates()), key=places.__getitem__)
+
+        def error_of(nodes: Collection[str]) -> float:
+            kept = [name for name in candidates if name not in nodes]
+            return _score(self._judged(self._graph.spec.parity, list(self._ask(kept)(self.own[:1])))).error_u
+
+        return by_measured_error(candidates, error_of)
 
     def find_counterexamples(self, kept: Collection[str]) -> bool:
         """Whether the half fails unseen samples (`Counterexamples`)."""

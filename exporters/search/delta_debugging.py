@@ -3,7 +3,9 @@
 A variant of ddmin (Zeller and Hildebrandt, 2002) for an ordered list of suspects: find a passing prefix by
 doubling, then take away from its far end in steps that double while the judge passes and are bisected when
 it fails. Keeping more nodes usually helps, but nothing rests on that: only sets that the judge passed are
-ever held, and the last pass takes single nodes away until none can go.
+ever held, and the last pass takes single nodes away until none can go. Where the first suspects do not suffice, the
+others are put into a measured order (`measured_order.py`), and the doubling begins again: so that the set that is held
+when a budget ends is about as large as errors ask for, and not all that was never tried.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +50,8 @@ class Found:
 
 
 Judge = Callable[[frozenset[str]], Score]
+Reorder = Callable[[Sequence[str]], Sequence[str]]
+SUSPECTS = 16  # that are tried in the order given
 
 # What a form shows as ``search``.
 NOT_ASKED, NOT_NEEDED, COMPLETE = "not asked", "not needed", "complete"
@@ -73,13 +77,17 @@ def smallest_set(
     notify: Callable[[str], None] = lambda line: None,
     spent: Callable[[], int] = lambda: 0,
     elsewhere: bool = True,
+    reorder: Reorder | None = None,
+    needed: int = 0,
 ) -> Found | None:
     """The smallest passing set that the budget lets us find; no single node can be taken away from it.
 
     ``candidates``: most suspicious first; they stay longest. ``judge``: scores a set of kept nodes, and is
     asked once per set. ``spent``: the operations of all runs so far. ``elsewhere``: look a second time, for a
-    smaller set of other nodes. Keeping nothing, everything, and the first 1, 2, 4, … are tried whatever the
-    budget. None where even all candidates kept do not pass. Deterministic.
+    smaller set of other nodes. ``reorder``: gives the candidates another order, where the first `SUSPECTS` do not
+    suffice. ``needed``: so many of the first candidates are known not to suffice; they keep their place. Keeping
+    nothing, everything, and the first 1, 2, 4, … are tried whatever the budget. None where even all candidates kept do
+    not pass. Deterministic.
     """
     search = _Search(list(dict.fromkeys(candidates)), judge, budget, notify, spent)
     before, exhausted = search.score(()), False
@@ -87,7 +95,7 @@ def smallest_set(
         return None
     if not before.passed:
         try:
-            search.run()
+            search.run(needed, reorder)
             if elsewhere and len(search.best) > 1:
                 search.second_start()
         except _BudgetSpent:
@@ -149,11 +157,14 @@ class _Search:
             raise _BudgetSpent
         return self.score(kept).passed
 
-    def run(self) -> None:
-        size = 1
-        while not self.score(self.suspects[:size]).passed:  # few runs, and without them all would be kept
-            size *= 2
-        self.one_minimal(self.reduced([], self.suspects[:size]))
+    def run(self, needed: int, reorder: Reorder | None) -> None:
+        more = 1
+        while not self.score(self.suspects[: needed + more]).passed:  # few runs, else all would be kept
+            more *= 2
+            if more > SUSPECTS and reorder is not None:
+                self.suspects = [*self.suspects[:needed], *reorder(self.suspects[needed:])]
+                more, reorder = 1, None
+        self.one_minimal(self.reduced([], self.suspects[: needed + more]))
 
     def second_start(self) -> None:
         """Look for a smaller set elsewhere, unless each node of the best one is needed whatever else is kept."""
@@ -198,11 +209,11 @@ class _Search:
     def one_minimal(self, kept: list[str]) -> None:
         """Take single nodes away, the least suspicious first, until a whole pass takes none."""
         kept = [node for node in self.suspects if node in kept]
-        smaller: list[str] | None = kept
-        while smaller is not None:
-            kept = smaller
-            fewer = (_without(kept, node) for node in reversed(kept))
-            smaller = next((less for less in fewer if self.passes(less)), None)
+        before: list[str] = []
+        while kept != before:
+            before = kept
+            for node in reversed(before):
+                kept = less if self.passes(less := _without(kept, node)) else kept
 
 
 def _without(nodes: Sequence[str], node: str) -> list[str]:

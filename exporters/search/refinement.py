@@ -7,7 +7,7 @@ therefore tried on many unseen samples; those that fail join the samples, and th
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from .delta_debugging import Budget, Found, Judge, smallest_set
+from .delta_debugging import Budget, Found, Judge, Reorder, smallest_set
 
 ROUNDS = 8  # searches after the first
 NOT_ALL = "there are perturbed samples that are not equal under this plan"
@@ -21,20 +21,30 @@ def refined(
     budget: Budget,
     notify: Callable[[str], None] = lambda line: None,
     spent: Callable[[], int] = lambda: 0,
+    reorder: Reorder | None = None,
 ) -> Found | None:
     """`delta_debugging.smallest_set` for the samples and for the unseen ones that smaller sets fail.
 
     ``counterexamples``: tries these kept nodes on unseen samples, adds the worst that fail to what the judge asks, and
     returns whether there were any. Where no set passes those, what was found before them is returned, as an
-    exhausted search. None where not even all candidates kept pass.
+    exhausted search. None where not even all candidates kept pass. The budget is that of all searches; one without any
+    left still adds nodes until the counterexamples pass.
     """
     end, before = spent() + budget.operations, None
     for search in range(ROUNDS + 1):
-        left = replace(budget, operations=max(end - spent(), 0))
-        found = smallest_set(candidates, judge, budget=left, notify=notify, spent=spent, elsewhere=not search)
+        found = smallest_set(
+            candidates,
+            judge,
+            budget=replace(budget, operations=max(end - spent(), 0)),
+            notify=notify,
+            spent=spent,
+            elsewhere=not search,
+            reorder=reorder,
+            needed=len(before.kept) if before else 0,
+        )
         if found is None:
             break
-        if not found.minimal or not counterexamples(found.kept):
+        if not counterexamples(found.kept):
             return found
         notify(f"search: with {len(found.kept)} kept, perturbed samples are not equal; once more with them")
         candidates = [*found.kept, *(name for name in candidates if name not in found.kept)]

@@ -9,7 +9,7 @@ from halfeven.exporters.autocast.emulation import Emulation
 from halfeven.exporters.captured.program_graph import ProgramGraph, program_graph
 from halfeven.exporters.inputs.perturbed import COPIES
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.plan.aims import SHARES
+from halfeven.exporters.plan.aims import RETREATS, SHARES
 from halfeven.exporters.plan.planner import Planner
 from halfeven.exporters.plan.rehearsal import Rehearsal
 from halfeven.exporters.question import Question
@@ -149,6 +149,23 @@ def test_where_only_fp32_everywhere_would_pass_the_half_is_left_as_it_is() -> No
 def test_asked_again_it_only_says_so_where_the_plan_is_another() -> None:
     made = settled(Healthy())
     assert made.settle(SHARES[1], lambda _: None) is False
+
+
+def test_after_a_near_miss_more_nodes_stay_in_fp32_and_in_the_end_all_of_them() -> None:
+    made = settled(Gate())
+    before = set(made.plan.names)
+    assert made.settle(RETREATS[0], lambda _: None)
+    more = set(made.plan.names)
+    assert before < more and made.plan.graph.has_half()
+    assert made.settle(RETREATS[-1], lambda _: None)
+    assert more < set(made.plan.names) == {one.node for one in made.graph.candidates()}
+    assert not made.plan.graph.has_half(made.plan.names) and all(one.reason for one in made.plan.kept)
+
+
+def test_the_node_that_overflows_is_measured_as_the_costliest() -> None:
+    graph, planning, _ = prepared(Gate())
+    first = Rehearsal(graph, planning).most_costly_first[0]
+    assert first.startswith("mul")
 
 
 def test_the_samples_that_judge_are_not_those_that_choose() -> None:

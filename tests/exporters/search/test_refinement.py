@@ -73,3 +73,21 @@ def test_a_spent_budget_ends_it_with_a_set_that_passed() -> None:
     )
     assert found is not None and not found.minimal and found.exhausted
     assert samples.judge(frozenset(found.kept)).passed
+
+
+def test_what_a_spent_budget_ends_with_is_tried_on_unseen_samples_all_the_same() -> None:
+    samples = Samples({"a": "n3", "b": "n7"}, asked="a")
+    found = refined(NODES, samples.judge, samples.counterexamples, budget=Budget(0, 0))
+    assert found is not None and {"n3", "n7"} <= set(found.kept) and found.exhausted
+
+
+def test_what_was_found_keeps_its_place_and_is_not_tried_again_from_one() -> None:
+    samples, asked = Samples({"a": "n3", "b": "n7"}, asked="a"), list[frozenset[str]]()
+
+    def judge(kept: frozenset[str]) -> Score:
+        asked.append(kept)
+        return samples.judge(kept)
+
+    refined(NODES, judge, samples.counterexamples, budget=AMPLE)
+    again = asked[max(place for place, kept in enumerate(asked) if not kept) :]
+    assert {len(kept) for kept in again if kept and kept <= {"n3"}} <= {1}

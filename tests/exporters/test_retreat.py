@@ -1,0 +1,77 @@
+"""A proof that misses by little gives more to FP32 before it is refused; one that misses by much does not."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from halfeven.exporters.evidence import Form
+from halfeven.exporters.gate.parity import judge
+from halfeven.exporters.gate.trial import Trial
+from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.plan.aims import RETREATS, SHARES
+from halfeven.exporters.prove import ReferenceRun
+from halfeven.exporters.road import _Conversion
+from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+
+U = 2.0**-11
+SPEC = ModelSpec(
+    "m", (TensorSpec("x", "FP32", (Dim(), Dim(4, 4))),), (TensorSpec("y", "FP32", (Dim(), Dim(50, 50))),), 8
+)
+
+
+class Maker:
+    """Plans as asked, unless ``fixed``: then the first plan is the only one."""
+
+    def __init__(self, fixed: bool = False) -> None:
+        self.asked, self.fixed = list[float](), fixed
+
+    def plan(self, planning: Samples, share: float, notify: Callable[[str], None]) -> bool:
+        self.asked.append(share)
+        return len(self.asked) == 1 or not self.fixed
+
+
+def form(error_u: float) -> Form:
+    """Judged with one element that errs by so much."""
+    whole = np.ones((8, 50), np.float32)
+    half = whole.copy()
+    half[3, 3] += error_u * U
+    report = judge(SPEC, "fp16", [Trial(tuple(range(8)), {"y": whole}, {"y": half})])
+    return Form({"passed": report.passed}, report)
+
+
+def shares_asked(
+    monkeypatch: pytest.MonkeyPatch, error_of: Callable[[float], float], fixed: bool = False
+) -> list[float]:
+    maker: Any = Maker(fixed)
+    subject: Any = SimpleNamespace(forms=("torch",))
+    reference_run: Any = None
+
+    def made(self: _Conversion, name: str, reference_run: ReferenceRun) -> Form:
+        return form(error_of(maker.asked[-1]))
+
+    monkeypatch.setattr(_Conversion, "_form", made)
+    draft: Any = None
+    _Conversion(subject, maker, draft, lambda _: None)._proven(Samples({}), reference_run)
+    return maker.asked
+
+
+def test_a_near_miss_gives_more_to_fp32_until_the_proof_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = {SHARES[0]: 5.1, SHARES[1]: 4.05, RETREATS[0]: 4.001, RETREATS[1]: 2.0}
+    assert shares_asked(monkeypatch, errors.__getitem__) == [*SHARES, *RETREATS[:2]]
+
+
+def test_a_miss_by_a_factor_of_two_is_refused_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shares_asked(monkeypatch, lambda share: 8.1) == list(SHARES)
+
+
+def test_all_that_can_be_given_is_given_before_a_near_miss_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert shares_asked(monkeypatch, lambda share: 4.2) == [*SHARES, *RETREATS]
+
+
+def test_where_no_other_plan_is_looked_for_nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at O3 without a search: what was asked is proven or refused."""
+    assert shares_asked(monkeypatch, lambda share: 4.2, fixed=True) == [*SHARES, RETREATS[0]]
