@@ -37,6 +37,18 @@ class TomlReader:
             raise self.error(f"{place} = {value!r}: expected {_KINDS[kind]}")
         return value
 
+    def existing(self, value: Any, key: str, default: str | None) -> Path | None:
+        """The path that a key names inside the folder; the default only where it exists."""
+        if value is None:
+            path = self.file.parent / (default or "")
+            return path if default and path.is_file() else None
+        if not isinstance(value, str):
+            raise self.error(f"{key} = {value!r}: expected a file name")
+        path = self.file.parent / value
+        if not path.is_file():
+            raise self.error(f"{key} = {value!r}: there is no such file in {self.file.parent}")
+        return path
+
     def strings(self, value: Any, key: str) -> list[str]:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.error(f"{key} = {value!r}: expected a list of strings")

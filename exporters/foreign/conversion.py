@@ -12,12 +12,12 @@ from ...models.spec import ModelSpec
 from ..autocast.plan import Kept
 from .batch_first import with_batch_first
 from .file_graph import FileGraph
-from .free_batch import declare_free, with_free_batch
 from .graph import BODIES, FLOATING, ForeignProgram, assembled, size_in_bytes, walk
 from .index_ranges import with_ranges
 from .normalise import normalise
 from .reading import read_model
 from .rewrite import HalfGraph
+from .rows_freed import declare_free, with_free_batch
 from .runtime import finished
 from .selection import select
 from .signature import hold

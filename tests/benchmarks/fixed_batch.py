@@ -1,10 +1,10 @@
 """Requests per second of models that were made for one row: as they came, and with their batch made free.
 
-    python -m tests.benchmarks.fixed_batch [--turns 4] [--seconds 3] [--callers 8]
+    python -m tests.benchmarks.fixed_batch [--rounds 4] [--seconds 3] [--callers 8]
 
 A convolutional net with a large linear layer (an AlexNet in small), and two layers of LSTM of the size that transducers
 predict with, whose states have the batch on axis 1: ONNX files with a batch of 1. Each stands twice in one server, with
-``max_batch_size`` 1 and 8. So many callers of one row each ask them in turns. The last line on stdout is JSON.
+``max_batch_size`` 1 and 8. So many callers of one row each ask them alternately. The last line on stdout is JSON.
 """
 
 import argparse
@@ -104,7 +104,7 @@ def wait_until_ready(port: int, seconds: float = 300.0) -> None:
     raise TimeoutError(f"the server is not ready after {seconds:g} s")
 
 
-def measure(turns: int, seconds: float, callers: int) -> dict[str, Any]:
+def measure(rounds: int, seconds: float, callers: int) -> dict[str, Any]:
     plan = Plan(concurrency=(callers,), seconds=seconds, warmup_s=0.5)
     found: dict[str, Any] = {"callers": callers}
     with tempfile.TemporaryDirectory() as name:
@@ -115,7 +115,7 @@ def measure(turns: int, seconds: float, callers: int) -> dict[str, Any]:
             wait_until_ready(port)
             for each, names in models.items():
                 rates: dict[int, list[float]] = {1: [], 8: []}
-                for _ in range(turns):
+                for _ in range(rounds):
                     for rows, model in names.items():
                         stage = bench(f"http://127.0.0.1:{port}", model, plan, notify=lambda _: None)[
                             "stages"
@@ -129,8 +129,8 @@ def measure(turns: int, seconds: float, callers: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--callers", type=int, default=8)
     asked = parser.parse_args()
-    print(json.dumps(measure(asked.turns, asked.seconds, asked.callers)))
+    print(json.dumps(measure(asked.rounds, asked.seconds, asked.callers)))

@@ -8,7 +8,7 @@ import torch
 from halfeven.exporters.another_way import one_at_a_time
 from halfeven.exporters.captured.forms import ProgramForms
 from halfeven.exporters.captured.program_graph import exact_answers
-from halfeven.exporters.foreign.forms import foreign_subject
+from halfeven.exporters.foreign.forms import FileForms, foreign_subject
 from halfeven.exporters.foreign.oracle import Oracle
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.onnx.export import write_onnx
@@ -53,6 +53,7 @@ def test_a_file_node_by_node_and_one_row_at_a_time_is_never_refused(name: str, t
         pytest.skip(f"it does not export: {error}")
     asked = ModelFolder(tmp_path, "whole.onnx", (), None, None, model.spec, Precision())
     subject, maker = foreign_subject(asked, samples, {}, False, lambda _: None)
+    assert isinstance(maker, FileForms)
     reference_run = maker.reference_run(samples)
     node_by_node = Oracle(maker.program.model, maker.program.weights).run
     alone = one_at_a_time(maker.whole()) if subject.spec.batched else maker.whole()
