@@ -4,7 +4,7 @@
 
 Imports torch, the model folder and its own siblings by their paths only (``sources.py``: the module,
 ``autocast.py`` and ``regions.py``: islands, ``substitutes.py``: what no archive may hold,
-``agreement.py``: program against module, ``failures.py`` and ``nonfinite.py``: what is said), so
+``more_rows.py`` and ``batch_place.py``: a batch of 1 made free, ``agreement.py``: program against module, ``failures.py`` and ``nonfinite.py``: what is said), so
 that neither can meet our package by accident: a folder that has its own ``models/`` or ``errors.py`` finds its own.
 Writes ``program.pt2``, ``weights.safetensors``
 and ``result.json`` into the request's ``out`` folder; a failure is a ``result.json`` with a sentence and the
@@ -89,7 +89,7 @@ def trace(torch, request, samples):
 def of_program(torch, request, samples):
     """A program that was exported for one row: with a free batch where its answers are the same, else as it is."""
     given = torch.export.load(Path(request["folder"]) / request["source"])
-    if not failures.sibling("free_batch").is_for_one_row(given, request):
+    if not failures.sibling("more_rows").is_for_one_row(given, request):
         return attempt(torch, request, samples, None)
     fixed = {**request, "max_batch_size": 1}
     try:
