@@ -4,8 +4,8 @@
 
 Imports torch, the model folder and its own siblings, by their paths only, so that a folder with its own ``models/`` or
 ``errors.py`` imports its own and not ours. The siblings: ``sources.py`` makes the module, ``autocast.py`` and
-``regions.py`` handle FP32 islands, ``substitutes.py`` replaces operations that no archive may have, ``agreement.py``
-compares program and module, ``failures.py`` and ``nonfinite.py`` make the messages.
+``regions.py`` handle FP32 islands, ``substitutes.py`` replaces operations that no archive may have, ``more_rows.py``
+and ``batch_place.py`` free a batch of 1, ``agreement.py`` compares program and module, ``failures.py`` and ``nonfinite.py`` make the messages.
 Writes ``program.pt2``, ``weights.safetensors`` and ``result.json`` into the request's ``out`` folder; a failure is a
 ``result.json`` with a sentence and the traceback's tail.
 """
@@ -87,13 +87,12 @@ def trace(torch, request, samples):
 
 def of_program(torch, request, samples):
     """A program that was exported for one row: with a free batch where its answers are the same, else as it is."""
-    given = torch.export.load(Path(request["folder"]) / request["source"])
-    if not failures.sibling("free_batch").is_for_one_row(given, request):
+    if not failures.sibling("more_rows").is_for_one_row(torch, request):
         return attempt(torch, request, samples, None)
     fixed = {**request, "max_batch_size": 1}
     try:
         program, notes, facts = attempt(torch, {**request, "free_batch": True}, samples, None)
-        original = Flat(build(torch, request, Path(request["folder"])), request).module
+        original = Flat(loaded(torch, request, None)[0], request).module
         checks.same_alone(failures, torch, program.module(check_guards=False), original, samples, fixed)
     except Exception as error:
         program, notes, facts = attempt(torch, fixed, samples, None)
@@ -103,12 +102,7 @@ def of_program(torch, request, samples):
 
 
 def attempt(torch, request, samples, attention):
-    module = build(torch, request, Path(request["folder"]), attention)
-    failures.sibling("autocast").see_transformers()
-    sources = failures.sibling("sources")
-    notes = sources.half_in_checkpoint(request, Path(request["folder"]))
-    notes += sources.load_weights(failures, torch, module, request["weights"])
-    notes += widen(torch, module)
+    module, notes = loaded(torch, request, attention)
     flat = Flat(module, request)
     with torch.no_grad():
         try:
@@ -120,6 +114,16 @@ def attempt(torch, request, samples, attention):
             failures.blame_inputs(error, module, flat.original, example, request)
             raise
     return program, notes, facts
+
+
+def loaded(torch, request, attention):
+    """The module with its weights, in FP32, and what to tell of them."""
+    module = build(torch, request, Path(request["folder"]), attention)
+    failures.sibling("autocast").see_transformers()
+    sources = failures.sibling("sources")
+    notes = sources.half_in_checkpoint(request, Path(request["folder"]))
+    notes += sources.load_weights(failures, torch, module, request["weights"])
+    return module, [*notes, *widen(torch, module)]
 
 
 def limit_memory(limit):

@@ -80,7 +80,7 @@ def program_module(failures, torch, path, request):
     module = program.module(check_guards=False)
     program_dtypes(torch, module, widen=bool(widened))
     if request.get("free_batch"):
-        freeing = failures.sibling("free_batch")
+        freeing = failures.sibling("more_rows")
         place = failures.sibling("batch_place").place_of_batch
         freeing.free(torch, module, freeing.axes_of(program, request), place)
     return plain_module(torch, module).requires_grad_(False)

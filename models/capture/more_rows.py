@@ -8,6 +8,7 @@ Runs in the child, by file path: imports torch alone; ``place`` is that of ``bat
 """
 
 import math
+from pathlib import Path
 
 MANY = 1009  # rows: a prime that no size of a model is likely to have as a factor
 VIEWS = ("view", "reshape", "_unsafe_view")
@@ -22,10 +23,11 @@ def axes_of(program, request):
     return {name: axes.get(name if same else other, 0) for name, other in zip(names, ours, strict=False)}
 
 
-def is_for_one_row(program, request):
-    """Whether the program's batch is 1 where model.toml has a free one."""
+def is_for_one_row(torch, request):
+    """Whether the batch of the request's program is 1 where model.toml has a free one."""
     if request["max_batch_size"] < 2:
         return False
+    program = torch.export.load(Path(request["folder"]) / request["source"])
     axes = axes_of(program, request)
     shapes = {n.name: n.meta["val"].shape for n in program.graph.nodes if n.name in axes}
     sizes = [shapes[name][axis] for name, axis in axes.items() if axis < len(shapes[name])]
