@@ -41,6 +41,10 @@ class Maker(Protocol):
         """Settle what is half, to pass ``share`` of the gate's limits on ``planning``; whether that changed it."""
         ...
 
+    def nearest(self, notify: Notify) -> str:
+        """A sentence about the nearest plan that would pass, for a refusal; may be empty."""
+        ...
+
     def write(self, draft: Draft) -> None:
         """The original and whatever all forms share."""
         ...

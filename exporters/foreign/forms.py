@@ -106,6 +106,9 @@ class Foreign:
         self.half = written(self.program, self.settled, self.info)
         return True
 
+    def nearest(self, notify: Notify) -> str:
+        return self.planner.nearest(notify) if self.planner else ""
+
     def write(self, draft: Draft) -> None:
         """Nothing more: whole and half are written where they are made."""
 
