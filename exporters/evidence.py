@@ -60,13 +60,14 @@ def facts_of(version: Version) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All findings of a conversion, ready to be written."""
+    """All findings of a conversion, ready to be written. ``nearest``: of a refusal, as `Maker.nearest` gives it."""
 
     subject: Subject
     maker: Maker
     forms: Mapping[str, Form]
     status: str
     further: FurtherVerdict | None = None
+    nearest: str = ""
 
     @property
     def half_nodes(self) -> int:
@@ -83,7 +84,8 @@ class Evidence:
         if self.further is not None and not self.further.passed:
             refusals.append(self.further.reason)
         if refusals:
-            return "; ".join([*refusals, *([_EXHAUSTED] if self.exhausted else [])])
+            more = [self.nearest, _EXHAUSTED if self.exhausted else ""]
+            return "; ".join([*refusals, *filter(None, more)])
         if not self.half_nodes:
             return f"nothing is half, it is served in FP32: {self._why_nothing_is_half}"
         proven = "proven equal in every form asked for"

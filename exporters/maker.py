@@ -42,6 +42,10 @@ class Maker(Protocol):
         changed."""
         ...
 
+    def nearest(self, notify: Notify) -> str:
+        """A sentence about the nearest plan that would pass, for a refusal; may be empty."""
+        ...
+
     def write(self, draft: Draft) -> None:
         """Write the original and the files that all forms share."""
         ...

@@ -66,7 +66,9 @@ class _Conversion:
         good = any(form.passed for form in forms.values()) and (further is None or further.passed)
         status = LIVE if good else REFUSED
         self._drop_refused(forms, status)
-        evidence = Evidence(subject, maker, forms, status, further)
+        unproven = status == REFUSED and any(form.report and not form.passed for form in forms.values())
+        nearest = maker.nearest(self.notify) if unproven else ""
+        evidence = Evidence(subject, maker, forms, status, further, nearest)
         evidence.write(self.draft, reference_run, planning.count)
         return self.draft.publish(status, evidence.manifest(time.perf_counter() - started))
 

@@ -96,6 +96,9 @@ class ProgramForms:
         self._storage = self._taken = None
         return True
 
+    def nearest(self, notify: Notify) -> str:
+        return self.planner.nearest(notify) if self.planner else ""
+
     def write(self, draft: Draft) -> None:
         folder, program = draft.folder, self.subject.exported
         save_file(_untied(program.state_dict), folder / "weights.safetensors")

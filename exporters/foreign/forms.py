@@ -184,6 +184,9 @@ class FileForms:
         self.settled = graph.settled(())
         self.half = written(self.program, self.settled, self.info)
 
+    def nearest(self, notify: Notify) -> str:
+        return self.planner.nearest(notify) if self.planner else ""
+
     def write(self, draft: Draft) -> None:
         """Nothing: `make` writes whole and half."""
 

@@ -79,6 +79,10 @@ class WholeFile:
         first, self.planned = not self.planned, True
         return first
 
+    def nearest(self, notify: Notify) -> str:
+        """Nothing is planned."""
+        return ""
+
     def write(self, draft: Draft) -> None:
         """Nothing more than the form."""
 

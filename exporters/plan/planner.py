@@ -15,10 +15,11 @@ from ..graph.backend import Graph
 from ..inputs.samples import Samples
 from ..search.delta_debugging import NOT_ASKED, NOT_NEEDED, Budget, Found, outcome
 from ..search.refinement import refined
-from .aims import RETREATS, Aims, aims, stricter
+from .aims import RETREATS, SHARES, Aims, aims, stricter
 from .rehearsal import Rehearsal
 
 BUDGET = Budget(evaluations=400, operations=1 << 41)  # about two minutes of one core
+NAMED = 12  # of the nodes that a refusal proposes to keep
 RETREAT = "its error in half adds to that of the others"
 TOO_CLOSE = "the proof without it and its like missed a limit by less than a factor of two"
 
@@ -91,6 +92,21 @@ class Planner(Generic[G]):
         repaired = self._search(self._repaired, self._rehearsal_repaired, limits, notify)
         return repaired if repaired.found is not None and len(repaired.kept) < len(plain.kept) else plain
 
+    def nearest(self, notify: Notify) -> str:
+        """A sentence about the nearest plan that would pass, for a refusal; empty where none was looked for."""
+        if not self._searches or not self.graph.has_half():
+            return ""
+        plan = self._with_more(SHARES[-1], notify)
+        if not plan.graph.has_half(plan.names):
+            return "no plan between this one and FP32 everywhere (--level O0) passes on the planning samples"
+        count = len(plan.graph.candidates())
+        return (
+            "the nearest plan that passes on the planning samples keeps "
+            f"{len(plan.names)} of {count} nodes in FP32: "
+            + " ".join(f"--keep {name}" for name in plan.names[:NAMED])
+            + (" …" if len(plan.names) > NAMED else "")
+        )
+
     def _with_more(self, share: float, notify: Notify) -> CandidatePlan[G]:
         """The plan with the costliest other nodes in FP32 too, twice as many until ``share`` of the limits holds."""
         graph, names = self.plan.graph, self.plan.names
@@ -102,7 +118,7 @@ class Planner(Generic[G]):
         while more < len(others) and not rehearsal.score([*names, *others[:more]], limits).passed:
             more *= 2
         given = [nodes[name] for name in others[:more]]
-        notify(f"the proof misses a limit by little: {len(given)} of {len(others)} more nodes stay in FP32")
+        notify(f"the proof misses a limit: {len(given)} of {len(others)} more nodes stay in FP32")
         kept = (
             *self.plan.searched,
             *(Kept(one.node, one.op, one.reason or RETREAT, TOO_CLOSE) for one in given),

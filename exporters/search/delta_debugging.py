@@ -83,9 +83,9 @@ def smallest_set(
     """The smallest passing set that the budget lets us find; no single node can be taken away from it.
 
     ``candidates``: most suspicious first; they stay longest. ``judge``: scores a set of kept nodes, and is
-    asked once per set. ``spent``: the operations of all runs so far. ``elsewhere``: look a second time, for a
-    smaller set of other nodes. ``reorder``: gives the candidates another order, where the first `SUSPECTS` do not
-    suffice. ``needed``: so many of the first candidates are known not to suffice; they keep their place. Keeping
+    asked once per set. ``spent``: the operations of all runs so far. ``reorder``: gives the candidates another order,
+    where the first `SUSPECTS` do not suffice. ``elsewhere``: where they do, look a second time, for a smaller set of
+    other nodes. ``needed``: so many of the first candidates are known not to suffice; they keep their place. Keeping
     nothing, everything, and the first 1, 2, 4, … are tried whatever the budget. None where even all candidates kept do
     not pass. Deterministic.
     """
@@ -96,7 +96,7 @@ def smallest_set(
     if not before.passed:
         try:
             search.run(needed, reorder)
-            if elsewhere and len(search.best) > 1:
+            if elsewhere and len(search.best) > 1 and not search.reordered:
                 search.second_start()
         except _BudgetSpent:
             exhausted = True
@@ -130,7 +130,7 @@ class _Search:
         spent: Callable[[], int],
     ) -> None:
         self.suspects, self.scores = suspects, dict[frozenset[str], Score]()
-        self.best = suspects
+        self.best, self.reordered = suspects, False
         self._judge, self._budget, self._notify, self._spent = judge, budget, notify, spent
         self._end = spent() + budget.operations
 
@@ -163,7 +163,7 @@ class _Search:
             more *= 2
             if more > SUSPECTS and reorder is not None:
                 self.suspects = [*self.suspects[:needed], *reorder(self.suspects[needed:])]
-                more, reorder = 1, None
+                more, reorder, self.reordered = 1, None, True
         self.one_minimal(self.reduced([], self.suspects[: needed + more]))
 
     def second_start(self) -> None:

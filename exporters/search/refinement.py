@@ -27,15 +27,15 @@ def refined(
 
     ``counterexamples``: tries these kept nodes on unseen samples, adds the worst that fail to what the judge asks, and
     returns whether there were any. Where no set passes those, what was found before them is returned, as an
-    exhausted search. None where not even all candidates kept pass. The budget is that of all searches; one without any
-    left still adds nodes until the counterexamples pass.
+    exhausted search. None where not even all candidates kept pass. The budget's operations are those of all searches:
+    each may use half of what is left, and one without any left still adds nodes until the counterexamples pass.
     """
     end, before = spent() + budget.operations, None
     for search in range(ROUNDS + 1):
         found = smallest_set(
             candidates,
             judge,
-            budget=replace(budget, operations=max(end - spent(), 0)),
+            budget=replace(budget, operations=max((end - spent()) // 2, 0)),
             notify=notify,
             spent=spent,
             elsewhere=not search,

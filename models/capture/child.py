@@ -5,7 +5,8 @@
 Imports torch, the model folder and its own siblings, by their paths only, so that a folder with its own ``models/`` or
 ``errors.py`` imports its own and not ours. The siblings: ``sources.py`` makes the module, ``autocast.py`` and
 ``regions.py`` handle FP32 islands, ``substitutes.py`` replaces operations that no archive may have, ``more_rows.py``
-and ``batch_place.py`` free a batch of 1, ``agreement.py`` compares program and module, ``failures.py`` and ``nonfinite.py`` make the messages.
+and ``batch_place.py`` free a batch of 1, ``agreement.py`` compares program and module, ``failures.py`` and
+``nonfinite.py`` make the messages.
 Writes ``program.pt2``, ``weights.safetensors`` and ``result.json`` into the request's ``out`` folder; a failure is a
 ``result.json`` with a sentence and the traceback's tail.
 """

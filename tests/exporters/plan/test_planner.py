@@ -162,6 +162,26 @@ def test_after_a_near_miss_more_nodes_stay_in_fp32_and_in_the_end_all_of_them() 
     assert not made.plan.graph.has_half(made.plan.names) and all(one.reason for one in made.plan.kept)
 
 
+class Coarse(nn.Module):
+    """A sum that leaves far less than its terms, before layers that half is good for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first((x + 20.0) - 20.0)))
+
+
+def test_a_refusal_names_the_nearest_plan_that_passes() -> None:
+    made = planner(Coarse(), Precision("O2"))
+    sentence = made.nearest(lambda _: None)
+    assert "--keep add" in sentence and f"of {len(made.graph.candidates())} nodes" in sentence
+    assert "FP32 everywhere" in planner(TooFine(), Precision("O2")).nearest(lambda _: None)
+    assert planner(Coarse(), Precision("O3")).nearest(lambda _: None) == "", "nothing was looked for"
+
+
 def test_the_node_that_overflows_is_measured_as_the_costliest() -> None:
     graph, planning, _ = prepared(Gate())
     first = Rehearsal(graph, planning).most_costly_first[0]
