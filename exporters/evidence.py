@@ -54,6 +54,7 @@ def facts_of(version: Version) -> dict[str, Any]:
         "half": version.manifest["half"],
         "reason": version.manifest["reason"],
         "notes": version.manifest["notes"],
+        "samples": version.manifest.get("samples"),
         "forms": forms,
     }
 
@@ -164,6 +165,7 @@ class Evidence:
             "row_operations": self.maker.row_operations,
             "reason": self.reason,
             "notes": list(self.subject.notes),
+            "samples": {"source": self.subject.samples.source, "count": self.subject.samples.count},
             "forms": {name: form.facts for name, form in self.forms.items()},
             "gate": self.further and dict(self.further.numbers),
             "environment": environment(torch.device("cpu")),

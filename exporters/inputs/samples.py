@@ -68,7 +68,8 @@ class Samples:
         for start in islice(range(0, self.count, max(rows, 1)), most):
             indices = tuple(index % self.count for index in range(start, start + max(rows, 1)))
             chosen = list(indices) if rows else start
-            yield indices, {name: np.ascontiguousarray(array[chosen]) for name, array in self.arrays.items()}
+            # `ascontiguousarray` would give a scalar an axis.
+            yield indices, {name: np.asarray(array[chosen], order="C") for name, array in self.arrays.items()}
 
     def save(self, path: Path) -> None:
         """Write them as safetensors, the layout that `load_samples` reads."""

@@ -34,6 +34,7 @@ from rich.text import Text
 
 from ..gate.gate_rows import few_pairs, gate_rows
 from ..search.delta_debugging import EXHAUSTED
+from .headline import GENERATED, headline, is_generated, judged_samples
 from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, curve_plot, error_bar, error_plot, slice_plot
 
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
@@ -42,13 +43,6 @@ _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 def render_html(facts: Mapping[str, Any]) -> str:
     """The report as one page without any outside asset. Every text in ``facts`` is escaped."""
     return _environment().get_template("report.html").render(facts=facts)
-
-
-def headline(facts: Mapping[str, Any]) -> str:
-    """The verdict in a few words. Where nothing is half (``half`` is None), no half was proven."""
-    if facts["status"] != "live":
-        return str(facts["status"]).capitalize()
-    return "FP32" if facts.get("half", "") is None else "Proven even"
 
 
 def render_terminal(facts: Mapping[str, Any]) -> Group:
@@ -68,7 +62,15 @@ def render_terminal(facts: Mapping[str, Any]) -> Group:
         sentences += [Text(f"  {form}: {sentence}") for sentence in (*_diagnoses(found), *_orders(found))]
     sentences += [Text(f"! {sentence}", style="yellow") for sentence in _findings(facts)]
     sentences += [Text(f"  {note}") for note in facts.get("notes", ())]
-    return Group(table, *sentences)
+    return Group(table, *_verdict(facts), *sentences)
+
+
+def _verdict(facts: Mapping[str, Any]) -> Iterable[Text]:
+    """The verdict under the table, where the number of samples belongs to it."""
+    if facts["status"] == "live" and facts.get("half", "") is not None and judged_samples(facts):
+        yield Text(headline(facts), style="bold")
+    if is_generated(facts):
+        yield Text(f"! {GENERATED}: give real ones with samples.safetensors or --samples", style="yellow")
 
 
 def _rows(form: str, found: Mapping[str, Any]) -> Iterable[list[str]]:
@@ -150,6 +152,7 @@ def _environment() -> Environment:
     environment = pages_of(Path(__file__).parent)
     environment.globals.update(error_bar=error_bar, error_plot=error_plot, slice_plot=slice_plot)
     environment.globals.update(curve_plot=curve_plot, gate_rows=gate_rows, headline=headline)
+    environment.globals.update(is_generated=is_generated, GENERATED=GENERATED)
     environment.globals.update(WIDTH=WIDTH, HEIGHT=HEIGHT, SLICE_HEIGHT=SLICE_HEIGHT)
     environment.filters.update(size=size_text, number=number_text, db=db_text, share=share_text)
     return environment

@@ -56,7 +56,6 @@ def convert(
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.convert import Options, convert
-        from ...exporters.guessing.guess import GUESSED
         from ...exporters.report.page import render_terminal
         from ..http.routes.history import store_at
 
@@ -69,9 +68,6 @@ def convert(
             report.write_bytes(done.version.bytes("report.html"))
         if done.unchanged:
             notify(f"{done.version}: the folder has not changed since; no new version")
-        for sentence in done.facts["notes"]:
-            if sentence.startswith(GUESSED):
-                notify(sentence)
         passed = done.asked_passed if form else done.any_passed
         refused = 3 if any("error" not in f for f in done.facts["forms"].values() if not f["passed"]) else 4
         return done.facts, render_terminal(done.shown()), 0 if passed else refused

@@ -90,6 +90,8 @@ def _judge_version(version: Version, samples: Path | None, device: str, notify: 
         raise BadInput(f"{version} has no proven half to judge again: {facts['reason']}")
     spec = version.spec()
     judging = load_samples(samples, spec) if samples else stored_samples(version)
+    if samples:
+        facts["samples"] = {"source": judging.source, "count": judging.count}
     for form in halves:
         notify(f"judging the {form} form on {where}")
         engine = load_half(version, form, where)

@@ -143,14 +143,14 @@ def test_a_version_without_a_half_node_is_fp32_and_not_called_proven(
     assert version.status == "live" and version.manifest["half"] is None
     assert because in version.manifest["reason"] and "proven" not in version.manifest["reason"]
     page, terminal = shown(version)
-    assert "<strong>FP32</strong>" in page and "roven even" not in page and "proven even" not in page
+    assert "<strong>FP32</strong>" in page and "Equal on" not in page
     assert "live, in FP32" in terminal and because in terminal and "passed" not in terminal
 
 
 def test_a_plan_that_passes_as_it_is_needed_no_search(tmp_path: Path) -> None:
     version = published(tmp_path)
     assert version.manifest["forms"]["torch"]["search"] == "not needed"
-    assert "<strong>Proven even</strong>" in shown(version)[0]
+    assert "<strong>Equal on " in shown(version)[0]
     (tmp_path / "O3").mkdir()
     assert published(tmp_path / "O3", level="O3").manifest["forms"]["torch"]["search"] == "not asked"
 

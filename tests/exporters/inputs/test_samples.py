@@ -190,6 +190,13 @@ def test_every_batch_is_full_and_every_sample_is_in_one(random):
 # Made up
 
 
+def test_a_scalar_of_a_model_that_is_not_batched_stays_one() -> None:
+    arrays = {"x": np.zeros((4, 3), np.float32), "rate": np.arange(4)}
+    batches = [inputs for _, inputs in Samples(arrays).batches(0)]
+    assert [inputs["rate"].shape for inputs in batches] == [()] * 4
+    assert all(isinstance(inputs["rate"], np.ndarray) for inputs in batches)
+
+
 def test_generated_samples_fit_the_spec_and_repeat_with_the_seed(random, tmp_path):
     seed = int(random.integers(0, 1 << 30))
     made = generate(ENCODER, 9, seed)

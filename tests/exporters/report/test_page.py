@@ -102,7 +102,7 @@ class Elements(HTMLParser):
 def test_a_passed_conversion_is_told_whole(random):
     parity = report(random, 1e-7)
     page = Elements(render_html(facts(parity)))
-    assert parity["passed"] and "Proven even" in page.text
+    assert parity["passed"] and f"Equal on {parity['samples']} of your samples: " in page.text
     for reply in (
         "digits",
         "4f6b2e0c",
@@ -125,7 +125,7 @@ def test_a_refusal_says_every_sentence_on_the_page_and_in_the_terminal(random):
     parity = report(random, 0.5)
     reply = facts(parity)
     page, table = Elements(render_html(reply)), terminal(reply)
-    assert not parity["passed"] and "Refused" in page.text and "Proven even" not in page.text
+    assert not parity["passed"] and "Refused" in page.text and "Equal on" not in page.text
     assert len(parity["failures"]) >= 4
     for failure in parity["failures"]:
         assert failure["message"] in page.text
@@ -179,6 +179,27 @@ def test_generated_samples_are_called_what_they_are(random):
     samples = {"source": "generated", "planning": 0, "judging": 1, "batch_sizes": [1]}
     page = Elements(render_html(facts(report(random, 1e-7), samples=samples)))
     assert "generated from the spec" in page.text and "none was left to choose the plan with" in page.text
+    assert "generated samples: " in page.text and page.of("span", "amber")
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (1, "too few to say"), (4, "too few to say"), (5, "fewer than 1 in 2 "), (8, "fewer than 1 in 3 "),
+        (32, "fewer than 1 in 11 "), (300, "fewer than 1 in 100 "),
+    ],
+)  # fmt: skip
+def test_the_headline_says_what_the_number_of_samples_allows(count: int, words: str) -> None:
+    """With 95 % confidence: a larger share of bad inputs would have shown itself in 19 of 20 draws of so many."""
+    form = {"passed": True, "parity": {"samples": count, "outputs": []}}
+    few = {"model": "m", "status": "live", "forms": {"torch": form}}
+    for source, whose in (("given", "of your samples"), ("generated", "generated samples")):
+        reply = few | {"samples": {"source": source}}
+        for text in (Elements(render_html(reply)).text, terminal(reply)):
+            assert f"Equal on {count} {whose}: {words}" in text
+        assert ("judged on generated samples" in terminal(reply)) == (source == "generated")
+    one_in = [int(word) for word in words.split() if word.isdigit()][-1:]
+    assert all((1 - 1 / (k + 1)) ** count >= 0.05 >= (1 - 1 / k) ** count for k in one_in)
 
 
 def test_the_few_facts_of_a_failed_conversion_are_enough():
