@@ -30,7 +30,7 @@ def init(
         facts = write_folder(path, folder, samples, force)
         shown = [
             *facts["guesses"],
-            f"{facts['folder']}/model.toml has {facts['to_confirm']} lines to confirm",
+            f"guesses to confirm in {facts['folder']}/model.toml: {facts['to_confirm']}",
         ]
         return facts, "\n".join([*shown, f"next: halfeven convert {facts['folder']}"]), 0
 

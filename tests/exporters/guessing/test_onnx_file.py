@@ -116,3 +116,9 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     (tmp_path / "net.onnx").write_bytes(b"no")
     with pytest.raises(BadFolder, match="not an ONNX"):
         folder_at(tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize("name", ["nothing.onnx", "nothing.pt2"])
+def test_a_file_that_is_not_there_is_called_so(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadFolder, match=f"{name} does not exist: expected an ONNX file"):
+        folder_at(tmp_path / name)
