@@ -62,6 +62,8 @@ class ForeignHalf:
 class NotPlanned(BadFolder):
     """A file whose graph cannot be planned here; ONNX Runtime may run it all the same."""
 
+    code = "bad_model_graph"
+
 
 def read_selected(path: Path, folder: ModelFolder) -> tuple[ModelProto, list[str]]:
     """The file's graph with the outputs that model.toml names, under its names, and what to tell."""
