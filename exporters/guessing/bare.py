@@ -21,7 +21,9 @@ def folder_at(path: Path) -> ModelFolder:
     A model.toml beside a file that names that file counts. Raises BadFolder where the path is neither.
     """
     if path.suffix in (".onnx", ".pt2") and not path.exists():
-        raise BadFolder(f"{path} does not exist: expected an ONNX file, an exported program or a model folder")
+        raise BadFolder(
+            f"{path} does not exist: expected an ONNX file, an exported program or a model folder"
+        )
     is_file = path.is_file() and path.name != TOML
     if not is_file and not _is_transformers(path):
         return read_folder(path)
@@ -55,7 +57,9 @@ def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Gues
     if _is_transformers(where):
         return guess_module(where, "hf:.", name_for(where / "model"))
     if not where.exists():
-        raise BadFolder(f"{path} does not exist: expected a model file, a transformers folder or model.py:build")
+        raise BadFolder(
+            f"{path} does not exist: expected a model file, a transformers folder or model.py:build"
+        )
     raise BadFolder(
         f"{path} is no model folder and nothing that is taken without one: expected a folder with a model.toml, an "
         "ONNX file (.onnx), an exported program (.pt2), a transformers folder (config.json and safetensors), or "

@@ -82,12 +82,12 @@ def smallest_set(
 ) -> Found | None:
     """The smallest passing set that the budget lets us find; no single node can be taken away from it.
 
-    ``candidates``: most suspicious first; they stay longest. ``judge``: scores a set of kept nodes, and is
-    asked once per set. ``spent``: the operations of all runs so far. ``reorder``: gives the candidates another order,
-    where the first `SUSPECTS` do not suffice. ``elsewhere``: where they do, look a second time, for a smaller set of
-    other nodes. ``needed``: so many of the first candidates are known not to suffice; they keep their place. Keeping
-    nothing, everything, and the first 1, 2, 4, … are tried whatever the budget. None where even all candidates kept do
-    not pass. Deterministic.
+    ``candidates``: most suspicious first; they stay longest. ``judge``: scores a set of kept nodes, and is asked once
+    per set. ``spent``: the operations of all runs so far. ``reorder``: gives the candidates another order, where the
+    first `SUSPECTS` do not suffice. ``elsewhere``: where they do, look a second time, for a smaller set of other
+    nodes. ``needed``: so many of the first candidates are known not to suffice; they keep their place. Keeping
+    nothing, everything, the first 1, 2, 4, … and what lies between the last two are tried whatever the budget. None
+    where even all candidates kept do not pass. Deterministic.
     """
     search = _Search(list(dict.fromkeys(candidates)), judge, budget, notify, spent)
     before, exhausted = search.score(()), False
@@ -151,9 +151,13 @@ class _Search:
             self._notify(f"search: {self.state}")
         return self.scores[key]
 
+    @property
+    def over(self) -> bool:
+        """Whether the budget is spent."""
+        return len(self.scores) >= self._budget.evaluations or self._spent() >= self._end
+
     def passes(self, kept: Sequence[str]) -> bool:
-        spent = len(self.scores) >= self._budget.evaluations or self._spent() >= self._end
-        if spent and self.known(kept) is None:
+        if self.over and self.known(kept) is None:
             raise _BudgetSpent
         return self.score(kept).passed
 
@@ -164,7 +168,18 @@ class _Search:
             if more > SUSPECTS and reorder is not None:
                 self.suspects = [*self.suspects[:needed], *reorder(self.suspects[needed:])]
                 more, reorder, self.reordered = 1, None, True
+        if self.over:  # nothing smaller would be tried
+            self.bisect(needed + more // 2, needed + more)
         self.one_minimal(self.reduced([], self.suspects[: needed + more]))
+
+    def bisect(self, failing: int, passing: int) -> None:
+        """Try the prefixes between a failing and a passing one, whatever the budget: log₂ of their distance runs."""
+        while passing - failing > 1:
+            size = (passing + failing) // 2
+            if self.score(self.suspects[:size]).passed:
+                passing = size
+            else:
+                failing = size
 
     def second_start(self) -> None:
         """Look for a smaller set elsewhere, unless each node of the best one is needed whatever else is kept."""

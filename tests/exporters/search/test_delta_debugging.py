@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 AMPLE = Budget(evaluations=100_000, operations=1 << 60)
-WHATEVER_THE_BUDGET = 2 + 6  # of 40 nodes: none, all, and the first 1, 2, 4, 8, 16, 32
+WHATEVER_THE_BUDGET = (
+    2 + 7 + 5
+)  # of 40 nodes: none, all, the first 1, 2, 4, 8, 16, 32 (64), five between the last two
 PASS, FAIL = Score(True, 0.5, ""), Score(False, math.inf, "overflow")
 
 
@@ -169,7 +171,7 @@ def test_a_budget_of_runs_is_held_and_what_comes_back_still_passes(runs: int, ne
 def test_without_any_budget_a_few_suspects_are_kept_and_not_all() -> None:
     judge = judged_by(needs(["n2"], ["n5"]))
     found = smallest_set(names(400), judge, budget=Budget(0, 0))
-    assert found is not None and found.exhausted and list(found.kept) == names(8)
+    assert found is not None and found.exhausted and list(found.kept) == names(6)
     assert outcome(found) == "exhausted"
 
 
@@ -219,3 +221,12 @@ def test_what_the_judge_raises_comes_out_as_it_is() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         smallest_set(names(40), judge, budget=AMPLE)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 400))
+def test_without_any_budget_no_more_is_kept_than_the_order_asks_for(last: int) -> None:
+    judge = judged_by(lambda kept: f"n{last - 1}" in kept)
+    found = smallest_set(names(400), judge, budget=Budget(0, 0))
+    assert found is not None and list(found.kept) == names(last)
+    assert found.evaluations <= 2 * math.log2(400) + 4
