@@ -23,7 +23,7 @@ from halfeven.exporters.search.delta_debugging import Found
 from halfeven.exporters.threads import fixed_threads
 from halfeven.models.datatypes import name_of
 from halfeven.models.package import ModelFolder, Precision
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.spec import Dim, ModelSpec, ParityLimits, TensorSpec
 from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 
 Arrays = Mapping[str, np.ndarray]
@@ -143,8 +143,10 @@ def convert(
     keep: Sequence[str] = (),
     embeddings: str = "keep",
     max_batch_size: int = 8,
+    max_error_u: float = 4.0,
 ) -> ConvertedFile:
-    folder = saved(path, model, spec_of(model, max_batch_size))
+    spec = replace(spec_of(model, max_batch_size), parity=ParityLimits(max_error_u=max_error_u))
+    folder = saved(path, model, spec)
     return convert_file(folder, Samples(dict(samples)), Precision(level, dtype, tuple(keep), embeddings))
 
 
