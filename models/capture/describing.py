@@ -73,7 +73,7 @@ def of_program(torch, path):
         {"name": name, "dtype": str(value.dtype), "shape": [_dim(size, found) for size in sizes]}
         for (name, value), sizes in zip(values.items(), found, strict=True)
     ]
-    module = child.failures.sibling("sources").program_module(torch, path)
+    module = child.failures.sibling("sources").program_module(child.failures, torch, path, {})
     runs = [_filled(torch, values, offset) for offset in (0, 1)]
     rows = 1 if one else (free[0][2] or 64) if free else 0
     return _result(torch, module, inputs, runs, rows, batched)
