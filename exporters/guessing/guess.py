@@ -43,8 +43,8 @@ class Guess:
         yield from (("output", tensor) for tensor in self.spec.outputs)
 
     def _head(self) -> Iterator[str]:
-        yield f"# Written by halfeven for {self.source}. Lines with '{CONFIRM}' are guesses: change what is wrong."
-        yield from (f"# {note}" for note in self.notes)
+        about = f"Written by halfeven for {self.source}. Lines with '{CONFIRM}' are guesses: change what is wrong."
+        yield from map(_comment, (about, *self.notes))
         yield f"name = {json.dumps(self.spec.name)}"
         yield f"source = {json.dumps(self.source, ensure_ascii=False)}"
         yield self._entry("", "max_batch_size", str(self.spec.max_batch_size))
@@ -63,7 +63,12 @@ class Guess:
 
     def _entry(self, tensor: str, key: str, value: str) -> str:
         why = self.doubts.get((tensor, key))
-        return f"{key} = {value}" + (f"  # {CONFIRM}: {why}" if why else "")
+        return f"{key} = {value}" + ("  " + _comment(f"{CONFIRM}: {why}") if why else "")
+
+
+def _comment(text: str) -> str:
+    """One line of TOML, whatever names a file gives its tensors: a line break in one would begin a key."""
+    return "# " + "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def name_for(path: Path) -> str:

@@ -2,15 +2,17 @@
 
 # ruff: noqa: E501  (graphs in their own lines)
 
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from halfeven.exporters.guessing.bare import folder_at
+from halfeven.exporters.guessing.guess import Guess
 from halfeven.exporters.guessing.onnx_file import guess_onnx
 from halfeven.models.errors import BadFolder
-from halfeven.models.spec import ModelSpec
+from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import Store
 from onnx import ModelProto
 
@@ -122,3 +124,13 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_called_so(name: str, tmp_path: Path) -> None:
     with pytest.raises(BadFolder, match=f"{name} does not exist: expected an ONNX file"):
         folder_at(tmp_path / name)
+
+
+def test_a_name_in_the_file_cannot_write_a_line_of_model_toml() -> None:
+    hostile = 'labels\nsamples = "/etc/passwd"\r\nweights = "x"'
+    doubts = {("x", "shape"): hostile, ("", "max_batch_size"): hostile}
+    spec = ModelSpec("net", (TensorSpec(hostile, "FP32", (Dim(), Dim(4, 4))),), (), 8)
+    guess = Guess(spec, f"{hostile}.onnx", doubts, (f"output '{hostile}' is left out",))
+    read = tomllib.loads(guess.toml())
+    assert set(read) == {"name", "source", "max_batch_size", "inputs"}
+    assert read["source"] == f"{hostile}.onnx" and read["inputs"][0]["name"] == hostile
