@@ -38,7 +38,7 @@ def noise_among(
 
 
 def one_at_a_time(answers: Answers) -> Answers:
-    """The same of a batched model, each row by itself."""
+    """A function that answers like ``answers``, but runs the model once for each row of a batch."""
 
     def answer(inputs: Arrays) -> dict[str, np.ndarray]:
         rows = min(map(len, inputs.values()))

@@ -140,8 +140,8 @@ def _foreign(
 
 
 def _holds(version: Version) -> bool:
-    """Whether the converted version still holds. A live version depends on its folder's text, also on that of import
-    roots, which is not in the fingerprint."""
+    """Whether a version of an unchanged model folder is still valid. A live version also depends on Python files in
+    import roots outside the folder; these are not in the fingerprint."""
     return not version.has(LIVE_FILE) or is_current(version)
 
 

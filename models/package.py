@@ -44,6 +44,15 @@ class Precision:
         one_of(embeddings, ("keep", "half"), f"{where} embeddings")
         return cls(level, dtype, tuple(keep), embeddings)
 
+    def to_json(self) -> dict[str, Any]:
+        """What was asked, as the plan of a version begins (``precision.json``)."""
+        return {
+            "level": self.level,
+            "dtype": self.dtype,
+            "embeddings": self.embeddings,
+            "keep": list(self.keep),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:

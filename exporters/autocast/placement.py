@@ -173,7 +173,7 @@ class _Reading:
 
 
 def _sees_values(node: Node) -> bool:
-    """Whether a node reads the numbers of its inputs, not only their sizes."""
+    """Whether the result of a node depends on the numbers in its inputs, and not only on their shapes."""
     return not (isinstance(node.target, OpOverload) and node.target._schema.name.startswith("aten::sym_"))
 
 

@@ -88,10 +88,7 @@ class PrecisionPlan:
 
     def to_json(self, module: GraphModule) -> dict[str, Any]:
         return {
-            "level": self.precision.level,
-            "dtype": self.precision.dtype,
-            "embeddings": self.precision.embeddings,
-            "keep": list(self.precision.keep),
+            **self.precision.to_json(),
             "lists": f"torch.autocast, {self.lists}",
             "accumulation": "FP32",  # of matrix products: no reduction in half (`use_true_fp32`)
             "nodes": [self._node_to_json(name, node) for name, node in walk(module) if name in self.actions],

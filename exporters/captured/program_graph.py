@@ -188,7 +188,7 @@ def _batches(spec: ModelSpec, planning: Samples) -> Iterator[list[Tensor]]:
 
 
 def _may_be_kept(node: Node) -> bool:
-    """Whether the node does not change its input: a cast would be a copy, and the change would be lost."""
+    """Whether a node may stay in FP32. A node that writes into its input may not: it would write into the cast copy."""
     return isinstance(node.target, OpOverload) and not node.target._schema.is_mutable
 
 

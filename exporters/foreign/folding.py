@@ -78,7 +78,7 @@ def _drop_idle(model: ModelProto, weights: Mapping[str, np.ndarray]) -> None:
 
 
 def _ignores_precision(node: NodeProto, weights: Mapping[str, np.ndarray]) -> bool:
-    """Whether a node gives the same result for a number in half and for the same number in FP32."""
+    """Whether the result of a node is the same for numbers rounded to half as for the FP32 numbers."""
     zero = any((weights[name] == 0).all() for name in node.input if name in weights)
     is_seen = has(node.op_type, Trait.SEES_SIZES, Trait.SEES_PRECISION)
     return is_seen or (has(node.op_type, Trait.COMPARES) and zero)
@@ -110,7 +110,7 @@ class _Folding:
                 _put(graph, [node for node in graph.node if node.name not in names])
 
     def folds(self, node: NodeProto) -> bool:
-        """Whether the node's outputs have become constants, so that it is not needed any more."""
+        """Compute a node of constants; True where its outputs are constants now and the node can be removed."""
         inputs = [name for name in node.input if name]
         if not inputs or bodies(node) or node.domain not in ONNX or has(node.op_type, Trait.NOT_FOLDED):
             return False
@@ -145,8 +145,8 @@ class _Folding:
         return dict(zip(names, arrays, strict=True)) if len(arrays) == len(names) else None
 
     def is_worth_it(self, inputs: list[str], results: Iterable[np.ndarray]) -> bool:
-        """Whether a large constant would replace its inputs, not be stored beside them (such as a transposed tied
-        table)."""
+        """Whether folding a node makes the file no larger: its large inputs have no other reader, so that its result
+        replaces them. A tied table that is transposed for one reader would be stored twice."""
         size = sum(array.nbytes for array in results)
         sources = {name: self.weights[name].nbytes for name in inputs}
         shared = any(self.readers[name] > 1 for name, bytes_ in sources.items() if bytes_ > SMALL)

@@ -220,12 +220,8 @@ class FileForms:
         }
 
     def plan_json(self) -> dict[str, Any]:
-        asked = self.subject.precision
         return {
-            "level": asked.level,
-            "dtype": asked.dtype,
-            "embeddings": asked.embeddings,
-            "keep": list(asked.keep),
+            **self.subject.precision.to_json(),
             "lists": "torch.autocast, cuda, by ONNX op",
             "accumulation": "FP32",
             "nodes": self.settled.actions(),

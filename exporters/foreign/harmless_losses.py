@@ -1,4 +1,4 @@
-"""Where all is to be half (O3): values that the rules would keep only on suspicion, which the search may decide on.
+"""At O3: which constants may lose their value in half, so that the search and not a rule decides about their readers.
 
 The loss of a constant in half may be harmless: a gain of 1e-8 on a branch, an eps added to numbers of at least 1. A
 constant that guards a division from zero need not be exact but must not vanish, whatever the samples show: it becomes

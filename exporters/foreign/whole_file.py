@@ -111,12 +111,8 @@ class WholeFile:
         }
 
     def plan_json(self) -> dict[str, Any]:
-        asked = self.subject.precision
         return {
-            "level": asked.level,
-            "dtype": asked.dtype,
-            "embeddings": asked.embeddings,
-            "keep": list(asked.keep),
+            **self.subject.precision.to_json(),
             "lists": "none: the file is served whole",
             "accumulation": "FP32",
             "nodes": [],

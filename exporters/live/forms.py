@@ -165,12 +165,8 @@ class LiveForms:
         }
 
     def plan_json(self) -> dict[str, Any]:
-        asked = self.subject.precision
         return {
-            "level": asked.level,
-            "dtype": asked.dtype,
-            "embeddings": asked.embeddings,
-            "keep": list(asked.keep),
+            **self.subject.precision.to_json(),
             "lists": "torch.autocast, those of the device that serves, at every request",
             "nodes": [],
             "kept": [kept.to_json() for kept in self.kept],
