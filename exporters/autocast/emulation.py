@@ -43,6 +43,11 @@ def mantissa_rounding(half: torch.dtype) -> Rounding:
     return rounded
 
 
+def _in_fp32(value: Any) -> Any:
+    """An argument, FP32 in place of a half dtype. Asking a tensor whether it equals a dtype took half of each run."""
+    return torch.float32 if isinstance(value, torch.dtype) and value in _HALVES else value
+
+
 class Emulation(Interpreter):
     """Runs a whole program (`models.program.runnable`, prepared) as its plan's half program would.
 
@@ -105,7 +110,7 @@ class Emulation(Interpreter):
             return self._half(source, value) if promoted or reads.get(known) == self._dtypes.half else value
 
         args, kwargs = map_arg((node.args, node.kwargs), load)
-        return map_aggregate((args, kwargs), lambda value: torch.float32 if value in _HALVES else value)
+        return map_aggregate((args, kwargs), _in_fp32)
 
     def _half(self, source: Node, value: Tensor) -> Tensor:
         if source not in self._rounded:

@@ -14,6 +14,7 @@ from .batched import Batch
 
 OPERATIONS = 1 << 37  # for the whole's answers: a large model is tried on fewer
 ANSWERS_BYTES = 1 << 28  # that the whole's answers may take
+ORDER_OPERATIONS = 1 << 33  # for the order of unseen samples, in every trial
 WORST = 4  # sets of samples that join those that are asked, after one search
 # Of the error that the gate allows, for there are samples that are never tried: with 0.95 the corpus' 'rotary by a
 # product' errs by 4.5u in one of 16 proofs.
@@ -42,55 +43,70 @@ class Counterexamples:
     rank: Callable[[Sequence[Trial]], ParityReport | None] | None = None
     spent: Callable[[], int] = lambda: 0
     found: list[Question] = field(default_factory=list)
-    breaks_order: bool = False
     tried: int = 0  # rows
     _batches: list[Batch] = field(default_factory=list)
+    _ranked: list[Batch] = field(default_factory=list)
+    _operations: int = 1  # of the whole's answer to a question
 
     @cached_property
     def unseen(self) -> list[Batch]:
         """As many as the budget and memory allow, and one."""
-        found, held, end = list[Batch](), 0, self.spent() + OPERATIONS
+        found, held, start = list[Batch](), 0, self.spent()
         for batch in self.draw():
             found.append(batch)
             held += sum(array.nbytes for one in batch.questions for array in one.reference.values())
-            if self.spent() > end or held > ANSWERS_BYTES:
+            if self.spent() > start + OPERATIONS or held > ANSWERS_BYTES:
                 break
+        questions = sum(len(batch.questions) for batch in found)
+        self._operations = max((self.spent() - start) // max(questions, 1), 1)
         return found
 
     def search(self, ask: Ask) -> bool:
         """Whether a half fails any unseen sample; the worst sets are asked of every half from now on."""
         questions = [one for batch in self.unseen for one in batch.questions]
         self.tried = sum(len(one.samples) for one in questions)
-        failed = [(excess(report), number) for number, report in self._reports(ask(self.unseen))]
+        trials = list(ask(self.unseen))
+        failed = [(excess(report), number) for number, report in self._reports(trials)]
         worst = sorted((one for one in failed if not one[0] <= 1), key=lambda one: -one[0])[:WORST]
         numbers = {number for _, number in worst}
         self.found += [one for one in questions if one.samples[0] // self.rows in numbers]
         self._batches = list(self.join(self.found))
-        if not self.breaks_order and self._misordered(ask):
-            self.breaks_order = True
-            return True
-        return bool(worst)
+        return self._breaks_order(questions, trials) or bool(worst)
 
     def failed(self, ask: Ask) -> ParityReport | None:
         """The report on the first counterexample known that a half fails."""
         reports = (report for _, report in self._reports(ask(self._batches)))
-        failed = next((report for report in reports if not excess(report) <= 1), None)
-        return failed or (self._misordered(ask) if self.breaks_order else None)
+        return next((report for report in reports if not excess(report) <= 1), None)
+
+    def misordered(self, ask: Ask) -> ParityReport | None:
+        """The report on a half that breaks the order of those that others broke it for."""
+        return self.rank(list(ask(self._ranked))) if self.rank is not None and self._ranked else None
 
     def _reports(self, trials: Iterable[Trial]) -> Iterator[tuple[int, ParityReport]]:
         for number, of_set in groupby(trials, key=lambda trial: trial.samples[0] // self.rows):
             yield number, self.judge(list(of_set))
 
-    def _misordered(self, ask: Ask) -> ParityReport | None:
-        if self.rank is None:
-            return None
-        trials, rows = list[Trial](), 0
-        for trial in ask(self.unseen):
-            trials.append(trial)
-            rows += len(trial.samples)
-            if rows >= RANKED:
-                break
-        return self.rank(trials) if trials else None
+    def _breaks_order(self, questions: Sequence[Question], trials: Sequence[Trial]) -> bool:
+        """Whether a half breaks the order of `RANKED` rows. Of these, those that err most are ranked in every trial
+        from now on: as many as cost `ORDER_OPERATIONS`, twice as many each time that a half breaks it nevertheless.
+        """
+        trials = list(_first(RANKED, trials))
+        if self.rank is None or not trials or self.rank(trials) is None:
+            return False
+        held = sum(len(batch.questions) for batch in self._ranked)
+        most = min(max(ORDER_OPERATIONS // self._operations, 2 * held, 2), len(trials))
+        worst = sorted(range(len(trials)), key=lambda place: -self.judge([trials[place]]).max_error_u)[:most]
+        self._ranked = list(self.join([questions[place] for place in sorted(worst)]))
+        return True
+
+
+def _first(rows: int, trials: Iterable[Trial]) -> Iterator[Trial]:
+    """Trials of so many rows, the last one whole."""
+    for trial in trials:
+        yield trial
+        rows -= len(trial.samples)
+        if rows <= 0:
+            return
 
 
 def excess(report: ParityReport) -> float:

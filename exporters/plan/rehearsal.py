@@ -3,6 +3,7 @@
 One trial costs one run of the model and no export. The samples that choose a plan never judge it.
 """
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -14,7 +15,7 @@ from ...models.spec import ModelSpec, ParityLimits
 from ..another_way import noise_among
 from ..gate.parity import judge
 from ..gate.trial import Trial
-from ..gate.verdict import ParityReport
+from ..gate.verdict import OutputVerdict, ParityReport
 from ..graph.backend import Graph
 from ..inputs.perturbed import COPIES, perturbed
 from ..inputs.planning import MAX_SAMPLES, executions, few
@@ -32,6 +33,7 @@ from .counterexamples import SHARE, Ask, Counterexamples
 
 UNSEEN = 4096  # rows that a plan is tried on
 UNSEEN_ALONE = 2048  # where a model takes one row at a time
+MEASURING = 1 << 38  # operations, for what nodes cost
 
 
 class Rehearsal:
@@ -78,19 +80,22 @@ class Rehearsal:
         if report.passed:
             real += ask(self.samples[len(self.own) :])
             report = self._judged(limits, real, list(ask(self.adversarial)))
-        return _score(report)
+        broken = self.counterexamples.misordered(ask) if report.passed else None
+        return _score(report) if broken is None else Score(False, broken.max_error_u, broken.summary())
 
     @cached_property
     def most_costly_first(self) -> list[str]:
         """The candidates by what they cost in half, measured on one batch (`search.measured_order`)."""
+        end = self.meter.spent() + MEASURING
         places = {node.name: place for place, node in enumerate(self._graph.nodes())}
         candidates = sorted((one.node for one in self._graph.candidates()), key=places.__getitem__)
 
         def error_of(nodes: Collection[str]) -> float:
             kept = [name for name in candidates if name not in nodes]
-            return _score(self._judged(self._graph.spec.parity, list(self._ask(kept)(self.own[:1])))).error_u
+            report = self._judged(self._graph.spec.parity, list(self._ask(kept)(self.own[:1])))
+            return max(map(_noise_of, report.outputs), default=0.0)
 
-        return by_measured_error(candidates, error_of)
+        return by_measured_error(candidates, error_of, lambda: self.meter.spent() < end)
 
     def find_counterexamples(self, kept: Collection[str]) -> bool:
         """Whether the half fails unseen samples (`Counterexamples`)."""
@@ -150,6 +155,13 @@ def _score(report: ParityReport) -> Score:
     error = max((output.max_error_u for output in report.outputs), default=np.inf)
     wrong = any(verdict.failures for verdict in report.adversarial) or not np.isfinite(error)
     return Score(report.passed, np.inf if wrong else error, report.summary())
+
+
+def _noise_of(output: OutputVerdict) -> float:
+    """The root mean square of the error, as a share of the answer's; of integers the number of those that differ."""
+    if math.isfinite(output.sqnr_db):
+        return 10 ** (-output.sqnr_db / 20)
+    return float(output.different or output.max_error_u)
 
 
 def _rows(spec: ModelSpec, arrays: dict[str, np.ndarray]) -> tuple[int, ...]:

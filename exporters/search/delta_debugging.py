@@ -4,8 +4,9 @@ A variant of ddmin (Zeller and Hildebrandt, 2002) for an ordered list of suspect
 doubling, then take away from its far end in steps that double while the judge passes and are bisected when
 it fails. Keeping more nodes usually helps, but nothing rests on that: only sets that the judge passed are
 ever held, and the last pass takes single nodes away until none can go. Where the first suspects do not suffice, the
-others are put into a measured order (`measured_order.py`), and the doubling begins again: so that the set that is held
-when a budget ends is about as large as errors ask for, and not all that was never tried.
+others are put into a measured order (`measured_order.py`), and the doubling begins again. The prefix that passes then
+is tried on unseen samples before anything is taken away from it: so that there is early a set about as large as errors
+ask for that passes those too, and no run goes into a set that they refuse.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +52,11 @@ class Found:
 
 Judge = Callable[[frozenset[str]], Score]
 Reorder = Callable[[Sequence[str]], Sequence[str]]
+Counterexamples = Callable[
+    [Sequence[str]], bool
+]  # whether unseen samples fail; if so, the judge asks them from now on
 SUSPECTS = 16  # that are tried in the order given
+GROWTH = 4  # a prefix that unseen samples refuse grows by this share of itself
 
 # What a form shows as ``search``.
 NOT_ASKED, NOT_NEEDED, COMPLETE = "not asked", "not needed", "complete"
@@ -78,6 +83,7 @@ def smallest_set(
     spent: Callable[[], int] = lambda: 0,
     elsewhere: bool = True,
     reorder: Reorder | None = None,
+    counterexamples: Counterexamples = lambda kept: False,
     needed: int = 0,
 ) -> Found | None:
     """The smallest passing set that the budget lets us find; no single node can be taken away from it.
@@ -95,7 +101,7 @@ def smallest_set(
         return None
     if not before.passed:
         try:
-            search.run(needed, reorder)
+            search.run(needed, reorder, counterexamples)
             if elsewhere and len(search.best) > 1 and not search.reordered:
                 search.second_start()
         except _BudgetSpent:
@@ -108,7 +114,7 @@ def smallest_set(
         certificate=certificate,
         before=before,
         after=search.score(kept),
-        evaluations=len(search.scores),
+        evaluations=search.runs,
         minimal=len(certificate) == len(kept),  # none of them passes, or it would be the best
         exhausted=exhausted,
     )
@@ -130,13 +136,13 @@ class _Search:
         spent: Callable[[], int],
     ) -> None:
         self.suspects, self.scores = suspects, dict[frozenset[str], Score]()
-        self.best, self.reordered = suspects, False
+        self.best, self.reordered, self.runs = suspects, False, 0
         self._judge, self._budget, self._notify, self._spent = judge, budget, notify, spent
         self._end = spent() + budget.operations
 
     @property
     def state(self) -> str:
-        return f"{len(self.best)} of {len(self.suspects)} suspects kept, {len(self.scores)} runs"
+        return f"{len(self.best)} of {len(self.suspects)} suspects kept, {self.runs} runs"
 
     def known(self, kept: Sequence[str]) -> Score | None:
         return self.scores.get(frozenset(kept))
@@ -146,6 +152,7 @@ class _Search:
         key = frozenset(kept)
         if key not in self.scores:
             self.scores[key] = self._judge(key)
+            self.runs += 1
         if self.scores[key].passed and len(key) < len(self.best):
             self.best = [node for node in self.suspects if node in key]
             self._notify(f"search: {self.state}")
@@ -154,32 +161,42 @@ class _Search:
     @property
     def over(self) -> bool:
         """Whether the budget is spent."""
-        return len(self.scores) >= self._budget.evaluations or self._spent() >= self._end
+        return self.runs >= self._budget.evaluations or self._spent() >= self._end
 
     def passes(self, kept: Sequence[str]) -> bool:
         if self.over and self.known(kept) is None:
             raise _BudgetSpent
         return self.score(kept).passed
 
-    def run(self, needed: int, reorder: Reorder | None) -> None:
+    def run(self, needed: int, reorder: Reorder | None, counterexamples: Counterexamples) -> None:
+        size = self.shortest_prefix(needed, reorder)
+        while self.reordered and size < len(self.suspects) and counterexamples(self.suspects[:size]):
+            self.ask_again()
+            size = min(len(self.suspects), size + max(1, size // GROWTH))
+        self.one_minimal(self.reduced([], self.suspects[:size]))
+
+    def shortest_prefix(self, needed: int, reorder: Reorder | None) -> int:
+        """Found by doubling, with few runs whatever the budget, else all would be kept."""
         more = 1
-        while not self.score(self.suspects[: needed + more]).passed:  # few runs, else all would be kept
+        while not self.score(self.suspects[: needed + more]).passed:
             more *= 2
             if more > SUSPECTS and reorder is not None:
                 self.suspects = [*self.suspects[:needed], *reorder(self.suspects[needed:])]
                 more, reorder, self.reordered = 1, None, True
-        if self.over:  # nothing smaller would be tried
-            self.bisect(needed + more // 2, needed + more)
-        self.one_minimal(self.reduced([], self.suspects[: needed + more]))
+        failing, passing = needed + more // 2, min(needed + more, len(self.suspects))
+        if self.reordered or self.over:  # elsewhere taking away finds the same
+            while passing - failing > 1:
+                size = (passing + failing) // 2
+                if self.score(self.suspects[:size]).passed:
+                    passing = size
+                else:
+                    failing = size
+        return passing
 
-    def bisect(self, failing: int, passing: int) -> None:
-        """Try the prefixes between a failing and a passing one, whatever the budget: log₂ of their distance runs."""
-        while passing - failing > 1:
-            size = (passing + failing) // 2
-            if self.score(self.suspects[:size]).passed:
-                passing = size
-            else:
-                failing = size
+    def ask_again(self) -> None:
+        """Forget what passed: the judge has become stricter."""
+        self.scores = {kept: score for kept, score in self.scores.items() if not score.passed}
+        self.best = self.suspects
 
     def second_start(self) -> None:
         """Look for a smaller set elsewhere, unless each node of the best one is needed whatever else is kept."""

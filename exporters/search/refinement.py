@@ -31,6 +31,15 @@ def refined(
     each may use half of what is left, and one without any left still adds nodes until the counterexamples pass.
     """
     end, before = spent() + budget.operations, None
+    smallest: Sequence[str] = ()  # that unseen samples passed
+
+    def fails_unseen(kept: Sequence[str]) -> bool:
+        nonlocal smallest
+        failed = counterexamples(kept)
+        if not failed and (not smallest or len(kept) < len(smallest)):
+            smallest = tuple(kept)
+        return failed
+
     for search in range(ROUNDS + 1):
         found = smallest_set(
             candidates,
@@ -40,15 +49,25 @@ def refined(
             spent=spent,
             elsewhere=not search,
             reorder=reorder,
+            counterexamples=fails_unseen,
             needed=len(before.kept) if before else 0,
         )
         if found is None:
             break
-        if not counterexamples(found.kept):
+        if not fails_unseen(found.kept):
             return found
         notify(f"search: with {len(found.kept)} kept, perturbed samples are not equal; once more with them")
-        candidates = [*found.kept, *(name for name in candidates if name not in found.kept)]
-        before = found
+        order = dict.fromkeys([*found.kept, *smallest, *candidates])
+        candidates, before = list(order), found
+    if before is not None and smallest:
+        return replace(
+            before,
+            kept=smallest,
+            certificate={},
+            after=judge(frozenset(smallest)),
+            minimal=False,
+            exhausted=True,
+        )
     if before is not None:
         notify(NOT_ALL)
     return before and replace(before, exhausted=True)

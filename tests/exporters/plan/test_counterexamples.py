@@ -11,7 +11,14 @@ from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.gate.verdict import ParityReport
 from halfeven.exporters.operations import Meter, Operations
 from halfeven.exporters.plan.batched import Batch
-from halfeven.exporters.plan.counterexamples import OPERATIONS, WORST, Ask, Counterexamples, excess
+from halfeven.exporters.plan.counterexamples import (
+    OPERATIONS,
+    ORDER_OPERATIONS,
+    WORST,
+    Ask,
+    Counterexamples,
+    excess,
+)
 from halfeven.exporters.question import Question
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 
@@ -123,13 +130,41 @@ def tied(trials: Sequence[Trial]) -> ParityReport | None:
     return gate(trials) if len(set(values)) < len(values) else None
 
 
-def test_sets_that_each_pass_and_lose_their_order_together_are_asked_of_every_half() -> None:
-    found = replace(unseen(*(One(0.0, size=1.0 + index / 10_000) for index in range(40))), rank=tied)
-    collapsed = asking(lambda one: np.round(one.reference["y"], 3))
-    assert found.failed(collapsed) is None, "before it was tried"
-    assert not found.search(exact) and not found.breaks_order
-    assert found.search(collapsed) and found.breaks_order and found.found == []
-    assert found.failed(collapsed) is not None and found.failed(exact) is None
+def nearly_equal(count: int) -> list[One]:
+    return [One(0.0, size=1.0 + index / 10_000) for index in range(count)]
+
+
+collapsed = asking(lambda one: np.round(one.reference["y"], 3))
+
+
+def test_sets_that_each_pass_and_lose_their_order_together_are_ranked_in_every_trial() -> None:
+    found = replace(unseen(*nearly_equal(40)), rank=tied)
+    assert found.misordered(collapsed) is None, "before it was tried"
+    assert not found.search(exact) and found.misordered(collapsed) is None
+    assert found.search(collapsed) and found.found == []
+    assert found.failed(collapsed) is None and found.misordered(collapsed) is not None
+    assert found.misordered(exact) is None
+
+
+def test_where_ranking_all_costs_too_much_those_that_err_most_are_ranked_and_more_where_they_do_not_show_it() -> (
+    None
+):
+    meter, asked = Meter(Operations(fixed=ORDER_OPERATIONS // 4)), list[int]()
+    samples = [One(0.2 * (number == 7), size=1.0 + number / 10_000) for number in range(40)]
+
+    def draw() -> Iterator[Batch]:
+        for number, one in enumerate(samples):
+            meter.on(lambda _: {})({})
+            yield Batch((one.question(number),))
+
+    def rank(trials: Sequence[Trial]) -> ParityReport | None:
+        asked[:] = [trial.samples[0] for trial in trials]
+        return gate(trials)  # whatever the half answers
+
+    found = replace(unseen(), draw=draw, spent=meter.spent, rank=rank)
+    for expected in (4, 8, 16, 32, 40, 40):
+        assert found.search(half)
+        assert found.misordered(half) is not None and len(asked) == expected and 7 in asked
 
 
 def test_a_plan_holds_on_many_more_inputs_than_it_was_made_from() -> None:

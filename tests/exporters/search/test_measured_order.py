@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from halfeven.exporters.search.delta_debugging import Budget, Found, Score, smallest_set
-from halfeven.exporters.search.measured_order import BLOCKS, DIVIDED, by_measured_error
+from halfeven.exporters.search.measured_order import BLOCKS, MEASUREMENTS, by_measured_error
 
 NODES = [f"n{place}" for place in range(300)]
 
@@ -34,10 +34,21 @@ def test_what_is_not_finite_comes_first_and_hides_nothing_else() -> None:
     assert found[0] == "n100" and {"n5", "n250"} <= set(found[:40])
 
 
-def test_few_measurements_are_enough_and_the_worst_blocks_are_divided() -> None:
+def test_few_measurements_are_enough_and_the_costly_nodes_are_found_one_by_one() -> None:
+    asked: list[int] = []
+    costly = {f"n{place}": 5.0 + place / 100 for place in range(3, 300, 30)}
+    found = by_measured_error(NODES, adds_up(dict.fromkeys(NODES, 0.01) | costly, asked))
+    assert found[: len(costly)] == sorted(costly, key=lambda node: -costly[node])
+    assert len(asked) < 150 and min(asked) == 1
+
+
+def test_measurements_end_where_they_are_spent_and_where_no_more_can_be_afforded() -> None:
     asked: list[int] = []
     by_measured_error(NODES, adds_up(dict.fromkeys(NODES, 1.0), asked))
-    assert len(asked) <= 2 * BLOCKS + 4 * DIVIDED and min(asked) < 300 / BLOCKS
+    assert len(asked) == MEASUREMENTS
+    asked.clear()
+    by_measured_error(NODES, adds_up(dict.fromkeys(NODES, 1.0), asked), lambda: len(asked) < 60)
+    assert len(asked) == 60 and 2 * BLOCKS < 60
 
 
 def test_few_nodes_and_none_are_ordered_too() -> None:
