@@ -1,4 +1,5 @@
-"""Nets of 100 to 300 nodes of the kinds that people bring: a detector of text, a ConvNeXt, a recogniser, a U-Net.
+"""Nets of 100 to 300 nodes of the kinds that people bring: a detector of text, a ConvNeXt, a Swin transformer, a
+recogniser, a U-Net.
 
 Each is built like its original, with small widths and fresh weights, and with what makes trained ones hard in half: a
 sharpened score map whose rows are nearly empty, few channels that are far louder than the others, confident scores.
@@ -115,6 +116,67 @@ class _Attention(nn.Module):
         return x + self.narrow(nn.functional.silu(self.widen(self.after(x))))
 
 
+class _Window(nn.Module):
+    """Attention within windows of 4 by 4, moved by half a window in every other block; masked where edges meet."""
+
+    def __init__(self, width: int, heads: int, side: int, shift: int) -> None:
+        super().__init__()
+        self.before, self.after, self.heads = nn.LayerNorm(width), nn.LayerNorm(width), heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.bias, self.shift = nn.Parameter(torch.randn(heads, 16, 16)), shift
+        region = (torch.arange(side) >= side - shift).long()
+        places = self._windows((2 * region[:, None] + region).reshape(1, side, side, 1)).squeeze(-1)
+        self.register_buffer("mask", -100.0 * (places[:, None, :] != places[:, :, None]).float())
+
+    @staticmethod
+    def _windows(x: Tensor) -> Tensor:
+        rows, side, _, width = x.shape
+        cut = x.reshape(rows, side // 4, 4, side // 4, 4, width).permute(0, 1, 3, 2, 4, 5)
+        return cut.reshape(-1, 16, width)
+
+    def _attended(self, x: Tensor, windows: int) -> Tensor:
+        width = x.shape[-1]
+        query, key, value = self.qkv(x).reshape(-1, 16, 3, self.heads, width // self.heads).unbind(2)
+        query, key, value = query.transpose(1, 2), key.permute(0, 2, 3, 1), value.transpose(1, 2)
+        scores = 14.0 * query @ key / math.sqrt(width // self.heads) + self.bias
+        scores = scores.reshape(-1, windows, self.heads, 16, 16) + self.mask[:, None]
+        weights = torch.softmax(scores, -1).reshape(-1, self.heads, 16, 16)
+        return self.out((weights @ value).transpose(1, 2).reshape(-1, 16, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, side, _, width = x.shape
+        hidden = torch.roll(self.before(x), (-self.shift, -self.shift), (1, 2))
+        hidden = self._attended(self._windows(hidden), (side // 4) ** 2)
+        hidden = hidden.reshape(rows, side // 4, side // 4, 4, 4, width).permute(0, 1, 3, 2, 4, 5)
+        hidden = torch.roll(hidden.reshape(rows, side, side, width), (self.shift, self.shift), (1, 2))
+        x = x + hidden
+        return x + self.narrow(nn.functional.gelu(self.widen(self.after(x))))
+
+
+class Swin(nn.Module):
+    """Two stages of moved windows with a merge between them; few channels of the residual stream are loud."""
+
+    def __init__(self, width: int = 24, pairs: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 4, 4)
+        self.first, self.second = (
+            nn.Sequential(*(_Window(wide, 4, side, shift) for _ in range(pairs) for shift in (0, 2)))
+            for wide, side in ((width, 16), (2 * width, 8))
+        )
+        self.before_merge, self.merge = nn.LayerNorm(4 * width), nn.Linear(4 * width, 2 * width, bias=False)
+        self.norm, self.head = nn.LayerNorm(2 * width), nn.Linear(2 * width, 20)
+        loud = torch.ones(width)
+        loud[[2, 9]] = 100.0
+        self.stem.weight.data *= loud[:, None, None, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(self.stem(x).permute(0, 2, 3, 1))
+        corners = [x[:, row::2, column::2] for column in (0, 1) for row in (0, 1)]
+        x = self.second(self.merge(self.before_merge(torch.cat(corners, -1))))
+        return 4.0 * self.head(self.norm(x).mean((1, 2)))
+
+
 class Recogniser(nn.Module):
     """Letters of a line of text (SVTR and a recurrent layer): which of 96, in every column; most are hardly likely."""
 
@@ -184,6 +246,7 @@ def lines_of_text(channels: int, height: int, width: int) -> Callable[[int], dic
 
 WILD: dict[str, Case] = {
     "detector": Case(Detector, lines_of_text(3, 64, 64)),
+    "swin": Case(Swin, lines_of_text(3, 64, 64), kinds=("logits",)),
     "convnext": Case(ConvNeXt, lines_of_text(3, 64, 64), kinds=("logits",)),
     "recogniser": Case(Recogniser, lines_of_text(3, 32, 96), kinds=("probabilities",)),
     "unet": Case(UNet, lines_of_text(1, 64, 64)),

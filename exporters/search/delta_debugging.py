@@ -170,8 +170,15 @@ class _Search:
 
     def run(self, needed: int, reorder: Reorder | None, counterexamples: Counterexamples) -> None:
         size = self.shortest_prefix(needed, reorder)
-        while self.reordered and size < len(self.suspects) and counterexamples(self.suspects[:size]):
-            self.ask_again()
+        while self.reordered and size < len(self.suspects):
+            if self.score(self.suspects[:size]).passed:
+                if not counterexamples(self.suspects[:size]):
+                    break
+                before = self.scores, self.best
+                self.ask_again()
+                if not self.score(self.suspects).passed:  # no set passes these
+                    self.scores, self.best = before
+                    return
             size = min(len(self.suspects), size + max(1, size // GROWTH))
         self.one_minimal(self.reduced([], self.suspects[:size]))
 

@@ -230,3 +230,52 @@ def test_without_any_budget_no_more_is_kept_than_the_order_asks_for(last: int) -
     found = smallest_set(names(400), judge, budget=Budget(0, 0))
     assert found is not None and list(found.kept) == names(last)
     assert found.evaluations <= 2 * math.log2(400) + 4
+
+
+def many_needed(extra: str, refused: list[tuple[str, ...]]) -> tuple[Judge, Callable[[Iterable[str]], bool]]:
+    """A judge that needs 20 nodes, and one more as soon as unseen samples have shown that they need it."""
+    needed = {f"n{place}" for place in range(0, 200, 10)}
+
+    def counterexamples(kept: Iterable[str]) -> bool:
+        refused.append(tuple(kept))
+        needed.add(extra)
+        return extra not in kept
+
+    return judged_by(lambda kept: needed <= kept), counterexamples
+
+
+def test_a_prefix_of_the_measured_order_is_tried_on_unseen_samples_before_anything_is_taken_away() -> None:
+    refused: list[tuple[str, ...]] = []
+    judge, counterexamples = many_needed("n7", refused)
+    measured = sorted(names(200), key=lambda node: int(node[1:]) % 10)  # the needed ones first, n7 after 140
+    found = smallest_set(
+        names(200), judge, budget=AMPLE, reorder=lambda _: measured, counterexamples=counterexamples
+    )
+    assert found is not None and found.minimal and len(found.kept) == 21 and "n7" in found.kept
+    sizes = [len(kept) for kept in refused]
+    assert sizes[0] == 20 and "n7" in refused[-1] and sizes == sorted(sizes) and len(sizes) < 12
+    assert all("n7" not in kept for kept in refused[:-1])
+
+
+def test_with_a_spent_budget_what_is_held_has_passed_unseen_samples_too() -> None:
+    refused: list[tuple[str, ...]] = []
+    judge, counterexamples = many_needed("n7", refused)
+    measured = sorted(names(200), key=lambda node: int(node[1:]) % 10)
+    found = smallest_set(
+        names(200),
+        judge,
+        budget=Budget(0, 0),
+        reorder=lambda _: measured,
+        counterexamples=counterexamples,
+    )
+    assert found is not None and found.exhausted and found.kept == refused[-1]
+
+
+def test_few_suspects_are_minimised_before_any_unseen_sample_is_asked() -> None:
+    def fails(_: Iterable[str]) -> bool:
+        raise AssertionError("not asked")
+
+    found = smallest_set(
+        names(200), judged_by(needs(["n9"])), budget=AMPLE, reorder=list, counterexamples=fails
+    )
+    assert found is not None and found.kept == ("n9",)

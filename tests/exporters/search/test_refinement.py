@@ -91,3 +91,45 @@ def test_what_was_found_keeps_its_place_and_is_not_tried_again_from_one() -> Non
     refined(NODES, judge, samples.counterexamples, budget=AMPLE)
     again = asked[max(place for place, kept in enumerate(asked) if not kept) :]
     assert {len(kept) for kept in again if kept and kept <= {"n3"}} <= {1}
+
+
+def test_where_every_search_ends_with_a_set_that_unseen_samples_refuse_a_larger_one_that_they_passed_is_held() -> (
+    None
+):
+    """Each smaller set fails some sample: the search holds the prefix that it tried first."""
+    nodes = [f"n{index}" for index in range(100)]
+    asked = list[int]()
+
+    def counterexamples(kept: Collection[str]) -> bool:
+        asked.append(len(kept))
+        return len(kept) < 40
+
+    found = refined(
+        nodes,
+        lambda kept: Score(len(kept) >= 20, 1.0, ""),
+        counterexamples,
+        budget=AMPLE,
+        reorder=lambda names: list(names),
+    )
+    assert found is not None and found.exhausted and not found.minimal and found.certificate == {}
+    assert len(found.kept) == min(size for size in asked if size >= 40) and found.after.passed
+
+
+def test_counterexamples_that_no_set_passes_leave_the_prefix_that_was_tried_on_them() -> None:
+    nodes, hopeless = [f"n{index}" for index in range(100)], list[bool]()
+    said: list[str] = []
+
+    def counterexamples(_: Collection[str]) -> bool:
+        hopeless.append(True)
+        return True
+
+    found = refined(
+        nodes,
+        lambda kept: Score(len(kept) >= 20 and not hopeless, 1.0, ""),
+        counterexamples,
+        budget=AMPLE,
+        notify=said.append,
+        reorder=lambda names: list(names),
+    )
+    assert found is not None and found.exhausted and len(found.kept) == 20 and said[-1] == NOT_ALL
+    assert found.after.passed, "on the samples of the search"
