@@ -1,6 +1,6 @@
 """Guesses the model.toml of a bare ONNX file from its graph, and from running it a few times."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
@@ -20,17 +20,27 @@ from .guess import Guess, name_for
 from .trial_sizes import Run, Tried, try_sizes
 
 _SAME_VALUES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Gather")
+Narrow = Callable[[GraphProto], None]
 MANY_CLASSES = 2  # a softmax over fewer places gives no probabilities of classes
 
 
-def guess_onnx(path: Path) -> Guess:
-    """Raises BadFolder for a file that is not ONNX, that takes or gives no plain tensors, or that does not run."""
+def guess_onnx(path: Path, narrow: Narrow | None = None, batched: bool | None = None) -> Guess:
+    """What is guessed of an ONNX file.
+
+    ``narrow`` changes the inputs and outputs of the graph that was read, where more is known of them than the file
+    says; ``batched``: whether they have a batch, where that is known. Raises BadFolder for a file that is not ONNX,
+    that takes or gives no plain tensors, or that does not run.
+    """
     model = read_graph(path)
+    if narrow is not None:
+        narrow(model.graph)
     inputs, outputs, notes = _values(model.graph, path)
     run = _run(path, model, [value.name for value in outputs])
     found = _Found(path, inputs, outputs, compared_inputs(model.graph), run)
-    spec, tried = found.spec(batched=_may_batch(inputs))
-    doubts = {("", "max_batch_size"): found.why_batched(spec)}
+    spec, tried = found.spec(_may_batch(inputs) if batched is None else batched)
+    if batched and not spec.batched:
+        raise BadFolder(f"{path}: {found.why_batched(spec)}; expected one, for max_batch_size is not 0")
+    doubts = {("", "max_batch_size"): found.why_batched(spec)} if batched is None else {}
     doubts |= {(tensor.name, "shape"): why for tensor in spec.inputs if (why := _needed(tensor, tried))}
     doubts |= {(t.name, "range"): "the graph compares it with this value" for t in spec.inputs if t.range}
     spec, kinds = _with_kinds(spec, model.graph)

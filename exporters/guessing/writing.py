@@ -34,13 +34,13 @@ def write_folder(
     is_file = where.is_file() and ".py:" not in path
     if folder is not None and not is_file:
         raise BadInput(f"{path} stays where it is: model.toml is written beside it, so no FOLDER is taken")
-    _refuse_existing(folder if is_file else where if where.is_dir() else where.parent, replace)
+    refuse_existing(folder if is_file else where if where.is_dir() else where.parent, replace)
     guess = guess_at(path, arrays)
     target = (folder or Path(guess.spec.name)) if is_file else where if where.is_dir() else where.parent
-    _refuse_existing(target, replace)
+    refuse_existing(target, replace)
     target.mkdir(parents=True, exist_ok=True)
     if is_file and where.resolve().parent != target.resolve():
-        _copy(where, target)
+        copy_model_file(where, target)
     if arrays is not None:
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, target / SAMPLES)
     (target / TOML).write_text(guess.toml(), encoding="utf-8")
@@ -52,13 +52,14 @@ def write_folder(
     }
 
 
-def _refuse_existing(folder: Path | None, replace: bool) -> None:
+def refuse_existing(folder: Path | None, replace: bool) -> None:
+    """Raise Conflict where the folder has a model.toml, unless it may be replaced."""
     if folder is not None and (folder / TOML).exists() and not replace:
         raise Conflict(f"{folder / TOML} exists: it is not overwritten unless you say --force")
 
 
-def _copy(file: Path, target: Path) -> None:
-    """The file, and the files of its external data."""
+def copy_model_file(file: Path, target: Path) -> None:
+    """Copy a file, and those of its external data, into a folder."""
     shutil.copyfile(file, target / file.name)
     if file.suffix != ".onnx":
         return
