@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, external_data_helper, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from ...models.datatypes import DATATYPES
 from ...models.errors import BadFolder
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ...models.value_range import ValueRange
 from ..foreign.graph import attribute
-from ..foreign.reading import read_graph, tensors
+from ..foreign.reading import external_files, read_graph
 from ..foreign.signature import datatype_of, size_of
 from .guess import Guess, name_for
 from .trial_sizes import Run, Tried, try_sizes
@@ -178,7 +178,7 @@ def compared_inputs(graph: GraphProto) -> dict[str, list[int]]:
 def _run(path: Path, model: ModelProto, names: Sequence[str]) -> Run:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    beside = any(external_data_helper.uses_external_data(tensor) for tensor in tensors(model))
+    beside = external_files(path, model)
     try:
         source = path if beside else model.SerializeToString()
         session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import external_data_helper
 from safetensors.numpy import save_file
 
 from ...models.errors import BadInput, Conflict
-from ..foreign.reading import read_graph, tensors
+from ..foreign.reading import external_files, read_graph
 from ..inputs.samples import read_tensors
 from .bare import TOML, guess_at
 from .guess import CONFIRM
@@ -59,11 +58,10 @@ def refuse_existing(folder: Path | None, replace: bool) -> None:
 
 
 def copy_model_file(file: Path, target: Path) -> None:
-    """Copy a file, and those of its external data, into a folder."""
+    """Copy a file, and those of its external data, into a folder. Raises BadFolder where they lie elsewhere."""
     shutil.copyfile(file, target / file.name)
     if file.suffix != ".onnx":
         return
-    outside = (t for t in tensors(read_graph(file)) if external_data_helper.uses_external_data(t))
-    for location in {external_data_helper.ExternalDataInfo(tensor).location for tensor in outside}:
+    for location, data in external_files(file, read_graph(file)).items():
         (target / location).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file.parent / location, target / location)
+        shutil.copyfile(data, target / location)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from halfeven.exporters.importing.imported import Refusal, Written
@@ -208,6 +209,17 @@ def test_a_manifest_of_any_kind_is_read_strictly(manifest: str, fault: str | Non
     else:
         _, one = taken(path, tmp_path / "out")
         assert one.folder.parent == tmp_path / "out" and one.folder.name == "up"
+
+
+def test_data_outside_of_the_archive_is_not_read_or_written(tmp_path: Path) -> None:
+    onnx.save_model(
+        mlp(), tmp_path / "net.onnx", save_as_external_data=True, location="w.bin", size_threshold=0
+    )
+    model = onnx.load(tmp_path / "net.onnx", load_external_data=False)
+    for tensor in model.graph.initializer:
+        tensor.external_data[0].value = f"../{tmp_path.name}/w.bin"
+    path = archive(tmp_path / "net.mar", {"net.onnx": model.SerializeToString()}, serializedFile="net.onnx")
+    assert "outside the model folder" in refusal(path)
 
 
 def test_a_folder_of_archives_is_taken_as_a_whole(tmp_path: Path) -> None:
