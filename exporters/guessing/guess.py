@@ -65,8 +65,10 @@ class Guess:
             yield f"\n[[{kind}s]]"
             yield f"name = {_quoted(tensor.name)}"
             yield f"datatype = {json.dumps(tensor.datatype)}"
-            shape = json.dumps([dim.to_json() for dim in tensor.shape])
+            shape = json.dumps([dim.to_json() for dim in tensor.as_called().shape])
             yield self._entry(tensor.name, "shape", shape)
+            if tensor.batch_axis:
+                yield self._entry(tensor.name, "batch_axis", str(tensor.batch_axis))
             if tensor.range is not None:
                 yield self._entry(tensor.name, "range", json.dumps(tensor.range.to_json()))
             if tensor.kind != "tensor" or (tensor.name, "kind") in self.doubts:
@@ -104,4 +106,5 @@ def name_for(path: Path) -> str:
 
 def _line_of(kind: str, tensor: TensorSpec) -> str:
     of_kind = "" if tensor.kind == "tensor" else f", {tensor.kind}"
-    return f"{kind} '{tensor.name}' {tensor.datatype} {tensor.describe_shape()}{of_kind}"
+    axis = f", batch on axis {tensor.batch_axis}" if tensor.batch_axis else ""
+    return f"{kind} '{tensor.name}' {tensor.datatype} {tensor.as_called().describe_shape()}{axis}{of_kind}"
