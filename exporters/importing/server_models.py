@@ -43,9 +43,9 @@ def _found(path: Path, out: Path, samples: Path | None, overwrite: bool) -> Iter
     archives = archives_at(path)
     if not archives:
         raise BadFolder(
-            f"{path} is none of what is imported: a Triton model repository (folders with a config.pbtxt or "
-            "1/model.onnx), one model of it, a TorchServe archive (.mar), or a folder of archives; `halfeven init` "
-            "takes single files"
+            f"{path} {'is not taken' if path.exists() else 'does not exist'}: expected a Triton model repository "
+            "(folders with a config.pbtxt or 1/model.onnx), one model of it, a TorchServe archive (.mar), or a folder "
+            "of archives; `halfeven init` takes single files"
         )
     if samples is not None and len(archives) > 1:
         raise BadInput(

@@ -61,7 +61,7 @@ def take_repository(path: Path, out: Path, overwrite: bool) -> Iterator[Written 
     Several versions of a model get a folder each in it, named by their numbers, in ascending order. Whatever is wrong
     with one model is its refusal; the others are taken.
     """
-    taken: dict[str, str] = {}
+    taken, path = dict[str, str](), path.resolve()
     for place in [path] if _is_model(path) else filter(_is_model, _folders(path)):
         try:
             if (other := taken.setdefault(name_for(place / "model"), place.name)) != place.name:
@@ -81,7 +81,7 @@ class _Version:
 
 class _Model:
     def __init__(self, path: Path, out: Path, overwrite: bool) -> None:
-        self.path, self.out, self.overwrite = path.resolve(), out, overwrite
+        self.path, self.out, self.overwrite = path, out, overwrite
         has_config = (path / CONFIG).is_file()
         self.config = read_config(self.path / CONFIG) if has_config else TritonConfig()
         self.left = list(self.config.left)

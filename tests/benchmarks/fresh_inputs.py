@@ -1,11 +1,12 @@
 """How often a proven half errs by more than its limit on inputs that nobody saw, beside what its headline says.
 
-    python -m tests.benchmarks.fresh_inputs [--only NAME …] [--road program file] [--rows 256] [--out FILE.json]
+    python -m tests.benchmarks.fresh_inputs [--only NAME …] [--road program file] [--given 32] [--rows 256]
+                                            [--out FILE.json]
 
-Every model of the corpus (the shipped zoo is in it) is converted on 32 samples; the halves that passed are asked fresh
-inputs from the same source. An input counts as wrong where an answer errs by more than ``limit_u``·u·S, with limit and
-S as the proof has them, is not finite where the whole's is, or is another integer that does not tie. The exit code is 1
-where a half errs oftener than its headline says.
+Every model of the corpus (the shipped zoo is in it) is converted on ``--given`` samples; the halves that passed are
+asked fresh inputs from the same source. An input counts as wrong where an answer errs by more than ``limit_u``·u·S,
+with limit and S as the proof has them, is not finite where the whole's is, or is another integer that does not tie. The
+exit code is 1 where a half errs oftener than its headline says.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from halfeven.models.errors import HalfevenError
 from halfeven.models.store import LIVE, Version
 from torch import device
 
+from tests.benchmarks.same_plans import ROWS as GIVEN
 from tests.benchmarks.same_plans import converted
 from tests.corpus import CORPUS, fresh
 
@@ -62,11 +64,11 @@ def fresh_samples(name: str, rows: int = ROWS, seed: int = SEED) -> Samples:
     return Samples({key: tensor.numpy() for key, tensor in fresh(name, rows, seed).items()})
 
 
-def rows_of(road: str, name: str, rows: int = ROWS) -> Iterator[Row]:
+def rows_of(road: str, name: str, rows: int = ROWS, given: int = GIVEN) -> Iterator[Row]:
     """The proven forms of one model that were asked; none where no half is proven."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
-        version = converted(road, name, Path(scratch))
+        version = converted(road, name, Path(scratch), given)
         if version.status != LIVE or version.manifest["half"] is None:
             return
         reports = version.json("parity.json")["forms"]
@@ -148,14 +150,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.fresh_inputs")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="models of the corpus")
     parser.add_argument("--road", nargs="+", default=["program"], choices=ROADS)
-    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument(
+        "--given", type=int, default=GIVEN, help="samples of a conversion; half of them judge"
+    )
+    parser.add_argument("--rows", type=int, default=ROWS, help="fresh inputs")
     parser.add_argument("--out", type=Path, help="results.json")
     asked = parser.parse_args()
     found: list[Row] = []
     for road in asked.road:
         for name in asked.only or CORPUS:
             try:
-                rows = list(rows_of(road, name, asked.rows))
+                rows = list(rows_of(road, name, asked.rows, asked.given))
             except HalfevenError as error:
                 print(f"{road} {name}: {error}", file=sys.stderr, flush=True)
                 continue
