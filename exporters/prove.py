@@ -5,7 +5,7 @@ batch sizes are answered by true kernels always. ONNX Runtime's CPU provider com
 ONNX half is judged by the same program's half storage as well.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,11 +19,13 @@ from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import BadRequest, CannotConvert, EngineFailed, ExportFailed
 from ..models.spec import ModelSpec
 from .another_way import noise_among
+from .gate.judged_apart import judge_apart
 from .gate.noise import Noise
 from .gate.parity import UNIT_ROUNDOFF, judge
 from .gate.ties import Ties
 from .gate.trial import Trial
 from .gate.verdict import ParityReport
+from .inputs.augmented import augmented
 from .inputs.samples import Samples
 from .inputs.synthetic import adversarial
 from .question import Answers, Arrays, Question, TieTolerance
@@ -46,7 +48,8 @@ class ReferenceRun:
 
     ``tie_tolerance``: which integers may differ because their scores tie. ``row_operations``: an estimate for one row
     (`operations.py`; 0: unknown). ``is_slow``: that is so many that every sample is asked as seldom as the gate
-    allows. ``noise``: what the whole answers otherwise when it is evaluated another way, by output.
+    allows. ``noise``: what the whole answers otherwise when it is evaluated another way, by output. ``perturbed``:
+    inputs made of few judging samples, judged apart.
     """
 
     spec: ModelSpec
@@ -58,9 +61,10 @@ class ReferenceRun:
     tie_tolerance: TieTolerance | None = None
     row_operations: int = 0
     noise: Mapping[str, Noise] = field(default_factory=dict)
+    perturbed: list[Question] = field(default_factory=list)
 
 
-Taken = tuple[list[Trial], list[Trial]]  # trials on real samples, on adversarial inputs
+Taken = tuple[list[Trial], list[Trial], list[Trial]]  # trials on real, on adversarial, on perturbed samples
 
 
 def answers_of(spec: ModelSpec, engine: Engine) -> Answers:
@@ -141,6 +145,33 @@ def ask_reference(
         tie_tolerance=tie_tolerance,
         row_operations=row_operations,
         noise=noise_among(spec, bulk, whole, exact, row_operations),
+        perturbed=[question for question in _perturbed(spec, judging, whole) if question.samples],
+    )
+
+
+def _perturbed(spec: ModelSpec, judging: Samples, whole: Answers) -> Iterator[Question]:
+    """Inputs made of few judging samples, those that the whole answers with finite numbers."""
+    more = augmented(spec, judging)
+    rows = min(spec.max_batch_size, more.count) if more and spec.batched else 0
+    for samples, inputs in more.batches(rows) if more else ():
+        try:
+            question = Question(samples, inputs, whole(inputs))
+        except (CannotConvert, EngineFailed, BadRequest):  # the model itself refuses this input
+            continue
+        yield _finite(spec, question)
+
+
+def _finite(spec: ModelSpec, question: Question) -> Question:
+    """The rows that are answered with finite numbers alone."""
+    fine = np.ones(len(question.samples), bool)
+    for array in question.reference.values():
+        fine &= np.isfinite(array.astype(np.float64)).reshape(len(fine), -1).all(1)
+    if fine.all() or not spec.batched:
+        return question if fine.all() else replace(question, samples=())
+    return Question(
+        tuple(np.array(question.samples)[fine].tolist()),
+        {name: array[fine] for name, array in question.inputs.items()},
+        {name: array[fine] for name, array in question.reference.items()},
     )
 
 
@@ -150,25 +181,28 @@ def take(reference_run: ReferenceRun, half: Answers, stand_in: Answers | None = 
     ``stand_in``, the emulated half program, takes all but the small batches where these are too many operations.
     """
     real = _answered(reference_run, reference_run.small, half)
-    left = sum(len(question.samples) for question in (*reference_run.bulk, *reference_run.adversarial))
+    bulk = (*reference_run.bulk, *reference_run.adversarial, *reference_run.perturbed)
+    left = sum(len(question.samples) for question in bulk)
     too_many = reference_run.row_operations * left > TRUE_KERNELS_OPERATIONS
     rest = stand_in if stand_in and reference_run.small and too_many else half
     real += _answered(reference_run, reference_run.bulk, rest)
-    return real, _answered(reference_run, reference_run.adversarial, rest)
+    odd = _answered(reference_run, reference_run.adversarial, rest)
+    return real, odd, _answered(reference_run, reference_run.perturbed, rest)
 
 
 def judged(reference_run: ReferenceRun, dtype: str, takes: Sequence[Taken]) -> ParityReport:
     """One report over all executions of the same half."""
-    real = [trial for one, _ in takes for trial in one]
-    odd = [trial for _, one in takes for trial in one]
-    return judge(reference_run.spec, dtype, real, odd, reference_run.targets, noise=reference_run.noise)
+    real, odd, perturbed = ([trial for one in takes for trial in one[kind]] for kind in range(3))
+    spec, noise = reference_run.spec, reference_run.noise
+    report = judge(spec, dtype, real, odd, reference_run.targets, noise=noise)
+    return replace(report, perturbed=judge_apart(spec, dtype, perturbed, noise))
 
 
 def floor_report(reference_run: ReferenceRun, dtype: str, floor: Answers) -> ParityReport:
     """The gate's report on the floor, which rounds the mantissa only; of a slow model, on one batch."""
     bulk = reference_run.bulk[:1] if reference_run.is_slow else reference_run.bulk
-    questions = replace(reference_run, small=[], bulk=bulk, adversarial=[])
-    return judged(questions, dtype, [(_answered(questions, bulk, floor), [])])
+    questions = replace(reference_run, small=[], bulk=bulk, adversarial=[], perturbed=[])
+    return judged(questions, dtype, [(_answered(questions, bulk, floor), [], [])])
 
 
 def check_whole_form(reference_run: ReferenceRun, answers: Answers) -> None:

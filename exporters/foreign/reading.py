@@ -127,6 +127,16 @@ def _load_external(path: Path, folder: Path, outside: list[TensorProto], max_byt
         del tensor.external_data[:]
 
 
+def external_files(path: Path, model: ModelProto) -> dict[str, Path]:
+    """The files that hold the data of a model's tensors, by the location that the model names.
+
+    Raises BadFolder for one that is no plain file in the folder of ``path``.
+    """
+    outside = (tensor for tensor in tensors(model) if external_data_helper.uses_external_data(tensor))
+    named = {external_data_helper.ExternalDataInfo(tensor).location: tensor.name for tensor in outside}
+    return {place: _inside(path, path.parent.resolve(), tensor, place) for place, tensor in named.items()}
+
+
 def _inside(path: Path, folder: Path, tensor: str, location: str) -> Path:
     """The plain file that ``location`` names below the model file, which has to lie in the folder, links or not."""
     place = PurePosixPath(location)

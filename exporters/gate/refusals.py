@@ -203,6 +203,12 @@ def under(name: str, failure: Failure) -> Failure:
     return Failure(failure.rule, f"under the adversarial input '{name}', {failure.message}")
 
 
+def perturbed(failure: Failure) -> Failure:
+    """The same failure, said of a perturbed sample."""
+    way = "with 64 samples and more (--samples FILE), of which every second one judges, none are made"
+    return Failure(failure.rule, f"on a perturbed copy of the few samples, {failure.message}; {way}")
+
+
 def section_of_range(output: OutputVerdict, floor_u: float, dtype: str, where: str) -> str:
     first = f"; the first node to go astray is {where}" if where else ""
     return (

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...models.errors import BadInput
 from ...models.spec import ParityLimits, TensorSpec
+from .judged_apart import by_sample
 from .measured import Measured
 from .parity import overrides_of, verdict_of
 from .refusals import MAX_TOLERABLE_SHARE, accepting
@@ -36,6 +37,7 @@ def rejudge(saved: Mapping[str, Any], limits: ParityLimits) -> ParityReport:
     ``saved`` is one form's report in ``parity.json``. Raises BadInput where it keeps no statistics.
     """
     failures = (Failure(**found) for found in saved["failures"])
+    perturbed = saved.get("perturbed")
     return ParityReport(
         dtype=saved["dtype"],
         u=saved["u"],
@@ -46,6 +48,7 @@ def rejudge(saved: Mapping[str, Any], limits: ParityLimits) -> ParityReport:
         dropped=tuple(saved["dropped"]),
         overrides=overrides_of(limits),
         failures=tuple(failure for failure in failures if failure.rule in _OF_THE_REPORT),
+        perturbed=perturbed and by_sample(rejudge(perturbed, limits)),
     )
 
 

@@ -5,6 +5,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+# Rules about many samples together, which few cannot break: the last three are of the order.
+ORDER_RULES = frozenset({"ties", "swaps", "top10"})
+OVER_ALL = frozenset({"sqnr", "slice_sqnr", "kl", "flips", "accuracy"}) | ORDER_RULES
+
 
 def finite(value: float | None) -> float | None:
     """The number as JSON may hold it: null where it is NaN or infinite."""

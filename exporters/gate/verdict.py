@@ -5,7 +5,7 @@ A report is stored with its version as ``parity.json``, drawn by `report/page.py
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -147,6 +147,8 @@ class ParityReport:
     """The gate's answer for one form. ``dropped`` names adversarial inputs without a finite reference.
 
     ``diagnoses``, one for each output, are there once `diagnosis.py` has compared the half with its floor.
+    ``perturbed``: what was found on inputs that were made of few samples (`inputs/augmented.py`), judged apart by the
+    rules that hold for each of them alone.
     """
 
     dtype: str
@@ -159,12 +161,16 @@ class ParityReport:
     overrides: Mapping[str, float] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
     diagnoses: tuple[Diagnosis, ...] = ()
+    perturbed: "ParityReport | None" = None
 
     @property
     def all_failures(self) -> tuple[Failure, ...]:
-        """Every failure: the report's own, then those of real samples, then adversarial ones."""
-        verdicts: Iterable[OutputVerdict | AdversarialVerdict] = (*self.outputs, *self.adversarial)
-        return (*self.failures, *(failure for verdict in verdicts for failure in verdict.failures))
+        """Every failure: the report's own, then those of real samples, perturbed ones, adversarial ones."""
+        real, odd = (
+            (one for v in verdicts for one in v.failures) for verdicts in (self.outputs, self.adversarial)
+        )
+        perturbed = self.perturbed.all_failures if self.perturbed else ()
+        return (*self.failures, *real, *perturbed, *odd)
 
     @property
     def passed(self) -> bool:
@@ -195,7 +201,10 @@ class ParityReport:
         error = "no error" if worst.exact else f"{worst.max_error_u:.2f}u of {worst.limit_u:g}u"
         noise = f", {self.sqnr_db:.1f} dB" if math.isfinite(self.sqnr_db) else ""
         sizes = ", ".join(map(str, self.batch_sizes))
-        return f"passed: {error}{noise} in {self.dtype} over {self.samples} samples at batch sizes {sizes}"
+        more = f" and {self.perturbed.samples} perturbed ones" if self.perturbed else ""
+        return (
+            f"passed: {error}{noise} in {self.dtype} over {self.samples} samples{more} at batch sizes {sizes}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -215,4 +224,5 @@ class ParityReport:
             "dropped": list(self.dropped),
             "failures": [asdict(failure) for failure in self.all_failures],
             "diagnoses": [found.to_json() for found in self.diagnoses],
+            "perturbed": self.perturbed and self.perturbed.to_json(),
         }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...models.spec import ModelSpec, TensorSpec
+from ...models.spec import Batching, ModelSpec, TensorSpec
 from ...models.store import NAME
 
 CONFIRM = "confirm"  # the word that begins the comment beside every guess
@@ -16,7 +16,7 @@ _NAMELESS = ("model", "program", "module", "model_quantized")  # file names that
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """``spec`` and ``source`` as model.toml gives them.
+    """``spec``, ``source`` and ``weights`` (a file name) as model.toml gives them.
 
     ``doubts``: what was guessed and why, by (tensor, key), or by ("", key) for a key at the top. ``notes``: what was
     left out of the file's signature.
@@ -26,17 +26,26 @@ class Guess:
     source: str
     doubts: Mapping[tuple[str, str], str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    weights: str | None = None
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """Every guess in one sentence, for a terminal and for the version's notes."""
-        found = [_line_of(kind, tensor) for kind, tensor in self._tensors()]
-        doubts = [f"{' '.join(filter(None, place))}: {why}" for place, why in self.doubts.items()]
-        return tuple(GUESSED + sentence for sentence in (*found, *doubts, *self.notes))
+        return tuple(GUESSED + sentence for sentence in (*self.signature, *self.reasons, *self.notes))
+
+    @property
+    def signature(self) -> tuple[str, ...]:
+        """Every input and output in one line."""
+        return tuple(_line_of(kind, tensor) for kind, tensor in self._tensors())
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The doubts in one line each."""
+        return tuple(f"{' '.join(filter(None, place))}: {why}" for place, why in self.doubts.items())
 
     def toml(self) -> str:
         """The text of model.toml: each guess has a comment that begins with ``confirm``."""
-        return "\n".join([*self._head(), *self._tables()]) + "\n"
+        return "\n".join([*self._head(), *self._tables(), *self._batching()]) + "\n"
 
     def _tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         yield from (("input", tensor) for tensor in self.spec.inputs)
@@ -46,24 +55,41 @@ class Guess:
         about = f"Written by halfeven for {self.source}. Lines with '{CONFIRM}' are guesses: change what is wrong."
         yield from map(_comment, (about, *self.notes))
         yield f"name = {json.dumps(self.spec.name)}"
-        yield f"source = {json.dumps(self.source, ensure_ascii=False)}"
+        yield f"source = {_quoted(self.source)}"
+        if self.weights is not None:
+            yield f"weights = {_quoted(self.weights)}"
         yield self._entry("", "max_batch_size", str(self.spec.max_batch_size))
 
     def _tables(self) -> Iterator[str]:
         for kind, tensor in self._tensors():
             yield f"\n[[{kind}s]]"
-            yield f"name = {json.dumps(tensor.name, ensure_ascii=False)}"
+            yield f"name = {_quoted(tensor.name)}"
             yield f"datatype = {json.dumps(tensor.datatype)}"
-            shape = json.dumps([dim.to_json() for dim in tensor.shape])
+            shape = json.dumps([dim.to_json() for dim in tensor.as_called().shape])
             yield self._entry(tensor.name, "shape", shape)
+            if tensor.batch_axis:
+                yield self._entry(tensor.name, "batch_axis", str(tensor.batch_axis))
             if tensor.range is not None:
                 yield self._entry(tensor.name, "range", json.dumps(tensor.range.to_json()))
             if tensor.kind != "tensor" or (tensor.name, "kind") in self.doubts:
                 yield self._entry(tensor.name, "kind", json.dumps(tensor.kind))
+            if tensor.labels:
+                yield f"labels = [{', '.join(map(_quoted, tensor.labels))}]"
+
+    def _batching(self) -> Iterator[str]:
+        plain, asked = Batching().to_json(), self.spec.batching.to_json()
+        if changed := {key: value for key, value in asked.items() if value != plain[key]}:
+            yield "\n[batching]"
+            yield from (f"{key} = {json.dumps(value)}" for key, value in changed.items())
 
     def _entry(self, tensor: str, key: str, value: str) -> str:
         why = self.doubts.get((tensor, key))
         return f"{key} = {value}" + ("  " + _comment(f"{CONFIRM}: {why}") if why else "")
+
+
+def _quoted(text: str) -> str:
+    """A string of TOML, which admits no DEL where JSON does."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _comment(text: str) -> str:
@@ -80,4 +106,5 @@ def name_for(path: Path) -> str:
 
 def _line_of(kind: str, tensor: TensorSpec) -> str:
     of_kind = "" if tensor.kind == "tensor" else f", {tensor.kind}"
-    return f"{kind} '{tensor.name}' {tensor.datatype} {tensor.describe_shape()}{of_kind}"
+    axis = f", batch on axis {tensor.batch_axis}" if tensor.batch_axis else ""
+    return f"{kind} '{tensor.name}' {tensor.datatype} {tensor.as_called().describe_shape()}{axis}{of_kind}"

@@ -18,9 +18,14 @@ _EXAMPLES = 8
 
 
 def guess_module(
-    folder: Path, source: str, name: str, samples: Mapping[str, np.ndarray] | None = None
+    folder: Path,
+    source: str,
+    name: str,
+    samples: Mapping[str, np.ndarray] | None = None,
+    weights: str | None = None,
 ) -> Guess:
-    """``source`` as model.toml writes it; ``samples``: example inputs, which ``file.py:function`` needs.
+    """``source`` and ``weights`` as model.toml writes them; ``samples``: example inputs, which ``file.py:function``
+    needs.
 
     Raises CaptureFailed where the code cannot be run, BadFolder for a dtype that is not served.
     """
@@ -28,7 +33,8 @@ def guess_module(
         file = Path(scratch) / "samples.safetensors"
         if samples is not None:
             save_file({key: np.ascontiguousarray(array[:_EXAMPLES]) for key, array in samples.items()}, file)
-        found = describe(folder, source, list(samples or ()), file, Limits())
+        state = str(folder / weights) if weights else None
+        found = describe(folder, source, list(samples or ()), file, Limits(), state)
     spec = ModelSpec(
         name,
         tuple(_tensor(entry, folder / source) for entry in found["inputs"]),
@@ -36,7 +42,8 @@ def guess_module(
         max_batch_size=found["max_batch_size"],
     )
     doubts = {(tensor.name, "kind"): "by its name" for tensor in spec.outputs if tensor.kind != "tensor"}
-    return Guess(spec, source, doubts | {(tensor, key): why for tensor, key, why in found["doubts"]})
+    doubts |= {(tensor, key): why for tensor, key, why in found["doubts"]}
+    return Guess(spec, source, doubts, weights=weights)
 
 
 def _tensor(entry: Mapping[str, Any], where: Path) -> TensorSpec:

@@ -1,37 +1,53 @@
 """Guesses the model.toml of a bare ONNX file from its graph, and from running it a few times."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, external_data_helper, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
+from ...models.batch_axis import array_batch_back, batch_back, batch_first
 from ...models.datatypes import DATATYPES
 from ...models.errors import BadFolder
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ...models.value_range import ValueRange
 from ..foreign.graph import attribute
-from ..foreign.reading import read_graph, tensors
+from ..foreign.reading import external_files, read_graph
 from ..foreign.signature import datatype_of, size_of
+from .batch_axes import batch_axes
 from .guess import Guess, name_for
 from .trial_sizes import Run, Tried, try_sizes
 
 _SAME_VALUES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Gather")
+Narrow = Callable[[GraphProto], None]
+FEW = 5  # rows with which the axis of the batch is told from one of two layers or directions
 MANY_CLASSES = 2  # a softmax over fewer places gives no probabilities of classes
 
 
-def guess_onnx(path: Path) -> Guess:
-    """Raises BadFolder for a file that is not ONNX, that takes or gives no plain tensors, or that does not run."""
+def guess_onnx(path: Path, narrow: Narrow | None = None, batched: bool | None = None) -> Guess:
+    """What is guessed of an ONNX file.
+
+    ``narrow`` changes the inputs and outputs of the graph that was read, where more is known of them than the file
+    says; ``batched``: whether they have a batch, where that is known. Raises BadFolder for a file that is not ONNX,
+    that takes or gives no plain tensors, or that does not run.
+    """
     model = read_graph(path)
+    if narrow is not None:
+        narrow(model.graph)
     inputs, outputs, notes = _values(model.graph, path)
     run = _run(path, model, [value.name for value in outputs])
-    found = _Found(path, inputs, outputs, compared_inputs(model.graph), run)
-    spec, tried = found.spec(batched=_may_batch(inputs))
-    doubts = {("", "max_batch_size"): found.why_batched(spec)}
+    axes = batch_axes(model.graph, inputs, outputs)
+    found = _Found(path, inputs, outputs, compared_inputs(model.graph), run, axes)
+    spec, tried = found.spec(batched)
+    if batched and not spec.batched:
+        raise BadFolder(f"{path}: {found.why_batched(spec)}; expected one, for max_batch_size is not 0")
+    doubts = {("", "max_batch_size"): found.why_batched(spec)} if batched is None else {}
     doubts |= {(tensor.name, "shape"): why for tensor in spec.inputs if (why := _needed(tensor, tried))}
+    doubts |= {(t.name, "batch_axis"): axes[t.name][1] if t.name in axes else "the axis that has as many rows"
+               for t in (*spec.inputs, *spec.outputs) if t.batch_axis}  # fmt: skip
     doubts |= {(t.name, "range"): "the graph compares it with this value" for t in spec.inputs if t.range}
     spec, kinds = _with_kinds(spec, model.graph)
     return Guess(spec, path.name, doubts | kinds, tuple(notes))
@@ -39,34 +55,61 @@ def guess_onnx(path: Path) -> Guess:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
+    """``axes``: where the batch is not the first axis, with why."""
+
     path: Path
     inputs: Sequence[ValueInfoProto]
     outputs: Sequence[ValueInfoProto]
     compared: Mapping[str, Sequence[int]]
     run: Run
+    axes: Mapping[str, tuple[int, str]]
 
-    def spec(self, batched: bool) -> tuple[ModelSpec, Tried]:
+    def spec(self, batched: bool | None) -> tuple[ModelSpec, Tried]:
         """The spec with the sizes that run. Not batched where an output does not have one row for each of the inputs.
 
         Raises BadFolder where no sizes were found with which the graph runs.
         """
-        asked = self.declared(batched)
-        one = all(size_of(value, 0) == 1 for value in self.inputs)
-        rows = 1 if one or not batched else 2
-        variants = (try_sizes(each, self.run, rows) for each in self.with_compared(asked))
-        tried = next(filter(None, variants), None)
-        if batched and (tried is None or not _gives_rows(tried)):
-            return self.spec(batched=False)
-        if tried is None:
-            raise BadFolder(
-                f"{self.path}: the graph did not run with any sizes that were tried for its free axes "
-                f"({', '.join(f'{t.name} {t.describe_shape()}' for t in asked.inputs)}): write a model.toml with the "
-                "sizes that it takes (`halfeven init` shows the form), or fix them in the file"
-            )
-        outputs = tuple(
-            _output(value, array, batched) for value, array in zip(self.outputs, tried.outputs, strict=True)
+        for axes in self.ways(batched):
+            tried = self.tried(axes)
+            if tried is None:
+                continue
+            given = list(zip(self.outputs, tried.outputs, strict=True))
+            places = [_batch_of(value, array, tried.rows, axes) for value, array in given]
+            if axes is None or None not in places:
+                outputs = (_output(*one, place) for one, place in zip(given, places, strict=True))
+                return replace(tried.spec, outputs=tuple(outputs)), tried
+        asked = self.declared(None)
+        raise BadFolder(
+            f"{self.path}: the graph did not run with any sizes that were tried for its free axes "
+            f"({', '.join(f'{t.name} {t.describe_shape()}' for t in asked.inputs)}): write a model.toml with the "
+            "sizes that it takes (`halfeven init` shows the form), or fix them in the file"
         )
-        return replace(tried.spec, outputs=outputs), tried
+
+    def ways(self, batched: bool | None) -> Iterator[Mapping[str, int] | None]:
+        """The axes of the batch, by name where they are not the first, in the order in which they are tried; None: not
+        batched."""
+        axes = {name: axis for name, (axis, _) in self.axes.items()}
+        if batched is None and axes and _may_batch(self.inputs, axes):
+            yield axes
+        if _may_batch(self.inputs, {}) if batched is None else batched:
+            yield {}
+        yield None
+
+    def tried(self, axes: Mapping[str, int] | None) -> Tried | None:
+        asked = self.declared(axes)
+        one = all(size_of(value, (axes or {}).get(value.name, 0)) == 1 for value in self.inputs)
+        rows = 1 if one or axes is None else FEW if axes else 2
+
+        def run(arrays: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
+            moved = {name: axis for name, axis in (axes or {}).items() if name in arrays}
+            own = {
+                name: np.ascontiguousarray(array_batch_back(arrays[name], axis))
+                for name, axis in moved.items()
+            }
+            return self.run({**arrays, **own})
+
+        variants = (try_sizes(each, run, rows) for each in self.with_compared(asked))
+        return next(filter(None, variants), None)
 
     def with_compared(self, spec: ModelSpec) -> Iterator[ModelSpec]:
         """The spec with each value that the graph compares an input with (a sample rate), then without any."""
@@ -77,9 +120,9 @@ class _Found:
                 yield replace(spec, inputs=tuple(inputs))
         yield spec
 
-    def declared(self, batched: bool) -> ModelSpec:
-        inputs = tuple(_input(value, batched) for value in self.inputs)
-        return ModelSpec(name_for(self.path), inputs, (), max_batch_size=64 if batched else 0)
+    def declared(self, axes: Mapping[str, int] | None) -> ModelSpec:
+        inputs = tuple(_input(value, axes) for value in self.inputs)
+        return ModelSpec(name_for(self.path), inputs, (), max_batch_size=0 if axes is None else 64)
 
     def why_batched(self, spec: ModelSpec) -> str:
         if spec.batched:
@@ -109,23 +152,30 @@ def _described(values: Sequence[ValueInfoProto], name: str) -> str:
     return f"a {datatype_of(value)} tensor" if kind == "tensor_type" else f"a {kind.removesuffix('_type')}"
 
 
-def _may_batch(inputs: Sequence[ValueInfoProto]) -> bool:
-    """Whether every input has a first axis that is free or 1."""
-    return all(value.type.tensor_type.shape.dim and size_of(value, 0) in (None, 1) for value in inputs)
+def _may_batch(inputs: Sequence[ValueInfoProto], axes: Mapping[str, int]) -> bool:
+    """Whether the axis of the batch is free or 1 in every input."""
+    return all(
+        value.type.tensor_type.shape.dim and size_of(value, axes.get(value.name, 0)) in (None, 1)
+        for value in inputs
+    )
 
 
-def _input(value: ValueInfoProto, batched: bool) -> TensorSpec:
+def _input(value: ValueInfoProto, axes: Mapping[str, int] | None) -> TensorSpec:
     dims = [
         Dim(size, size) if (size := size_of(value, axis)) is not None else Dim(name=_symbol(value, axis))
         for axis in range(len(value.type.tensor_type.shape.dim))
     ]
-    shape = (Dim(), *dims[1:]) if batched else tuple(dims)
-    return TensorSpec(value.name, datatype_of(value), shape)
+    if axes is None:
+        return TensorSpec(value.name, datatype_of(value), tuple(dims))
+    axis = axes.get(value.name, 0)
+    shape = (Dim(), *batch_first(dims, axis)[1:])
+    return TensorSpec(value.name, datatype_of(value), shape, batch_axis=axis)
 
 
 def _needed(tensor: TensorSpec, tried: Tried) -> str:
+    own = batch_back(range(len(tensor.shape)), tensor.batch_axis)
     found = {axis: why for (name, axis), why in tried.needed.items() if name == tensor.name}
-    return "; ".join(f"axis {axis}: {why}" for axis, why in found.items())
+    return "; ".join(f"axis {own.index(axis)}: {why}" for axis, why in found.items())
 
 
 def _symbol(value: ValueInfoProto, axis: int) -> str | None:
@@ -133,17 +183,29 @@ def _symbol(value: ValueInfoProto, axis: int) -> str | None:
     return name if name.isidentifier() and not name.startswith("unk__") else None
 
 
-def _output(value: ValueInfoProto, array: np.ndarray, batched: bool) -> TensorSpec:
+def _batch_of(
+    value: ValueInfoProto, array: np.ndarray, rows: int, axes: Mapping[str, int] | None
+) -> int | None:
+    """The axis of an output that has a place for each row: the first where it can be; None where none has, or more."""
+    if axes is None:
+        return None
+    known = [axes[value.name]] if value.name in axes else [0]
+    fitting = [axis for axis in known if axis < array.ndim and array.shape[axis] == rows]
+    if not fitting and axes and rows > 1:
+        fitting = [axis for axis in range(array.ndim) if array.shape[axis] == rows]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _output(value: ValueInfoProto, array: np.ndarray, batch: int | None) -> TensorSpec:
     """Sizes that the file states; the rank of what came where it states none."""
     stated = value.type.tensor_type.HasField("shape")
     sizes = [size_of(value, axis) if stated else None for axis in range(array.ndim)]
     shape = [Dim() if size is None or size != came else Dim(size, size)
              for size, came in zip(sizes, array.shape, strict=True)]  # fmt: skip
-    return TensorSpec(value.name, datatype_of(value), (Dim(), *shape[1:]) if batched else tuple(shape))
-
-
-def _gives_rows(tried: Tried) -> bool:
-    return all(array.ndim > 0 and len(array) == tried.rows for array in tried.outputs)
+    if batch is None:
+        return TensorSpec(value.name, datatype_of(value), tuple(shape))
+    first = (Dim(), *batch_first(shape, batch)[1:])
+    return TensorSpec(value.name, datatype_of(value), first, batch_axis=batch)
 
 
 def compared_inputs(graph: GraphProto) -> dict[str, list[int]]:
@@ -168,7 +230,7 @@ def compared_inputs(graph: GraphProto) -> dict[str, list[int]]:
 def _run(path: Path, model: ModelProto, names: Sequence[str]) -> Run:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    beside = any(external_data_helper.uses_external_data(tensor) for tensor in tensors(model))
+    beside = external_files(path, model)
     try:
         source = path if beside else model.SerializeToString()
         session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])

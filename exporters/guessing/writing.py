@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import external_data_helper
 from safetensors.numpy import save_file
 
 from ...models.errors import BadInput, Conflict
-from ..foreign.reading import read_graph, tensors
+from ..foreign.reading import external_files, read_graph
 from ..inputs.samples import read_tensors
 from .bare import TOML, guess_at
 from .guess import CONFIRM
@@ -34,13 +33,13 @@ def write_folder(
     is_file = where.is_file() and ".py:" not in path
     if folder is not None and not is_file:
         raise BadInput(f"{path} stays where it is: model.toml is written beside it, so no FOLDER is taken")
-    _refuse_existing(folder if is_file else where if where.is_dir() else where.parent, replace)
+    refuse_existing(folder if is_file else where if where.is_dir() else where.parent, replace)
     guess = guess_at(path, arrays)
     target = (folder or Path(guess.spec.name)) if is_file else where if where.is_dir() else where.parent
-    _refuse_existing(target, replace)
+    refuse_existing(target, replace)
     target.mkdir(parents=True, exist_ok=True)
     if is_file and where.resolve().parent != target.resolve():
-        _copy(where, target)
+        copy_model_file(where, target)
     if arrays is not None:
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, target / SAMPLES)
     (target / TOML).write_text(guess.toml(), encoding="utf-8")
@@ -52,17 +51,17 @@ def write_folder(
     }
 
 
-def _refuse_existing(folder: Path | None, replace: bool) -> None:
+def refuse_existing(folder: Path | None, replace: bool) -> None:
+    """Raise Conflict where the folder has a model.toml, unless it may be replaced."""
     if folder is not None and (folder / TOML).exists() and not replace:
         raise Conflict(f"{folder / TOML} exists: it is not overwritten unless you say --force")
 
 
-def _copy(file: Path, target: Path) -> None:
-    """The file, and the files of its external data."""
+def copy_model_file(file: Path, target: Path) -> None:
+    """Copy a file, and those of its external data, into a folder. Raises BadFolder where they lie elsewhere."""
     shutil.copyfile(file, target / file.name)
     if file.suffix != ".onnx":
         return
-    outside = (t for t in tensors(read_graph(file)) if external_data_helper.uses_external_data(t))
-    for location in {external_data_helper.ExternalDataInfo(tensor).location for tensor in outside}:
+    for location, data in external_files(file, read_graph(file)).items():
         (target / location).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file.parent / location, target / location)
+        shutil.copyfile(data, target / location)

@@ -26,11 +26,11 @@ def perturbed(spec: ModelSpec, samples: Samples, copies: int = COPIES, seed: int
         return
     random = np.random.default_rng(seed)
     for _ in range(copies):
-        noisy = {name: _with_noise(samples.arrays[name], random) for name in floats}
+        noisy = {name: with_noise(samples.arrays[name], random) for name in floats}
         yield Samples({**samples.arrays, **noisy}, source="generated")
 
 
-def _with_noise(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def with_noise(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Each number with normal noise of half its sample's standard deviation; a constant sample stays."""
     spread = array.std(axis=tuple(range(1, array.ndim)), keepdims=True) if array.ndim > 1 else array.std()
     return (array + NOISE * spread * random.standard_normal(array.shape)).astype(array.dtype)

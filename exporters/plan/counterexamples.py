@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 
+from ..gate.rule_verdicts import OVER_ALL
 from ..gate.trial import Trial
 from ..gate.verdict import ParityReport
 from ..question import Question
-from ..search.ranking import RANKED, RULES
+from ..search.ranking import RANKED
 from .batched import Batch
 
 OPERATIONS = 1 << 37  # for the whole's answers: a large model is tried on fewer
@@ -19,8 +20,6 @@ WORST = 4  # sets of samples that join those that are asked, after one search
 # Of the error that the gate allows, for there are samples that are never tried: with 0.95 the corpus' 'rotary by a
 # product' errs by 4.5u in one of 16 proofs.
 SHARE = 0.9
-# Rules about many samples together, which few cannot break.
-OVER_ALL = {"sqnr", "slice_sqnr", "kl", "flips", "accuracy", *RULES}
 
 Ask = Callable[[Iterable[Batch]], Iterator[Trial]]  # lets one half answer, in order
 

@@ -6,6 +6,7 @@ from typing import Any
 
 CONFIDENCE = 0.95
 GENERATED = "judged on generated samples"
+FEW = "judged on few samples: 64 (every second one judges) need no perturbed ones; give more with --samples FILE"
 
 
 def headline(facts: Mapping[str, Any]) -> str:
@@ -18,25 +19,36 @@ def headline(facts: Mapping[str, Any]) -> str:
     if not count:
         return "Equal"
     whose = "generated samples" if is_generated(facts) else "of your samples"
-    return f"Equal on {count} {whose}: {may_differ(count)}"
+    more = f" and {perturbed} perturbed ones" if (perturbed := perturbed_samples(facts)) else ""
+    return f"Equal on {count} {whose}{more}: {may_differ(count)}"
 
 
 def may_differ(count: int) -> str:
-    """What ``count`` samples without a bad one allow to say of others from the same source.
+    """What ``count`` samples without a bad one allow to say of others from the same source."""
+    if one_in(count) < 2:
+        return "too few to say how many other inputs may differ"
+    return f"fewer than 1 in {one_in(count)} such inputs may differ"
+
+
+def one_in(count: int) -> int:
+    """The n of "fewer than 1 in n", by ``count`` samples without a bad one; 1 says nothing.
 
     With 95 % confidence the share p of bad ones has (1 − p)ⁿ ≥ 0.05: the exact bound that "3 / n" approximates
     (Hanley and Lippman-Hand, "If nothing goes wrong, is everything all right?", JAMA 1983).
     """
-    one_in = math.floor(1.0 / (1.0 - (1.0 - CONFIDENCE) ** (1.0 / count)))
-    if one_in < 2:
-        return "too few to say how many other inputs may differ"
-    return f"fewer than 1 in {one_in} such inputs may differ"
+    return math.floor(1.0 / (1.0 - (1.0 - CONFIDENCE) ** (1.0 / count)))
 
 
 def judged_samples(facts: Mapping[str, Any]) -> int:
     """Of the form that was judged on the fewest; 0 where none was judged."""
     reports = [form.get("parity") or {} for form in facts["forms"].values() if form.get("passed")]
     return min((report["samples"] for report in reports if report.get("samples")), default=0)
+
+
+def perturbed_samples(facts: Mapping[str, Any]) -> int:
+    """How many perturbed samples were judged apart, of the form that was judged on the fewest."""
+    reports = [form.get("parity") or {} for form in facts["forms"].values() if form.get("passed")]
+    return min(((report.get("perturbed") or {}).get("samples", 0) for report in reports), default=0)
 
 
 def is_generated(facts: Mapping[str, Any]) -> bool:

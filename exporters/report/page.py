@@ -34,7 +34,7 @@ from rich.text import Text
 
 from ..gate.gate_rows import few_pairs, gate_rows
 from ..search.delta_debugging import EXHAUSTED
-from .headline import GENERATED, headline, is_generated, judged_samples
+from .headline import FEW, GENERATED, headline, is_generated, judged_samples, perturbed_samples
 from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, curve_plot, error_bar, error_plot, slice_plot
 
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
@@ -71,6 +71,8 @@ def _verdict(facts: Mapping[str, Any]) -> Iterable[Text]:
         yield Text(headline(facts), style="bold")
     if is_generated(facts):
         yield Text(f"! {GENERATED}: give real ones with samples.safetensors or --samples", style="yellow")
+    elif perturbed_samples(facts):
+        yield Text(f"! {FEW}", style="yellow")
 
 
 def _rows(form: str, found: Mapping[str, Any]) -> Iterable[list[str]]:
@@ -152,7 +154,9 @@ def _environment() -> Environment:
     environment = pages_of(Path(__file__).parent)
     environment.globals.update(error_bar=error_bar, error_plot=error_plot, slice_plot=slice_plot)
     environment.globals.update(curve_plot=curve_plot, gate_rows=gate_rows, headline=headline)
-    environment.globals.update(is_generated=is_generated, GENERATED=GENERATED)
+    environment.globals.update(
+        is_generated=is_generated, GENERATED=GENERATED, perturbed_samples=perturbed_samples
+    )
     environment.globals.update(WIDTH=WIDTH, HEIGHT=HEIGHT, SLICE_HEIGHT=SLICE_HEIGHT)
     environment.filters.update(size=size_text, number=number_text, db=db_text, share=share_text)
     return environment

@@ -9,11 +9,10 @@ from dataclasses import replace
 from ...models.spec import ModelSpec
 from ..gate.order import ALLOWED_U, KINDS
 from ..gate.parity import judge
-from ..gate.rule_verdicts import Failure
+from ..gate.rule_verdicts import ORDER_RULES, Failure
 from ..gate.trial import Trial
 from ..gate.verdict import OutputVerdict, ParityReport
 
-RULES = {"ties", "swaps", "top10"}
 RANKED = 2048  # rows; of 512 another 200 found pairs that nobody had seen swap
 TIES = 0.5  # of those that the gate allows
 SWAPS = (
@@ -42,7 +41,7 @@ def ranking(spec: ModelSpec, dtype: str) -> Callable[[Sequence[Trial]], ParityRe
         report = judge(replace(spec, parity=limits), dtype, trials)
         if "max_swaps" not in spec.parity.overridden:
             report = replace(report, outputs=tuple(map(_with_room, report.outputs)))
-        return report if any(failure.rule in RULES for failure in report.all_failures) else None
+        return report if any(failure.rule in ORDER_RULES for failure in report.all_failures) else None
 
     return broken if ranks(spec) else None
 

@@ -85,12 +85,12 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray], limits: Limi
 
 
 def describe(
-    folder: Path, source: str, names: Sequence[str], samples: Path, limits: Limits
+    folder: Path, source: str, names: Sequence[str], samples: Path, limits: Limits, weights: str | None = None
 ) -> dict[str, Any]:
     """What a source without a model.toml takes and gives: the result of `describing.py`.
 
-    ``samples``: a safetensors file of example inputs, where ``names`` has some, in forward's order. Raises
-    CaptureFailed as `capture` does.
+    ``samples``: a safetensors file of example inputs, where ``names`` has some, in forward's order. ``weights``: the
+    file of a module's weights, which must fit it. Raises CaptureFailed as `capture` does.
     """
     with tempfile.TemporaryDirectory(prefix="halfeven-describe-") as name:
         request = {
@@ -99,6 +99,7 @@ def describe(
             "path": [],
             "names": list(names),
             "samples": str(samples),
+            "weights": weights,
             "memory_limit_bytes": limits.memory_bytes or _most_of_the_memory(),
             "out": name,
         }

@@ -52,6 +52,7 @@ def described(request):
         if source.endswith(".pt2"):
             return of_program(torch, folder / source)
         module = child.build(torch, request, folder)
+        child.failures.sibling("sources").load_weights(child.failures, torch, module, request["weights"])
         return (
             of_transformers(torch, module) if source.startswith("hf:") else of_module(torch, module, request)
         )

@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import json
 import os
+import pickle
 import sys
 import types
 from pathlib import Path
@@ -126,12 +127,7 @@ def program_dtypes(torch, module, widen):
 def load_weights(failures, torch, module, weights):
     if weights is None:
         return []
-    if weights.endswith(".safetensors"):
-        from safetensors.torch import load_file
-
-        state = load_file(weights)
-    else:
-        state = torch.load(weights, map_location="cpu", weights_only=True)
+    state = read_state(failures, torch, weights)
     wide = {name: t.float() if t.dtype in (torch.half, torch.bfloat16) else t for name, t in state.items()}
     try:
         module.load_state_dict(wide, strict=True)
@@ -141,6 +137,29 @@ def load_weights(failures, torch, module, weights):
         ) from None
     narrow = sum(state[name].dtype != wide[name].dtype for name in state)
     return [f"{narrow} half-precision tensors of {Path(weights).name} were widened to FP32"] if narrow else []
+
+
+def read_state(failures, torch, weights):
+    """The tensors of safetensors or of a state dict, by name. Pickled code is refused, never run."""
+    if weights.endswith(".safetensors"):
+        from safetensors.torch import load_file
+
+        return load_file(weights)
+    name = Path(weights).name
+    try:
+        state = torch.load(weights, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise failures.Refused(
+            f"{name} is not a state dict of tensors alone ({failures.first_lines(error)[:300]}); a pickled module or "
+            f"TorchScript may run code and is not opened: where the model was made, write its tensors with "
+            f"torch.save(model.state_dict(), {name!r})"
+        ) from None
+    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
+        raise failures.Refused(
+            f"{name} holds a {type(state).__name__}, expected a state dict (name → tensor), as "
+            f"torch.save(model.state_dict(), {name!r}) writes it"
+        )
+    return state
 
 
 def widen(torch, module):

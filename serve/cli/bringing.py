@@ -1,4 +1,5 @@
-"""The commands that bring models in: ``init`` writes a model folder for a model that has none."""
+"""The commands that bring models in: ``init`` writes a model folder for a model that has none, ``import`` does so for
+those of another server."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,5 +34,30 @@ def init(
             f"guesses to confirm in {facts['folder']}/model.toml: {facts['to_confirm']}",
         ]
         return facts, "\n".join([*shown, f"next: halfeven convert {facts['folder']}"]), 0
+
+    finish(work, as_json)
+
+
+def import_models(
+    path: Annotated[
+        Path, typer.Argument(help="A Triton model repository, a model of it, or a TorchServe .mar.")
+    ],
+    out: Annotated[Path, typer.Argument(help="Where the model folders are written.")] = Path(),
+    samples: Annotated[
+        Path | None, typer.Option(help="Real inputs (safetensors, npz) of an archive with a model file.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a model.toml.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write model folders for the models of an existing Triton or TorchServe server."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from rich.text import Text
+
+        from ...exporters.importing.server_models import import_models
+
+        facts, lines = import_models(path, out, samples, force)
+        further = [f"next: halfeven convert {model['folder']}" for model in facts["models"]]
+        return facts, Text("\n".join([*lines, *further])), 0 if facts["models"] else 4
 
     finish(work, as_json)

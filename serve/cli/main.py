@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from ...models.errors import DamagedFile
-from .bringing import init
+from .bringing import import_models, init
 from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
 from .measuring import bench, tune
 
@@ -354,6 +354,7 @@ def demo(
 
 
 app.command()(init)
+app.command("import")(import_models)
 app.command()(bench)
 app.command()(tune)
 

@@ -47,14 +47,14 @@ def names_of(road: str) -> list[str]:
     return sorted(toml.parent.name for toml in zoo_folder("").glob("*/model.toml"))
 
 
-def converted(road: str, name: str, folder: Path) -> Version:
-    """One model converted into a store in ``folder``."""
+def converted(road: str, name: str, folder: Path, given: int = ROWS) -> Version:
+    """One model converted into a store in ``folder``, of the corpus on ``given`` samples."""
     store = Store(folder / "store")
     if road == "zoo":
         return convert(zoo_folder(name), store).version
     whole = captured(name)
     spec = replace(whole.spec, name="model")  # not every name of the corpus is one that a store takes
-    samples = Samples({key: tensor.numpy() for key, tensor in fresh(name, ROWS, SEED).items()})
+    samples = Samples({key: tensor.numpy() for key, tensor in fresh(name, given, SEED).items()})
     if road == "program":
         subject = Subject(
             whole.program, spec, samples, Precision("O1"), Options().forms, folder, {}, search=True

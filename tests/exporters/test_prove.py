@@ -1,9 +1,12 @@
 """A half is judged at the sizes of batch at which it will serve."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.prove import ask_reference
+from halfeven.exporters.prove import ReferenceRun, ask_reference, judged, take
+from halfeven.exporters.question import Answers, Arrays
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 
 
@@ -24,3 +27,46 @@ def test_samples_are_asked_at_every_size_that_batches_are_filled_up_to(
     samples = Samples({"x": np.random.default_rng(5).standard_normal((32, 4)).astype(np.float32)})
     run = ask_reference(spec, samples, lambda inputs: {"y": inputs["x"]}, device=device)
     assert {len(question.samples) for question in (*run.small, *run.bulk)} == sizes
+
+
+def run_on(count: int, whole: Answers) -> ReferenceRun:
+    tensors = [TensorSpec(name, "FP32", (Dim(), Dim(4, 4))) for name in ("x", "y")]
+    x = np.random.default_rng(5).standard_normal((count, 4)).astype(np.float32)
+    return ask_reference(ModelSpec("m", (tensors[0],), (tensors[1],), 8), Samples({"x": x}), whole)
+
+
+def test_few_judging_samples_are_joined_by_perturbed_ones_which_are_judged_apart() -> None:
+    run = run_on(8, lambda inputs: {"y": inputs["x"]})
+    asked = {sample for question in run.perturbed for sample in question.samples}
+    assert len(asked) == 24 and {sample for question in run.bulk for sample in question.samples} == set(
+        range(8)
+    )
+    report = judged(
+        run, "fp16", [take(run, lambda inputs: {"y": inputs["x"].astype(np.float16).astype(np.float32)})]
+    )
+    assert (
+        report.passed
+        and report.samples == 8
+        and report.perturbed is not None
+        and report.perturbed.samples == 24
+    )
+    seen = np.concatenate([question.inputs["x"] for question in run.bulk])
+
+    def right_on_samples_alone(inputs: Arrays) -> dict[str, np.ndarray]:
+        known = (inputs["x"][:, None] == seen).all(2).any(1, keepdims=True)
+        return {"y": np.where(known, inputs["x"], 2 * inputs["x"])}
+
+    near = replace(run, adversarial=[])
+    assert "perturbed" in judged(near, "fp16", [take(near, right_on_samples_alone)]).summary()
+    assert run_on(32, lambda inputs: {"y": inputs["x"]}).perturbed == []
+
+
+def test_a_perturbed_sample_without_a_finite_answer_is_not_asked() -> None:
+    def root(inputs: Arrays) -> dict[str, np.ndarray]:
+        with np.errstate(invalid="ignore"):
+            return {"y": np.sqrt(inputs["x"] + 1.0)}
+
+    run = run_on(8, root)
+    answers = [question.reference["y"] for question in run.perturbed]
+    assert 0 < sum(map(len, answers)) < 24 and all(np.isfinite(answer).all() for answer in answers)
+    assert all(len(question.samples) == len(question.inputs["x"]) for question in run.perturbed)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from halfeven.exporters.gate.judged_apart import judge_apart
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF, judge
 from halfeven.exporters.gate.rejudge import accepting_override, rejudge
 from halfeven.exporters.gate.trial import Trial
@@ -102,11 +103,17 @@ def saved(report: ParityReport) -> dict[str, Any]:
     dtype=st.sampled_from(["fp16", "bf16"]),
     first=LIMITS,
     then=LIMITS,
+    perturbed=st.booleans(),
 )
-def test_what_was_saved_gives_the_verdict_of_a_fresh_run(seed, error, fault, dtype, first, then):
+def test_what_was_saved_gives_the_verdict_of_a_fresh_run(seed, error, fault, dtype, first, then, perturbed):
     real, odd, targets = trials(seed, error, fault)
-    kept = saved(judge(spec(first), dtype, real, odd, targets))
-    fresh = judge(spec(then), dtype, real, odd, targets)
+    few = trials(seed + 1, 3 * error, fault)[0] if perturbed else []
+
+    def judged(limits: ParityLimits) -> ParityReport:
+        report = judge(spec(limits), dtype, real, odd, targets)
+        return replace(report, perturbed=judge_apart(spec(limits), dtype, few, {}))
+
+    kept, fresh = saved(judged(first)), judged(then)
     again = rejudge(kept, then)
     assert again.passed == fresh.passed and again.summary() == fresh.summary()
     assert saved(again) == saved(fresh)

@@ -63,11 +63,53 @@ def test_a_free_axis_written_as_minus_1_is_free(tmp_path: Path) -> None:
 
 
 def test_what_has_no_row_for_each_row_is_not_batched(tmp_path: Path) -> None:
-    text = "g (float[n,8] x, float[2,n,8] s) => (float[n,8] y, float[2,n,8] t) { y = Relu(x) t = Tanh(s) }"
+    text = "g (float[n,8] x, float[2,k,8] s) => (float[n,8] y, float[2,k,8] t) { y = Relu(x) t = Tanh(s) }"
     spec = guessed(tmp_path, parsed(text))
-    assert spec.max_batch_size == 0 and shapes(spec)[:2] == [["n", 8], [2, "n", 8]]
+    assert spec.max_batch_size == 0 and shapes(spec)[:2] == [["n", 8], [2, "k", 8]]
     spec = guessed(tmp_path, parsed("g (float[n,8] x) => (float y) { y = ReduceSum<keepdims=0>(x) }"))
     assert spec.max_batch_size == 0 and shapes(spec) == [["n", 8], []]
+
+
+NAMED = "g (float[n,t,4] x, float[2,n,8] h) => (float[n,8] y, float[2,n,8] hn)"
+UNNAMED = "g (float[?,?,4] x, float[2,?,8] h) => (float[?,8] y, float[2,?,8] hn)"
+OF_ONE = "g (float[1,5,4] x, float[2,1,8] h) => (float[1,8] y, float[2,1,8] hn)"
+LAYERS = """{
+    first, second = Split<axis=0, num_outputs=2>(h)
+    s = Transpose<perm=[1,0,2]>(x)
+    a, ha = GRU<hidden_size=8>(s, w1, r, "", "", first)
+    b = Squeeze(a, one)
+    c, hc = GRU<hidden_size=8>(b, w2, r, "", "", second)
+    hn = Concat<axis=0>(ha, hc)
+    y = Squeeze(hc, zero)
+}"""
+
+
+@pytest.mark.parametrize("signature", [NAMED, UNNAMED, OF_ONE])
+def test_a_recurrent_state_has_its_batch_on_axis_1(signature: str, tmp_path: Path) -> None:
+    random = np.random.default_rng()
+    weights = {
+        "w1": normal(random, 1, 24, 4),
+        "w2": normal(random, 1, 24, 8),
+        "r": normal(random, 1, 24, 8, scale=0.3),
+    }
+    model = parsed(signature + LAYERS, {**weights, "one": np.array([1]), "zero": np.array([0])}, opset=18)
+    onnx.save(model, tmp_path / "net.onnx")
+    code, _, said = run("init", tmp_path / "net.onnx", tmp_path / "folder")
+    assert code == 0, said
+    found = tomllib.loads((tmp_path / "folder/model.toml").read_text())
+    axes = {tensor["name"]: tensor.get("batch_axis", 0) for tensor in (*found["inputs"], *found["outputs"])}
+    assert axes == {"x": 0, "h": 1, "y": 0, "hn": 1} and found["max_batch_size"] > 1
+    assert found["inputs"][1]["shape"] == [2, -1, 8] == found["outputs"][1]["shape"]
+    code, _, said = run("convert", tmp_path / "folder", "--store", tmp_path / "store")
+    assert code == 0, said
+    spec = Store(tmp_path / "store").version("net", 1).spec()
+    assert spec.max_batch_size == found["max_batch_size"] and spec.inputs[1].batch_axis == 1
+
+
+def test_an_axis_that_has_the_name_of_the_batch_and_no_rows_in_the_answers_is_none(tmp_path: Path) -> None:
+    text = "g (float[n,8] x, float[4,n] a) => (float[4,8] y) { y = MatMul(a, x) }"
+    spec = guessed(tmp_path, parsed(text))
+    assert spec.max_batch_size == 0 and shapes(spec)[:2] == [["n", 8], [4, "n"]]
 
 
 def test_a_first_axis_of_1_everywhere_is_the_batch(tmp_path: Path) -> None:

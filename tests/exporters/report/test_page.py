@@ -202,6 +202,21 @@ def test_the_headline_says_what_the_number_of_samples_allows(count: int, words: 
     assert all((1 - 1 / (k + 1)) ** count >= 0.05 >= (1 - 1 / k) ** count for k in one_in)
 
 
+def test_perturbed_samples_are_counted_apart_and_more_are_asked_for_by_name() -> None:
+    form = {"passed": True, "parity": {"samples": 8, "outputs": [], "perturbed": {"samples": 24}}}
+    few = {
+        "model": "m",
+        "status": "live",
+        "forms": {"torch": form},
+        "samples": {"source": "given", "judging": 8},
+    }
+    for text in (Elements(render_html(few)).text, terminal(few)):
+        assert "Equal on 8 of your samples and 24 perturbed ones: fewer than 1 in 3 " in text
+        assert "--samples FILE" in text
+    form["parity"]["perturbed"] = None
+    assert "perturbed" not in terminal(few) and "--samples" not in terminal(few)
+
+
 def test_the_few_facts_of_a_failed_conversion_are_enough():
     reply = {"model": "m", "status": "refused", "forms": {"torch": {"passed": False, "error": "it raised"}}}
     assert "it raised" in Elements(render_html(reply)).text and "it raised" in terminal(reply)

@@ -1,0 +1,85 @@
+"""What an import gives: the models that were written as model folders, and those that were refused."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...models.errors import HalfevenError
+from ..guessing.bare import TOML
+from ..guessing.guess import Guess
+from ..guessing.writing import refuse_existing
+
+LEFT = "not taken over: "
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A model folder. ``origin``: what it was made of. ``left``: what was not taken over, each a sentence; ``notes``:
+    what else there is to know."""
+
+    guess: Guess
+    origin: str
+    folder: Path
+    left: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def lines(self) -> Iterator[str]:
+        """For a terminal: the signature, what was guessed, what was left."""
+        yield f"{self.guess.spec.name}: {self.origin} → {self.folder}"
+        yield from (f"  {line}" for line in self.guess.signature)
+        yield from (f"  to confirm: {line}" for line in self.guess.reasons)
+        yield from (f"  {line}" for line in (*self.guess.notes, *self.notes))
+        yield from (f"  {LEFT}{line}" for line in self.left)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": self.guess.spec.name,
+            "from": self.origin,
+            "folder": str(self.folder),
+            "to_confirm": list(self.guess.reasons),
+            "notes": [*self.guess.notes, *self.notes],
+            "not_taken_over": list(self.left),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A model that was not taken, and why."""
+
+    name: str
+    error: HalfevenError | OSError
+
+
+@contextmanager
+def new_folder(target: Path, overwrite: bool) -> Iterator[Path]:
+    """A folder to fill, whose files are put into ``target`` at the end; nothing is put there where filling raises.
+
+    Raises Conflict where the target has a model.toml, unless ``overwrite``.
+    """
+    refuse_existing(target, overwrite)
+    missing = [place for place in (target, *target.parents) if not place.exists()]
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".import-", dir=target) as name:
+            filled = Path(name) / "model"
+            filled.mkdir()
+            yield filled
+            for place in sorted(filled.rglob("*")):
+                goal = target / place.relative_to(filled)
+                if place.is_dir():
+                    goal.mkdir(exist_ok=True)
+                else:
+                    place.replace(goal)
+    finally:
+        for place in missing:  # those that stayed empty
+            with suppress(OSError):
+                place.rmdir()
+
+
+def write_toml(guess: Guess, left: Sequence[str], folder: Path) -> None:
+    """Write model.toml into a folder that has the files which the guess names; ``left`` becomes comments."""
+    notes = (*guess.notes, *(f"{LEFT}{line}" for line in left))
+    (folder / TOML).write_text(replace(guess, notes=notes).toml(), encoding="utf-8")

@@ -1,0 +1,227 @@
+"""TorchServe archives (``.mar``): an ONNX file, an exported program, a transformers folder, or weights with the file of
+their module become a model folder. Pickled modules and TorchScript are refused: opening one may run its code.
+
+The layout: https://github.com/pytorch/serve/blob/master/model-archiver/README.md. The model file of an archive is the
+operator's code, as that of a model folder is: it runs in the child process of a capture, and nowhere else.
+"""
+
+import ast
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from ...models.errors import BadFolder, BadSamples, HalfevenError
+from ...models.spec import ModelSpec
+from ..guessing.bare import guess_at
+from ..guessing.guess import Guess, name_for
+from ..guessing.module_source import guess_module
+from ..guessing.writing import SAMPLES, copy_model_file
+from .imported import Refusal, Written, new_folder, write_toml
+from .mar_archive import unpack
+
+MANIFEST = "MAR-INF/MANIFEST.json"
+LABELS = "index_to_name.json"
+MAX_TEXT_BYTES = 16 << 20  # of a manifest, of labels
+_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
+_CLASSIFIER = "image_classifier"  # TorchServe's own handler: it applies the softmax
+_NO_CODE = (
+    "without a model file it is TorchScript or a pickled module, which may run code and is not opened: where the model "
+    "was made, write model.onnx (torch.onnx.export) or program.pt2 (torch.export.save) for `halfeven init`, or pack "
+    "its state dict with its model file (torch-model-archiver --model-file)"
+)
+
+
+def take_archive(
+    path: Path, out: Path, samples: Mapping[str, np.ndarray] | None, overwrite: bool
+) -> Written | Refusal:
+    """Write the model of an archive into a folder of its name below ``out``.
+
+    ``samples``: real inputs, which weights with a model file need. Whatever is wrong is the model's refusal.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="halfeven-import-") as scratch:
+            unpack(path, Path(scratch))
+            archive = _Archive(path, Path(scratch), samples)
+            guess = archive.guess()
+            target = out / guess.spec.name
+            with new_folder(target, overwrite) as folder:
+                archive.copy(guess, folder)
+                write_toml(guess, archive.left, folder)
+            return Written(guess, str(path), target, tuple(archive.left))
+    except (HalfevenError, OSError) as error:
+        return Refusal(path.name, error)
+
+
+@dataclass
+class _Archive:
+    path: Path
+    folder: Path
+    samples: Mapping[str, np.ndarray] | None
+    left: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        document = self.document(MANIFEST)
+        model = document.get("model") if isinstance(document, dict) else None
+        if not isinstance(model, dict):
+            raise BadFolder(
+                f"{self.path}: {MANIFEST} has no model: expected what torch-model-archiver writes"
+            )
+        self.name = name_for(Path(self.text(model, "modelName") or self.path.stem, "model"))
+        self.file, self.code = self.existing(model, "serializedFile"), self.existing(model, "modelFile")
+        self.handler = self.text(model, "handler") or ""
+        self.settings = self.existing(model, "configFile")
+
+    def guess(self) -> Guess:
+        """The guess of what the archive serves, with its labels and batch; what it leaves out is in ``left``."""
+        guess = self.guess_of_file()
+        spec = replace(guess.spec, name=self.name)
+        if self.handler:
+            reason = (
+                "it prepares inputs and changes answers; here clients send and get the model's own tensors"
+            )
+            self.left.append(f"handler '{self.handler}': {reason}")
+        spec, doubts = self.labelled(spec)
+        return replace(guess, spec=self.batched(spec), doubts={**guess.doubts, **doubts})
+
+    def guess_of_file(self) -> Guess:
+        suffix = Path(self.file or "").suffix
+        if self.file and suffix in (".onnx", ".pt2"):
+            return guess_at(str(self.folder / self.file))
+        if self.code and (not self.file or suffix in _WEIGHTS):
+            if self.samples is None:
+                raise BadSamples(
+                    f"{self.path}: what the module in {self.code} takes is seen from example inputs: give them as "
+                    "--samples FILE (safetensors or npz, one array for each argument of forward, first axis = samples)"
+                )
+            source = f"{self.code}:{_module_class(self.folder / self.code, self.path)}"
+            return guess_module(self.folder, source, self.name, self.samples, self.file)
+        if suffix == ".safetensors" and (self.folder / "config.json").is_file():
+            return guess_at(str(self.folder))
+        raise BadFolder(f"{self.path}: {self.file or 'no serializedFile'}: {_NO_CODE}")
+
+    def copy(self, guess: Guess, folder: Path) -> None:
+        """The files of the model, and of a module all that its code may read."""
+        if guess.source.endswith(".onnx"):
+            copy_model_file(self.folder / guess.source, folder)
+        inner = "MAR-INF", PurePosixPath(self.handler.partition(":")[0]).name, self.settings
+        places = () if guess.source.endswith(".onnx") else sorted(self.folder.iterdir())
+        for place in (place for place in places if place.name not in inner):
+            if place.is_dir():
+                shutil.copytree(place, folder / place.name)
+            else:
+                shutil.copyfile(place, folder / place.name)
+        if self.samples is not None:
+            arrays = {name: np.ascontiguousarray(array) for name, array in self.samples.items()}
+            save_file(arrays, folder / SAMPLES)
+
+    def labelled(self, spec: ModelSpec) -> tuple[ModelSpec, dict[tuple[str, str], str]]:
+        """With the labels of ``index_to_name.json``, where there is one output with a place for each."""
+        if not (self.folder / LABELS).is_file():
+            return spec, {}
+        labels = _labels(self.document(LABELS))
+        fitting = [t for t in spec.outputs if labels and t.shape and t.shape[-1].minimum == len(labels)]
+        if len(fitting) != 1:
+            self.left.append(f"{LABELS}: expected 0 to n with a name each, and one output of n + 1 places")
+            return spec, {}
+        tensor, doubts = replace(fitting[0], labels=labels), dict[tuple[str, str], str]()
+        if self.handler == _CLASSIFIER and tensor.kind == "tensor":
+            tensor = replace(tensor, kind="logits")
+            doubts[tensor.name, "kind"] = f"the handler {_CLASSIFIER} applies a softmax to it"
+        outputs = tuple(tensor if t.name == tensor.name else t for t in spec.outputs)
+        return replace(spec, outputs=outputs), doubts
+
+    def batched(self, spec: ModelSpec) -> ModelSpec:
+        """With the batch of the archive's configuration file. Its other keys are left."""
+        if self.settings is None:
+            return spec
+        numbers: dict[str, int] = {}
+        for line in self.read(self.settings).splitlines():
+            if match := re.match(r"([A-Za-z_]\w*)\s*:\s*(.*?)\s*(#.*)?$", line):
+                key, value = match[1], match[2]
+                if (
+                    key in ("batchSize", "maxBatchDelay")
+                    and value.isascii()
+                    and value.isdigit()
+                    and len(value) < 7
+                ):
+                    numbers[key] = int(value)
+                else:
+                    self.left.append(f"{self.settings}: {key}")
+        rows, delay = numbers.get("batchSize", 1), numbers.get("maxBatchDelay", 0)
+        if not spec.batched or not 1 < rows <= 65536:  # 1 is TorchServe's default
+            return spec
+        batching = replace(spec.batching, max_queue_delay_us=1000 * delay)
+        return replace(spec, max_batch_size=rows, batching=batching)
+
+    def existing(self, model: Mapping[str, Any], key: str) -> str | None:
+        """The file in the archive's folder that a key of the manifest names; None where it names none."""
+        name = self.text(model, key)
+        if not name:
+            return None
+        if "/" in name or "\\" in name or not (self.folder / name).is_file():
+            raise BadFolder(f"{self.path}: {MANIFEST} names {key} {name!r}, which is no file of the archive")
+        return name
+
+    def text(self, model: Mapping[str, Any], key: str) -> str | None:
+        value = model.get(key)
+        if value is not None and not isinstance(value, str):
+            raise BadFolder(f"{self.path}: {MANIFEST}: {key} = {value!r}: expected a string")
+        return value
+
+    def document(self, name: str) -> Any:
+        try:
+            return json.loads(self.read(name))
+        except (ValueError, RecursionError) as error:
+            raise BadFolder(f"{self.path}: {name} is not JSON ({error})") from error
+
+    def read(self, name: str) -> str:
+        file = self.folder / name
+        if not file.is_file() or file.stat().st_size > MAX_TEXT_BYTES:
+            raise BadFolder(
+                f"{self.path}: expected {name} in it, of at most {MAX_TEXT_BYTES} bytes: is it what "
+                "torch-model-archiver wrote?"
+            )
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise BadFolder(f"{self.path}: {name} is not UTF-8 text ({error})") from error
+
+
+def _module_class(file: Path, archive: Path) -> str:
+    """The one class that a model file defines, as TorchServe asks; the file is parsed and not run."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise BadFolder(f"{archive}: {file.name} is not Python: {error}") from error
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    if len(classes) != 1:
+        raise BadFolder(
+            f"{archive}: {file.name} defines the classes {classes}: expected one, as TorchServe does. Take it out of "
+            f"the archive, and name the class or function that gives the module: `halfeven init {file.name}:NAME "
+            "--samples FILE`"
+        )
+    return classes[0]
+
+
+def _labels(document: Any) -> tuple[str, ...]:
+    """Names by index; of a list, as ImageNet has them (["n01440764", "tench"]), the last. Empty where they are not."""
+    if not isinstance(document, dict):
+        return ()
+    found = (document.get(str(index)) for index in range(len(document)))
+    named = (name[-1] if isinstance(name, list) and name else name for name in found)
+    names = [name for name in named if isinstance(name, str)]
+    return tuple(names) if len(names) == len(document) else ()
+
+
+def archives_at(path: Path) -> list[Path]:
+    """The archive that a path is, or those in a folder such as TorchServe's model store."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return [file for file in files if file.suffix == ".mar" and file.is_file()]

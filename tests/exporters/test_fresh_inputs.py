@@ -1,0 +1,26 @@
+"""A proven half errs on inputs that nobody saw no oftener than its headline says.
+
+Some models of the corpus; `python -m tests.benchmarks.fresh_inputs` asks all of them.
+"""
+
+import pytest
+
+from tests.benchmarks.fresh_inputs import rows_of
+
+ASKED = (
+    "tiny product",
+    "sigmoid tail",
+    "hashed ids",
+    "argmax",
+    "residual",
+    "cosine head",
+    "zoo mlp",
+    "zoo recommender",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ASKED)
+def test_256_fresh_inputs_err_no_oftener_than_the_headline_says(name: str) -> None:
+    rows = list(rows_of("program", name))
+    assert rows and [row for row in rows if not row.holds] == []
