@@ -60,6 +60,14 @@ class Launched(Protocol):
         ...
 
 
+class InBackground(Launched, Protocol):
+    """A batch that the device ends by itself: it may be waited for on any thread, besides ``wait`` on the owner's."""
+
+    def synchronize(self) -> None:
+        """Block until ``wait`` would not. Raises the device's error, which ``wait`` raises as well."""
+        ...
+
+
 class Launching(Engine, Protocol):
     """An engine that takes the next batch while one is computing: copies in and computing overlap.
 

@@ -176,10 +176,14 @@ class Staged:
     slot: _Slot
     arrived: Reached
 
+    def synchronize(self) -> None:
+        """Block until the outputs are here, on any thread. Raises the device's error."""
+        self.arrived.synchronize()
+
     def wait(self) -> list[np.ndarray]:
         """Its outputs, in memory that belongs to the caller. Raises the device's error."""
         try:
-            self.arrived.synchronize()
+            self.synchronize()
             return [to_numpy(host) for host in self.slot.taken]
         finally:
             self.staging.release(self.slot)

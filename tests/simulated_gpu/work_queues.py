@@ -30,13 +30,14 @@ class WorkQueues:
     """Streams by number; 0 is the default stream, which does not wait for the others (they are non-blocking streams).
 
     ``pace`` is the probability that a queue advances after each call of the host: 0 leaves everything to the waits.
-    ``done`` counts the operations that were carried out. An error of one is sticky, as in CUDA: ``lost`` has its text,
-    nothing is carried out any more, and every later call raises it.
+    ``done`` counts the operations that were carried out, ``points`` the events that were put into queues. An error of
+    an operation is sticky, as in CUDA: ``lost`` has its text, nothing is carried out any more, and every later call
+    raises it.
     """
 
     def __init__(self, chance: random.Random, pace: float) -> None:
         self.pace = pace
-        self.done = 0
+        self.done = self.points = 0
         self.lost: str | None = None
         self.fail_at: int | None = None  # the operation, counted by `done`, that fails
         self.fail_with = ""
@@ -61,6 +62,7 @@ class WorkQueues:
             self.check()
             point = Point()
             self._queues[stream].append(_Work(reaches=point))
+            self.points += 1
             self.advance()
             return point
 
