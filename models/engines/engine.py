@@ -36,7 +36,7 @@ class Engine(Protocol):
         ...
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
-        """Run once and drop the answer, so that the first request does not wait for one-time work."""
+        """Run and drop the answers, in each place where a batch can be, so that no request waits for one-time work."""
         ...
 
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:

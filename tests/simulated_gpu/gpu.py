@@ -123,6 +123,8 @@ def _replacements(gpu: SimulatedGpu) -> dict[str, Any]:
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "device_count": lambda: 1,
+        "get_device_name": lambda device=None: "a simulated device",
+        "get_device_capability": lambda device=None: (8, 0),
         "memory_allocated": lambda device=None: memory.taken,
         "memory_reserved": lambda device=None: memory.taken + memory.cached,
         "max_memory_allocated": lambda device=None: memory.peak,

@@ -28,12 +28,13 @@ class Block:
 class Allocator:
     """``capacity`` in bytes; ``taken`` of them are in use, ``cached`` are kept unused; ``peak`` is the most ever taken.
 
-    ``fail_at``: the allocation, counted by ``count``, that finds no memory.
+    ``count`` allocations were asked for, ``fresh`` of them took memory that was not cached. ``fail_at``: the one that
+    finds no memory, by its number.
     """
 
     def __init__(self, queues: WorkQueues, capacity: int) -> None:
         self.capacity = capacity
-        self.taken = self.peak = self.count = 0
+        self.taken = self.peak = self.count = self.fresh = 0
         self.fail_at: int | None = None
         self._queues = queues
         self._free: dict[int, list[Tensor]] = {}
@@ -74,6 +75,7 @@ class Allocator:
             self.empty_cache()
         if self.taken + size > self.capacity:
             raise _out_of_memory(nbytes)
+        self.fresh += 1
         return torch.full((size,), RUBBISH, dtype=torch.uint8)
 
     def _give_back(self, memory: Tensor, stream: int) -> None:

@@ -4,13 +4,19 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
+from halfeven.models.buckets import buckets_of
 from halfeven.models.engines.torch_engine import TorchEngine
+from halfeven.models.engines.wire_widening import widened
 from halfeven.models.errors import EngineFailed
+from halfeven.models.wire import Wire
 from halfeven.serve.batching.batcher import Batcher
+from halfeven.serve.batching.ceiling import Ceiling
 from halfeven.serve.batching.device import DeviceThread
+from halfeven.serve.batching.warming import warm
 from torch import Tensor, nn
 
 from tests.programs import whole
@@ -24,6 +30,29 @@ class Doubled(nn.Module):
 
 
 PROGRAM = whole(Doubled(), {"x": torch.randn(8, 4)}).program
+
+
+def test_after_the_warm_up_no_bucket_in_any_slot_and_datatype_takes_memory_or_blocks() -> None:
+    toy = spec(rows=8)
+    wired = replace(toy, inputs=(replace(toy.inputs[0], wire=Wire("UINT8", 0.5, 1.0)),))
+
+    def batch_of(rows: int) -> list[list[np.ndarray]]:
+        return [[np.random.default_rng().random((rows, 4)).astype(np.float32)]]
+
+    with SimulatedGpu(random.Random(0)) as gpu:
+        engine = widened(TorchEngine(PROGRAM, "fp32", gpu.device), wired)
+        assert isinstance(engine, TorchEngine)
+        warm(engine, wired, batch_of, Ceiling(), lambda fn: fn())
+        before = gpu.memory.fresh, len(gpu.operations.waits)
+        for rows in buckets_of(wired, "cuda:0"):
+            small = [[np.full((rows, 4), 6, np.uint8)]]
+            for parts, expected in ((batch_of(rows), None), (small, np.full((rows, 1), 8.0))):
+                for launched in [engine.launch(parts) for _ in range(engine.in_flight)]:
+                    (came,) = launched.wait()
+                    np.testing.assert_array_equal(
+                        came, parts[0][0][:, :1] * 2 if expected is None else expected
+                    )
+        assert (gpu.memory.fresh, len(gpu.operations.waits)) == before
 
 
 @asynccontextmanager
