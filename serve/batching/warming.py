@@ -50,7 +50,14 @@ def warm(engine: Engine, spec: ModelSpec, batch_of: BatchOf, ceiling: Ceiling, c
         try:
             call(lambda rows=rows: _warm_up(engine, spec, batch_of(rows)))
         except Exception as error:
-            if rows == sizes[0] or not out_of_memory(error):
+            if not out_of_memory(error):
+                raise
+            call(give_back_cached_memory)
+            if getattr(engine, "in_flight", 1) > 1 and call(
+                lambda rows=rows: _fits_alone(engine, batch_of(rows))
+            ):
+                continue
+            if rows == sizes[0]:
                 raise
             call(give_back_cached_memory)
             logger.warning("'%s': there is no memory for %d rows at once", spec.name, rows)
@@ -67,6 +74,17 @@ def _warm_up(engine: Engine, spec: ModelSpec, parts: Parts) -> None:
             BadRequest
         ):  # values that were cut may lead to no index; the batch has run all the same
             engine.warm_up(sent)
+
+
+def _fits_alone(engine: Engine, parts: Parts) -> bool:
+    """Whether there is memory for one such batch, where there is none for one in every slot."""
+    try:
+        engine.run(parts)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        return False
+    return True
 
 
 def row_elements(parts: Sequence[Sequence[np.ndarray]]) -> int:
