@@ -36,7 +36,7 @@ class Engine(Protocol):
         ...
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
-        """Run once and drop the answer, so that the first request does not wait for one-time work."""
+        """Run and drop the answers, in each place where a batch can be, so that no request waits for one-time work."""
         ...
 
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
@@ -57,6 +57,14 @@ class Launched(Protocol):
 
     def wait(self) -> list[np.ndarray]:
         """Its outputs, as ``run`` gives them; blocks until they are here. Raises what the run raised."""
+        ...
+
+
+class InBackground(Launched, Protocol):
+    """A batch that the device ends by itself: it may be waited for on any thread, besides ``wait`` on the owner's."""
+
+    def synchronize(self) -> None:
+        """Block until ``wait`` would not. Raises the device's error, which ``wait`` raises as well."""
         ...
 
 

@@ -21,7 +21,7 @@ from ..index_ranges.input_ranges import unproven_sites
 from ..index_ranges.sites import Site
 from ..program import source_line
 from ..spec import Dim, ModelSpec
-from .engine import Launched
+from .engine import InBackground
 
 _aten = torch.ops.aten
 
@@ -52,8 +52,12 @@ class Guard:
 class GuardedLaunch:
     """A batch under way on a device, whose flags are checked when it is waited for."""
 
-    launched: Launched
+    launched: InBackground
     guard: Guard
+
+    def synchronize(self) -> None:
+        """Block until the outputs and the flags are here. Raises what the run raised."""
+        self.launched.synchronize()
 
     def wait(self) -> list[np.ndarray]:
         """The outputs without the flags. Raises BadRequest, and what the run raised."""

@@ -22,32 +22,46 @@ def rows_that_fit(
 ) -> int:
     """The largest bucket whose batch fits into ``free_bytes`` less a reserve; the smallest if even that may not fit.
 
-    Two batches are run, the smallest and one of about eight rows; memory is taken to be linear in the rows.
-    ``buckets`` are ascending; ``peak_bytes`` measures one run (by default with `cuda_peak_bytes`).
+    Two batches are run, the smallest and one of about eight rows, or of as many as there is memory for; memory is taken
+    to be linear in the rows.
+    ``buckets`` are ascending; ``peak_bytes`` measures it (by default with `cuda_peak_bytes`).
     """
     measure = peak_bytes or cuda_peak_bytes
     low = buckets[0]
-    high = next((rows for rows in buckets[1:] if rows >= _LARGE_ENOUGH), buckets[-1])
-    try:
-        at_low = measure(engine, batch(low))
-        at_high = measure(engine, batch(high)) if high > low else at_low
-    except Exception as error:
-        if not out_of_memory(error):
-            raise
-        give_back_cached_memory()
+    enough = next((rows for rows in buckets[1:] if rows >= _LARGE_ENOUGH), buckets[-1])
+    at_low = _measured(measure, engine, batch(low))
+    if at_low is None:
+        return low
+    high, at_high = low, at_low
+    for rows in [rows for rows in reversed(buckets) if low < rows <= enough]:
+        if (taken := _measured(measure, engine, batch(rows))) is not None:
+            high, at_high = rows, taken
+            break
+    if high == low and low < enough:
         return low
     per_row = max(at_high - at_low, 0) / max(high - low, 1)
     room = free_bytes * (1 - _KEPT_FREE) - at_low
     return max([rows for rows in buckets if per_row * (rows - low) <= room], default=low)
 
 
+def _measured(measure: Callable[[Engine, Parts], int], engine: Engine, parts: Parts) -> int | None:
+    """None where the device ran out of memory."""
+    try:
+        return measure(engine, parts)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        give_back_cached_memory()
+        return None
+
+
 def cuda_peak_bytes(engine: Engine, parts: Parts) -> int:
-    """Bytes that one run takes of the CUDA device at its peak, beyond those taken before."""
+    """Bytes that batches take of the CUDA device at their peak, one in every slot, beyond those taken before."""
     device = torch.device(engine.device)
-    engine.run(parts)  # the first run of a shape also allocates what stays
+    engine.warm_up(parts)  # the first run of a shape also allocates what stays
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    engine.run(parts)
+    engine.warm_up(parts)
     return torch.cuda.max_memory_allocated(device) - before
 
 

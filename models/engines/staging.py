@@ -44,7 +44,9 @@ class Streams(Protocol):
 
     def on_host(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor: ...
 
-    def on_device(self, nbytes: int) -> Tensor: ...
+    def on_device(self, nbytes: int) -> Tensor:
+        """Memory that the stream "in" writes first."""
+        ...
 
 
 class CudaStreams:
@@ -73,7 +75,10 @@ class CudaStreams:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def on_device(self, nbytes: int) -> Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        # Torch keeps freed memory by stream and does not wait for it: work that another stream has not done yet may
+        # still use the default stream's (docs.pytorch.org, notes/cuda, "Memory management").
+        with torch.cuda.stream(self._streams["in"]):
+            return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
 
 @cache
@@ -171,10 +176,14 @@ class Staged:
     slot: _Slot
     arrived: Reached
 
+    def synchronize(self) -> None:
+        """Block until the outputs are here, on any thread. Raises the device's error."""
+        self.arrived.synchronize()
+
     def wait(self) -> list[np.ndarray]:
         """Its outputs, in memory that belongs to the caller. Raises the device's error."""
         try:
-            self.arrived.synchronize()
+            self.synchronize()
             return [to_numpy(host) for host in self.slot.taken]
         finally:
             self.staging.release(self.slot)

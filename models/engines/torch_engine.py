@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from .cpu.packed import pack_weights, packable
 from .cpu.row_shares import FEWEST_SHARED, RowShares, wait_for_all_shares
 from .cpu.scripted import without_the_lock
 from .cpu.setup import PACKED, PLAIN, SHARED_ROWS, WITHOUT_LOCK, CpuSetup
-from .engine import BRIEF_SECONDS, Launched
+from .engine import BRIEF_SECONDS, Launched, Launching
 from .index_guard import Guard, GuardedLaunch, guard_indices, rows_alone
 from .staging import SLOTS, Staging, cuda_streams
 
@@ -79,7 +80,11 @@ class TorchEngine:
         return program if self._guard is None else self._guard.around(program)
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
-        """Run a few times; on a CPU with one thread also find out whether that takes longer than to wake a thread."""
+        """Run a few times, on a device other than a CPU in every slot; on a CPU with one thread also find out whether
+        that takes longer than to wake a thread."""
+        if self._staging is not None:
+            run_in_every_slot(self, parts)
+            return
         self.run(parts)
         if self._device.type == "cpu" and self.setup.threads == 1:
             self.brief = seconds_of(lambda: self.run(parts))[0] < BRIEF_SECONDS
@@ -174,6 +179,13 @@ class TorchEngine:
         if self._shares is not None:
             self._shares.close()
             self._shares = None
+
+
+def run_in_every_slot(engine: Launching, parts: Sequence[Sequence[np.ndarray]]) -> None:
+    """Run the batch as often as the engine takes it ahead, all at once: each slot gets its memory."""
+    with ExitStack() as under_way:  # each is waited for, also where one fails
+        for _ in range(engine.in_flight):
+            under_way.callback(engine.launch(parts).wait)
 
 
 @dataclass(slots=True, eq=False)

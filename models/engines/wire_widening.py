@@ -31,6 +31,27 @@ def widened(engine: Engine, spec: ModelSpec) -> Engine:
     return _OnHost(engine, changes)
 
 
+def as_sent(spec: ModelSpec, parts: Sequence[Sequence[np.ndarray]]) -> list[Sequence[np.ndarray]] | None:
+    """A batch of the model's datatypes in those of the wire, to warm up with: its values are cut to their range.
+
+    None where requests have the model's datatypes.
+    """
+    if all(tensor.wire is None for tensor in spec.inputs):
+        return None
+    return [
+        part if tensor.wire is None else [_cut(array, tensor.wire.type.numpy) for array in part]
+        for part, tensor in zip(parts, spec.inputs, strict=True)
+    ]
+
+
+def _cut(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    if np.issubdtype(dtype, np.integer):
+        limits = np.iinfo(dtype)
+        array = np.clip(np.nan_to_num(array), limits.min, limits.max)
+    with np.errstate(over="ignore"):  # a sentinel may be infinite there
+        return array.astype(dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class Widening:
     """One input's way from the wire to the model: ``value · scale + offset``, None where it is only widened.
@@ -95,7 +116,7 @@ class _OnHost:
 
     def __init__(self, engine: Engine, changes: Sequence[Widening | None]) -> None:
         self.form, self.precision, self.device = engine.form, engine.precision, engine.device
-        self.provider = getattr(engine, "provider", None)
+        self.provider, self.setup = getattr(engine, "provider", None), getattr(engine, "setup", None)
         self._engine, self._changes = engine, changes
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:

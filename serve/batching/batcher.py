@@ -249,9 +249,14 @@ class Batcher:
     def due_ns(self) -> int | None:
         """When the next batch may start, on the device's clock; None where nothing waits."""
         due_ns = self._scheduler.due_ns()
-        if due_ns is None and self._drained is not None and self.waiting == 0:
+        if due_ns is None and not self.computing and self._drained is not None and self.waiting == 0:
             self._on_loop(self._drained.set)
         return due_ns
+
+    @property
+    def computing(self) -> bool:
+        """Whether the device computes a batch whose end will be rung."""
+        return self._scheduler.computing
 
     def step(self) -> None:
         """Run the next batch with the active version, and answer its callers together."""

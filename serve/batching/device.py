@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from ...models.errors import NotReady
+from .arrivals import Arrivals
 
 logger = logging.getLogger("halfeven.device")
 T = TypeVar("T")
@@ -32,12 +33,18 @@ _NOBODY = None, 0, 0
 class Schedulable(Protocol):
     """A batcher, as the device thread sees it. The device thread calls all methods but ``refuse``.
 
-    A `step` may leave a batch computing. It is landed (`land`) before another batcher or call uses the device.
+    A `step` may leave a batch computing. It is landed (`land`) before a call uses the device, and before another
+    batcher does unless it is ``computing``: the device itself then keeps the order.
     """
 
     @property
     def queued(self) -> int:
         """How many requests the last ``due_ns`` found waiting."""
+        ...
+
+    @property
+    def computing(self) -> bool:
+        """Whether the device computes a batch of it in the background, whose end rings the device thread."""
         ...
 
     def due_ns(self) -> int | None:
@@ -100,6 +107,7 @@ class DeviceThread:
         self._at_rest = at_rest
         self._rest_ns = rest_ns
         self._bell = Bell()
+        self.arrivals = Arrivals(name)
         self._awake = threading.Lock()  # held while the thread looks, runs and calls; not while it sleeps
         self._door = threading.Lock()  # guards: the list of the attached, and calls against stopping
         # The attached: replaced, never changed, so that the thread reads them without a lock.
@@ -247,6 +255,7 @@ class DeviceThread:
             rested = self._sleep(wait_ns, rested)
             self._awake.acquire()
         self._ended = True
+        self.arrivals.stop()
         while self._one_turn() == 0:  # requests that were handed over before `_ended` was seen
             pass
 
@@ -297,10 +306,10 @@ class DeviceThread:
             first, due_ns = behind, behind_ns
             self._background_turn_ns = now_ns
         if first is None:
-            return None
+            return 0 if self._stopping and self._land_all() else None
         if due_ns > now_ns and not self._stopping:
             return (due_ns if behind is None else min(due_ns, behind_ns)) - now_ns
-        self._land_all(but=first)
+        self._land_all(but=first, computing=False)
         try:
             first.step()
         except BaseException:
@@ -320,17 +329,20 @@ class DeviceThread:
 
     def _may_run(self, behind_ns: int, first: Schedulable | None, due_ns: int, now_ns: int) -> bool:
         """Whether a background batch runs before the first of the others."""
-        if first is None or behind_ns <= now_ns < due_ns:
+        if first is None and not any(one.computing for one in self._attached):
+            return True
+        if first is not None and behind_ns <= now_ns < due_ns:
             return True
         last_ns = self._background_turn_ns
         waits_since_ns = behind_ns if last_ns is None else max(behind_ns, last_ns)
         return now_ns - waits_since_ns >= BACKGROUND_EVERY_NS
 
-    def _land_all(self, but: Schedulable | None = None) -> bool:
-        """Wait for all batches that compute; gives whether there were any."""
+    def _land_all(self, but: Schedulable | None = None, computing: bool = True) -> bool:
+        """Wait for all batches under way, those ``computing`` in the background too or not; gives whether there were
+        any."""
         landed = False
         for one in (*self._attached, *self._background):
-            while one is not but and self._land(one):
+            while one is not but and (computing or not one.computing) and self._land(one):
                 landed = True
         return landed
 

@@ -53,6 +53,7 @@ class Run(Generic[ItemT]):
     """One run and its result: the outputs of all its items together, in the spec's order, or its fault.
 
     ``filled``: the rows that are run, padding included; ``shrunk``: how often the device ran out of memory.
+    ``beside``: other runs may have been under way with it. ``ended``: it was waited for before its turn.
     """
 
     items: Sequence[ItemT]
@@ -64,6 +65,8 @@ class Run(Generic[ItemT]):
     took_ns: int = 0
     assemble_ns: int = 0
     shrunk: int = 0
+    beside: bool = False
+    ended: bool = False
 
 
 class EngineRunner:
@@ -79,6 +82,8 @@ class EngineRunner:
         self.ceiling = ceiling
         self.buckets = buckets_of(spec, engine.device)
         self._launching: Launching | None = engine if getattr(engine, "in_flight", 1) > 1 else None  # type: ignore[assignment]
+        self._begun: list[Run] = []
+        self._beside = Ceiling()  # the most rows of a run that begins while another is under way
         self._free_ns = 0  # when the last run ended: where two are in flight, the later one began no earlier
 
     def begin(self, items: Sequence[ItemT]) -> Run[ItemT]:
@@ -87,29 +92,63 @@ class EngineRunner:
         run = Run(items, sum([item.rows for item in items]), self.clock())
         if self._launching is not None and run.rows <= (most := self._most(items)):
             run.filled = self._filled(items, run.rows, most)
+            # Batches of other models may compute on a CUDA device at the same time.
+            run.beside = bool(self._begun) or self.engine.device.startswith("cuda")
+            if not self._may_go_beside(run):
+                self._begun.append(run)
+                return run
             try:
                 run.launched = self._launching.launch(filled(_parts(items), run.filled - run.rows))
             except BaseException as error:
                 run.result = self._fault(run, error)
             run.assemble_ns = self.assemble_ns
+            self._begun.append(run)
         return run
 
     def finish(self, run: Run[ItemT]) -> Run[ItemT]:
         """The run with its outputs, cut to its own rows and checked against the spec, or with its fault. No error of
         the engine is raised."""
+        if run in self._begun:
+            self._begun.remove(run)
         if run.launched is not None:
-            run.result = self._attempt(run, run.launched.wait, run.rows, run.filled)
-            run.launched = None
-        elif not isinstance(run.result, Fault):
+            self._wait(run)
+        elif not run.ended and not isinstance(run.result, Fault):
             run.result = self._at_once(run)
             run.assemble_ns = self.assemble_ns
-        fault = run.result
-        if run.filled and isinstance(fault, Fault) and fault.memory and self._shrink(run, run.filled):
+        if run.beside and _ran_out(run):
+            run.result = self._alone_on_the_device(run)
+        if run.filled and _ran_out(run) and self._shrink(run, run.filled):
             run.result = self._in_parts(run)
         now_ns = self.clock()
         run.took_ns = now_ns - max(run.began_ns, self._free_ns)
         self._free_ns = now_ns
         return run
+
+    def _may_go_beside(self, run: Run) -> bool:
+        """Whether the run may begin while those before it are under way; their memory is taken meanwhile."""
+        if not self._begun:
+            return True
+        in_order = all(other.launched is not None for other in self._begun)
+        return in_order and run.filled <= self._beside.rows(_row_elements(run.items))
+
+    def _wait(self, run: Run) -> None:
+        assert run.launched is not None
+        run.result = self._attempt(run, run.launched.wait, run.rows, run.filled)
+        run.launched = None
+
+    def _alone_on_the_device(self, run: Run) -> list[np.ndarray] | Fault:
+        """Run it again with nothing beside it: rows that fit alone are no reason for a ceiling."""
+        for other in self._begun:
+            if other.launched is not None:
+                self._wait(other)
+                other.ended = True
+        give_back_cached_memory()
+        parts = filled(_parts(run.items), run.filled - run.rows)
+        result = self._attempt(run, lambda: self.engine.run(parts), run.rows, run.filled)
+        if isinstance(result, list):
+            self._beside.lower(_row_elements(run.items), run.filled // 2)
+            logger.warning("'%s' has memory for %d rows only one batch at a time", self.spec.name, run.filled)
+        return result
 
     @property
     def assemble_ns(self) -> int:
@@ -226,6 +265,10 @@ class EngineRunner:
                     f"expected {ran} as its first dimension"
                 )
         return outputs if ran == rows else [output[:rows] for output in outputs]
+
+
+def _ran_out(run: Run) -> bool:
+    return isinstance(run.result, Fault) and run.result.memory
 
 
 def _parts(items: Sequence[Item]) -> Parts:

@@ -50,6 +50,12 @@ class Execution:
         self._batch = batch
         self._run = Run(batch, 0, self.clock()) if self.condition.lost else self.condition.runner.begin(batch)
 
+    @property
+    def synchronize(self) -> Callable[[], None] | None:
+        """Blocks until the device has ended the batch, on any thread; None where only `finish` runs or waits for
+        it."""
+        return getattr(self._run.launched, "synchronize", None)
+
     def finish(self) -> list[Outcome]:
         """Each request of the batch once, with its answer or its own failure. No error of the engine is raised."""
         if self.condition.lost is not None:

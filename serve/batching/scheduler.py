@@ -30,12 +30,16 @@ Handed = tuple[ModelSpec, list[Request]]  # what one iteration of the event loop
 
 @dataclass(slots=True, eq=False)
 class _UnderWay:
-    """A batch that has begun; ``failed`` where even that could not be done."""
+    """A batch that has begun; ``failed`` where even that could not be done.
+
+    ``computing``: the device works on it, and its end is rung; where that is not known beforehand it is False.
+    """
 
     batch: Batch
     execution: Execution
     began_ns: int
     failed: list[Outcome] | None = None
+    computing: bool = False
 
 
 class BatchScheduler:
@@ -93,8 +97,20 @@ class BatchScheduler:
         due_ns = self._queue_due_ns()
         if not self._under_way:
             return due_ns
+        if self.computing:
+            return due_ns if self._may_go_ahead else None
         since_ns = self._under_way[0].batch.requests[0].since_ns
         return since_ns if due_ns is None else min(since_ns, due_ns)
+
+    @property
+    def computing(self) -> bool:
+        """Whether the device works on the oldest batch under way: its end is rung, and not waited for."""
+        return bool(self._under_way) and self._under_way[0].computing
+
+    @property
+    def _may_go_ahead(self) -> bool:
+        """Whether the next batch may begin beside those under way: a smaller one may still fill up."""
+        return len(self._under_way) < self._depth and self.queue.fills_a_batch
 
     def _queue_due_ns(self) -> int | None:
         queue = self.queue
@@ -114,7 +130,7 @@ class BatchScheduler:
 
     def step(self) -> None:
         """Begin the next batch or wait for one under way; its callers are answered together."""
-        if self._under_way and (len(self._under_way) >= self._depth or not self.queue.fills_a_batch):
+        if self._under_way and not self._may_go_ahead:
             self.land()
             return
         self._begin(self._form(self.queue.form))
@@ -215,8 +231,21 @@ class BatchScheduler:
         self._under_way.append(one)
         try:
             execution.begin(batch.requests)
+            self._watch(one)
         except BaseException as error:
             one.failed = self._mistake(batch, error)
+
+    def _watch(self, one: _UnderWay) -> None:
+        """Let the device thread be rung when the batch has ended, where it computes in the background."""
+        synchronize = one.execution.synchronize
+
+        def arrived() -> None:
+            one.computing = False
+            self._device.ring()
+
+        if self._depth > 1 and synchronize is not None:
+            one.computing = True
+            self._device.arrivals.watch(synchronize, arrived)
 
     def _after(self, one: _UnderWay) -> None:
         """Note how long the batch took, for the limits and waits of the next ones."""

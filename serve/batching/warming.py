@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from ...models.buckets import buckets_of
 from ...models.engines.engine import Engine
 from ...models.engines.faults import give_back_cached_memory, out_of_memory
 from ...models.engines.memory import free_cuda_bytes, rows_that_fit
+from ...models.engines.wire_widening import as_sent
+from ...models.errors import BadRequest
 from ...models.spec import ModelSpec
 from .ceiling import Ceiling
 from .padding import Parts
@@ -22,13 +25,14 @@ Call = Callable[[Callable[[], Any]], Any]  # runs something on the device's thre
 
 
 def warm(engine: Engine, spec: ModelSpec, batch_of: BatchOf, ceiling: Ceiling, call: Call) -> int:
-    """Warm the engine up, smallest batch first; gives the most rows that it may run (0: not batched).
+    """Warm the engine up, smallest batch first, each in the model's datatypes and in those of the wire; gives the most
+    rows that it may run (0: not batched).
 
     A batch that the device has no memory for lowers ``ceiling``, and the smaller ones serve. An error of the smallest
     batch is raised.
     """
     if not spec.batched:
-        call(lambda: engine.warm_up(batch_of(0)))
+        call(lambda: _warm_up(engine, spec, batch_of(0)))
         return 0
     sizes = buckets_of(spec, engine.device) or tuple(sorted({1, spec.max_batch_size}))
     size = row_elements(batch_of(sizes[0]))
@@ -44,15 +48,43 @@ def warm(engine: Engine, spec: ModelSpec, batch_of: BatchOf, ceiling: Ceiling, c
         if rows > max(ceiling.rows(size), sizes[0]):
             break
         try:
-            call(lambda rows=rows: engine.warm_up(batch_of(rows)))
+            call(lambda rows=rows: _warm_up(engine, spec, batch_of(rows)))
         except Exception as error:
-            if rows == sizes[0] or not out_of_memory(error):
+            if not out_of_memory(error):
+                raise
+            call(give_back_cached_memory)
+            if getattr(engine, "in_flight", 1) > 1 and call(
+                lambda rows=rows: _fits_alone(engine, batch_of(rows))
+            ):
+                continue
+            if rows == sizes[0]:
                 raise
             call(give_back_cached_memory)
             logger.warning("'%s': there is no memory for %d rows at once", spec.name, rows)
             ceiling.lower(size, rows // 2)
             break
     return min(spec.max_batch_size, ceiling.rows(size) if ceiling.smallest else sys.maxsize)
+
+
+def _warm_up(engine: Engine, spec: ModelSpec, parts: Parts) -> None:
+    engine.warm_up(parts)
+    sent = as_sent(spec, parts)
+    if sent is not None:
+        with suppress(
+            BadRequest
+        ):  # values that were cut may lead to no index; the batch has run all the same
+            engine.warm_up(sent)
+
+
+def _fits_alone(engine: Engine, parts: Parts) -> bool:
+    """Whether there is memory for one such batch, where there is none for one in every slot."""
+    try:
+        engine.run(parts)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        return False
+    return True
 
 
 def row_elements(parts: Sequence[Sequence[np.ndarray]]) -> int:

@@ -83,9 +83,9 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
         digest=version.manifest["files"][chosen.file],
         precision=chosen.engine.precision,
         useful_rows=chosen.useful_rows,
-        engine=widened(chosen.engine, spec),
+        engine=chosen.engine,
         reason="; ".join([(reason or why) + beside, *damaged]),
-        whole=widened(whole, spec) if whole is not None else None,
+        whole=whole,
         ceiling=chosen.ceiling,
         invariance=_invariance(spec, samples, chosen, place),
         probe=[part[0] for part in batch_of(spec, samples, 1)],
@@ -169,12 +169,13 @@ def _proven(version: Version, spec: ModelSpec, samples: Samples, form: str, plac
 def _loading(
     version: Version, spec: ModelSpec, samples: Samples, form: str, precision: str, place: Place
 ) -> Callable[[], Engine]:
-    """A function that loads a form in the setup that is best on this processor, as measured before or now."""
+    """A function that loads a form as it serves: it takes the wire's datatypes, and on a processor it has the setup
+    that is best there, as measured before or now."""
     fetch = partial(load_whole if precision == "fp32" else load_half, version, form, place.device)
-    if place.device.type != "cpu":
-        return fetch
-    batches = partial(batch_of, spec, samples)
-    return partial(fetch, measured_setup(version, form, precision, fetch, spec, batches, place))
+    if place.device.type == "cpu":
+        batches = partial(batch_of, spec, samples)
+        fetch = partial(fetch, measured_setup(version, form, precision, fetch, spec, batches, place))
+    return lambda: widened(fetch(), spec)
 
 
 def _wholes(
@@ -214,7 +215,8 @@ def _as_tuned(
     fetch, files = (load_half, HALVES) if is_half else (load_whole, WHOLES)
     engine: Engine | None = None
     try:
-        engine = place.call(partial(fetch, version, winner.form, place.device, winner.setup))
+        loaded = place.call(partial(fetch, version, winner.form, place.device, winner.setup))
+        engine = widened(loaded, spec)
         chosen = _Candidate(
             engine, files[winner.form], useful_rows=winner.useful_rows, ceiling=_ceiling(version, place)
         )

@@ -18,6 +18,7 @@ class BatchScheduler:
     def __init__(self, name: str, events: list[str], *arrivals_ns: int) -> None:
         self.name, self.events, self.arrivals_ns = name, events, list(arrivals_ns)
         self.refused = False
+        self.computing = False
 
     @property
     def queued(self) -> int:

@@ -8,8 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import EngineFailed
+from halfeven.serve.batching.device import DeviceThread
 
-from tests.serve.batching.stage import POISON, Fake, async_test, looked, prepared, rows_of, serving, spec
+from tests.serve.batching.stage import (
+    POISON,
+    Clock,
+    CountingBell,
+    Fake,
+    async_test,
+    looked,
+    prepared,
+    rows_of,
+    serving,
+    spec,
+)
 
 
 @dataclass(eq=False)
@@ -44,6 +56,25 @@ class Ahead(Fake):
     def run(self, parts: Any) -> list[np.ndarray]:
         self.events.append(f"run {len(parts[0])}")
         return super().run(parts)
+
+
+@dataclass(eq=False)
+class _LaunchedInBackground(_Launched):
+    def synchronize(self) -> None:
+        self.engine.waiting.set()
+        assert self.engine.done.wait(30)
+
+    def wait(self) -> list[np.ndarray]:
+        if not self.engine.done.is_set():
+            self.engine.events.append("the device thread blocks")
+        return super().wait()
+
+
+class InBackground(Ahead):
+    """Its batches can be waited for on another thread."""
+
+    def launch(self, parts: Any) -> _Launched:
+        return _LaunchedInBackground(self, super().launch(parts).parts)
 
 
 @async_test
@@ -112,10 +143,79 @@ async def test_an_engine_that_cannot_even_launch_fails_its_callers_and_nobody_el
     assert [a.outputs[0].item() for a in got if not isinstance(a, BaseException)] == [0, 1, 3, 4]
 
 
-@pytest.mark.parametrize("how", ["swap", "call", "other", "drain"])
-def test_whatever_else_uses_the_device_waits_for_what_is_in_flight(how: str) -> None:
+@async_test
+async def test_a_batch_that_fills_while_another_computes_is_launched_beside_it() -> None:
+    engine = InBackground()
+    async with serving(engine, spec(rows=2)) as (batcher, device):
+        futures = [batcher.submit(rows_of(i), 1) for i in range(2)]
+        assert await asyncio.to_thread(engine.waiting.wait, 30)
+        futures += [batcher.submit(rows_of(i), 1) for i in range(2, 4)]
+        await _rung(device)
+        assert engine.events == ["launch 2", "launch 2"]
+        futures += [batcher.submit(rows_of(i), 1) for i in range(4, 6)]
+        await _rung(device)  # no slot is free
+        assert engine.events == ["launch 2", "launch 2"]
+        engine.done.set()
+        answers = await asyncio.gather(*futures)
+    assert [answer.outputs[0].item() for answer in answers] == list(range(6))
+    assert "the device thread blocks" not in engine.events
+
+
+@async_test
+async def test_another_models_batch_is_begun_while_one_computes_in_the_background_and_a_shadows_is_not() -> (
+    None
+):
+    engine, ran = InBackground(), []
+    async with serving(engine, spec(rows=2), Clock()) as (batcher, device):
+        future = batcher.submit(rows_of(0), 1)
+        assert await asyncio.to_thread(engine.waiting.wait, 30)
+        device.attach(_Other(lambda: ran.append("shadow")), background=True)
+        await _rung(device)
+        assert ran == []
+        device.attach(_Other(lambda: ran.append("other")))
+        await _rung(device)
+        assert ran == ["other"] and engine.events == ["launch 1"]
+        engine.done.set()
+        await future
+        await looked(device)
+    assert ran == ["other", "shadow"]
+
+
+@async_test
+async def test_an_error_that_the_waiting_thread_meets_is_answered_and_the_next_batch_is_waited_for() -> None:
+    class Failing(InBackground):
+        def launch(self, parts: Any) -> _Launched:
+            launched = super().launch(parts)
+            if any((part == POISON).any() for part in parts[0]):
+                launched.synchronize = lambda: 1 // 0  # type: ignore[attr-defined]
+            return launched
+
+    engine = Failing()
+    engine.done.set()
+    async with serving(engine, spec(rows=1)) as (batcher, _):
+        with pytest.raises(EngineFailed):
+            await batcher.submit(rows_of(POISON), 1)
+        assert (await batcher.submit(rows_of(3), 1)).outputs[0].item() == 3
+
+
+async def _rung(device: DeviceThread) -> None:
+    """Hand everything over, ring, and return when the device thread sleeps again; nothing under way is waited for."""
+    bell = device._bell
+    assert isinstance(bell, CountingBell)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    device.ring()
+    while not bell.nobody_is_up:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("engine_type", [Ahead, InBackground])
+@pytest.mark.parametrize("how", ["swap", "call", "drain"])
+def test_whatever_else_uses_the_device_waits_for_what_is_in_flight(
+    how: str, engine_type: type[Ahead]
+) -> None:
     async def scene() -> None:
-        engine, computing = Ahead(), []
+        engine, computing = engine_type(), []
         async with serving(engine, spec(rows=2)) as (batcher, device):
             device.hold()
             futures = [batcher.submit(rows_of(i), 1) for i in range(4)]
@@ -127,9 +227,6 @@ def test_whatever_else_uses_the_device_waits_for_what_is_in_flight(how: str) -> 
                 device.call(lambda: (batcher.swap(prepared(Fake(), "2")), computing.append(engine.computing)))
             elif how == "call":
                 device.call(lambda: computing.append(engine.computing))
-            elif how == "other":
-                device.attach(_Other(lambda: computing.append(engine.computing)))
-                device.ring()
             engine.done.set()
             answers = await asyncio.gather(*futures)
             if how == "drain":
@@ -144,11 +241,25 @@ def test_whatever_else_uses_the_device_waits_for_what_is_in_flight(how: str) -> 
     asyncio.run(scene())
 
 
+@async_test
+async def test_another_models_batch_waits_for_one_that_nobody_else_can_wait_for() -> None:
+    engine, computing = Ahead(), []
+    async with serving(engine, spec(rows=2)) as (batcher, device):
+        futures = [batcher.submit(rows_of(i), 1) for i in range(2)]
+        assert await asyncio.to_thread(engine.waiting.wait, 30)
+        device.attach(_Other(lambda: computing.append(engine.computing)))
+        device.ring()
+        engine.done.set()
+        await asyncio.gather(*futures)
+        await looked(device)
+    assert computing == [0]
+
+
 class _Other:
     """Another model with one batch that is older than all of the first's."""
 
     def __init__(self, run: Any) -> None:
-        self.run, self.queued = run, 1
+        self.run, self.queued, self.computing = run, 1, False
 
     def due_ns(self) -> int | None:
         return 0 if self.queued else None

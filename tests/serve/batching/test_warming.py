@@ -1,12 +1,15 @@
 """What is run before anybody is served, and what is found out by it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from halfeven.models.errors import BadRequest
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
+from halfeven.models.wire import Wire
 from halfeven.serve.batching.ceiling import Ceiling
 from halfeven.serve.batching.invariance import batch_invariance
 from halfeven.serve.batching.padding import Parts
@@ -52,6 +55,24 @@ def test_every_bucket_is_run_before_anybody_is_served_smallest_first() -> None:
     assert warmed(engine, spec()) == 32 and engine.warmed == [1, 32], "on a CPU any size goes"
     engine = Cold()
     assert warmed(engine, spec(rows=0)) == 0 and len(engine.warmed) == 1
+
+
+def test_every_bucket_is_run_as_requests_send_it_too_and_an_index_that_its_cut_values_miss_does_no_harm() -> (
+    None
+):
+    class Taking(Cold):
+        def warm_up(self, parts: Parts) -> None:
+            super().warm_up(parts)
+            sent.append(parts[0][0].dtype)
+            if parts[0][0].dtype == np.uint8:
+                raise BadRequest("an index that is out of range")
+
+    sent: list[Any] = []
+    toy = spec(buckets=(2, 8))
+    toy = replace(toy, inputs=(replace(toy.inputs[0], wire=Wire("UINT8")),))
+    engine = Taking()
+    assert warmed(engine, toy) == 32 and engine.warmed == [2, 2, 8, 8, 32, 32]
+    assert sent == [np.float32, np.uint8] * 3
 
 
 def test_a_size_without_memory_lowers_the_ceiling_and_the_smaller_ones_serve() -> None:

@@ -1,8 +1,11 @@
 """``form = "auto"`` measures; what is not measured faster by more than the noise is not preferred."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -10,15 +13,18 @@ import pytest
 import torch
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.archive.archive import save_program
+from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.models.store import LIVE, Store
+from halfeven.models.store import LIVE, Store, Version
+from halfeven.models.wire import Wire
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.loading import ready as readying
 from safetensors.torch import save_file
 from torch import nn
 
-from tests.programs import whole
+from tests.programs import Whole, whole
+from tests.simulated_gpu import SimulatedGpu
 
 SPEC = ModelSpec("net", (TensorSpec("x", "FP32", (Dim(),)),), (TensorSpec("y", "FP32", (Dim(),)),), 4)
 SAMPLES = Samples({"x": np.zeros(8, np.float32)})
@@ -109,3 +115,49 @@ def test_a_whole_that_is_passed_over_because_its_file_is_damaged_is_named(
     assert found == ["whole.pt2"]
     assert len(damaged) == 1 and f"{version.folder / 'whole.onnx'} is damaged" in damaged[0]
     assert damaged[0] in caplog.text
+
+
+# On a device that is simulated
+
+
+def published(store: Store, net: Whole, spec: ModelSpec) -> Version:
+    """A version that has no half."""
+    with store.draft("net") as draft:
+        draft.write_json("spec.json", spec.to_json())
+        save_program(net.program, draft.folder / "whole.pt2", weights=False)
+        save_file(dict(net.program.state_dict), draft.folder / "weights.safetensors")
+        Samples({"input": np.random.default_rng().random((8, 3), np.float32)}).save(
+            draft.folder / "samples.safetensors"
+        )
+        return draft.publish(LIVE, {"half": None})
+
+
+@contextmanager
+def simulated() -> Iterator[tuple[SimulatedGpu, Place]]:
+    thread = DeviceThread("cuda:0")
+    thread.start()
+    with SimulatedGpu(Random(0)) as gpu:
+        thread.call(gpu.operations.__enter__).result(30)
+        yield gpu, Place(gpu.device, thread)
+        thread.stop(30)
+
+
+def test_what_is_ready_has_run_every_bucket_in_every_slot_as_requests_send_it(tmp_path: Path) -> None:
+    net = whole(nn.Linear(3, 2), {"input": torch.randn(4, 3)}, max_batch_size=4)
+    spec = replace(net.spec, inputs=(replace(net.spec.inputs[0], wire=Wire("UINT8", 0.5, 1.0)),))
+    version = published(Store(tmp_path), net, spec)
+    with simulated() as (gpu, place):
+        prepared = readying.make_ready(version, place)
+        engine = prepared.engine
+        assert isinstance(engine, TorchEngine)
+        before = gpu.memory.fresh, len(gpu.operations.waits)
+
+        def asked() -> None:
+            for rows in (1, 2, 4):
+                for dtype in (np.uint8, np.float32):
+                    parts = [[np.full((rows, 3), 2, dtype)]]
+                    for launched in [engine.launch(parts) for _ in range(engine.in_flight)]:
+                        launched.wait()
+
+        place.call(asked)
+        assert (gpu.memory.fresh, len(gpu.operations.waits)) == before

@@ -1,0 +1,259 @@
+"""The real staging and engine on a device that is late on purpose; every rule of order has a mutant that is caught."""
+
+import inspect
+import random
+import sys
+from collections import deque
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from halfeven.models.engines import staging, torch_engine
+from halfeven.models.engines.faults import device_lost, out_of_memory
+from halfeven.models.engines.staging import SLOTS
+from halfeven.models.engines.torch_engine import TorchEngine
+from torch import Tensor, nn
+
+from tests.corpus import captured
+from tests.programs import Whole, whole
+from tests.simulated_gpu import SimulatedGpu
+from tests.slow import slow_but
+
+WIDTH = 24
+CPU = torch.device("cpu")
+PACES = (0.0, 0.3, 0.8)
+Parts = list[list[np.ndarray]]
+
+
+class Net(nn.Module):
+    """Writes over its input; gives floats, integers and a tensor that is not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x.mul_(2.0)
+        y = self.second(self.first(x).relu())
+        return y, y.argmax(dim=1), y.t()[:3].t()
+
+
+@pytest.fixture(scope="module")
+def net() -> Whole:
+    return whole(Net(), {"x": torch.randn(8, WIDTH)})
+
+
+def rows(*counts: int) -> Parts:
+    draw = np.random.default_rng()
+    return [[draw.standard_normal((n, WIDTH)).astype(np.float32) for n in counts]]
+
+
+def differs(came: list[np.ndarray], expected: list[np.ndarray]) -> bool:
+    return not all(
+        a.shape == b.shape and np.allclose(a, b, atol=1e-4) for a, b in zip(came, expected, strict=True)
+    )
+
+
+def trial(gpu: SimulatedGpu, there: TorchEngine, here: TorchEngine, batches: list[Parts]) -> list[str]:
+    """What goes wrong while the batches pass, two in flight; answers are looked at when all have come."""
+    flying: deque[tuple[Any, Parts]] = deque()
+    taken: list[tuple[list[np.ndarray], Parts]] = []
+    waits = len(gpu.operations.waits)
+
+    def land() -> None:
+        launched, parts = flying.popleft()
+        taken.append((launched.wait(), parts))
+
+    for parts in batches:
+        flying.append((there.launch(parts), parts))
+        if len(flying) == SLOTS:
+            land()
+    while flying:
+        land()
+    wrong = [f"batch {n} is wrong" for n, (came, parts) in enumerate(taken) if differs(came, here.run(parts))]
+    return wrong + [f"the host waited in {name}" for name in gpu.operations.waits[waits:]]
+
+
+def problems(net: Whole, seed: int) -> list[str]:
+    chance = random.Random(seed)
+    here = TorchEngine(net.program, "fp32", CPU)
+    with SimulatedGpu(chance, pace=PACES[seed % 3]) as gpu:
+        busy = torch.ones(
+            4096, device=gpu.device
+        )  # a load beside: its memory is free on the host, its work undone
+        for _ in range(3):
+            busy = busy * 2
+        del busy
+        there = TorchEngine(net.program, "fp32", gpu.device)
+        batches = [rows(*[chance.randint(1, 4) for _ in range(chance.randint(1, 3))]) for _ in range(8)]
+        try:
+            return trial(gpu, there, here, batches)
+        except Exception as error:
+            return [f"{type(error).__name__}: {error}"]
+
+
+SEEDS = range(9)
+
+
+def test_in_whatever_order_streams_work_answers_are_right_and_the_host_waits_for_nothing_else(
+    net: Whole,
+) -> None:
+    assert [fault for seed in SEEDS for fault in problems(net, seed)] == []
+
+
+MUTANTS = {
+    "streams do not wait for each other": ("stream.wait_event(after)", "pass"),
+    "computing does not wait for the copy in": ("self._run(slot, devices), copied)", "self._run(slot, devices))"),
+    "the copy out does not wait for computing": ("self._take(slot), computed)", "self._take(slot))"),
+    "nobody waits for the copy out": ("self.arrived.synchronize()", "pass"),
+    "an event is recorded before its work": (
+        "            work()\n        reached = torch.cuda.Event(blocking=True)",
+        "            reached = torch.cuda.Event(blocking=True); reached.record(stream); work(); return reached\n"
+        "        reached = torch.cuda.Event(blocking=True)",
+    ),
+    "an event is recorded in the current stream": ("reached.record(stream)", "reached.record()"),
+    "an event is never recorded": ("reached.record(stream)", "pass"),
+    "work is put into the default stream": ("with torch.cuda.stream(stream):\n            work()", "work()"),
+    "two batches have one slot": ("deque(_Slot() for _ in range(SLOTS))", "deque([_Slot()] * SLOTS)"),
+    "slots share memory on the host": (
+        "slot.hosts.append(self._streams.on_host((nbytes,), torch.uint8))",
+        "slot.hosts.append(self.__dict__.setdefault(index, self._streams.on_host((1 << 16,), torch.uint8)))",
+    ),
+    "slots share memory on the device": (
+        "slot.devices.append(self._streams.on_device(nbytes))",
+        "slot.devices.append(self.__dict__.setdefault(('device', index), self._streams.on_device(1 << 16)))",
+    ),
+    "answers are let go before they are copied": (
+        "slot.taken.append(host.copy_(answer, non_blocking=True))",
+        "slot.taken.append(host.copy_(answer, non_blocking=True)); slot.answers = ()",
+    ),
+    "answers come into the memory of the batch before": (
+        "host = self._streams.on_host(answer.shape, answer.dtype)",
+        "host = self.__dict__.setdefault((answer.shape, answer.dtype), "
+        "self._streams.on_host(answer.shape, answer.dtype))",
+    ),
+    "memory is allocated on another stream than writes it first": (
+        'with torch.cuda.stream(self._streams["in"]):\n            return', "return"
+    ),
+    "memory on the host is pageable": ("pin_memory=True", "pin_memory=False"),
+    "the copy in blocks": ("device.copy_(host, non_blocking=True)", "device.copy_(host)"),
+    "the copy out blocks": ("host.copy_(answer, non_blocking=True)", "host.copy_(answer)"),
+}  # fmt: skip
+
+
+def mutant(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
+    """Let engines use the staging with one place of its source changed."""
+    source = inspect.getsource(staging)
+    assert source.count(old) == 1, f"the mutant no longer fits the source: {old}"
+    changed = ModuleType(staging.__name__ + "_mutant")
+    changed.__package__ = staging.__package__
+    monkeypatch.setitem(sys.modules, changed.__name__, changed)
+    exec(compile(source.replace(old, new), staging.__file__, "exec"), changed.__dict__)
+    for name in ("Staging", "cuda_streams"):
+        monkeypatch.setattr(torch_engine, name, changed.__dict__[name])
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_rule_of_order_is_caught(name: str, net: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch, *MUTANTS[name])
+    assert any(problems(net, seed) for seed in SEEDS)
+
+
+def computed_when_loaded(gpu: SimulatedGpu) -> list[str]:
+    """An engine whose weights are made on the device, as it is loaded, and used at once."""
+    weight = torch.ones(WIDTH, device=gpu.device).mul(3.0)
+    module = torch.fx.symbolic_trace(lambda x: [x * 2])
+    there = TorchEngine(module, "fp32", gpu.device)
+    there.change_inputs(lambda x: [x * weight])
+    parts = rows(2)
+    return ["wrong"] if differs(there.run(parts), [parts[0][0] * 6]) else []
+
+
+def test_what_was_computed_at_load_is_there_before_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> list[str]:
+        shown = []
+        for seed in SEEDS:
+            with SimulatedGpu(random.Random(seed), pace=0.0) as gpu:
+                shown += computed_when_loaded(gpu)
+        return shown
+
+    assert found() == []
+    old = 'self._streams["compute"].wait_stream(torch.cuda.current_stream(self._device))'
+    mutant(monkeypatch, old, "pass")
+    assert found(), "the mutant that does not wait for it is not caught"
+
+
+def short_of_memory(net: Whole, seed: int) -> list[str]:
+    """A launch finds no memory at its n-th allocation; the one before it and those behind it are answered."""
+    here = TorchEngine(net.program, "fp32", CPU)
+    shown: list[str] = []
+    with SimulatedGpu(random.Random(seed), pace=PACES[seed % 3]) as gpu:
+        there = TorchEngine(net.program, "fp32", gpu.device)
+        for parts in (rows(4), rows(4)):
+            there.run(parts)  # slots have their memory
+        for n in range(1, 4):  # two products and an argmax
+            batches = [rows(4), rows(2, 2), rows(4)]
+            ahead = there.launch(batches[0])
+            gpu.run_out(n)
+            with pytest.raises(torch.OutOfMemoryError) as caught:
+                there.launch(rows(4))
+            assert out_of_memory(caught.value) and not device_lost(caught.value)
+            flying = [ahead, there.launch(batches[1])]
+            for at, parts in enumerate(batches):
+                came = flying[at].wait()
+                if at == 0:
+                    flying.append(there.launch(batches[2]))
+                shown += [f"batch {at} after allocation {n}"] if differs(came, here.run(parts)) else []
+    return shown
+
+
+def test_a_launch_without_memory_disturbs_no_other_batch_at_whichever_allocation(
+    net: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [fault for seed in SEEDS for fault in short_of_memory(net, seed)] == []
+    mutant(monkeypatch, "self._streams.enqueue(stream, _nothing).synchronize()", "pass")
+    assert any(short_of_memory(net, seed) for seed in SEEDS), "a slot that is used too soon is not caught"
+
+
+@pytest.mark.parametrize("after", [0, 1, 4, 9])
+def test_a_sticky_error_reaches_the_caller_and_no_wrong_answer_does(net: Whole, after: int) -> None:
+    here = TorchEngine(net.program, "fp32", CPU)
+    with SimulatedGpu(random.Random(after), pace=0.3) as gpu:
+        there = TorchEngine(net.program, "fp32", gpu.device)
+        there.run(rows(2))
+        gpu.fail(after)
+        lost = None
+        for _ in range(9):
+            try:
+                batches = [rows(2), rows(3)]
+                launched = [there.launch(parts) for parts in batches]
+                for one, parts in zip(launched, batches, strict=True):
+                    assert not differs(one.wait(), here.run(parts))
+            except torch.AcceleratorError as error:
+                lost = error
+        assert lost is not None and device_lost(lost) and not out_of_memory(lost)
+        with pytest.raises(torch.AcceleratorError):
+            there.run(rows(1))
+
+
+@pytest.mark.parametrize(
+    "name",
+    slow_but(
+        {"zoo digits", "zoo recommender"},
+        [
+            f"zoo {name}"
+            for name in ("digits", "mlp", "cnn28", "resnet", "unet", "lstm", "bert", "gpt", "vit", "recommender")
+        ],
+    ),
+)  # fmt: skip
+def test_the_models_of_the_zoo_pass_two_in_flight(name: str) -> None:
+    captured_net = captured(name)
+    here = TorchEngine(captured_net.program, "fp32", CPU)
+    example = [tensor.numpy() for tensor in captured_net.example]
+    batches = [[[np.repeat(array, times, axis=0)] for array in example] for times in (1, 2, 1, 2)]
+    for seed in range(2):
+        with SimulatedGpu(random.Random(seed), pace=0.3) as gpu:
+            there = TorchEngine(captured_net.program, "fp32", gpu.device)
+            assert trial(gpu, there, here, batches) == []

@@ -1,0 +1,134 @@
+"""The simulated device itself: torch's CUDA functions while it is entered, and what a test may do to it."""
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Self
+from unittest.mock import patch
+
+import torch
+from halfeven.models.engines import torch_engine
+
+from .memory import Allocator
+from .operations import DEVICE, Operations
+from .work_queues import Point, WorkQueues
+
+
+class SimulatedGpu:
+    """``with SimulatedGpu(random) as gpu:`` makes ``cuda:0`` of the process a late device; one at a time.
+
+    ``pace``: see `WorkQueues`. ``capacity``: bytes of memory. A thread of its own makes tensors on the device only
+    inside ``with gpu.operations``.
+    """
+
+    device = DEVICE
+
+    def __init__(self, chance: random.Random, pace: float = 0.3, capacity: int = 1 << 40) -> None:
+        self.queues = WorkQueues(chance, pace)
+        self.memory = Allocator(self.queues, capacity)
+        self.operations = Operations(self.queues, self.memory, lambda: self.current().number)
+        self._current = threading.local()
+        self._default = _stream_type(self)(number=0)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        torch_engine.cuda_streams.cache_clear()
+        for name, replacement in _replacements(self).items():
+            self._stack.enter_context(patch.object(torch.cuda, name, replacement))
+        self._stack.enter_context(self.operations)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+        torch_engine.cuda_streams.cache_clear()
+        self.queues.lost = "the simulation has ended"
+
+    def current(self) -> Any:
+        """The calling thread's current stream."""
+        return getattr(self._current, "stream", self._default)
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        before = self.current()
+        self._current.stream = stream
+        try:
+            yield
+        finally:
+            self._current.stream = before
+
+    def fail(self, operations: int, text: str = "an illegal memory access was encountered") -> None:
+        """After so many more operations the device has a sticky error."""
+        self.queues.fail_at, self.queues.fail_with = self.queues.done + operations, text
+
+    def run_out(self, allocations: int) -> None:
+        """The allocation after so many finds no memory; those after it do."""
+        self.memory.fail_at = self.memory.count + allocations
+
+
+def _stream_type(gpu: SimulatedGpu) -> type:
+    queues = gpu.queues
+
+    class Stream:
+        def __init__(self, device: object = None, priority: int = 0, number: int | None = None) -> None:
+            self.number = queues.new_stream() if number is None else number
+
+        def wait_event(self, event: Any) -> None:
+            if event.point is not None:  # one that was never recorded is not waited for
+                queues.wait_in(self.number, event.point)
+
+        def wait_stream(self, other: Any) -> None:
+            queues.wait_in(self.number, queues.point(other.number))
+
+        def synchronize(self) -> None:
+            queues.synchronize(self.number)
+
+    return Stream
+
+
+def _event_type(gpu: SimulatedGpu) -> type:
+    queues = gpu.queues
+
+    class Event:
+        def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
+            self.point: Point | None = None
+
+        def record(self, stream: Any = None) -> None:
+            self.point = queues.point((stream or gpu.current()).number)
+
+        def query(self) -> bool:
+            queues.check()
+            return self.point is None or self.point.reached
+
+        def synchronize(self) -> None:
+            if self.point is not None:
+                queues.wait_for(self.point)
+
+    return Event
+
+
+def _replacements(gpu: SimulatedGpu) -> dict[str, Any]:
+    memory = gpu.memory
+
+    def reset_peak(device: object = None) -> None:
+        memory.peak = memory.taken
+
+    return {
+        "Stream": type(gpu._default),
+        "Event": _event_type(gpu),
+        "stream": gpu.on,
+        "current_stream": lambda device=None: gpu.current(),
+        "synchronize": lambda device=None: gpu.queues.synchronize(),
+        "empty_cache": memory.empty_cache,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "get_device_name": lambda device=None: "a simulated device",
+        "get_device_capability": lambda device=None: (8, 0),
+        "memory_allocated": lambda device=None: memory.taken,
+        "memory_reserved": lambda device=None: memory.taken + memory.cached,
+        "max_memory_allocated": lambda device=None: memory.peak,
+        "reset_peak_memory_stats": reset_peak,
+        "mem_get_info": lambda device=None: (memory.capacity - memory.taken - memory.cached, memory.capacity),
+        "_lazy_init": lambda: None,
+    }
