@@ -90,6 +90,7 @@ def convert(
         "lineage": {"by": "convert"},
         "source": {"source": asked.source, "path": [str(path.resolve()) for path in asked.path]},
         "fingerprint": fingerprint,
+        "training": {"metrics": list(asked.metrics)},
     }
     if asked.spec.form == "live":
         _check_signature(asked.spec, newest, options)

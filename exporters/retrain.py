@@ -18,29 +18,37 @@ from ..models.errors import BadInput, CannotConvert
 from ..models.package import Precision
 from ..models.store import Store, Version
 from .captured.forms import ProgramForms
-from .inputs.samples import stored_samples
+from .inputs.samples import Samples, stored_samples
 from .maker import Notify
 from .road import travel
 from .subject import Further, Subject
 
 
 def with_new_weights(
-    parent: Version, weights: Path, store: Store, origin: Mapping[str, Any], further: Further, notify: Notify
-) -> Version:
+    parent: Version, weights: Path, store: Store, origin: Mapping[str, Any], further: Further, notify: Notify,
+    samples: Samples | None = None,
+) -> Version:  # fmt: skip
     """Convert ``parent`` with other FP32 weights: the version is live (and active, unless ``origin`` has
     ``awaits_promotion``), or kept as refused.
 
     ``weights`` is a safetensors file with every tensor of the parent. ``origin`` goes into the manifest
-    (parent, lineage). Raises BadInput naming the tensor that does not fit or is not finite.
+    (parent, lineage). ``further`` judges the proven forms and ``whole``, the FP32 program, which serves where no half
+    is faster. ``samples``: the version's, where they are not its parent's. Raises BadInput naming the tensor that does
+    not fit or is not finite.
     """
-    subject = subject_of(parent, further)
+    subject = subject_of(parent)
+    subject = replace(subject, samples=samples or subject.samples)
     subject.exported.state_dict.update(_checked(subject.exported, weights))
-    asked = {"source": parent.manifest["source"], "fingerprint": None, **origin}
-    subject = replace(subject, origin=asked)
-    return travel(subject, ProgramForms(subject), store, notify)
+    kept = {name: parent.manifest[name] for name in ("source", "training") if name in parent.manifest}
+    asked = {**kept, "fingerprint": None, **origin}
+    maker = ProgramForms(subject)
+    subject = replace(
+        subject, origin=asked, further=lambda proven: further({**proven, "whole": maker.whole()})
+    )
+    return travel(subject, maker, store, notify)
 
 
-def subject_of(version: Version, further: Further | None = None) -> Subject:
+def subject_of(version: Version) -> Subject:
     """A version of the store as the subject of a conversion, with the forms that were asked for then."""
     spec = version.spec()
     plan = version.json("precision.json")
@@ -53,7 +61,6 @@ def subject_of(version: Version, further: Further | None = None) -> Subject:
         forms=tuple(version.manifest["forms"]),
         source=version.folder / "source",
         origin={},
-        further=further,
     )
 
 

@@ -24,6 +24,10 @@ _KERAS_LEVELS = {
 }
 LEVELS = ("O0", "O1", "O2", "O3")
 HALF_DTYPES = ("fp16", "bf16")
+CLASS_METRICS, VALUE_METRICS = (
+    ("accuracy", "f1", "auroc"),
+    ("mse", "mae"),
+)  # of fine-tuned versions; defaults first
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class ModelFolder:
 
     ``source`` is ``file.py:function``, ``hf:folder`` (transformers), ``program.pt2`` or ``model.onnx``.
     ``file_names``: name → name in the ONNX file. ``guessed``: model.toml's text where there is none, with ``notes``.
+    ``metrics``: what judges a fine-tuned version, the first that fits an output before the others.
     """
 
     folder: Path
@@ -72,6 +77,7 @@ class ModelFolder:
     file_names: Mapping[str, str] = field(default_factory=dict)
     guessed: str | None = None
     notes: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -142,7 +148,16 @@ class _Reader(TensorReader):
                 f"{self.file}: [precision]",
             ),
             file_names=self.file_names(data),
+            metrics=self.metrics(data),
         )
+
+    def metrics(self, data: Mapping[str, Any]) -> tuple[str, ...]:
+        found = self.strings(
+            self.table(data, "training", {"metrics": list}).get("metrics", []), "training.metrics"
+        )
+        for metric in found:
+            one_of(metric, (*CLASS_METRICS, *VALUE_METRICS), f"{self.file}: [training] metrics")
+        return tuple(dict.fromkeys(found))
 
     def file_names(self, data: Mapping[str, Any]) -> dict[str, str]:
         tensors = [*data["inputs"], *data["outputs"]]
@@ -250,5 +265,5 @@ _BATCHING = {  # with the least value of each
 }  # fmt: skip
 _TOP = (
     "name", "source", "path", "weights", "max_batch_size", "form",
-    "inputs", "outputs", "precision", "parity", "batching",
+    "inputs", "outputs", "precision", "parity", "batching", "training",
 )  # fmt: skip

@@ -6,8 +6,11 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ...models.errors import BadInput, BadSamples, UnknownName
 from ...models.store import NAME, Store, Version
+from .data_findings import findings_of
 from .datasets import TrainingData, check_no_overlap, learnable_outputs, read_training, split
 from .files import Files
 from .hyperparameters import read_hyperparameters, resolve
@@ -57,7 +60,9 @@ class JobAdmission:
         suffix, metadata = _suffix(body), _metadata(body)
         assert model and training_file
         parent = self._parent(model)
-        rows = self._check_data(parent, training_file, validation_file, values["validation_split"], seed)
+        rows, findings = self._check_data(
+            parent, training_file, validation_file, values["validation_split"], seed
+        )
         return JobRequest(
             model=model,
             name=parent.name,
@@ -69,6 +74,7 @@ class JobAdmission:
             suffix=suffix,
             metadata=metadata,
             asked=body,
+            findings=tuple(findings),
         )
 
     def _parent(self, model: str) -> Version:
@@ -105,19 +111,20 @@ class JobAdmission:
 
     def _check_data(
         self, parent: Version, training_file: str, validation_file: str | None, share: float, seed: int
-    ) -> int:
-        """Check the files against the spec; gives the number of rows to train on."""
+    ) -> tuple[int, list[str]]:
+        """Check the files against the spec; gives the number of rows to train on, and findings."""
         with self._reading:
             training = self._data(parent, "training_file", training_file)
             if validation_file is None:
-                return len(split(training.rows, share, seed)[0])
+                train, _ = split(training.rows, share, seed)
+                return len(train), findings_of(parent, training, train)
             validation = self._data(parent, "validation_file", validation_file)
             try:
                 check_no_overlap(training, validation)
                 _check_same_targets(training, validation)
             except BadSamples as error:
                 raise _misfit("validation_file", str(error)) from error
-            return training.rows
+            return training.rows, findings_of(parent, training, np.arange(training.rows))
 
     def _data(self, parent: Version, param: str, file: str) -> TrainingData:
         record = self._job_store.file(file)

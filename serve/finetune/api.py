@@ -123,9 +123,13 @@ def _add_jobs(
         asked = parse(body)
         if key and isinstance(asked, dict) and (known := job_store.replayed(key, asked)):
             return _json(job_body(known), {"idempotent-replayed": "true"})
-        job, created = job_store.create_job(admission.read(asked), key)
+        request = admission.read(asked)
+        job, created = job_store.create_job(request, key)
         wake()
-        return _json(job_body(job), None if created else {"idempotent-replayed": "true"})
+        made = job_body(job)
+        # What admission found in the data; later on it is among the events.
+        made["halfeven"]["findings"] = list(request.findings)
+        return _json(made, None if created else {"idempotent-replayed": "true"})
 
     @routes.post(JOBS)
     async def create(request: Request) -> Response:

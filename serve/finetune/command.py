@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ...models.errors import HalfevenError, NotReady
-from .reasons import ENDED, had_bad_data, was_held, was_refused
+from .reasons import ENDED, had_bad_data, not_active, was_refused
 from .remote import Remote
 
 POLL_S = 0.3
@@ -52,6 +52,8 @@ def fine_tune(
             request["validation_file"] = remote.upload(validation, bar.sent)["id"]
         job = _create(remote, request, sleep)
         notify(f"job {job['id']}: {job['status']}")
+        for finding in (job.get("halfeven") or {}).get("findings") or ():
+            notify(f"note: {finding}")
         if follow:
             job = Watch(remote, bar, notify, clock, sleep).until_its_end(job)
     return facts_of(job, remote.url)
@@ -196,13 +198,13 @@ def facts_of(job: Job, url: str) -> dict[str, Any]:
 
 
 def exit_code(facts: Mapping[str, Any], follow: bool = True) -> int:
-    """0 active; 3 refused by parity or gate, or held; 2 the data do not fit; 1 anything else.
+    """0 active; 3 refused by parity or gate, held or not promoted; 2 the data do not fit; 1 anything else.
 
     Without ``follow`` the command ends once the server has the job: 0 unless it has failed by then.
     """
     ours = {"gate": facts["gate"], "promotion": facts.get("promotion")}
     job = {"status": facts["status"], "error": facts["error"], "halfeven": ours}
-    if was_held(job):
+    if not_active(job):
         return 3
     if facts["status"] == "succeeded" or (not follow and facts["status"] not in ENDED):
         return 0
@@ -212,7 +214,7 @@ def exit_code(facts: Mapping[str, Any], follow: bool = True) -> int:
 def sentence_of(facts: Mapping[str, Any]) -> str:
     """The end of a job as a sentence for people."""
     promotion = facts.get("promotion") or {}
-    if promotion.get("state") == "held":
+    if promotion.get("state") in ("held", "not promoted"):
         return f"{promotion['message']}; its page: {facts['page']}"
     if facts["status"] == "succeeded":
         return f"{facts['fine_tuned_model']} is active; its page: {facts['page']}"

@@ -1,6 +1,7 @@
 """The end of a job: its published version is made active, held, or refused; and the exceptions that end a job.
 
-A version becomes active only where a judging set judged what was learnt, and only in place of the parent that it was
+A version becomes active only where a judging set judged what was learnt and it is better on held-out rows, and only in
+place of the parent that it was
 made from and measured against. The comparison and the promotion are one step, whatever is promoted or rolled back
 meanwhile.
 """
@@ -11,9 +12,10 @@ import time
 from ...models.errors import Conflict
 from ...models.store import LIVE, Store, Version
 from ..versions.roster import Roster
+from .hyperparameters import REFUSE, REJUDGE
 from .job_store import JobStore
 from .jobs import FAILED, SUCCEEDED, Job
-from .reasons import NO_JUDGING_SET, STALE_PARENT
+from .reasons import NO_JUDGING_SET, NOTHING_LEARNT, STALE_PARENT
 
 SWAP_SECONDS = 600.0  # another device proves again first
 FINE_TUNING = "fine-tuning"  # by whose order the version becomes active
@@ -26,6 +28,10 @@ class JobFailed(Exception):
     def __init__(self, code: str, message: str, version: int | None = None) -> None:
         super().__init__(message)
         self.code, self.version = code, version
+
+
+class StaleParent(JobFailed):
+    """Another version became active since: what this one replaces is not what it was made from and measured against."""
 
 
 class Cancelled(Exception):
@@ -55,25 +61,31 @@ class Conclusion:
             if job.cancel_requested:
                 raise Cancelled
             if why := gate.get("not_judged"):
-                self._hold(job, version, why)
+                self._leave(job, version, "held", NO_JUDGING_SET, f"and held, not made active: {why}")
                 return
-            self._promote(job, version)
+            alias = self._replaceable(job, version)
+            if why := gate.get("not_learnt"):
+                self._leave(job, version, "not promoted", NOTHING_LEARNT, f"and not made active: {why}")
+                return
+            self._promote(job, version, alias)
         self._await_active(version)
         self._job_store.move(
             id, SUCCEEDED, stage="done", message=f"{version} is active", gate=gate,
             fine_tuned_model=str(version), version=version.number,
         )  # fmt: skip
 
-    def _hold(self, job: Job, version: Version, why: str) -> None:
-        message = f"{version} is published and held, not made active: {why}; {by_hand(version)}"
+    def _leave(self, job: Job, version: Version, stage: str, code: str, why: str) -> None:
+        """Settle a job whose version is published only."""
+        message = f"{version} is published {why}; {by_hand(version)}"
         self._job_store.move(
-            job.id, SUCCEEDED, stage="held", code=NO_JUDGING_SET, message=message,
+            job.id, SUCCEEDED, stage=stage, code=code, message=message,
             gate=version.manifest["gate"], fine_tuned_model=str(version), version=version.number,
         )  # fmt: skip
 
-    def _promote(self, job: Job, version: Version) -> None:
-        """Promote in place of the parent only: it must be active now, and the version that the gate measured."""
-        gate, alias = version.manifest["gate"], self._store.live_number(version.name)
+    def _replaceable(self, job: Job, version: Version) -> int | None:
+        """The alias, where the version may take the place of the active one: the gate measured that one, and the
+        version was made from it or, with ``stale_parent = "rejudge"``, has kept what it knows."""
+        against, alias = version.manifest["gate"].get("against"), self._store.live_number(version.name)
         if job.stage == "swapping":
             raise JobFailed(
                 "NOT_SERVED",
@@ -82,9 +94,14 @@ class Conclusion:
                 version.number,
             )
         active = alias if alias is not None else self._serving(version.name)
-        if not active == gate.get("against", active) == job.parent_version:
+        if active not in (against, None) or (
+            active != version.manifest["parent"] and _policy(job) != REJUDGE
+        ):
             raise _stale(job, version, active)
-        self._job_store.note(job.id, stage="swapping", gate=gate)
+        return alias
+
+    def _promote(self, job: Job, version: Version, alias: int | None) -> None:
+        self._job_store.note(job.id, stage="swapping", gate=version.manifest["gate"])
         try:
             self._store.promote_over(alias, version, FINE_TUNING)
         except Conflict:
@@ -122,15 +139,19 @@ def by_hand(version: Version) -> str:
     )
 
 
-def _stale(job: Job, version: Version, active: int | None) -> JobFailed:
-    name, measured = version.name, version.manifest["gate"].get("against")
-    sentence = (
-        f" and measured against {name}@{measured}" if measured not in (None, job.parent_version) else ""
-    )
-    return JobFailed(
+def _policy(job: Job) -> str:
+    return job.hyperparameters.get("stale_parent", REFUSE)
+
+
+def _stale(job: Job, version: Version, active: int | None) -> StaleParent:
+    name, parent = version.name, version.manifest["parent"]
+    measured = version.manifest["gate"].get("against")
+    sentence = f" and measured against {name}@{measured}" if measured not in (None, parent) else ""
+    return StaleParent(
         STALE_PARENT,
-        f"{version} was made from {name}@{job.parent_version}{sentence}, but {name}@{active} is active: making "
-        f"it active would undo what came since. It is published and not made active; fine-tune {name} again; "
+        f"{version} was made from {name}@{parent}{sentence}, but {name}@{active} is active: making it active would "
+        f"undo what came since. It is published and not made active; fine-tune {name} again, or with stale_parent = "
+        f'"rejudge" (judged against the active version) or "retrain" (trained again from it); '
         + by_hand(version),
         version.number,
     )

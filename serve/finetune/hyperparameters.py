@@ -8,6 +8,9 @@ What ``auto`` means:
 - ``learning_rate_multiplier``: 1, of a learning rate of 1e-4 (AdamW's usual one for going on with a trained
   model); give ``learning_rate`` instead to name the rate itself;
 - ``growth_interval``: a tenth of all steps, from 20 to 2000 (torch's own): a short job must grow its scale too.
+
+``stale_parent`` says what becomes of a job whose parent is not active any more when it ends: its version is refused,
+judged against the active version and its judging set, or trained again from it.
 """
 
 import difflib
@@ -19,7 +22,11 @@ from typing import Any
 from ...models.errors import BadInput
 
 BASE_LEARNING_RATE = 1e-4
-PRECISIONS = ("fp16", "bf16", "fp32")
+REFUSE, REJUDGE, RETRAIN = "refuse", "rejudge", "retrain"
+WORDS: Mapping[str, tuple[str, ...]] = {  # the first is the default
+    "precision": ("fp16", "bf16", "fp32"),
+    "stale_parent": (REFUSE, REJUDGE, RETRAIN),
+}
 AUTO = "auto"
 
 
@@ -59,7 +66,7 @@ RANGES: Mapping[str, Range] = {
     "validation_split": Range(0.001, 0.5, 0.1),
     "forgetting_tolerance": Range(0, 1, 0.02),
 }
-KNOWN = (*RANGES, "precision")
+KNOWN = (*RANGES, *WORDS)
 
 
 def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,9 +81,10 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
             near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.0)[0]
             raise _bad(name, f"is unknown; the nearest known one is '{near}'")
     values: dict[str, Any] = {name: _value(name, asked.get(name)) for name in RANGES}
-    values["precision"] = asked.get("precision") or "fp16"
-    if values["precision"] not in PRECISIONS:
-        raise _bad("precision", f"expected one of {', '.join(PRECISIONS)}, got {_show(values['precision'])}")
+    for name, words in WORDS.items():
+        values[name] = asked.get(name) or words[0]
+        if values[name] not in words:
+            raise _bad(name, f"expected one of {', '.join(words)}, got {_show(values[name])}")
     if values["learning_rate"] != AUTO and values["learning_rate_multiplier"] != AUTO:
         raise _bad("learning_rate", "and learning_rate_multiplier are both given; expected one of them")
     if values["scale_floor"] > values["init_scale"]:

@@ -10,8 +10,8 @@ from jinja2 import Environment
 
 from ...exporters.report.page import pages_of
 from .curves import HEIGHT, WIDTH, Curve, finite, loss_curve, norm_curve, scale_curve, x_ticks
-from .gate import Score
-from .reasons import ENDED, was_held, was_refused
+from .judging_metrics import SHARES
+from .reasons import ENDED, not_active, was_refused
 
 REFRESH_S = 2
 MOST_EVENTS = 200
@@ -34,7 +34,7 @@ def render_job(job: Facts, steps: Sequence[Facts], events: Sequence[Facts]) -> s
             job=job,
             ours=ours,
             ended=job.get("status") in ENDED,
-            state="refused" if was_refused(job) else "held" if was_held(job) else job["status"],
+            state="refused" if was_refused(job) else not_active(job) or job["status"],
             reason=reason_of(job),
             plots=_plots(job, steps),
             skipped=_causes(steps),
@@ -51,8 +51,8 @@ def reason_of(job: Facts) -> str:
     ours, error = job.get("halfeven") or {}, job.get("error") or {}
     if error.get("message"):
         return str(error["message"])
-    if was_held(job):
-        return str(ours["promotion"].get("message") or "It is held: nothing judged what was learnt.")
+    if state := not_active(job):
+        return str(ours["promotion"].get("message") or f"It is {state}.")
     match job.get("status"):
         case "succeeded":
             return f"{job.get('fine_tuned_model')} passed every check and is active."
@@ -91,30 +91,28 @@ def _progress(job: Facts) -> Facts:
 
 
 def gate_checks(gate: Facts) -> list[dict[str, Any]]:
-    """The gate's numbers as rows: form, samples, the metric before and after, and the verdict."""
+    """The gate's numbers as rows: form, samples, the metrics before and after, and the verdict of the judging one."""
     rows = []
     for form, sets in (gate.get("forms") or {}).items():
-        for name, allowed in (("held_out", 0.0), ("judging", finite(gate.get("tolerance")))):
-            for output, old in ((gate.get("active") or {}).get(name) or {}).items():
-                new = (sets.get(name) or {}).get(output) or {}
-                facts = {"form": form, "set": name, "output": output, "allowed": allowed, **new}
-                rows.append(
-                    {
-                        **facts,
-                        "before": old.get("value"),
-                        "after": new.get("value"),
-                        "passed": _holds(new, old, allowed),
-                    }
-                )
+        for name, outputs in sets.items():
+            for output, new in outputs.items():
+                old = ((gate.get("active") or {}).get(name) or {}).get(output) or {}
+                compared = new.get("comparison") or {}
+                facts = {"form": form, "set": name, "output": output, "rows": new.get("rows")}
+                for metric, after in (new.get("metrics") or {}).items():
+                    judging = metric == new.get("metric")
+                    rows.append(
+                        {
+                            **facts,
+                            "metric": metric,
+                            "before": (old.get("metrics") or {}).get(metric),
+                            "after": after,
+                            "at_most": compared.get("at_most") if judging else None,
+                            "allowed": compared.get("allowed") if judging else None,
+                            "passed": bool(compared.get("holds")) if judging else None,
+                        }
+                    )
     return rows
-
-
-def _holds(new: Facts, old: Facts, allowed: float | None) -> bool:
-    before, after = finite(old.get("value")), finite(new.get("value"))
-    if before is None or after is None or allowed is None:
-        return False
-    metric = str(new.get("metric"))
-    return Score(metric, after, 0).loss_against(Score(metric, before, 0)) <= allowed + 1e-9
 
 
 def _causes(steps: Sequence[Facts]) -> dict[str, int]:
@@ -165,7 +163,7 @@ def number_text(value: object) -> str:
 def measure_text(value: object, metric: object) -> str:
     """A share as percent where the metric is one."""
     known = finite(value)
-    return f"{100 * known:.2f} %" if known is not None and metric == "accuracy" else number_text(value)
+    return f"{100 * known:.2f} %" if known is not None and metric in SHARES else number_text(value)
 
 
 def moment_text(seconds: object) -> str:

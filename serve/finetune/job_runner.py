@@ -7,34 +7,36 @@ writes.
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from ...exporters.inputs.samples import Samples
-from ...exporters.prove import Answers, answers_of
 from ...models.archive.archive import save_program
 from ...models.engines.load import whole_program
 from ...models.store import Store, Version
 from ..batching.place import Place
 from ..versions.roster import Roster
-from .concluding import Cancelled, Conclusion, JobFailed, ServerStops
+from .active_version import ActiveVersion, Measured, same_signature
+from .child_watch import lines_of, result_of
+from .concluding import Conclusion, JobFailed, StaleParent
 from .datasets import TrainingData, read_training, seen_in_training, split
 from .files import Files
-from .gate import scores
+from .hyperparameters import REFUSE, RETRAIN
 from .job_store import JobStore
 from .jobs import RUNNING, Job
-from .judging import Sets, classes_not_judged, judging_sets, not_judged, sets_of
+from .joining import MOST_JOINED, evenly
+from .judging import classes_not_judged, judging_sets, not_judged, sets_of
 from .reasons import NO_JUDGING_SET, STALE_PARENT
 from .worker_process import Child
 
 TRAINER = Path(__file__).with_name("trainer.py")
 REPORT_EVERY_S = 0.25
 METRICS_EVENTS = 20  # per job: a metrics event for every twentieth of its steps
-CANCEL_SECONDS = 10.0
+MOST_PARENTS = 3  # from or against which one job is made, where the active version changes meanwhile
 _AMP = (
     "n_epochs", "batch_size", "learning_rate", "weight_decay", "clip_norm", "init_scale", "growth_interval",
     "scale_floor", "max_floor_hits",
@@ -50,6 +52,7 @@ class JobRunner:
     ) -> None:  # fmt: skip
         self._job_store, self._files, self._store, self._roster = job_store, files, store, roster
         self._place, self._stopping, self._threads, self._nice = place, stopping, threads, nice
+        self._active = ActiveVersion(store, roster, place)
         self.conclude = Conclusion(job_store, store, roster, stopping).conclude
 
     def go(self, job: Job) -> None:
@@ -72,14 +75,30 @@ class JobRunner:
         return None
 
     def _run(self, job: Job, folder: Path) -> None:
+        """Once, or again where another version became active meanwhile and the job says what then (`stale_parent`)."""
+        stale, trained = job.hyperparameters.get("stale_parent", REFUSE), None
         parent = self._store.version(job.name, job.parent_version)
-        data, train, held_out = self._data(job, parent)
-        held_out.save(folder / "held_out.safetensors")
-        self._warn(job, parent, data, held_out)
-        self._job_store.note(job.id, stage="training")
-        done = self._train(job, parent, data, train, folder)
-        self._job_store.note(job.id, stage="converting", summary=done["summary"])
-        self.conclude(job.id, self._convert(job, parent, data, held_out, done, folder))
+        for left in reversed(range(MOST_PARENTS)):
+            if stale == RETRAIN:
+                parent, trained = self._active.of(job.name), None
+            data, train, held_out = self._data(job, parent)
+            held_out.save(folder / "held_out.safetensors")
+            evenly(data.samples.take(train), MOST_JOINED).save(folder / "seen.safetensors")
+            if trained is None:
+                self._warn(job, parent, data, held_out)
+                self._job_store.note(job.id, stage="training")
+                trained = self._train(job, parent, data, train, folder)
+            self._job_store.note(job.id, stage="converting", summary=trained["summary"])
+            version = self._convert(job, parent, data, held_out, trained, folder)
+            try:
+                self.conclude(job.id, version)
+                return
+            except StaleParent as error:
+                if stale == REFUSE or not left:
+                    raise
+                self._job_store.record(
+                    job.id, "warn", f"{error}; now it is done ({stale})", {"code": error.code}
+                )
 
     def _data(self, job: Job, parent: Version) -> tuple[TrainingData, np.ndarray, Samples]:
         """The training file, the numbers of its rows to learn from, and the held-out samples."""
@@ -105,7 +124,8 @@ class JobRunner:
             self._job_store.record(job.id, "warn", sentence, {"code": NO_JUDGING_SET})
         elif why := classes_not_judged(spec, judges):
             self._job_store.record(job.id, "warn", why)
-        if (live := self._store.live_number(job.name)) not in (None, parent.number):
+        stale = job.hyperparameters.get("stale_parent", REFUSE)
+        if stale == REFUSE and (live := self._store.live_number(job.name)) not in (None, parent.number):
             sentence = (
                 f"{parent} is not active, {job.name}@{live} is: what this job makes will not be made active"
             )
@@ -118,7 +138,7 @@ class JobRunner:
         child = Child.of_script(TRAINER, request, folder / "train")
         steps: list[Mapping[str, Any]] = []
         total, reported, last = 1, time.monotonic(), {}
-        for line in self._lines(job, child):
+        for line in lines_of(child, job.id, self._job_store, self._stopping):
             if line["type"] == "started":
                 total = max(1, line["total_steps"])
                 what = f"training the {line.get('trained', 'module')}: {total} steps"
@@ -140,7 +160,7 @@ class JobRunner:
             else:
                 last = line
         self._note_steps(job, steps, total, child.seconds)
-        return self._ended(child, last, "trainer")
+        return result_of(child, last, "trainer")
 
     def _training_request(
         self, job: Job, parent: Version, data: TrainingData, train: np.ndarray, folder: Path
@@ -180,50 +200,47 @@ class JobRunner:
         self, job: Job, parent: Version, data: TrainingData, held_out: Samples,
         trained: Mapping[str, Any], folder: Path,
     ) -> Version:  # fmt: skip
-        sets = sets_of(parent, held_out)
-        against, active = self._scores_of_active(job, parent, sets)
+        metrics = parent.manifest.get("training", {}).get("metrics", [])
+        measured = self._measured(job, parent, held_out, metrics)
+        save_file(dict(measured.predictions), folder / "active.safetensors")
+        judges = judging_sets(measured.sets, job.validation_file is not None)
         request = {
             "store": str(self._store.root),
             "model": job.name,
             "parent": parent.number,
             "weights": trained["weights"],
             "held_out": str(folder / "held_out.safetensors"),
-            "active": active,
-            "against": against,
-            "not_judged": not_judged(
-                parent.spec(), data.losses, judging_sets(sets, job.validation_file is not None)
-            ),
-            "tolerance": job.hyperparameters["forgetting_tolerance"],
+            "seen": str(folder / "seen.safetensors"),
+            "active": str(folder / "active.safetensors"),
+            "terms": {
+                "margin": job.hyperparameters["forgetting_tolerance"],
+                "against": measured.version.number,
+                "metrics": metrics,
+                "not_judged": not_judged(parent.spec(), data.losses, judges),
+            },
             "lineage": self._lineage(job, data, trained),
             "threads": self._threads,
             "nice": self._nice,
         }
         child = Child.of_module("halfeven.serve.finetune.weights_to_version", request, folder / "convert")
         last: Mapping[str, Any] = {}
-        for line in self._lines(job, child):
+        for line in lines_of(child, job.id, self._job_store, self._stopping):
             if line["type"] == "stage":
                 self._job_store.note(job.id, stage=line["stage"])
             else:
                 last = line
-        done = self._ended(child, last, "conversion")
+        done = result_of(child, last, "conversion")
         return self._store.version(job.name, done["version"])
 
-    def _scores_of_active(self, job: Job, parent: Version, sets: Sets) -> tuple[int, dict[str, Any]]:
-        """The version that serves now, and its scores on the sets that the new version will be measured on."""
-        spec = parent.spec()
-        while True:
-            prepared = self._roster.find(job.name).prepared
-            answers = partial(_on_thread, self._place, answers_of(spec, prepared.engine))
-            try:
-                found = {name: scores(spec, answers, samples) for name, samples in sets.items()}
-            except Exception:
-                if self._roster.find(job.name).prepared is prepared:
-                    raise
-                continue  # the version was replaced and closed meanwhile: find the active one again
-            return int(prepared.version), {
-                name: {output: score.to_json() for output, score in each.items()}
-                for name, each in found.items()
-            }
+    def _measured(self, job: Job, parent: Version, held_out: Samples, metrics: Sequence[str]) -> Measured:
+        active = self._active.of(job.name)
+        if not same_signature(active.spec(), parent.spec()):
+            raise JobFailed(
+                STALE_PARENT,
+                f"{parent} is not active any more, and {active}, which is, has other inputs or outputs: what was "
+                f"trained cannot be compared with it, and is not kept; fine-tune {active} with data that fit it",
+            )
+        return self._active.measured(job.name, held_out, metrics)
 
     def _lineage(self, job: Job, data: TrainingData, trained: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -236,36 +253,6 @@ class JobRunner:
             "scaler": dict(trained["summary"]),
             "weights": trained["digest"],
         }
-
-    def _lines(self, job: Job, child: Child) -> Iterator[Mapping[str, Any]]:
-        """The lines that a child reports; cancelling and shutting down are handled between them."""
-        asked_at: float | None = None
-        with child:
-            for line in child.lines(every_s=0.1):
-                if self._stopping.is_set():
-                    raise ServerStops
-                if asked_at is None and self._job_store.job(job.id).cancel_requested:
-                    asked_at = time.monotonic()
-                    child.notify("cancel")
-                if asked_at is not None and time.monotonic() > asked_at + CANCEL_SECONDS:
-                    raise Cancelled
-                if line is not None:
-                    yield line
-
-    def _ended(self, child: Child, last: Mapping[str, Any], what: str) -> Mapping[str, Any]:
-        """The last line of a child that did its work. Raises JobFailed or Cancelled otherwise."""
-        if not last:
-            raise JobFailed(
-                "WORKER_LOST",
-                f"the {what} ended without a result (exit status {child.exit_status}); what serves is unchanged. "
-                f"Its last output: {child.last_output()}",
-            )
-        if last["type"] == "cancelled":
-            raise Cancelled
-        if last["type"] == "failed":
-            sentence = f"\n{last['traceback'].rstrip()}" if last.get("traceback") else ""
-            raise JobFailed(last["code"], last["message"] + sentence)
-        return last
 
     def _note_steps(self, job: Job, steps: list[Mapping[str, Any]], total: int, seconds: float) -> None:
         if not steps:
@@ -285,8 +272,3 @@ class JobRunner:
             "eta_seconds": round(eta, 1),
         }
         self._job_store.note(job.id, progress=progress, estimated_finish=int(time.time() + eta))
-
-
-def _on_thread(place: Place, answers: Answers, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    call: Callable[[], dict[str, np.ndarray]] = partial(answers, inputs)
-    return place.call(call)

@@ -106,7 +106,7 @@ class JobStore:
                 self.file(file)
             id = "ftjob-" + secrets.token_hex(12)
             row = {field.name: getattr(request, field.name) for field in fields(JobRequest)}
-            del row["asked"]
+            del row["asked"], row["findings"]
             row |= {"id": id, "created_at": int(self._now()), "status": QUEUED, "stage": QUEUED}
             marks = ", ".join("?" * len(row))
             db.execute(f"INSERT INTO jobs ({', '.join(row)}) VALUES ({marks})", encoded(row))
@@ -114,6 +114,8 @@ class JobStore:
                 keyed = [idempotency_key, id, _digest(request.asked)]
                 db.execute("INSERT INTO idempotency_keys VALUES (?, ?, ?)", keyed)
             self.record(id, "info", "the data fit the model: the job is queued", {"status": QUEUED})
+            for finding in request.findings:
+                self.record(id, "warn", finding)
             return self.job(id), True
 
     def replayed(self, idempotency_key: str, asked: Mapping[str, Any]) -> Job | None:

@@ -47,7 +47,8 @@ class JobRequest:
     """A job that passed admission. ``asked`` is what the caller sent: an idempotency key is bound to it.
 
     ``model`` is as it was asked (``name`` or ``name@version``); ``name`` and ``parent_version`` say what that
-    meant at admission. ``hyperparameters`` are resolved: nothing is ``auto`` any more.
+    meant at admission. ``hyperparameters`` are resolved: nothing is ``auto`` any more. ``findings`` become warnings
+    among the job's events.
     """
 
     model: str
@@ -60,6 +61,7 @@ class JobRequest:
     suffix: str | None = None
     metadata: Mapping[str, str] | None = None
     asked: Mapping[str, Any] = field(default_factory=dict)
+    findings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,17 @@ import numpy as np
 from ...exporters.inputs.samples import TARGET, Samples, stored_samples
 from ...models.spec import ModelSpec, TensorSpec
 from ...models.store import Version
-from .gate import classifies
+from .judging_metrics import classifies, graded
 
+LEAST_ROWS = 20  # of a set that judges
 HELD_OUT, JUDGING = "held_out", "judging"
 Sets = Mapping[str, Samples]
 
 
-def sets_of(parent: Version, held_out: Samples) -> dict[str, Samples]:
-    """The sets that the active version and the new one are both scored on; the parent's samples only with targets."""
-    _, judging = stored_samples(parent).split()
+def sets_of(active: Version, held_out: Samples) -> dict[str, Samples]:
+    """The sets that the active version and the new one are both scored on; the active one's samples only with
+    targets."""
+    _, judging = stored_samples(active).split()
     return {HELD_OUT: held_out} | ({JUDGING: judging} if judging.targets else {})
 
 
@@ -30,14 +32,15 @@ def judging_sets(sets: Sets, validated: bool) -> list[Samples]:
 def not_judged(spec: ModelSpec, learnt: Iterable[str], sets: Iterable[Samples]) -> str | None:
     """Why no set judges one of the ``learnt`` outputs, for the operator; None where each one is judged.
 
-    A set whose targets are all equal judges nothing: one constant answer would be right.
+    A set whose targets are all equal judges nothing: one constant answer would be right; and neither do a few rows.
     """
     sets = list(sets)
     for name in learnt:
         tensor = next(tensor for tensor in spec.outputs if tensor.name == name)
         found = [samples.targets[name] for samples in sets if name in samples.targets]
-        if not any(_differ(tensor, targets) for targets in found):
-            came = "targets that are all alike" if found else "no targets"
+        faults = [_fault(tensor, targets) for targets in found]
+        if all(faults):
+            came = faults[0] if faults else "no targets"
             return (
                 f"nothing judges what was learnt for output '{name}': the samples that the model was converted with "
                 f"and the job's validation file have {came} for it (held-out rows of the training file show "
@@ -63,9 +66,14 @@ def classes_not_judged(spec: ModelSpec, sets: Iterable[Samples]) -> str | None:
     return None
 
 
-def _differ(tensor: TensorSpec, targets: np.ndarray) -> bool:
-    found = _graded(tensor, targets) if classifies(tensor) else targets.reshape(len(targets), -1)
-    return bool((found != found[:1]).any())
+def _fault(tensor: TensorSpec, targets: np.ndarray) -> str | None:
+    """What these targets lack to judge; None where they can."""
+    targets = targets[graded(tensor, targets)]
+    if len(targets) < LEAST_ROWS:
+        return f"targets in {len(targets)} rows only (at least {LEAST_ROWS} are needed)"
+    rows = targets.reshape(len(targets), -1)
+    differ = len(_graded(tensor, targets)) > 1 if classifies(tensor) else bool((rows != rows[:1]).any())
+    return None if differ else "targets that are all alike"
 
 
 def _graded(tensor: TensorSpec, targets: np.ndarray | None) -> np.ndarray:

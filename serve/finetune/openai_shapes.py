@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from .jobs import CANCELLED, FAILED, SUCCEEDED, Event, FileRecord, Job
+from .reasons import NOTHING_LEARNT
 
 T = TypeVar("T")
 _OURS = ("version", "attempts", "revision", "cancel_requested", "started_at", "progress", "gate", "summary")
@@ -59,11 +60,12 @@ def job_body(job: Job) -> dict[str, Any]:
 
 
 def _promotion(job: Job) -> dict[str, Any] | None:
-    """Whether the version that the job made became active: ``promoted``, ``held`` or ``refused``; None before that."""
+    """Whether the version that the job made became active: ``promoted``, ``held``, ``not promoted`` or ``refused``;
+    None before that."""
     if job.version is None or job.status == CANCELLED:
         return None
     if job.status == SUCCEEDED:
-        state = "held" if job.code else "promoted"
+        state = ("not promoted" if job.code == NOTHING_LEARNT else "held") if job.code else "promoted"
         return {"state": state, "code": job.code, "message": job.message if job.code else None}
     return {"state": "refused", "code": job.code, "message": job.message}
 

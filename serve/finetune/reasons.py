@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
-NO_JUDGING_SET, STALE_PARENT = "NO_JUDGING_SET", "STALE_PARENT"
+NO_JUDGING_SET, NOTHING_LEARNT, STALE_PARENT = "NO_JUDGING_SET", "NOTHING_LEARNT", "STALE_PARENT"
 REFUSED = frozenset({"PARITY_REFUSED", "PARITY_FAILED", "GATE_REFUSED", "METRIC_REGRESSED", STALE_PARENT})
 BAD_DATA = frozenset({"BAD_DATA", "BAD_INPUT", "BAD_SAMPLES", "DATASET_INVALID", "SPEC_MISMATCH"})
 
@@ -16,10 +16,12 @@ def was_refused(job: Mapping[str, Any]) -> bool:
     return job["status"] == "failed" and (gate.get("passed") is False or _code(job) in REFUSED)
 
 
-def was_held(job: Mapping[str, Any]) -> bool:
-    """Whether the job's version was published and held, because no set judged what was learnt."""
+def not_active(job: Mapping[str, Any]) -> str | None:
+    """``held`` or ``not promoted``, of a job whose version was published and not made active: no set judged what was
+    learnt, or it is not better than the active version."""
     promotion = (job.get("halfeven") or {}).get("promotion") or {}
-    return job["status"] == "succeeded" and promotion.get("state") == "held"
+    left = job["status"] == "succeeded" and promotion.get("state") in ("held", "not promoted")
+    return promotion["state"] if left else None
 
 
 def had_bad_data(job: Mapping[str, Any]) -> bool:

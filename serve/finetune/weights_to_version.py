@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.numpy import load_file
 
-from ...exporters.inputs.samples import load_samples
+from ...exporters.inputs.samples import load_samples, stored_samples
 from ...exporters.prove import Answers
 from ...exporters.retrain import with_new_weights
 from ...exporters.subject import FurtherVerdict
 from ...models.errors import HalfevenError
 from ...models.store import Store
-from .gate import judge, scores, scores_from_json
+from .gate import Terms, by_set, judge, predictions
+from .joining import with_joined
 from .judging import sets_of
 
 
@@ -48,20 +50,31 @@ def _convert(request: Mapping[str, Any], notify: Any) -> dict[str, Any]:
     store = Store(Path(request["store"]))
     parent = store.version(request["model"], request["parent"])
     spec = parent.spec()
-    sets = sets_of(parent, load_samples(Path(request["held_out"]), spec))
-    active = {name: scores_from_json(found) for name, found in request["active"].items()}
+    terms = Terms(**request["terms"])
+    judged_by = store.version(request["model"], terms.against)
+    seen, held_out = (load_samples(Path(request[name]), spec) for name in ("seen", "held_out"))
+    sets = sets_of(judged_by, held_out)
+    active = by_set(load_file(request["active"]))
 
     def further(forms: Mapping[str, Answers]) -> FurtherVerdict:
         notify("gating")
         found = {
-            form: {name: scores(spec, answers, samples) for name, samples in sets.items()}
+            form: {name: predictions(spec, answers, samples, terms.metrics) for name, samples in sets.items()}
             for form, answers in forms.items()
         }
-        return judge(found, active, request["tolerance"], request["against"], request["not_judged"])
+        return judge(spec, sets, found, active, terms)
 
-    origin = {"parent": request["parent"], "lineage": request["lineage"], "awaits_promotion": True}
+    samples = with_joined(spec, stored_samples(judged_by), seen, held_out)
+    lineage = {**request["lineage"], "samples_joined": samples is not None}
+    origin = {"parent": request["parent"], "lineage": lineage, "awaits_promotion": True}
     version = with_new_weights(
-        parent, Path(request["weights"]), store, origin, further, lambda sentence: notify(_stage(sentence))
+        parent,
+        Path(request["weights"]),
+        store,
+        origin,
+        further,
+        lambda sentence: notify(_stage(sentence)),
+        samples,
     )
     return {
         "type": "done",

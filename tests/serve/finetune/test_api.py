@@ -166,7 +166,9 @@ def test_a_job_is_made_in_openai_s_shape_and_its_numbers_are_settled(place: Plac
     assert (settled["learning_rate"], settled["precision"], settled["growth_interval"]) == (0.01, "bf16", 20)
     assert "auto" not in settled.values()
     assert (job.model_extra or {})["halfeven"]["parent_version"] == 2
+    found = (job.model_extra or {})["halfeven"].pop("findings")
     assert place.client.fine_tuning.jobs.retrieve(job.id) == job
+    assert [event.message for event in place.job_store.events(job.id) if event.level == "warn"] == found[::-1]
     assert len(place.woken) == woken + 1
 
 
@@ -174,6 +176,14 @@ def test_a_version_may_be_named_and_a_validation_file_leaves_all_rows_for_traini
     job = place.create(model="net@1", validation_file=place.upload(), hyperparameters={"batch_size": 1000})
     assert (job.model, job.hyperparameters.batch_size) == ("net@1", ROWS)
     assert place.job_store.job(job.id).parent_version == 1
+
+
+def test_classes_that_the_rows_to_train_on_lack_are_named_when_a_job_is_made(place: Place) -> None:
+    job = place.create(training_file=place.upload(data(logits=np.full(ROWS, 1))))
+    (finding,) = job.model_extra["halfeven"]["findings"]
+    assert "lack 2 of the 3 classes of output 'logits': 0, 2;" in finding
+    warned = [event for event in place.client.fine_tuning.jobs.list_events(job.id) if event.level == "warn"]
+    assert [event.message for event in warned] == [finding]
 
 
 def test_a_job_is_followed_to_its_model_by_its_events_and_metrics(place: Place) -> None:

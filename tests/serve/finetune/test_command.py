@@ -142,6 +142,16 @@ def data(tmp_path: Path) -> Path:
     return file
 
 
+def test_what_is_remarkable_about_the_data_is_written_at_once(data: Path) -> None:
+    status, job = state("queued")
+    assert isinstance(job, dict)
+    job["halfeven"]["findings"] = ["the rows to train on lack 2 of the 10 classes"]
+    assert (
+        "note: the rows to train on lack 2 of the 10 classes"
+        in run(Script(creation=[(status, job)]), data).said
+    )
+
+
 def test_the_file_arrives_byte_for_byte_and_the_job_names_it(data: Path) -> None:
     script = Script()
     ended = run(script, data, suffix="mine", seed=3, hyperparameters={"n_epochs": 2, "batch_size": None})

@@ -37,8 +37,8 @@ def publish(store: Store, status: str = LIVE, **facts: Any) -> Version:
         return draft.publish(status, {"reason": "made up", "parent": None, "gate": None, **facts})
 
 
-def learnt(store: Store, gate: Gate | None = None, status: str = LIVE) -> Version:
-    return publish(store, status, parent=1, awaits_promotion=True, gate={**PASSED, **(gate or {})})
+def learnt(store: Store, gate: Gate | None = None, status: str = LIVE, parent: int = 1) -> Version:
+    return publish(store, status, parent=parent, awaits_promotion=True, gate={**PASSED, **(gate or {})})
 
 
 class Place:
@@ -92,6 +92,19 @@ def test_what_nothing_judges_is_held_with_the_way_out(place: Place) -> None:
     assert place.store.live_number("net") == 1
 
 
+def test_what_learnt_nothing_succeeds_and_is_not_promoted(place: Place) -> None:
+    job = place.conclude(learnt(place.store, {"not_learnt": "it is not better on the 36 held-out rows"}))
+    assert (job.status, job.stage, job.code, job.fine_tuned_model) == (
+        "succeeded",
+        "not promoted",
+        "NOTHING_LEARNT",
+        "net@2",
+    )
+    assert job_body(job)["halfeven"]["promotion"]["state"] == "not promoted"
+    assert job.message and "36 held-out rows" in job.message and "halfeven promote net@2" in job.message
+    assert place.store.live_number("net") == 1
+
+
 def test_a_promotion_while_it_was_made_makes_it_stale(place: Place) -> None:
     place.store.promote(publish(place.store))
     error = place.refused(learnt(place.store))
@@ -112,7 +125,7 @@ def test_a_rollback_while_it_was_made_makes_it_stale_and_going_forward_again_doe
     id = place.job_store.create_job(JobRequest("net", "net", 2, "file-1", {}, 3))[0].id
     place.job_store.move(id, "running", stage="gating")
     place.id = id
-    version = learnt(place.store, {"against": 2})
+    version = learnt(place.store, {"against": 2}, parent=2)
     place.store.rollback("net")
     assert place.refused(version).code == "STALE_PARENT"
     place.store.promote(parent)
@@ -123,6 +136,23 @@ def test_what_was_measured_against_another_version_than_its_parent_is_stale(plac
     """Somebody promoted and went back while the gate measured."""
     error = place.refused(learnt(place.store, {"against": 7}))
     assert error.code == "STALE_PARENT" and "measured against net@7" in str(error)
+
+
+def test_a_job_that_may_be_judged_against_the_active_version_replaces_it(place: Place) -> None:
+    """Its gate measured version 2, which became active while it was trained."""
+    place.store.promote(publish(place.store))
+    job, _ = place.job_store.create_job(JobRequest("net", "net", 1, "file-1", {"stale_parent": "rejudge"}, 3))
+    place.job_store.move(job.id, "running", stage="gating")
+    place.id = job.id
+    assert place.refused(learnt(place.store, {"against": 1})).code == "STALE_PARENT", "it measured another"
+    done = place.conclude(learnt(place.store, {"against": 2}))
+    assert (done.status, done.fine_tuned_model) == ("succeeded", "net@4")
+    assert place.store.live_number("net") == 4
+
+
+def test_a_job_that_learnt_nothing_from_a_stale_parent_is_called_stale(place: Place) -> None:
+    place.store.promote(publish(place.store))
+    assert place.refused(learnt(place.store, {"not_learnt": "no better"})).code == "STALE_PARENT"
 
 
 def test_a_promotion_between_the_look_and_the_move_is_not_undone(

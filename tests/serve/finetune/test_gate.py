@@ -1,10 +1,14 @@
-"""The gate says what was learnt and what was lost, on the answers as they will be served."""
+"""The gate tells what was learnt and what was lost, on the answers as they will be served."""
+
+from typing import Any
 
 import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.subject import FurtherVerdict
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.serve.finetune.gate import Score, judge, scores
+from halfeven.serve.finetune.gate import Terms, judge, predictions
+from halfeven.serve.finetune.judging import HELD_OUT, JUDGING
 
 LOGITS = ModelSpec(
     "net",
@@ -17,65 +21,107 @@ VALUES = ModelSpec(
 )
 
 
-def of(accuracy: float, rows: int = 100) -> dict[str, Score]:
-    return {"y": Score("accuracy", accuracy, rows)}
+def of(targets: np.ndarray, right: int) -> dict[str, np.ndarray]:
+    """Predictions of which the first ``right`` are right."""
+    rows = np.arange(len(targets))
+    return {"y": np.where(rows < right, targets, (targets + 1) % 3)}
 
 
-def test_accuracy_counts_every_row_once_although_the_last_batch_is_filled_up() -> None:
-    random = np.random.default_rng()
-    x = random.standard_normal((10, 3)).astype(np.float32)
-    targets = x.argmax(-1)
-    targets[9] = (targets[9] + 1) % 3
-    found = scores(LOGITS, lambda arrays: {"y": arrays["x"]}, Samples({"x": x}, {"y": targets}))
-    assert found["y"] == Score("accuracy", 0.9, 10)
+def judged(forms: dict[str, tuple[int, int]], active: tuple[int, int], **terms: Any) -> FurtherVerdict:
+    """The verdict on 100 held-out and 100 judging rows, by how many of each are right."""
+    targets = np.random.default_rng().integers(0, 3, 100)
+    samples = Samples({"x": np.zeros((100, 3), np.float32)}, {"y": targets})
+    found = {
+        form: {HELD_OUT: of(targets, held), JUDGING: of(targets, old)} for form, (held, old) in forms.items()
+    }
+    before = {HELD_OUT: of(targets, active[0]), JUDGING: of(targets, active[1])}
+    return judge(
+        LOGITS,
+        {HELD_OUT: samples, JUDGING: samples},
+        found,
+        before,
+        Terms(**{"margin": 0.02, "against": 1, **terms}),
+    )
 
 
-def test_a_negative_class_is_not_graded() -> None:
-    x = np.eye(3, dtype=np.float32)
-    found = scores(LOGITS, lambda arrays: {"y": arrays["x"]}, Samples({"x": x}, {"y": np.array([0, -1, 1])}))
-    assert found == {"y": Score("accuracy", 0.5, 2)}
-    assert scores(LOGITS, lambda arrays: {"y": arrays["x"]}, Samples({"x": x}, {"y": np.full(3, -1)})) == {}
+def test_every_row_is_predicted_once_although_the_last_batch_is_filled_up() -> None:
+    x = np.random.default_rng().standard_normal((10, 3)).astype(np.float32)
+    samples = Samples({"x": x}, {"y": np.zeros(10, np.int64)})
+    found = predictions(LOGITS, lambda arrays: {"y": arrays["x"]}, samples)
+    assert np.array_equal(found["y"], x.argmax(-1))
+    scores = predictions(LOGITS, lambda arrays: {"y": arrays["x"]}, samples, ["accuracy", "auroc"])
+    assert np.array_equal(scores["y"], x)
+    values = predictions(VALUES, lambda arrays: {"y": arrays["x"] + 2}, Samples({"x": x}, {"y": x}))
+    assert np.array_equal(values["y"], x + 2)
 
 
-def test_the_squared_error_is_the_mean_over_rows_and_elements() -> None:
-    x = np.random.default_rng().standard_normal((7, 3)).astype(np.float32)
-    found = scores(VALUES, lambda arrays: {"y": arrays["x"] + 2}, Samples({"x": x}, {"y": x}))
-    assert found["y"].metric == "mse"
-    assert found["y"].value == pytest.approx(4.0, rel=1e-5)
+def test_scores_that_are_nan_are_no_class() -> None:
+    x = np.array([[np.nan, 0, 0], [0, -np.inf, 1]], np.float32)
+    samples = Samples({"x": x}, {"y": np.zeros(2, np.int64)})
+    assert predictions(LOGITS, lambda arrays: {"y": arrays["x"]}, samples)["y"].tolist() == [-1, 2]
 
 
 @pytest.mark.parametrize(
-    ("held_out", "judging", "passes"),
+    ("new", "active", "passes", "learns"),
     [
-        ((0.5, 0.9), (0.99, 0.98), True),
-        ((0.5, 0.5), (0.99, 0.97), True),  # no worse, and forgetting just within its tolerance
-        ((0.5, 0.49), (0.99, 0.99), False),
-        ((0.5, 0.9), (0.99, 0.96), False),
-        ((0.5, float("nan")), (0.99, 0.99), False),
+        ((95, 99), (50, 99), True, True),
+        ((95, 97), (50, 99), True, True),  # two rows of 100 are within the noise
+        ((95, 90), (50, 99), False, True),
+        ((50, 99), (50, 99), True, False),
+        ((51, 99), (50, 99), True, False),  # a gain within the noise
+        ((40, 99), (50, 99), False, False),
     ],
 )
-def test_nothing_learnt_may_be_worse_and_little_known_may_be_lost(
-    held_out: tuple[float, float], judging: tuple[float, float], passes: bool
+def test_what_was_forgotten_refuses_and_what_was_not_learnt_does_not_promote(
+    new: tuple[int, int], active: tuple[int, int], passes: bool, learns: bool
 ) -> None:
-    active = {"held_out": of(held_out[0]), "judging": of(judging[0])}
-    forms = {"torch": {"held_out": of(held_out[1]), "judging": of(judging[1])}}
-    verdict = judge(forms, active, tolerance=0.02)
-    assert verdict.passed is passes
-    assert verdict.numbers["passed"] is passes
+    verdict = judged({"torch": new}, active, against=7, not_judged="why")
+    assert verdict.passed is verdict.numbers["passed"] is passes
+    assert (verdict.numbers["not_learnt"] is None) is learns
+    assert (verdict.numbers["against"], verdict.numbers["not_judged"]) == (7, "why")
     if not passes:
-        assert "not made active" in verdict.reason
+        assert "rows lost" in verdict.reason and "not made active" in verdict.reason
+
+
+def test_ten_seeds_of_a_job_worth_40_points_are_promoted_although_each_forgets_two_rows() -> None:
+    for seed in range(10):
+        random = np.random.default_rng(seed)
+        before = int(random.integers(10, 50))
+        old = int(random.integers(90, 101))
+        verdict = judged({"torch": (before + 40, old - 2), "whole": (before + 42, old - 1)}, (before, old))
+        assert verdict.passed and verdict.numbers["not_learnt"] is None, verdict.reason
 
 
 def test_every_form_that_could_serve_is_held_to_it() -> None:
-    active = {"held_out": of(0.5)}
-    good, bad = {"held_out": of(0.9)}, {"held_out": of(0.4)}
-    verdict = judge({"torch": good, "onnx": bad}, active, 0.02)
-    assert not verdict.passed
-    assert verdict.reason.startswith("the onnx form")
+    verdict = judged({"torch": (90, 99), "whole": (90, 60)}, (50, 99))
+    assert not verdict.passed and verdict.reason.startswith("the whole form")
+    assert verdict.numbers["forms"]["torch"][JUDGING]["y"]["comparison"]["holds"]
+    assert judged({"torch": (90, 99), "whole": (50, 99)}, (50, 99)).numbers["not_learnt"].count("whole")
 
 
-def test_a_growing_squared_error_is_a_loss() -> None:
-    active = {"held_out": {"y": Score("mse", 1.0, 9)}, "judging": {"y": Score("mse", 1.0, 9)}}
-    grown = {"held_out": {"y": Score("mse", 0.5, 9)}, "judging": {"y": Score("mse", 1.03, 9)}}
-    assert not judge({"torch": grown}, active, 0.02).passed
-    assert judge({"torch": grown}, active, 0.05).passed
+def test_a_growing_squared_error_is_a_loss_and_a_target_that_is_nan_is_not_graded() -> None:
+    random = np.random.default_rng()
+    x = random.standard_normal((200, 3)).astype(np.float32)
+    targets = x.copy()
+    targets[150:] = np.nan
+    samples = {name: Samples({"x": x}, {"y": targets}) for name in (HELD_OUT, JUDGING)}
+
+    def off(by: float) -> dict[str, np.ndarray]:
+        return {"y": x + by}
+
+    active = {HELD_OUT: off(1.0), JUDGING: off(1.0)}
+    for grown, passes in ((1.0, True), (1.01, True), (1.1, False)):
+        found = {"torch": {HELD_OUT: off(0.5), JUDGING: off(grown)}}
+        verdict = judge(VALUES, samples, found, active, Terms(0.02, 1, ["mae", "mse"]))
+        assert verdict.passed is passes
+        facts = verdict.numbers["forms"]["torch"][JUDGING]["y"]
+        assert (facts["metric"], facts["rows"]) == ("mae", 150)
+        assert facts["metrics"] == pytest.approx({"mae": grown, "mse": grown**2}, rel=1e-4)
+
+
+def test_an_answer_that_is_not_finite_is_refused() -> None:
+    x = np.ones((30, 3), np.float32)
+    samples = {HELD_OUT: Samples({"x": x}, {"y": x})}
+    found = {"torch": {HELD_OUT: {"y": x * np.nan}}}
+    verdict = judge(VALUES, samples, found, {HELD_OUT: {"y": x + 1}}, Terms(1.0, 1))
+    assert not verdict.passed and verdict.numbers["not_learnt"]

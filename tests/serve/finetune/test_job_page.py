@@ -52,12 +52,22 @@ def the_steps(
 
 
 def the_gate(after_new: float = 0.975, after_old: float = 0.986) -> dict[str, Any]:
-    def scored(value: float, rows: int) -> dict[str, Any]:
-        return {"logits": {"metric": "accuracy", "value": value, "rows": rows}}
+    def scored(value: float, rows: int, **more: Any) -> dict[str, Any]:
+        metrics = {"accuracy": value, "auroc": 0.5}
+        return {"logits": {"metric": "accuracy", "value": value, "rows": rows, "metrics": metrics, **more}}
+
+    def compared(value: float, before: float, rows: int) -> dict[str, Any]:
+        comparison = {"at_most": before - value + 0.01, "allowed": 0.03, "holds": before - value <= 0.02}
+        return scored(value, rows, comparison=comparison)
 
     return {
         "active": {"held_out": scored(0.112, 287), "judging": scored(0.991, 216)},
-        "forms": {"onnx": {"held_out": scored(after_new, 287), "judging": scored(after_old, 216)}},
+        "forms": {
+            "onnx": {
+                "held_out": compared(after_new, 0.112, 287),
+                "judging": compared(after_old, 0.991, 216),
+            }
+        },
         "tolerance": 0.02,
         "passed": after_new >= 0.112 and 0.991 - after_old <= 0.02,
     }
@@ -118,6 +128,12 @@ def test_a_version_that_is_held_is_called_so_with_its_reason() -> None:
     assert "halfeven promote net@2" in page and "is active." not in page
 
 
+def test_a_version_that_learnt_nothing_is_called_not_promoted() -> None:
+    promotion = {"state": "not promoted", "code": "NOTHING_LEARNT", "message": "no better on 36 rows"}
+    page = render_job(a_job(promotion=promotion), [], [])
+    assert "<strong>Not promoted</strong>" in page and "no better on 36 rows" in page
+
+
 def test_a_failure_that_is_no_refusal_is_called_failed() -> None:
     page = Tags(render_job(failed("SCALE_COLLAPSE", "the loss scale stood at its floor"), [], [])).text
     assert "Failed" in page and "SCALE_COLLAPSE" in page and "Refused" not in page
@@ -171,7 +187,8 @@ def test_no_value_of_any_field_breaks_the_page(value: Any) -> None:
     }
     progress = dict.fromkeys(("step", "total_steps", "loss", "scale", "skipped", "eta_seconds"), value)
     gate = the_gate()
-    gate["active"]["held_out"]["logits"]["value"] = gate["tolerance"] = value
+    gate["active"]["held_out"]["logits"]["metrics"]["accuracy"] = gate["tolerance"] = value
+    gate["forms"]["onnx"]["held_out"]["logits"]["comparison"] = dict.fromkeys(("at_most", "allowed"), value)
     job = a_job("running", progress=progress, gate=gate, summary={"last_loss": value, "seconds": value})
     job["hyperparameters"] = {"scale_floor": value, "clip_norm": value, "n_epochs": value}
     for steps in ([step], [step, {**step, "step": 2}], [{**step, "step": value}], [{}]):
@@ -233,9 +250,11 @@ def test_a_version_that_was_made_is_linked_with_its_report_and_its_parent() -> N
 
 def test_the_gate_card_gives_each_set_its_own_verdict() -> None:
     forgetting = the_gate(0.975, 0.60)
-    assert [(row["set"], row["passed"]) for row in gate_checks(forgetting)] == [
-        ("held_out", True),
-        ("judging", False),
+    assert [(row["set"], row["metric"], row["passed"]) for row in gate_checks(forgetting)] == [
+        ("held_out", "accuracy", True),
+        ("held_out", "auroc", None),
+        ("judging", "accuracy", False),
+        ("judging", "auroc", None),
     ]
     page = Tags(render_job(failed("METRIC_REGRESSED", "forgot", gate=forgetting), [], []))
     assert "11.20 %" in page.text and "97.50 %" in page.text and "60.00 %" in page.text

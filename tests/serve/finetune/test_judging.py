@@ -18,7 +18,7 @@ SPEC = ModelSpec(
     ),
     max_batch_size=4,
 )
-ROWS = 6
+ROWS = 24
 
 
 def samples(**targets: Any) -> Samples:
@@ -26,10 +26,11 @@ def samples(**targets: Any) -> Samples:
     return Samples({"x": np.zeros((ROWS, 3), np.float32)}, found)
 
 
-WORDS = samples(word=[0, 1, 2, 3, 0, 1])
+WORDS = samples(word=[0, 1, 2, 3, 0, 1] * 4)
+FEW_WORDS = samples(word=[0, 1, 2, 3, -1, -1] * 4)
 ONE_WORD = samples(word=[2] * ROWS)
 UNGRADED = samples(word=[-1] * ROWS)
-ONE_AND_UNGRADED = samples(word=[2, -1, 2, -1, 2, -7])
+ONE_AND_UNGRADED = samples(word=[2, 2, 2, -1, 2, 2, 2, 2, 2, 2, -7, 2] * 2)
 VALUES = samples(value=np.random.default_rng().random((ROWS, 2)))
 ONE_VALUE = samples(value=np.tile([0.5, 0.25], (ROWS, 1)))
 
@@ -51,7 +52,8 @@ def test_held_out_rows_judge_only_where_they_are_a_validation_file(validated: bo
         (["word"], [VALUES], "no targets"),
         (["word", "value"], [WORDS], "output 'value'.*no targets"),
         (["word"], [ONE_WORD], "all alike"),
-        (["word"], [UNGRADED], "all alike"),
+        (["word"], [UNGRADED], " 0 rows only"),
+        (["word"], [FEW_WORDS], "16 rows only .at least 20"),
         (["word"], [ONE_AND_UNGRADED], "all alike"),
         (["value"], [ONE_VALUE], "all alike"),
     ],
@@ -70,5 +72,5 @@ def test_every_learnt_output_needs_targets_that_differ(
 def test_classes_that_no_judging_set_shows_are_said() -> None:
     assert classes_not_judged(SPEC, [WORDS]) is None
     assert "2 of the 4 classes of output 'word'" in str(
-        classes_not_judged(SPEC, [samples(word=[0, 1, 0, -1, 0, 1])])
+        classes_not_judged(SPEC, [samples(word=[0, 1, 0, -1, 0, 1] * 4)])
     )

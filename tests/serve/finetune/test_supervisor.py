@@ -34,7 +34,7 @@ LONG = {"n_epochs": 400, "batch_size": 8, "learning_rate": 1e-4, "precision": "b
 def _convert(where: Path) -> None:
     folder = Path(shutil.copytree(zoo_folder("digits"), where / "digits"))
     toml = (folder / "model.toml").read_text().replace('form = "auto"', 'form = "torch"')
-    (folder / "model.toml").write_text(toml)
+    (folder / "model.toml").write_text(f'{toml}\n[training]\nmetrics = ["f1", "mae", "accuracy"]\n')
     assert convert(folder, Store(where / "store"), Options(forms=("torch",))).asked_passed
 
 
@@ -187,12 +187,59 @@ def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_no
             (by_hand,) = http.get("/versions/3/lineage").json()["promotions"]
         assert (by_hand["by"], by_hand["over"], by_hand["stale_parent"]) == ("operator", 2, 1)
     version_2 = store.version("digits", 2)
+    scored = version_2.manifest["gate"]["forms"]
+    assert set(scored) == {"torch", "whole"}, "what auto could make active is scored"
+    for found in (scored["torch"]["held_out"]["logits"], scored["whole"]["judging"]["logits"]):
+        assert (found["metric"], set(found["metrics"])) == ("f1", {"f1", "accuracy"})
+        assert found["value"] == found["metrics"]["f1"] >= 0.9
     assert version_2.manifest["parent"] == 1
     lineage = version_2.manifest["lineage"]
     assert (lineage["job"], lineage["seed"]) == (job.id, 7)
     assert lineage["scaler"]["steps"] > 0
     assert version_2.manifest["gate"]["passed"] is True
     assert store.version("digits", 1).manifest["files"]["whole.pt2"], "the parent stays"
+
+
+def test_a_job_judged_against_the_version_that_came_meanwhile_cannot_undo_it(
+    store: Store, new_data: Path, tmp_path: Path
+) -> None:
+    """Both start from version 1. The second learns upside-down digits and keeps the old ones, and knows nothing of what
+    the first one learnt: only that one's held-out rows, among the judging samples of version 2, show it. Trained again
+    from version 2 it would know."""
+    held_out = load_file(zoo_folder("digits") / "samples.safetensors")
+    images, labels = held_out["image"], held_out["target:logits"]
+    data = load_file(new_data)
+    old, classes = data["image"][-360:], data["target:logits"][-360:]
+    both = {
+        "image": np.concatenate([old, old[:, :, ::-1]]),
+        "target:logits": np.concatenate([classes, classes]),
+    }
+    save_file(
+        {name: np.ascontiguousarray(array) for name, array in both.items()}, tmp_path / "flipped.safetensors"
+    )
+    with served_to_client(store) as (_, port, client):
+        first = start(client, new_data, QUICK)
+        second = start(
+            client, tmp_path / "flipped.safetensors", {**QUICK, "n_epochs": 10, "stale_parent": "rejudge"}
+        )
+        again = start(client, new_data, {**QUICK, "n_epochs": 1, "stale_parent": "retrain"})
+        assert ended(client, first.id).fine_tuned_model == "digits@2"
+        undone = ended(client, second.id)
+        assert (undone.status, undone.error and undone.error.code) == ("failed", "METRIC_REGRESSED")
+        gate = undone.to_dict()["halfeven"]["gate"]
+        assert gate["against"] == 2 and not gate["forms"]["torch"]["judging"]["logits"]["comparison"]["holds"]
+        assert gate["forms"]["torch"]["held_out"]["logits"]["comparison"]["better"], (
+            "it did learn its own data"
+        )
+        assert accuracy(port, shifted(images), labels)[0] >= 0.9
+        done = ended(client, again.id)
+        assert (done.status, promotion(done)["code"]) == ("succeeded", "NOTHING_LEARNT"), done.error
+        assert served_version(port, "digits") == "2"
+    made = store.version("digits", 2)
+    assert made.manifest["lineage"]["samples_joined"] is True
+    assert store.version("digits", 4).manifest["parent"] == 2, (
+        "the third was trained from the first's version"
+    )
 
 
 def test_what_forgets_is_refused_and_the_active_version_stays(
@@ -231,7 +278,8 @@ def test_what_nobody_can_judge_is_held_and_becomes_active_by_hand_alone(
         events = [event for event in client.fine_tuning.jobs.list_events(job.id) if event.level == "warn"]
         for way in ("target:logits", "validation_file", "halfeven promote digits@2"):
             assert way in events[0].message
-        assert len(events) == 2, "it is said before the training too"
+        assert len(events) == 3, "it is said before the training too"
+        assert "lack 9 of the 10 classes of output 'logits': 1, 2," in events[-1].message
         assert served_version(port, "digits") == "1" and unjudged.live_number("digits") == 1
         with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/models/digits") as http:
             assert http.post("/promote", json={"version": 2}).status_code == 200
