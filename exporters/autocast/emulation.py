@@ -15,6 +15,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate, map_arg
 
+from ..policy.weights import IN_RANGE, in_range
 from .bodies import ran
 from .dtypes import Dtypes, tensors_of
 
@@ -114,7 +115,10 @@ class Emulation(Interpreter):
 
     def _half(self, source: Node, value: Tensor) -> Tensor:
         if source not in self._rounded:
-            self._rounded[source] = self._rounding(value)
+            rounded = self._rounding(value)
+            if IN_RANGE in source.meta:
+                rounded = in_range(value, rounded.to(self._dtypes.half)).float()
+            self._rounded[source] = rounded
         return self._rounded[source]
 
     def _written(self, node: Node, result: Any, args: Any, kwargs: Any) -> Any:

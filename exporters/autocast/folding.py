@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from ...models.program import walk
+from ..policy.weights import IN_RANGE, in_range
 
 SHARED = "__half"  # suffix of the half copy of a weight that FP32 nodes read as well
 
@@ -41,11 +42,13 @@ def fold_casts(module: GraphModule, uses: Mapping[str, set[torch.dtype]], half: 
     ``uses``: weight name → dtypes it is read in. Tied weights stay tied, transposed ones too.
     """
     rounded: dict[int, Tensor] = {}
+    guards = {str(node.target) for node in module.graph.nodes if IN_RANGE in node.meta}
     for name, dtypes in uses.items():
         if half not in dtypes:
             continue
         weight = attribute(module, name)
         tensor = _rounded(weight.detach(), half, rounded)
+        tensor = in_range(weight.detach(), tensor) if name in guards else tensor
         if dtypes == {half}:
             _set_attribute(module, name, tensor, isinstance(weight, nn.Parameter))
         else:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
 from .bodies import prefixes
@@ -125,3 +125,16 @@ def _placeholder(body: GraphModule, index: int) -> Node:
 
 def _sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else (value,)
+
+
+def numbers(node: Node) -> list[float]:
+    """The numbers in the code among a node's operands: in a file they are tensors of the operands' type."""
+    if not isinstance(node.target, OpOverload):
+        return []
+    found = []
+    for position, argument in enumerate(node.target._schema.arguments):
+        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        is_operand = any(word in str(argument.type) for word in ("Tensor", "number"))
+        if is_operand and isinstance(value, int | float) and not isinstance(value, bool):
+            found.append(float(value))
+    return found

@@ -23,19 +23,19 @@ from ..autocast.kernels import keep_without_kernel
 from ..autocast.ledger import Ledger, weigh
 from ..autocast.placement import place
 from ..autocast.plan import Kept, PrecisionPlan, make_plan, op_name
-from ..autocast.policy import CUDA, Rule
+from ..autocast.policy import CUDA
 from ..autocast.rewrite import HalfProgram, rewrite
 from ..graph.backend import Candidate, GraphNode, Observe
 from ..inputs.planning import executions, few
 from ..inputs.samples import Samples
 from ..operations import Operations
 from ..prove import Answers, Arrays, TieTolerance, emulated, ties_of
+from ..ranges.guards import lift_guards
 from ..ranges.profile import Profile, profile
 from ..ranges.repairs import Repair, apply
 from ..ranges.repairs import candidates as repairable
 from ..ranges.sentinels import rewrite_sentinels
-from ..ranges.suspicion import suspicion
-from ..search.ranking import head_first
+from ..search.candidates import candidates
 from ..subject import Subject
 from .program_operations import program_operations
 
@@ -54,6 +54,7 @@ class ProgramGraph:
     plan: PrecisionPlan
     inputs: Sequence[Tensor]
     onnx: bool = False
+    search: bool = False
     weighed: Ledger | None = None
     profiled: Profile | None = None
     repaired_by: tuple[Repair, ...] = ()
@@ -96,20 +97,14 @@ class ProgramGraph:
         return ties_of(self.module, self.spec, self.precision.dtype, samples)
 
     def candidates(self) -> list[Candidate]:
-        """Suspects by the profile first, then the graph's order; products, which gain most by half, last."""
-        assert self.profiled is not None
-        suspects = suspicion(self.profiled)
-        reasons = {suspect.node: suspect.reason for suspect in reversed(suspects)}
+        assert self.profiled is not None and self.weighed is not None
         touches, ruled = self.typing.under(self.plan).touches_half, {kept.node for kept in self.kept}
         nodes = {
-            name: node
+            name: op_name(node)
             for name, node in walk(self.module)
             if name in self.plan.actions and name not in ruled and touches(name) and _may_be_kept(node)
         }
-        products = {name for name, node in nodes.items() if _is_product(node)}
-        others = sorted(head_first(self.spec, list(nodes)), key=products.__contains__)
-        order = dict.fromkeys([*(suspect.node for suspect in suspects if suspect.node in nodes), *others])
-        return [Candidate(name, op_name(nodes[name]), reasons.get(name, "")) for name in order]
+        return candidates(self.spec, self.profiled, nodes, self.weighed.doubts)
 
     def has_half(self, kept: Collection[str] = ()) -> bool:
         dtypes = self.typing.under(self._keeping(kept))
@@ -168,9 +163,21 @@ def program_graph(subject: Subject, planning: Samples, example: Sequence[Tensor]
         return ProgramGraph(module, subject.spec, make_plan(module, precision), example, onnx)
     open_composites(module, CUDA)
     plan = make_plan(module, precision)
+    if precision.level == "O3":
+        lift_guards(module, plan.dtype)
     profiled = profile(module, _batches(subject.spec, planning), plan.dtype)
     masks = rewrite_sentinels(module, profiled)
-    graph = ProgramGraph(module, subject.spec, plan, example, onnx, None, profiled, masks.repairs, masks.keep)
+    graph = ProgramGraph(
+        module,
+        subject.spec,
+        plan,
+        example,
+        onnx,
+        subject.search,
+        profiled=profiled,
+        repaired_by=masks.repairs,
+        masked=masks.keep,
+    )
     return _ruled(graph)
 
 
@@ -178,7 +185,8 @@ def _ruled(graph: ProgramGraph) -> ProgramGraph:
     """The graph with the plan that the rules give its module."""
     plan = make_plan(graph.module, graph.precision).keeping(graph.masked)
     plan = keep_without_kernel(graph.module, plan, graph.inputs, CPU, onnx=graph.onnx)
-    weighed, plan = weigh(graph.module, plan, graph.inputs)
+    searched = graph.search and graph.precision.level == "O3"
+    weighed, plan = weigh(graph.module, plan, graph.inputs, searched)
     return replace(graph, plan=plan, weighed=weighed)
 
 
@@ -190,11 +198,6 @@ def _batches(spec: ModelSpec, planning: Samples) -> Iterator[list[Tensor]]:
 def _may_be_kept(node: Node) -> bool:
     """Whether a node may stay in FP32. A node that writes into its input may not: it would write into the cast copy."""
     return isinstance(node.target, OpOverload) and not node.target._schema.is_mutable
-
-
-def _is_product(node: Node) -> bool:
-    assert isinstance(node.target, OpOverload)
-    return CUDA.rule(node.target) is Rule.LOWER
 
 
 def exact_answers(module: GraphModule, spec: ModelSpec) -> Answers:

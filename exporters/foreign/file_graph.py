@@ -21,8 +21,7 @@ from ..operations import UNKNOWN, Operations
 from ..policy.weights import measure
 from ..prove import Answers, Arrays, TieTolerance
 from ..ranges.profile import Profile
-from ..ranges.suspicion import suspicion
-from ..search.ranking import head_first
+from ..search.candidates import candidates
 from .dtypes import Dtypes
 from .file_rules import FileRules
 from .graph import ForeignProgram, assembled, read_by, walk
@@ -88,14 +87,10 @@ class FileGraph:
         return ties_of(whole, self.spec, self.precision.dtype, samples)
 
     def candidates(self) -> list[Candidate]:
-        rules, half = self.rules, self.rules.assign().half
-        nodes = {node.name: node for node in rules.program.nodes if node.name in half}
-        suspects = suspicion(self.profiled) if self.profiled else []
-        found = {one.node: one.score for one in suspects}
-        score = {name: found.get(name, 0.0) + 200.0 * (name in rules.doubts) for name in nodes}
-        order = sorted(head_first(self.spec, list(nodes)), key=lambda name: -score[name])
-        reasons = {suspect.node: suspect.reason for suspect in reversed(suspects)} | rules.doubts
-        return [Candidate(name, nodes[name].op_type, reasons.get(name, "")) for name in order]
+        assert self.profiled is not None
+        half = self.rules.assign().half
+        nodes = {node.name: node.op_type for node in self.rules.program.nodes if node.name in half}
+        return candidates(self.spec, self.profiled, nodes, self.rules.doubts)
 
     def has_half(self, kept: Collection[str] = ()) -> bool:
         return bool(self.rules.assign(kept).half)
@@ -187,27 +182,30 @@ def file_graph(
     planning: Samples,
     answers: Answers,
     operations: Operations = UNKNOWN,
+    search: bool = False,
 ) -> FileGraph:
     """A file's program, profiled, with its masks rewritten where that is exact and the level's rules applied.
 
-    ``answers``: of the FP32 file. Raises BadSetting for a keep pattern that matches no node.
+    ``answers``: of the FP32 file; ``search``: whether a search decides at O3. Raises BadSetting for a keep pattern that
+    matches no node.
     """
-    dtype, rules = precision.dtype, FileRules(program, precision)
+    dtype, rules = precision.dtype, FileRules(program, precision, search)
     _, example = next(planning.batches(min(3, spec.max_batch_size) if spec.batched else 0, 1))
     some = few(planning)
-    real = [inputs for part in (some, *perturbed(spec, some)) for _, inputs in executions(spec, part)]
+    measured = [inputs for _, inputs in executions(spec, some)]
     graph = FileGraph(rules, spec, answers, example, operations)
     if precision.level == "O0" or not graph.has_half():
         return graph
     odd = dict(adversarial(spec, some))
-    alike = [inputs for name, inputs in odd.items() if not name.startswith(RESCALED)]
-    ranges = profile(program, real, dtype)
-    masks = rewrite_masks(program, ranges, [*real, *alike])
+    asked = [inputs for name, inputs in odd.items() if not name.startswith(RESCALED)]
+    asked += [inputs for part in perturbed(spec, some) for _, inputs in executions(spec, part)]
+    ranges = profile(program, measured, dtype)
+    masks = rewrite_masks(program, ranges, [*measured, *asked])
     if masks.done:
         program = masks.program
-        rules, ranges = FileRules(program, precision), profile(program, real, dtype)
+        rules, ranges = FileRules(program, precision, search), profile(program, measured, dtype)
     rules.hold_back(ranges, lambda: profile(program, odd.values(), dtype))
-    profiled = node_profile(program, ranges, dtype, len(real))
+    profiled = node_profile(program, ranges, dtype, len(measured))
     return replace(graph, rules=rules, masks=masks.done, profiled=profiled)
 
 

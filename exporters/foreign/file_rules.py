@@ -9,10 +9,11 @@ from onnx import NodeProto
 from ...models.errors import BadSetting
 from ...models.package import Precision
 from ..autocast.plan import Kept
+from ..policy.weights import Entry
 from ..ranges.ranges import Range
 from .dtypes import Dtypes, Kind, assign
-from .graph import ForeignProgram, graphs
-from .harmless_losses import guards_a_division, may_be_lost, narrow_casts, replaces_infinity
+from .graph import ForeignProgram
+from .harmless_losses import guards_a_division, narrow_casts, replaces_infinity
 from .kernels import Kernels
 from .op_lists import Rule, rules
 from .placement import place
@@ -29,6 +30,7 @@ class FileRules:
 
     program: ForeignProgram
     precision: Precision
+    search: bool = False
     rules: dict[str, Rule] = field(init=False)
     kernels: Kernels = field(init=False)
     ledger: HalfConstants = field(init=False)
@@ -70,24 +72,18 @@ class FileRules:
     def hold_back(self, ranges: Mapping[str, Range], on_odd: Callable[[], Mapping[str, Range]]) -> None:
         """Keep the readers of values that half cannot hold: constants over budget, masks' sentinels.
 
-        Where all is to be half (O3), values that are lost without overflow are left to the search. ``on_odd``: the
-        ranges on adversarial inputs.
+        ``on_odd``: the ranges on adversarial inputs.
         """
         self.ranges = ranges
-        everywhere = self._joined(on_odd()) if self.precision.level == "O3" else {}
-        for node in narrow_casts(self.program, self.rules, everywhere, self.precision.dtype):
-            self.rules[node.name] = Rule.HALF
+        if self.precision.level == "O3":
+            self._narrow(self._joined(on_odd()))
         before = self.assign()
-        readers = self._readers()
-        spared = self._before_fp32(before, readers)
         for node in self.program.nodes:
             for name in sorted(self._half_reads(node, before)):
-                reason = self._does_not_survive(name, before)
-                if reason and everywhere and self._may_be_lost(node, name, readers, everywhere):
-                    self.doubts.setdefault(node.name, reason)
-                elif reason and all(reader.name in spared for reader in readers[name]):
+                if name in self.program.weights:
+                    self._weigh(node, self.ledger.entry(name))
+                elif reason := self._does_not_survive(name, before):
                     self.firm[name] = reason
-                elif reason:
                     self._hold(node, reason)
         half = self.assign().half
         for node in self.program.nodes:
@@ -100,53 +96,41 @@ class FileRules:
         names = {**self.ranges, **others}
         return {name: self.ranges.get(name, nothing).joined(others.get(name, nothing)) for name in names}
 
-    def _may_be_lost(
-        self,
-        node: NodeProto,
-        name: str,
-        readers: Mapping[str, list[NodeProto]],
-        ranges: Mapping[str, Range],
-    ) -> bool:
-        if name not in self.program.weights:
-            return False
-        if guards_a_division(name, readers):
-            self.ledger.bring_into_range(name)
-        elif replaces_infinity(name, self.program, readers):
-            self.ledger.bring_into_range(name)
-            return True
-        return may_be_lost(node, self.ledger.entry(name), readers, ranges, self.precision.dtype)
-
-    def _readers(self) -> dict[str, list[NodeProto]]:
-        found: dict[str, list[NodeProto]] = {}
+    def _narrow(self, ranges: Mapping[str, Range]) -> None:
+        """Casts of small integers go to half at once; guards and infinities do not leave half's range."""
+        for node in narrow_casts(self.program, self.rules, ranges, self.precision.dtype):
+            self.rules[node.name] = Rule.HALF
+        readers: dict[str, list[NodeProto]] = {}
         for node in self.program.nodes:
             for name in set(node.input):
-                found.setdefault(name, []).append(node)
-        return found
+                readers.setdefault(name, []).append(node)
+        for name in filter(self.program.is_float, self.program.weights):
+            entry = self.ledger.entry(name)
+            if entry.saturated:
+                brought = replaces_infinity(name, self.program, readers)
+            else:
+                brought = entry.over_budget and guards_a_division(name, readers)
+            if brought:
+                self.ledger.bring_into_range(name)
 
-    def _before_fp32(self, dtypes: Dtypes, readers: Mapping[str, list[NodeProto]]) -> set[str]:
-        """Nodes that follow an FP32 input, by autocast's lists, and have only FP32 readers.
+    def _weigh(self, node: NodeProto, entry: Entry) -> None:
+        """Keep a node that reads a constant in half, where the constant does not fit."""
+        searched = self.search and self.precision.level == "O3"
+        if not entry.over_budget:
+            return
+        if not entry.keeps_its_readers(searched) or entry.weight in self.ledger.in_range:
+            self.doubts.setdefault(node.name, entry.reason)
+        elif self.rules[node.name] is Rule.FOLLOW:
+            self.firm[entry.weight] = entry.reason  # as torch.autocast promotes
+        else:
+            self._hold(node, entry.reason, entry.evidence)
 
-        There an FP32 input adds almost no FP32 work: the cast is before them, not after them.
-        """
-        found: set[str] = set()
-        outputs = {value.name for graph in graphs(self.program.graph) for value in graph.output}
-        for node in reversed(self.program.nodes):
-            after = [(each, name) for name in node.output for each in readers.get(name, [])]
-            follows = self.rules.get(node.name) is Rule.FOLLOW and outputs.isdisjoint(node.output)
-            if follows and after and all(e.name in found or _in_fp32(e, name, dtypes) for e, name in after):
-                found.add(node.name)
-        return found
-
-    def _does_not_survive(self, name: str, dtypes: Dtypes) -> str | None:
-        constant = name in self.program.weights
-        reason = self.ledger.fault(name) if constant else None
-        if not constant and self._is_sentinel(name):
-            reason = f"'{name}' holds a sentinel ({self._size(name)}), which half has not"
-        elif not constant and dtypes.kinds[name] == Kind.CONSTANT and self._overflows(name):
-            reason = f"'{name}' reaches {self._size(name)}, beyond half's range"
-        if reason and not constant:
-            self.firm[name] = reason
-        return reason
+    def _does_not_survive(self, name: str, dtypes: Dtypes) -> str:
+        if self._is_sentinel(name):
+            return f"'{name}' holds a sentinel ({self._size(name)}), which half has not"
+        if dtypes.kinds[name] == Kind.CONSTANT and self._overflows(name):
+            return f"'{name}' reaches {self._size(name)}, beyond half's range"
+        return ""
 
     def _is_sentinel(self, name: str) -> bool:
         return self._overflows(name) and self.ranges[name].sentinels > 0
@@ -186,11 +170,6 @@ class FileRules:
                 self.rules[node.name] = Rule.LEFT_ALONE
                 if self.kernels.slots(node):
                     self._hold(node, reason)
-
-
-def _in_fp32(node: NodeProto, name: str, dtypes: Dtypes) -> bool:
-    reads = dtypes.reads.get(node.name, {})
-    return all(reads.get(slot) is False for slot, read in enumerate(node.input) if read == name)
 
 
 def matches(node: NodeProto, pattern: str) -> bool:

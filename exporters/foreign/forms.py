@@ -154,7 +154,13 @@ class FileForms:
         if self.planner is None:
             notify("profiling")
             graph = file_graph(
-                self.program, subject.spec, subject.precision, planning, self.answers, self.operations
+                self.program,
+                subject.spec,
+                subject.precision,
+                planning,
+                self.answers,
+                self.operations,
+                subject.search,
             )
             self.planner = Planner(graph, planning, subject.search)
         if not self.planner.settle(share, notify):

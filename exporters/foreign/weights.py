@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...models.engines.arrays import to_numpy, to_torch
-from ..policy.weights import Entry, measure
+from ..policy.weights import Entry, in_range, measure
 
 TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -25,15 +25,15 @@ class HalfConstants:
 
     def __init__(self, weights: Mapping[str, np.ndarray], dtype: str) -> None:
         self._weights, self._dtype = weights, dtype
-        self._in_range: set[str] = set()
+        self.in_range: set[str] = set()
         self._halves: dict[str, np.ndarray] = {}
         self._entries: dict[str, Entry] = {}
 
     def half(self, name: str) -> np.ndarray:
         if name not in self._halves:
-            whole = self._weights[name]
-            half = rounded(whole, self._dtype)
-            self._halves[name] = _in_range(whole, half) if name in self._in_range else half
+            whole = to_torch(np.array(self._weights[name], np.float32, order="C", copy=True))
+            half = whole.to(TORCH[self._dtype])
+            self._halves[name] = to_numpy(in_range(whole, half) if name in self.in_range else half)
         return self._halves[name]
 
     @property
@@ -44,7 +44,7 @@ class HalfConstants:
     def bring_into_range(self, name: str) -> None:
         """From now on elements of this constant that vanish in half become half's least number of their sign, and
         elements that overflow its largest."""
-        self._in_range.add(name)
+        self.in_range.add(name)
         self._halves.pop(name, None)
 
     def entry(self, name: str) -> Entry:
@@ -53,14 +53,3 @@ class HalfConstants:
             whole = np.array(self._weights[name], np.float32)
             self._entries[name] = measure(name, to_torch(whole), TORCH[self._dtype])
         return self._entries[name]
-
-    def fault(self, name: str) -> str | None:
-        """Why the constant cannot be half; None where it can."""
-        entry = self.entry(name)
-        return f"{entry.reason}: {entry.evidence}" if entry.over_budget else None
-
-
-def _in_range(whole: np.ndarray, half: np.ndarray) -> np.ndarray:
-    inward = np.nextafter(half, np.sign(whole).astype(half.dtype))  # from 0 outwards, from infinity inwards
-    gone = ((half == 0) & (whole != 0)) | (np.isinf(half) & np.isfinite(whole))
-    return np.where(gone, inward, half)

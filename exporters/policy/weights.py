@@ -1,8 +1,8 @@
 """The error of rounding a weight to half, and whether half can hold it: for captured programs and ONNX files.
 
 Weights are rounded as torch's ``.to(half)`` does: to the nearest even, subnormal below 2⁻¹⁴ (fp16), zero below
-2⁻²⁵, infinite from 65,520 on. Nothing is clamped: a weight whose largest number would become infinite, or
-whose rounding error is out of proportion (`BUDGET`), stays FP32.
+2⁻²⁵, infinite from 65,520 on. A weight whose largest number would become infinite, or whose rounding error is out of
+proportion (`BUDGET`), stays FP32. What guards a division is brought into half's range (`in_range`).
 """
 
 import math
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 BUDGET = 4.0  # ‖rounded − weight‖ ÷ ‖weight‖, in u: under 1 where all numbers are in half's range, far above if not
-
-
-NUMBER = (
-    2.0**-6
-)  # the same for a weight of one number, such as an eps: it may be subnormal, but must not vanish
+# The same for a weight of one number, such as an eps: it may be subnormal, but must not vanish.
+NUMBER = 2.0**-6
+IN_RANGE = (
+    "halfeven_in_range"  # in the meta of a weight's node: no element may leave half's range (`in_range`)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,10 @@ class Entry:
     def over_budget(self) -> bool:
         fits = self.worst <= NUMBER if self.elements == 1 else self.error_u <= BUDGET
         return self.saturated > 0 or not fits
+
+    def keeps_its_readers(self, searched: bool) -> bool:
+        """Whether the nodes that read it stay in FP32 by rule: where half would be infinite, or no search decides."""
+        return self.over_budget and (self.saturated > 0 or not searched)
 
     @property
     def reason(self) -> str:
@@ -81,6 +85,14 @@ def measure(name: str, weight: Tensor, half: torch.dtype) -> Entry:
             saturated=saturated,
             largest=largest,
         )
+
+
+def in_range(whole: Tensor, half: Tensor) -> Tensor:
+    """``half`` (``whole`` rounded): with half's least number for what vanished, its largest for what overflowed."""
+    limits = torch.finfo(half.dtype)
+    vanished, overflowed = (half == 0) & (whole != 0), half.isinf() & whole.isfinite()
+    half = torch.where(vanished, (whole.sign() * limits.smallest_normal * limits.eps).to(half.dtype), half)
+    return torch.where(overflowed, (whole.sign() * limits.max).to(half.dtype), half)
 
 
 def _norm(tensor: Tensor) -> float:

@@ -4,9 +4,9 @@ logarithm.
 ``x + 1e-12`` and ``x.clamp(min=1e-8)`` guard nothing in FP16, which rounds both constants to zero.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,9 +14,12 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from ...models.program import walk
-from ..policy.classes import Trait, has
+from ..policy.classes import Trait, class_of, has
+from ..policy.weights import IN_RANGE, in_range
 
 LARGEST = 1e-3  # a constant above it is an offset, not a guard
+# Beside what moves, selects or adds: classes of operations that keep a zero a zero.
+_ZERO_STAYS = ("sum", "statistic", "root", "multiplication")
 
 _OF_TWO: dict[Any, str] = {torch.ops.aten.max.other: "maximum", torch.ops.aten.min.other: "minimum"}
 
@@ -46,9 +49,71 @@ def find_guards(module: GraphModule, half: torch.dtype = torch.float16) -> tuple
         guarded, value = _guard(node)
         prefix = name.removesuffix(node.name)
         if guarded is not None and (readers := [prefix + reader.name for reader in _readers(node)]):
-            in_half = float(torch.tensor(value).to(half))
+            whole = torch.tensor(value)
+            lifted = any(IN_RANGE in source.meta for source in node.all_input_nodes)
+            in_half = float(in_range(whole, whole.to(half)) if lifted else whole.to(half))
             found.append(Guard(name, prefix + guarded.name, value, in_half, tuple(readers)))
     return tuple(found)
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+def reaches_a_division(start: T, readers: Callable[[T], Iterable[tuple[T, str, bool]]]) -> bool:
+    """Whether a node's result becomes a divisor, through operations that keep a zero a zero.
+
+    ``readers``: the readers of a node, with their operation and whether they divide by it.
+    """
+    seen, waiting = {start}, [start]
+    while waiting:
+        for reader, op, divides in readers(waiting.pop()):
+            if divides:
+                return True
+            passes = (
+                has(op, Trait.MOVES, Trait.COPIES, Trait.SELECTS, Trait.ADDS)
+                or class_of(op).name in _ZERO_STAYS
+            )
+            if passes and reader not in seen:
+                seen.add(reader)
+                waiting.append(reader)
+    return False
+
+
+def lift_guards(module: GraphModule, half: torch.dtype) -> None:
+    """Make constants of the guards of a prepared whole program that would vanish in half, in place.
+
+    Half's least number guards a division as well (`in_range`); a number in the code could not be another in half.
+    """
+    for node in list(module.graph.nodes):
+        guarded, value = _guard(node)
+        vanishes = guarded is not None and float(torch.tensor(value).to(half)) == 0.0
+        if not vanishes or not reaches_a_division(node, _divisions):
+            continue
+        held = next((arg for arg in node.args if isinstance(arg, Node) and arg.op == "get_attr"), None)
+        if held is not None and all(_guard(user)[0] is not None for user in held.users):
+            held.meta[IN_RANGE] = True
+        elif node.target in _LIFTED and not any(node.kwargs.get(key) for key in ("max", "alpha")):
+            path = f"guard_{node.name}"
+            module.register_buffer(path, torch.tensor(value))
+            with module.graph.inserting_before(node):
+                held = module.graph.get_attr(path)
+            held.meta[IN_RANGE] = True
+            node.target, node.args, node.kwargs = _LIFTED[node.target], (guarded, held), {}
+    module.recompile()
+
+
+_LIFTED = {
+    torch.ops.aten.add.Tensor: torch.ops.aten.add.Tensor,
+    torch.ops.aten.clamp.default: torch.ops.aten.maximum.default,
+    torch.ops.aten.clamp_min.default: torch.ops.aten.maximum.default,
+}
+
+
+def _divisions(node: Node) -> Iterator[tuple[Node, str, bool]]:
+    for user in node.users:
+        name = aten_name(user)
+        divides = has(name, Trait.DIVIDES) and user.args[1] is node
+        yield user, name, divides or class_of(name).name == "reciprocal"
 
 
 def aten_name(node: Node) -> str:
