@@ -25,7 +25,7 @@ from ..operations import Meter
 from ..prove import tried
 from ..question import Answers, Question
 from ..search.delta_debugging import Score
-from ..search.measured_order import by_measured_error
+from ..search.measured_order import MEASUREMENTS, by_measured_error
 from ..search.ranking import RANKED, ranking
 from .aims import stricter
 from .batched import Batch, batches
@@ -52,8 +52,11 @@ class Rehearsal:
         self.samples = [*self.own, *moved]
         self.adversarial = list(self._batches(self._odd()))
         own = [one for batch in self.own for one in batch.questions]
+        self._operations_of_a_row = max(
+            (graph.operations().of(one.inputs) // len(one.samples) for one in own), default=0
+        )
         self._noise = noise_among(
-            spec, own, self._whole, self.meter.on(graph.exact()), self._row_operations(own)
+            spec, own, self._whole, self.meter.on(graph.exact()), self._operations_of_a_row
         )
         limits = replace(spec, parity=stricter(spec.parity, graph.precision.dtype, SHARE))
         joined = -(-MAX_SAMPLES // self._rows)  # copies of few samples that are judged as one set
@@ -65,9 +68,6 @@ class Rehearsal:
             rank=ranking(spec, graph.precision.dtype),
             spent=self.meter.spent,
         )
-
-    def _row_operations(self, own: Sequence[Question]) -> int:
-        return max((self._graph.operations().of(one.inputs) // len(one.samples) for one in own), default=0)
 
     def score(self, kept: Collection[str], limits: ParityLimits) -> Score:
         """The gate's score of the half with these nodes kept; the samples as given have to pass first."""
@@ -87,12 +87,15 @@ class Rehearsal:
     def most_costly_first(self) -> list[str]:
         """The candidates by what they cost in half, measured on one batch (`search.measured_order`)."""
         end = self.meter.spent() + MEASURING
+        affordable = max(MEASURING // MEASUREMENTS // max(self._operations_of_a_row, 1), 1)
+        rows = self._few.take(slice(0, affordable)) if self._graph.spec.batched else self._few
+        batch = list(self._batches(self._questions([rows], 0)))[:1]
         places = {node.name: place for place, node in enumerate(self._graph.nodes())}
         candidates = sorted((one.node for one in self._graph.candidates()), key=places.__getitem__)
 
         def error_of(nodes: Collection[str]) -> float:
             kept = [name for name in candidates if name not in nodes]
-            report = self._judged(self._graph.spec.parity, list(self._ask(kept)(self.own[:1])))
+            report = self._judged(self._graph.spec.parity, list(self._ask(kept)(batch)))
             return max(map(_noise_of, report.outputs), default=0.0)
 
         return by_measured_error(candidates, error_of, lambda: self.meter.spent() < end)
