@@ -203,7 +203,10 @@ def test_the_headline_says_what_the_number_of_samples_allows(count: int, words: 
 
 
 def test_perturbed_samples_are_counted_apart_and_more_are_asked_for_by_name() -> None:
-    form = {"passed": True, "parity": {"samples": 8, "outputs": [], "perturbed": {"samples": 24}}}
+    form = {
+        "passed": True,
+        "parity": {"samples": 8, "outputs": [], "perturbed": {"samples": 24, "max_error_u": 2.5}},
+    }
     few = {
         "model": "m",
         "status": "live",
@@ -213,6 +216,7 @@ def test_perturbed_samples_are_counted_apart_and_more_are_asked_for_by_name() ->
     for text in (Elements(render_html(few)).text, terminal(few)):
         assert "Equal on 8 of your samples and 24 perturbed ones: fewer than 1 in 3 " in text
         assert "--samples FILE" in text
+    assert "24 perturbed copies, largest error2.5u" in Elements(render_html(few)).text
     form["parity"]["perturbed"] = None
     assert "perturbed" not in terminal(few) and "--samples" not in terminal(few)
 
