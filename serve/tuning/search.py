@@ -29,8 +29,9 @@ from ...models.store import Store, Version
 from ..batching.core_wait import seconds_on_core, waited_for_core_s
 from ..batching.device import DeviceThread
 from ..batching.place import Place
+from ..versions.loading.candidates import HALF_MUST_GAIN, batch_of, close
 from ..versions.loading.kept_setups import measured_setup
-from ..versions.loading.ready import HALF_MUST_GAIN, WHOLES, batch_of, proven_halves
+from ..versions.loading.ready import WHOLES, proven_halves
 from ..versions.loading.tuned import Winner, save_tuned
 from ..versions.loading.useful_rows import batch_sizes, useful_rows
 from .delay import Simulated, best_delay, simulate
@@ -206,7 +207,7 @@ def _kinds(
     live = version.has(WHOLES["live"])
     halves, refusals = proven_halves(version, spec if live else replace(spec, form="auto"), samples, place)
     for half in halves:
-        place.call(half.engine.close)
+        close(half, place)
     for refusal in refusals:
         notify(f"no candidate: {refusal}")
     wholes = [(form, "fp32") for form, file in WHOLES.items() if version.has(file)]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,15 @@ import torch
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.archive.archive import save_program
 from halfeven.models.engines.torch_engine import TorchEngine
+from halfeven.models.errors import NotReady
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import LIVE, Store, Version
 from halfeven.models.wire import Wire
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
+from halfeven.serve.versions.loading import candidates as measuring
 from halfeven.serve.versions.loading import ready as readying
+from halfeven.serve.versions.loading.candidates import Candidate, fastest
 from safetensors.torch import save_file
 from torch import nn
 
@@ -72,12 +76,11 @@ def test_the_fastest_serves_and_a_half_only_where_it_is_clearly_faster(
     def seconds_of(run: partial[Any]) -> float:
         return run.func.__self__.seconds  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(readying, "shortest_seconds", seconds_of)
+    monkeypatch.setattr(measuring, "shortest_seconds", seconds_of)
     candidates = [
-        readying._Candidate(Timed(form, precision, seconds), "file")
-        for (form, precision), seconds in times.items()
+        Candidate(Timed(form, precision, seconds), "file") for (form, precision), seconds in times.items()
     ]
-    best, why = readying._fastest(SPEC, SAMPLES, candidates, place)
+    best, why = fastest(SPEC, SAMPLES, candidates, place)
     assert (best.engine.form, best.engine.precision) == winner
     assert "measured" in why
     closed = [candidate.engine.closed for candidate in candidates if candidate is not best]  # type: ignore[attr-defined]
@@ -89,12 +92,12 @@ def test_a_form_measured_while_another_program_had_the_core_is_measured_again(
 ) -> None:
     looks = {"torch": [30.0, 10.0], "onnx": [20.0, 20.0]}  # the first look at torch was disturbed
     monkeypatch.setattr(
-        readying,
+        measuring,
         "shortest_seconds",
         lambda run: looks[run.func.__self__.form].pop(0),
     )
-    candidates = [readying._Candidate(Timed(form, "fp32", 0.0), "file") for form in looks]
-    best, _ = readying._fastest(SPEC, SAMPLES, candidates, place)
+    candidates = [Candidate(Timed(form, "fp32", 0.0), "file") for form in looks]
+    best, _ = fastest(SPEC, SAMPLES, candidates, place)
     assert best.engine.form == "torch" and best.seconds == 10.0
 
 
@@ -120,8 +123,8 @@ def test_a_whole_that_is_passed_over_because_its_file_is_damaged_is_named(
 # On a device that is simulated
 
 
-def published(store: Store, net: Whole, spec: ModelSpec) -> Version:
-    """A version that has no half."""
+def published(store: Store, net: Whole, spec: ModelSpec, halves: tuple[str, ...] = ()) -> Version:
+    """A version with halves that are said to have passed, or without any."""
     with store.draft("net") as draft:
         draft.write_json("spec.json", spec.to_json())
         save_program(net.program, draft.folder / "whole.pt2", weights=False)
@@ -129,7 +132,10 @@ def published(store: Store, net: Whole, spec: ModelSpec) -> Version:
         Samples({"input": np.random.default_rng().random((8, 3), np.float32)}).save(
             draft.folder / "samples.safetensors"
         )
-        return draft.publish(LIVE, {"half": None})
+        for file in ("whole.onnx", "half.pt2", "half.onnx") if halves else ():
+            (draft.folder / file).write_bytes(file.encode())
+        forms = {form: {"passed": True} for form in halves}
+        return draft.publish(LIVE, {"half": "fp16" if halves else None, "forms": forms, "reason": ""})
 
 
 @contextmanager
@@ -161,3 +167,69 @@ def test_what_is_ready_has_run_every_bucket_in_every_slot_as_requests_send_it(tm
 
         place.call(asked)
         assert (gpu.memory.fresh, len(gpu.operations.waits)) == before
+
+
+class Counted(Timed):
+    """One of the engines that are open at the same time."""
+
+    device = "cuda:0"
+    open_now: set["Counted"] = set()  # noqa: RUF012  # emptied by each test
+    most_open = 0
+
+    def __init__(self, form: str, precision: str, seconds: float) -> None:
+        super().__init__(form, precision, seconds)
+        self.open_now.add(self)
+        Counted.most_open = max(Counted.most_open, len(self.open_now))
+
+    def close(self) -> None:
+        assert not self.closed
+        self.closed = True
+        self.open_now.remove(self)
+
+
+@pytest.fixture
+def four_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Version:
+    """A version with two wholes and two halves on ``cuda:0``; the half of ONNX Runtime is the fastest."""
+    Counted.open_now.clear()
+    Counted.most_open = 0
+    seconds = {("torch", "fp32"): 9.0, ("onnx", "fp32"): 8.0, ("torch", "fp16"): 5.0, ("onnx", "fp16"): 4.0}
+
+    def load(precision: str) -> Any:
+        return lambda version, form, device: Counted(form, precision, seconds[form, precision])
+
+    monkeypatch.setattr(readying, "load_whole", load("fp32"))
+    monkeypatch.setattr(readying, "load_half", load("fp16"))
+    monkeypatch.setattr(readying, "holds_here", lambda version, device: True)
+    monkeypatch.setattr(measuring, "shortest_seconds", lambda run: run.func.__self__.seconds)
+    net = whole(nn.Linear(3, 2), {"input": torch.randn(4, 3)}, max_batch_size=4)
+    return published(Store(tmp_path), net, net.spec, ("torch", "onnx"))
+
+
+def test_on_a_gpu_the_forms_that_are_compared_are_loaded_one_at_a_time(four_forms: Version) -> None:
+    with simulated() as (_, place):
+        prepared = readying.make_ready(four_forms, replace(place, rescue=False))
+    assert (prepared.engine.form, prepared.engine.precision) == ("onnx", "fp16")
+    assert Counted.most_open == 1 and Counted.open_now == {prepared.engine}
+    assert "measured fastest" in prepared.reason and "torch fp16 5e+03 ms" in prepared.reason
+
+
+def test_a_proof_that_found_no_memory_is_tried_again_and_is_no_refusal(
+    four_forms: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [1]
+
+    def short(version: Version, half: Any, *more: Any) -> Any:
+        if left and left.pop() is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return SimpleNamespace(passed=True)
+
+    monkeypatch.setattr(readying, "holds_here", lambda version, device: False)
+    monkeypatch.setattr(readying, "reprove", short)
+    with simulated() as (_, place):
+        prepared = readying.make_ready(four_forms, replace(place, rescue=False))
+        assert prepared.engine.precision == "fp16"
+        prepared.engine.close()
+        left += [1] * 9
+        with pytest.raises(NotReady, match=r"no memory to load and prove the torch form"):
+            readying.make_ready(four_forms, place)
+    assert Counted.open_now == set()
