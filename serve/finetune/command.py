@@ -211,13 +211,29 @@ def exit_code(facts: Mapping[str, Any], follow: bool = True) -> int:
     return 3 if was_refused(job) else 2 if had_bad_data(job) else 1
 
 
+def measured(gate: Mapping[str, Any] | None) -> str:
+    """The metrics on each set before and after, of the form that the gate lists first."""
+    before = (gate or {}).get("active") or {}
+    form = next(iter(((gate or {}).get("forms") or {}).values()), {})
+    places = {"held_out": "held-out rows", "judging": "judging set"}
+    words = [
+        f"; on the {places.get(name, name)} {metric} of '{output}' {_number(old)} → {_number(facts['metrics'][metric])}"
+        for name, outputs in form.items()
+        for output, facts in outputs.items()
+        for metric, old in before[name][output]["metrics"].items()
+    ]
+    return "".join(words)
+
+
 def sentence_of(facts: Mapping[str, Any]) -> str:
     """The end of a job as a sentence for people."""
     promotion = facts.get("promotion") or {}
     if promotion.get("state") in ("held", "not promoted"):
         return f"{promotion['message']}; its page: {facts['page']}"
     if facts["status"] == "succeeded":
-        return f"{facts['fine_tuned_model']} is active; its page: {facts['page']}"
+        return (
+            f"{facts['fine_tuned_model']} is active{measured(facts.get('gate'))}; its page: {facts['page']}"
+        )
     error = facts.get("error") or {}
     why = f": {error['message']}" if error.get("message") else ""
     return f"job {facts['job']} {facts['status']}{why}; its page: {facts['page']}"

@@ -88,7 +88,8 @@ def repeated(data: TrainingData) -> str:
 
 
 def _class(tensor: TensorSpec, number: int) -> str:
-    return f"{number} ('{tensor.labels[number]}')" if number < len(tensor.labels) else str(number)
+    label = tensor.labels[number] if number < len(tensor.labels) else str(number)
+    return str(number) if label == str(number) else f"{number} ('{label}')"
 
 
 def _size(array: np.ndarray) -> float:

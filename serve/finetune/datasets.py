@@ -1,7 +1,8 @@
 """A training file, read and checked against the model's spec: its rows, the targets, and the loss of each output.
 
 The layout is that of samples.safetensors (`exporters/inputs/samples.py`): a tensor per input and ``target:<output>``
-for each output to be learnt, axis 0 the rows. Nothing is repaired: the error names the bad rows.
+for each output to be learnt, axis 0 the rows; or a table with such columns (`tables.py`).
+Nothing is repaired: the error names the bad rows.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadInput, BadSamples
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from .row_faults import row_faults, without
+from .tables import kind_of, read_apart
 
 CROSS_ENTROPY, NLL, MSE = "cross_entropy", "nll_of_probabilities", "mse"
 _LOSS_OF_KIND = {"logits": CROSS_ENTROPY, "probabilities": NLL, "tensor": MSE, "score": MSE, "embedding": MSE}
@@ -61,9 +63,11 @@ def read_training(
     learnable = learnable_outputs(spec)
     # The targets are checked below, all rows of them; load_samples would stop at the first.
     unjudged = replace(spec, outputs=tuple(replace(tensor, kind="tensor") for tensor in spec.outputs))
-    tensors = read_tensors(path, max_bytes)
-    faults = row_faults(spec, tensors) if quarantine else {}
+    kind = kind_of(path, spec)
+    tensors = {} if kind else read_tensors(path, max_bytes)
     try:
+        tensors = read_apart(path, kind, spec, max_bytes) if kind else tensors
+        faults = row_faults(spec, tensors) if quarantine else {}
         samples = checked_samples(without(tensors, faults) if faults else tensors, unjudged)
     except BadSamples as error:
         raise BadSamples(f"{path.name}: {error}") from error

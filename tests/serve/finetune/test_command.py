@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadInput, CannotServe, NotReady, TooLarge
-from halfeven.serve.finetune.command import PATIENCE_S, POLL_S, described, exit_code, fine_tune, sentence_of
+from halfeven.serve.finetune.command import (
+    PATIENCE_S,
+    POLL_S,
+    described,
+    exit_code,
+    fine_tune,
+    measured,
+    sentence_of,
+)
 from halfeven.serve.finetune.remote import JOBS, Remote
 from rich.console import Console
 
@@ -140,6 +148,22 @@ def data(tmp_path: Path) -> Path:
     file = tmp_path / 'da"ta\n.safetensors'
     file.write_bytes(np.random.default_rng().bytes(2**21 + 77))
     return file
+
+
+def test_the_metrics_are_shown_before_and_after() -> None:
+    def scored(**metrics: float | None) -> dict[str, Any]:
+        return {"held_out": {"logits": {"metrics": metrics}}}
+
+    gate = {
+        "active": scored(f1=0.086, auroc=None),
+        "forms": {"torch": scored(f1=0.978, auroc=0.99), "whole": {}},
+    }
+    words = measured(gate)
+    assert (
+        words
+        == "; on the held-out rows f1 of 'logits' 0.086 → 0.978; on the held-out rows auroc of 'logits' – → 0.99"
+    )
+    assert measured(None) == measured({"passed": True}) == ""
 
 
 def test_what_is_remarkable_about_the_data_is_written_at_once(data: Path) -> None:
