@@ -223,7 +223,7 @@ def samples(
 @app.command()
 def finetune(
     name: Annotated[str, typer.Argument(help="NAME (the active version) or NAME@VERSION.")],
-    data: Annotated[Path, typer.Option("--data", help="safetensors or npz, with target:OUTPUT.")],
+    data: Annotated[Path, typer.Option("--data", help="Rows with target:OUTPUT, or a folder of pictures.")],
     validation: Annotated[Path | None, typer.Option(help="Held-out rows of your own.")] = None,
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,

@@ -1,28 +1,32 @@
-"""Parquet, CSV and JSON lines as tensors, read in a process of its own with a bound on its memory.
+"""Parquet, CSV, JSON lines and tars of pictures as tensors, read in a process of its own with a bound on its memory.
 
     python -m halfeven.serve.finetune.tables REQUEST.json
 
 A column has the name of an input or ``target:OUTPUT``, and holds a number or (nested) lists of them in each row; or an
 input of several elements has a column for each: ``x.0``, ``x.1``, … in C order. An empty cell of floats is NaN.
+A tar holds what a folder of pictures does (`exporters/inputs/picture_folder.py`): folders named as the labels.
 """
 
 import json
 import resource
 import subprocess
 import sys
+import tarfile
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from ...exporters.inputs.picture_folder import read_pictures
 from ...exporters.inputs.samples import TARGET
-from ...models.errors import BadSamples
+from ...models.errors import BadInput, BadSamples
 from ...models.spec import ModelSpec, TensorSpec
 from .judging_metrics import classifies
 
-PARQUET, JSON_LINES, CSV = "parquet", "JSON lines", "CSV"
+PARQUET, JSON_LINES, CSV, TAR = "parquet", "JSON lines", "CSV", "tar"
+MOST_PICTURES = 1_000_000
 SECONDS = 600.0
 _OWN_BYTES = 2 << 30  # of the process itself; its libraries map much that they do not use
 
@@ -33,9 +37,9 @@ def kind_of(path: Path, spec: ModelSpec) -> str | None:
         head = file.read(1 << 16)
     if head[:4] == b"PAR1":
         return PARQUET
-    if (
-        head[:2] == b"PK" or head[8:9] == b"{"
-    ):  # npz; safetensors, after the eight bytes of its header's length
+    if head[257:262] == b"ustar":
+        return TAR
+    if head[:2] == b"PK" or head[8:9] == b"{":  # npz; safetensors, behind the length of its header
         return None
     try:
         line = head.split(b"\n")[0].decode("utf-8-sig").strip()
@@ -78,9 +82,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (bytes, bytes))
     try:
         spec = ModelSpec.from_json(asked["spec"])
-        save_file(tensors_of(Path(asked["path"]), asked["kind"], spec, asked["max_bytes"]), asked["out"])
+        path, kind, most = Path(asked["path"]), asked["kind"], asked["max_bytes"]
+        read = pictures_of(path, spec, most) if kind == TAR else tensors_of(path, kind, spec, most)
+        save_file(read, asked["out"])
         print("done")
-    except BadSamples as error:
+    except BadInput as error:
         print(" ".join(str(error).split()))
         sys.exit(1)
     except MemoryError:
@@ -110,6 +116,35 @@ def tensors_of(path: Path, kind: str, spec: ModelSpec, max_bytes: int) -> dict[s
             f"the columns {unknown[:5]} are unknown: expected {sorted(known)}, or 'NAME.0', 'NAME.1', …"
         )
     return {name: np.ascontiguousarray(_shaped(array, *known[name], spec)) for name, array in found.items()}
+
+
+def pictures_of(path: Path, spec: ModelSpec, max_bytes: int) -> dict[str, np.ndarray]:
+    """The rows of a tar of pictures, as those of the folder that it was made of."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pictures-") as folder:
+        try:
+            with tarfile.open(path, "r:") as archive:
+                _unpack(archive, Path(folder), max_bytes)
+        except tarfile.TarError as error:
+            raise BadSamples(str(error)) from error
+        return read_pictures(Path(folder), spec, max_bytes)
+
+
+def _unpack(archive: tarfile.TarFile, folder: Path, max_bytes: int) -> None:
+    """Plain files of at most one folder each, under names of their own parts: nothing is written anywhere else."""
+    size = 0
+    for count, member in enumerate(archive):
+        parts = [part for part in PurePosixPath(member.name).parts if part != "."]
+        if member.isdir():
+            continue
+        size += member.size
+        if not member.isfile() or not 1 <= len(parts) <= 2 or any(part in ("..", "/") for part in parts):
+            raise BadSamples(f"'{member.name[:80]}': expected plain pictures, in folders named as the labels")
+        if size > max_bytes or count >= MOST_PICTURES:
+            raise BadSamples(f"it holds more than {max_bytes} bytes or {MOST_PICTURES} pictures; give fewer")
+        content = archive.extractfile(member)
+        assert content is not None
+        (folder / Path(*parts)).parent.mkdir(exist_ok=True)
+        (folder / Path(*parts)).write_bytes(content.read())
 
 
 def _table(path: Path, kind: str, max_bytes: int) -> Any:

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -354,11 +355,25 @@ def test_not_following_returns_at_once_with_0(data: Path) -> None:
     assert exit_code(ended.facts, follow=True) == 1
 
 
-def test_a_missing_file_and_a_folder_are_named_before_anything_is_sent(tmp_path: Path) -> None:
+def test_a_folder_of_pictures_is_sent_as_a_tar(tmp_path: Path) -> None:
+    script, folder = Script(), tmp_path / "insects"
+    for name in ("ant/1.png", "bee/2.jpg", "notes.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    run(script, folder)
+    (body,) = script.bodies("POST", "/v1/files")
+    start = body.index(b"\r\n\r\n", body.index(b'filename="insects.tar"')) + 4
+    with tarfile.open(fileobj=io.BytesIO(body[start:])) as archive:
+        assert archive.getnames() == ["ant/1.png", "bee/2.jpg"]
+
+
+def test_a_missing_file_and_a_folder_without_pictures_are_named_before_anything_is_sent(
+    tmp_path: Path,
+) -> None:
     script = Script()
     with pytest.raises(BadInput, match="no such file"):
         run(script, tmp_path / "nothing.npz")
-    with pytest.raises(BadInput, match="is a folder"):
+    with pytest.raises(BadInput, match="is a folder without pictures"):
         run(script, tmp_path)
     assert script.asked == []
 

@@ -2,15 +2,19 @@
 
 import io
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow
 import pytest
+from halfeven.exporters.inputs.picture_folder import read_pictures
 from halfeven.models.errors import BadSamples
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.finetune.datasets import TrainingData, read_training
+from halfeven.serve.finetune.tables import pictures_of
+from PIL import Image
 from pyarrow import csv, parquet
 from safetensors.numpy import save_file
 
@@ -141,6 +145,50 @@ def test_a_table_that_does_not_fit_is_refused_with_its_column(text: str, words: 
     path.write_text(text)
     with pytest.raises(BadSamples, match=words):
         read(path)
+
+
+PICTURES = ModelSpec(
+    "net",
+    (
+        TensorSpec(
+            "x", "FP32", (Dim(), Dim(1, 1), Dim(4, 4), Dim(4, 4)), picture={"color": "L", "size": [4, 4]}
+        ),
+    ),
+    (TensorSpec("y", "FP32", (Dim(), Dim(2, 2)), kind="logits", labels=("ant", "bee")),),
+    max_batch_size=8,
+)
+
+
+def test_a_tar_of_pictures_gives_the_rows_of_the_folder(tmp_path: Path) -> None:
+    random = np.random.default_rng()
+    for name in ("ant/1.png", "ant/2.png", "bee/1.png"):
+        (tmp_path / "pictures" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (4, 4), np.uint8)).save(tmp_path / "pictures" / name)
+    with tarfile.open(tmp_path / "rows.tar", "w") as archive:
+        archive.add(tmp_path / "pictures", ".")
+    expected = read_pictures(tmp_path / "pictures", PICTURES, 10**6)
+    found = read_training(tmp_path / "rows.tar", PICTURES).samples
+    assert found.arrays["x"].tobytes() == expected["x"].tobytes()
+    assert found.targets["y"].tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["../out.png", "/out.png", "a/b/c.png"])
+def test_a_tar_writes_nothing_elsewhere(name: str, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "rows.tar", "w") as archive:
+        member = tarfile.TarInfo(name)
+        archive.addfile(member, io.BytesIO())
+    with pytest.raises(BadSamples, match="expected plain pictures"):
+        pictures_of(tmp_path / "rows.tar", PICTURES, 10**6)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.tar"]
+
+
+def test_a_tar_with_a_link_is_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "rows.tar", "w") as archive:
+        member = tarfile.TarInfo("ant/1.png")
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(member)
+    with pytest.raises(BadSamples, match="expected plain pictures"):
+        pictures_of(tmp_path / "rows.tar", PICTURES, 10**6)
 
 
 def test_a_table_that_unpacks_to_more_than_the_limit_is_refused(tmp_path: Path) -> None:
