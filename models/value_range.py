@@ -42,7 +42,7 @@ class ValueRange:
         """The fault of these integers, naming the first bad one and its place; None where all are in range."""
         if array.size == 0 or self._holds(array):
             return None
-        bad = (array < self._ends(self.low)) | (array > self._ends(self.high))
+        bad = self.outside(array)
         place = tuple(int(index) for index in np.argwhere(bad)[0])
         column = place[-1] if len(self.low) > 1 else 0
         where = f" at [..., {column}]" if len(self.low) > 1 else ""
@@ -50,6 +50,10 @@ class ValueRange:
             f"values{where} must lie in {self.low[column]}..{self.high[column]}, got {int(array[place])} at "
             f"{list(place)}"
         )
+
+    def outside(self, array: np.ndarray) -> np.ndarray:
+        """Which of these integers are out of range, in the array's shape."""
+        return (array < self._ends(self.low)) | (array > self._ends(self.high))
 
     def within(self, other: "ValueRange") -> bool:
         """Whether every value of this range is one of the other's."""

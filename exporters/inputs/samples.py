@@ -86,7 +86,7 @@ def load_samples(path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES) -> Sam
     try:
         is_folder = path.is_dir()
         tensors = read_pictures(path, spec, max_bytes) if is_folder else _read(path, max_bytes)
-        return _checked(tensors, spec)
+        return checked_samples(tensors, spec)
     except BadSamples as error:
         raise BadSamples(f"{path.name}: {error}") from error
 
@@ -101,7 +101,7 @@ def read_tensors(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarray
 
 def stored_samples(version: Version) -> Samples:
     """The samples of a version in the store, by which it was judged. Raises DamagedFile, BadSamples."""
-    return _checked(_read_safetensors(version.bytes("samples.safetensors")), version.spec())
+    return checked_samples(_read_safetensors(version.bytes("samples.safetensors")), version.spec())
 
 
 # Reading.
@@ -153,7 +153,8 @@ def _to_numpy(name: str, view: Mapping[str, Any]) -> np.ndarray:
 # Holding against the spec.
 
 
-def _checked(tensors: Mapping[str, np.ndarray], spec: ModelSpec) -> Samples:
+def checked_samples(tensors: Mapping[str, np.ndarray], spec: ModelSpec) -> Samples:
+    """Tensors that were read, checked against the spec. Raises BadSamples as `load_samples` does."""
     _check_names(tensors, spec)
     arrays = {tensor.name: tensors[tensor.name] for tensor in spec.inputs}
     for tensor in spec.inputs:

@@ -46,6 +46,12 @@ def python_module(failures, torch, source, folder):
         raise failures.Refused(
             f"{file}:{function}() must give a torch.nn.Module, it gave {type(module).__name__}"
         )
+    return as_built(module)
+
+
+def as_built(module):
+    """In evaluation and without gradients; which parameters the code had frozen is kept for a training."""
+    module.frozen_when_built = {name for name, one in module.named_parameters() if not one.requires_grad}
     return module.eval().requires_grad_(False)
 
 
@@ -71,7 +77,7 @@ def transformers_module(failures, torch, folder, attention):
         output_loading_info=True, **local,
     )  # fmt: skip
     module.lacking = sorted(found["missing_keys"])  # may be unused: known after the export
-    return module.eval().requires_grad_(False)
+    return as_built(module)
 
 
 def program_module(failures, torch, path, request):

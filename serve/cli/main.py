@@ -223,7 +223,7 @@ def samples(
 @app.command()
 def finetune(
     name: Annotated[str, typer.Argument(help="NAME (the active version) or NAME@VERSION.")],
-    data: Annotated[Path, typer.Option("--data", help="safetensors or npz, with target:OUTPUT.")],
+    data: Annotated[Path, typer.Option("--data", help="Rows with target:OUTPUT, or a folder of pictures.")],
     validation: Annotated[Path | None, typer.Option(help="Held-out rows of your own.")] = None,
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
@@ -231,6 +231,12 @@ def finetune(
     learning_rate: Annotated[float | None, typer.Option(help="AdamW's.")] = None,
     precision: Annotated[str | None, typer.Option(help="fp16, bf16 or fp32.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the split and the order of the data.")] = None,
+    stale_parent: Annotated[
+        str | None, typer.Option(help="If another version is active at the end: refuse, rejudge or retrain.")
+    ] = None,
+    bad_rows: Annotated[
+        str | None, typer.Option(help="Rows with NaN and the like: refuse, quarantine.")
+    ] = None,
     suffix: Annotated[str | None, typer.Option(help="A text of your own, kept with the job.")] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Watch until it ends.")] = True,
     as_json: Json = False,
@@ -241,9 +247,10 @@ def finetune(
         from ..finetune.command import exit_code, fine_tune, sentence_of
 
         asked = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
+        asked |= {"precision": precision, "stale_parent": stale_parent, "bad_rows": bad_rows}
         facts = fine_tune(
             url, name, data, validation=validation, suffix=suffix, seed=seed,
-            hyperparameters={**asked, "precision": precision}, follow=follow, notify=notify, console=errors,
+            hyperparameters=asked, follow=follow, notify=notify, console=errors,
         )  # fmt: skip
         return facts, sentence_of(facts), exit_code(facts, follow)
 

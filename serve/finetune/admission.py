@@ -13,7 +13,7 @@ from ...models.store import NAME, Store, Version
 from .data_findings import findings_of
 from .datasets import TrainingData, check_no_overlap, learnable_outputs, read_training, split
 from .files import Files
-from .hyperparameters import read_hyperparameters, resolve
+from .hyperparameters import QUARANTINE, held_out_share, read_hyperparameters, resolve
 from .job_store import JobStore
 from .jobs import JobRequest
 
@@ -60,9 +60,7 @@ class JobAdmission:
         suffix, metadata = _suffix(body), _metadata(body)
         assert model and training_file
         parent = self._parent(model)
-        rows, findings = self._check_data(
-            parent, training_file, validation_file, values["validation_split"], seed
-        )
+        rows, findings = self._check_data(parent, training_file, validation_file, values, seed)
         return JobRequest(
             model=model,
             name=parent.name,
@@ -110,15 +108,25 @@ class JobAdmission:
         return parent
 
     def _check_data(
-        self, parent: Version, training_file: str, validation_file: str | None, share: float, seed: int
+        self,
+        parent: Version,
+        training_file: str,
+        validation_file: str | None,
+        values: dict[str, Any],
+        seed: int,
     ) -> tuple[int, list[str]]:
-        """Check the files against the spec; gives the number of rows to train on, and findings."""
+        """Check the files against the spec; gives the number of rows to train on, and findings.
+
+        ``values``: the hyperparameters, of which ``validation_split`` becomes a number.
+        """
         with self._reading:
-            training = self._data(parent, "training_file", training_file)
+            quarantine = values["bad_rows"] == QUARANTINE
+            training = self._data(parent, "training_file", training_file, quarantine)
+            share = values["validation_split"] = held_out_share(values["validation_split"], training.rows)
             if validation_file is None:
                 train, _ = split(training.rows, share, seed)
                 return len(train), findings_of(parent, training, train)
-            validation = self._data(parent, "validation_file", validation_file)
+            validation = self._data(parent, "validation_file", validation_file, quarantine)
             try:
                 check_no_overlap(training, validation)
                 _check_same_targets(training, validation)
@@ -126,10 +134,11 @@ class JobAdmission:
                 raise _misfit("validation_file", str(error)) from error
             return training.rows, findings_of(parent, training, np.arange(training.rows))
 
-    def _data(self, parent: Version, param: str, file: str) -> TrainingData:
+    def _data(self, parent: Version, param: str, file: str, quarantine: bool) -> TrainingData:
         record = self._job_store.file(file)
         try:
-            return read_training(self._files.path(record.sha256), parent.spec(), self._files.max_bytes)
+            path = self._files.path(record.sha256)
+            return read_training(path, parent.spec(), self._files.max_bytes, quarantine)
         except BadSamples as error:
             sentence = str(error).removeprefix(f"{record.sha256}: ")
             raise _misfit(param, f"{param} '{record.filename}' ({file}): {sentence}") from error

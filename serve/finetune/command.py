@@ -1,5 +1,7 @@
 """``halfeven finetune``: send the data, ask for the job, and watch it until it ends."""
 
+import tarfile
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -9,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from ...models.errors import HalfevenError, NotReady
+from ...models.errors import BadInput, HalfevenError, NotReady
 from .reasons import ENDED, had_bad_data, not_active, was_refused
 from .remote import Remote
 
@@ -47,9 +49,9 @@ def fine_tune(
     console = console or Console(stderr=True, highlight=False)
     with Bar(console) as bar:
         request = _request(name, suffix, seed, hyperparameters or {})
-        request["training_file"] = remote.upload(file, bar.sent)["id"]
+        request["training_file"] = _upload(remote, file, bar)
         if validation is not None:
-            request["validation_file"] = remote.upload(validation, bar.sent)["id"]
+            request["validation_file"] = _upload(remote, validation, bar)
         job = _create(remote, request, sleep)
         notify(f"job {job['id']}: {job['status']}")
         for finding in (job.get("halfeven") or {}).get("findings") or ():
@@ -57,6 +59,27 @@ def fine_tune(
         if follow:
             job = Watch(remote, bar, notify, clock, sleep).until_its_end(job)
     return facts_of(job, remote.url)
+
+
+def _upload(remote: Remote, file: Path, bar: "Bar") -> str:
+    """The id of the uploaded file; of a folder of pictures its tar is sent."""
+    if not file.is_dir():
+        return remote.upload(file, bar.sent)["id"]
+    from ...models.pictures.picture import SUFFIXES
+
+    pictures = sorted(
+        path for path in file.glob("**/*") if path.suffix.lower() in SUFFIXES and path.is_file()
+    )
+    if not pictures:
+        raise BadInput(
+            f"{file} is a folder without pictures; expected one file of rows, or a folder of pictures"
+        )
+    with tempfile.TemporaryDirectory(prefix="halfeven-pictures-") as folder:
+        packed = Path(folder) / f"{file.resolve().name}.tar"
+        with tarfile.open(packed, "w") as archive:
+            for picture in pictures:
+                archive.add(picture, picture.relative_to(file), recursive=False)
+        return remote.upload(packed, bar.sent)["id"]
 
 
 def _request(
@@ -211,13 +234,29 @@ def exit_code(facts: Mapping[str, Any], follow: bool = True) -> int:
     return 3 if was_refused(job) else 2 if had_bad_data(job) else 1
 
 
+def measured(gate: Mapping[str, Any] | None) -> str:
+    """The metrics on each set before and after, of the form that the gate lists first."""
+    before = (gate or {}).get("active") or {}
+    form = next(iter(((gate or {}).get("forms") or {}).values()), {})
+    places = {"held_out": "held-out rows", "judging": "judging set"}
+    words = [
+        f"; on the {places.get(name, name)} {metric} of '{output}' {_number(old)} → {_number(facts['metrics'][metric])}"
+        for name, outputs in form.items()
+        for output, facts in outputs.items()
+        for metric, old in before[name][output]["metrics"].items()
+    ]
+    return "".join(words)
+
+
 def sentence_of(facts: Mapping[str, Any]) -> str:
     """The end of a job as a sentence for people."""
     promotion = facts.get("promotion") or {}
     if promotion.get("state") in ("held", "not promoted"):
         return f"{promotion['message']}; its page: {facts['page']}"
     if facts["status"] == "succeeded":
-        return f"{facts['fine_tuned_model']} is active; its page: {facts['page']}"
+        return (
+            f"{facts['fine_tuned_model']} is active{measured(facts.get('gate'))}; its page: {facts['page']}"
+        )
     error = facts.get("error") or {}
     why = f": {error['message']}" if error.get("message") else ""
     return f"job {facts['job']} {facts['status']}{why}; its page: {facts['page']}"

@@ -21,7 +21,15 @@ def findings_of(parent: Version, data: TrainingData, train: np.ndarray) -> list[
              if tensor.name in data.losses]  # fmt: skip
     if parent.manifest.get("samples", {}).get("source") == "given":
         found += scaled_inputs(spec, data.samples, stored_samples(parent))
-    return [sentence for sentence in [*found, repeated(data)] if sentence]
+    return [sentence for sentence in [left_out(data), *found, repeated(data)] if sentence]
+
+
+def left_out(data: TrainingData) -> str:
+    """The rows that are quarantined, with the fault of each."""
+    rows = data.quarantined
+    named = "; ".join(f"row {row}: {fault}" for row, fault in list(rows.items())[:_NAMED])
+    more = f"; … ({len(rows)} rows)" if len(rows) > _NAMED else ""
+    return f"rows that cannot be learnt from are left out: {named}{more}" if rows else ""
 
 
 def missing_classes(tensor: TensorSpec, targets: np.ndarray) -> str:
@@ -80,7 +88,8 @@ def repeated(data: TrainingData) -> str:
 
 
 def _class(tensor: TensorSpec, number: int) -> str:
-    return f"{number} ('{tensor.labels[number]}')" if number < len(tensor.labels) else str(number)
+    label = tensor.labels[number] if number < len(tensor.labels) else str(number)
+    return str(number) if label == str(number) else f"{number} ('{label}')"
 
 
 def _size(array: np.ndarray) -> float:

@@ -1,20 +1,23 @@
 """A training file, read and checked against the model's spec: its rows, the targets, and the loss of each output.
 
 The layout is that of samples.safetensors (`exporters/inputs/samples.py`): a tensor per input and ``target:<output>``
-for each output to be learnt, axis 0 the rows. Nothing is repaired: the error names the bad rows.
+for each output to be learnt, axis 0 the rows; or a table with such columns (`tables.py`).
+Nothing is repaired: the error names the bad rows.
 """
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from ...exporters.inputs.samples import MAX_BYTES, TARGET, Samples, load_samples
+from ...exporters.inputs.samples import MAX_BYTES, TARGET, Samples, checked_samples, read_tensors
 from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadInput, BadSamples
 from ...models.spec import Dim, ModelSpec, TensorSpec
+from .row_faults import row_faults, without
+from .tables import kind_of, read_apart
 
 CROSS_ENTROPY, NLL, MSE = "cross_entropy", "nll_of_probabilities", "mse"
 _LOSS_OF_KIND = {"logits": CROSS_ENTROPY, "probabilities": NLL, "tensor": MSE, "score": MSE, "embedding": MSE}
@@ -24,14 +27,23 @@ _CHUNK_ELEMENTS = 1 << 22  # looked at at a time
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """A file that fits. ``losses`` says by output how it is learnt; row ``i`` is row ``i`` of the file."""
+    """A file that fits. ``losses`` says by output how it is learnt; row ``i`` is row ``numbers[i]`` of the file.
+
+    ``quarantined``: rows of the file that were left out, with the fault of each.
+    """
 
     samples: Samples
     losses: Mapping[str, str]
+    quarantined: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         return self.samples.count
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The row of the file that each row is."""
+        return np.delete(np.arange(self.rows + len(self.quarantined)), list(self.quarantined))
 
     def row_digests(self) -> list[bytes]:
         """A digest of each row's inputs: equal inputs, equal digests, whatever the targets say."""
@@ -39,8 +51,11 @@ class TrainingData:
         return [_digest([array[row] for array in arrays]) for row in range(self.rows)]
 
 
-def read_training(path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES) -> TrainingData:
+def read_training(
+    path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES, quarantine: bool = False
+) -> TrainingData:
     """Read and check a training or validation file; ``max_bytes`` also bounds what a packed one unpacks to.
+    ``quarantine``: rows that cannot be learnt from are left out rather than refused (`row_faults.py`).
 
     Raises BadSamples naming the tensor, the rows (the first ten and how many), what was expected and what
     came; BadInput where the model has no output that could be learnt.
@@ -48,7 +63,14 @@ def read_training(path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES) -> Tr
     learnable = learnable_outputs(spec)
     # The targets are checked below, all rows of them; load_samples would stop at the first.
     unjudged = replace(spec, outputs=tuple(replace(tensor, kind="tensor") for tensor in spec.outputs))
-    samples = load_samples(path, unjudged, max_bytes)
+    kind = kind_of(path, spec)
+    tensors = {} if kind else read_tensors(path, max_bytes)
+    try:
+        tensors = read_apart(path, kind, spec, max_bytes) if kind else tensors
+        faults = row_faults(spec, tensors) if quarantine else {}
+        samples = checked_samples(without(tensors, faults) if faults else tensors, unjudged)
+    except BadSamples as error:
+        raise BadSamples(f"{path.name}: {error}") from error
     _check_count(samples.count)
     losses = losses_of(spec, samples)
     sizes = _sizes(spec, samples)
@@ -59,7 +81,7 @@ def read_training(path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES) -> Tr
             )
     for name, array in samples.arrays.items():
         _check_finite(name, array)
-    return TrainingData(samples, losses)
+    return TrainingData(samples, losses, faults)
 
 
 def learnable_outputs(spec: ModelSpec) -> dict[str, str]:

@@ -7,10 +7,12 @@ What ``auto`` means:
   ``max_batch_size``;
 - ``learning_rate_multiplier``: 1, of a learning rate of 1e-4 (AdamW's usual one for going on with a trained
   model); give ``learning_rate`` instead to name the rate itself;
+- ``validation_split``: a tenth of the rows, at least 20, but never more than a third: a gain shows on enough rows only;
 - ``growth_interval``: a tenth of all steps, from 20 to 2000 (torch's own): a short job must grow its scale too.
 
 ``stale_parent`` says what becomes of a job whose parent is not active any more when it ends: its version is refused,
-judged against the active version and its judging set, or trained again from it.
+judged against the active version and its judging set, or trained again from it. ``bad_rows``: whether a row that cannot
+be learnt from refuses the file, or is left out and named.
 """
 
 import difflib
@@ -22,10 +24,11 @@ from typing import Any
 from ...models.errors import BadInput
 
 BASE_LEARNING_RATE = 1e-4
-REFUSE, REJUDGE, RETRAIN = "refuse", "rejudge", "retrain"
+REFUSE, REJUDGE, RETRAIN, QUARANTINE = "refuse", "rejudge", "retrain", "quarantine"
 WORDS: Mapping[str, tuple[str, ...]] = {  # the first is the default
     "precision": ("fp16", "bf16", "fp32"),
     "stale_parent": (REFUSE, REJUDGE, RETRAIN),
+    "bad_rows": (REFUSE, QUARANTINE),
 }
 AUTO = "auto"
 
@@ -63,7 +66,7 @@ RANGES: Mapping[str, Range] = {
     "growth_interval": Range(1, 1_000_000, AUTO, whole=True, auto=True),
     "scale_floor": Range(2**-24, 2**16, 1.0),
     "max_floor_hits": Range(1, 1000, 8, whole=True),
-    "validation_split": Range(0.001, 0.5, 0.1),
+    "validation_split": Range(0.001, 0.5, AUTO, auto=True),
     "forgetting_tolerance": Range(0, 1, 0.02),
 }
 KNOWN = (*RANGES, *WORDS)
@@ -91,6 +94,11 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
         at_most = f"expected at most init_scale = {values['init_scale']:g}"
         raise _bad("scale_floor", f"{at_most}, got {values['scale_floor']:g}")
     return values
+
+
+def held_out_share(value: float | str, rows: int) -> float:
+    """The share of ``rows`` that is held out."""
+    return max(0.1, min(20 / rows, 1 / 3)) if value == AUTO else float(value)
 
 
 def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[str, Any]:

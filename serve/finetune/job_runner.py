@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from ...exporters.inputs.samples import Samples
 from ...models.archive.archive import save_program
 from ...models.engines.load import whole_program
+from ...models.spec import ModelSpec
 from ...models.store import Store, Version
 from ..batching.place import Place
 from ..versions.roster import Roster
@@ -25,7 +26,7 @@ from .child_watch import lines_of, result_of
 from .concluding import Conclusion, JobFailed, StaleParent
 from .datasets import TrainingData, read_training, seen_in_training, split
 from .files import Files
-from .hyperparameters import REFUSE, RETRAIN
+from .hyperparameters import QUARANTINE, REFUSE, RETRAIN
 from .job_store import JobStore
 from .jobs import RUNNING, Job
 from .joining import MOST_JOINED, evenly
@@ -39,7 +40,7 @@ METRICS_EVENTS = 20  # per job: a metrics event for every twentieth of its steps
 MOST_PARENTS = 3  # from or against which one job is made, where the active version changes meanwhile
 _AMP = (
     "n_epochs", "batch_size", "learning_rate", "weight_decay", "clip_norm", "init_scale", "growth_interval",
-    "scale_floor", "max_floor_hits",
+    "scale_floor", "max_floor_hits", "bad_rows",
 )  # fmt: skip
 
 
@@ -103,10 +104,9 @@ class JobRunner:
     def _data(self, job: Job, parent: Version) -> tuple[TrainingData, np.ndarray, Samples]:
         """The training file, the numbers of its rows to learn from, and the held-out samples."""
         spec = parent.spec()
-        data = read_training(self._files.path(self._job_store.file(job.training_file).sha256), spec)
+        data = self._read(job.training_file, job, spec)
         if job.validation_file is not None:
-            path = self._files.path(self._job_store.file(job.validation_file).sha256)
-            return data, np.arange(data.rows), read_training(path, spec).samples
+            return data, np.arange(data.rows), self._read(job.validation_file, job, spec).samples
         train, held = split(data.rows, job.hyperparameters["validation_split"], job.seed)
         if twins := seen_in_training(data, train, held):
             sentence = (
@@ -114,6 +114,10 @@ class JobRunner:
             )
             self._job_store.record(job.id, "warn", sentence, {"rows": twins[:10]})
         return data, train, data.samples.take(held)
+
+    def _read(self, file: str, job: Job, spec: ModelSpec) -> TrainingData:
+        path = self._files.path(self._job_store.file(file).sha256)
+        return read_training(path, spec, quarantine=job.hyperparameters.get("bad_rows") == QUARANTINE)
 
     def _warn(self, job: Job, parent: Version, data: TrainingData, held_out: Samples) -> None:
         """Record a warning, before the training, where the result will not be made active."""
@@ -145,6 +149,11 @@ class JobRunner:
                 self._job_store.record(job.id, "info", what, line)
             elif line["type"] == "step":
                 steps.append(line)
+                if rows := data.numbers[line["quarantined"]].tolist():
+                    what = (
+                        f"step {line['step']}: the loss or a buffer is not finite because of the rows {rows}"
+                    )
+                    self._job_store.record(job.id, "warn", f"{what}; they are left out", {"rows": rows})
                 if line["skipped"]:
                     sentence = (
                         f"step {line['step']} was skipped: {line['cause']} (loss scale {line['scale']:g})"
@@ -160,7 +169,9 @@ class JobRunner:
             else:
                 last = line
         self._note_steps(job, steps, total, child.seconds)
-        return result_of(child, last, "trainer")
+        done = result_of(child, last, "trainer")
+        rows = sorted([*data.quarantined, *data.numbers[done["summary"]["quarantined"]].tolist()])
+        return {**done, "summary": {**done["summary"], "quarantined": rows}}
 
     def _training_request(
         self, job: Job, parent: Version, data: TrainingData, train: np.ndarray, folder: Path
@@ -172,7 +183,7 @@ class JobRunner:
         weights = folder / "weights.safetensors"
         with parent.opened("weights.safetensors") as stored, weights.open("wb") as copy:
             shutil.copyfileobj(stored.handle, copy)
-        hyperparameters = {name: job.hyperparameters[name] for name in _AMP}
+        hyperparameters = {name: job.hyperparameters[name] for name in _AMP if name in job.hyperparameters}
         return {
             "source": {"folder": str(parent.folder / "source"), **source},
             "program": str(folder / "whole.pt2"),

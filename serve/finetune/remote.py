@@ -55,7 +55,7 @@ class Remote:
                 body = _chunks(stream, size, head, tail, lambda done: sent(done, size))
                 return self._call("POST", "/v1/files", body, headers, self._slow_timeout_s)
         except IsADirectoryError:
-            raise BadInput(f"{file} is a folder; expected one .safetensors or .npz file") from None
+            raise BadInput(f"{file} is a folder; expected one file of rows") from None
         except FileNotFoundError:
             raise BadInput(f"{file}: there is no such file") from None
         except PermissionError:

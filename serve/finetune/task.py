@@ -1,6 +1,6 @@
 """The training task of a job: the rows of its data file, and the loss of some of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from .amp import Stopped, evenly
+from .amp import evenly
+from .training_terms import Stopped
 
 
 class Task:
@@ -28,14 +29,14 @@ class Task:
         self.targets = {output: tensors[f"target:{output}"] for output in request["losses"]}
         self.request, self.forward = request, forward
 
-    def loss(self, batch: Tensor) -> Tensor:
-        """Mean loss of ``rows[batch]``: in one pass where the model's largest batch allows it."""
-        rows, largest = self.rows[batch], self.request["max_batch_size"]
-        parts = evenly(rows, largest) if largest else rows  # not batched: row by row, without the axis
-        return torch.stack([self.loss_of_one_pass(part) * (part.numel() / len(rows)) for part in parts]).sum()
+    def parts(self, batch: Tensor) -> Sequence[Tensor]:
+        """A batch in parts that the model takes in one pass; of a model that is not batched row by row."""
+        largest = self.request["max_batch_size"]
+        return evenly(batch, largest) if largest else list(batch)
 
-    def loss_of_one_pass(self, rows: Tensor) -> Tensor:
-        device = self.request["device"]
+    def loss(self, batch: Tensor) -> Tensor:
+        """Mean loss of ``rows[batch]``, in one pass."""
+        rows, device = self.rows[batch], self.request["device"]
         answers = self.forward(*(tensor[rows].to(device) for tensor in self.inputs))
         by_name = dict(zip(self.request["outputs"], answers, strict=True))
         losses = [

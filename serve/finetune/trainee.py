@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.export.passes import move_to_device_pass
 from torch.fx import GraphModule
+
+from .training_terms import Stopped
 
 Request = Mapping[str, Any]
 
@@ -63,7 +65,7 @@ def trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
         try:
             return from_source(request, parent)
         except BaseException as error:
-            if request["program"] is None or out_of_memory(error):
+            if request["program"] is None or out_of_memory(error) or isinstance(error, Stopped):
                 raise
             note = f"the module could not be built, so the captured program was trained: {one_line(error)}"
     return from_program(request, note)
@@ -79,7 +81,7 @@ def from_source(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
     if fit.unexpected_keys:
         raise child.Refused(f"the module has no {fit.unexpected_keys[:5]}, which the weights have")
     flat = child.Flat(module, request)
-    learn(module.to(request["device"]).train())
+    learn(module.to(request["device"]).train(), module.frozen_when_built)
     return Trainee(module, flat.module, "module")
 
 
@@ -99,9 +101,16 @@ def from_program(request: Request, note: str) -> Trainee:
     return Trainee(module, module, "program", note, tied(module))
 
 
-def learn(module: nn.Module) -> None:
-    for parameter in module.parameters():
-        parameter.requires_grad_(parameter.is_floating_point())
+def learn(module: nn.Module, frozen: Collection[str] = ()) -> None:
+    """Every parameter learns but those that the operator's code froze."""
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(parameter.is_floating_point() and name not in frozen)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise Stopped(
+            "NO_TRAINABLE_PARAMS",
+            "the module has no parameter that learns: the code that builds it froze every one. Leave requires_grad as "
+            "it is for those that are to learn.",
+        )
 
 
 def switch_to_training(module: GraphModule) -> None:

@@ -4,8 +4,8 @@
 
 Standard output is one JSON object per line (started, step…, then done, failed or cancelled). At the end of standard
 input the server is gone, and this process ends; a line "cancel" in it ends the job after the current step.
-Of this package it loads, by path, only this folder's amp.py, trainee.py and task.py, and models/capture/child.py, which
-knows how a model folder is built.
+Of this package it loads, by path, only amp.py, trainee.py and task.py of this folder with the files that they import,
+and models/capture/child.py, which knows how a model folder is built.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ import time
 import types
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -126,9 +126,12 @@ def run(request: Request, report: Callable[[Line], None], cancelled: threading.E
     steps = amp.total_steps(len(training.rows), settings)
     report({"type": "started", "total_steps": steps, **pupil.facts()})
     summary = Summary()
-    for record in amp.train(pupil.module, training.loss, len(training.rows), settings, request["device"]):
-        summary.add(record)
-        report({"type": "step", **{key: number(value) for key, value in asdict(record).items()}})
+    count, device = len(training.rows), request["device"]
+    for record in amp.train(pupil.module, training.loss, count, settings, device, training.parts):
+        line = {key: number(value) for key, value in asdict(record).items()}
+        line["quarantined"] = training.rows[list(record.quarantined)].tolist()
+        summary.add(record, line["quarantined"])
+        report({"type": "step", **line})
         if cancelled.is_set():
             return {"type": "cancelled"}
     path = write_weights(Path(request["out"]), pupil.state(), parent)
@@ -154,8 +157,10 @@ class Summary:
     scale_min: float = math.inf
     scale_max: float = 0.0
     scale_last: float = 1.0
+    quarantined: list[int] = field(default_factory=list)  # rows of the data file
 
-    def add(self, record: Any) -> None:
+    def add(self, record: Any, quarantined: list[int]) -> None:
+        self.quarantined += quarantined
         self.steps += 1
         self.skipped += record.skipped
         if math.isfinite(record.loss):

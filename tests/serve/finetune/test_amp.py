@@ -1,13 +1,21 @@
 """The training loop: what it learns, what it skips and keeps whole, and what goes wrong without its precautions."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from halfeven.serve.finetune import amp
-from halfeven.serve.finetune.amp import GRADIENT_OVERFLOW, NON_FINITE_LOSS, Settings, StepRecord, Stopped
+from halfeven.serve.finetune import amp, passes
+from halfeven.serve.finetune.training_terms import (
+    GRADIENT_OVERFLOW,
+    NON_FINITE_BUFFER,
+    NON_FINITE_LOSS,
+    Settings,
+    StepRecord,
+    Stopped,
+)
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -176,6 +184,12 @@ def no_floor(scaler: torch.amp.GradScaler, floor: float) -> None:
     """What torch does."""
 
 
+def no_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (amp, passes):
+        monkeypatch.setattr(place, "is_finite", lambda value: True)
+    monkeypatch.setattr(passes.Passes, "buffers_are_finite", lambda self: True)
+
+
 def run_past_the_collapse(problem: Problem) -> list[StepRecord]:
     """150 overflows take a scale of 16 below 2⁻¹²⁸, where 1/scale is infinite; the rest is clean."""
     loop = amp.train(problem.net, endless_then_clean(problem, endless=150), 64, COLLAPSING)
@@ -207,7 +221,7 @@ def test_without_the_floor_and_the_finite_check_a_clean_batch_writes_nan_into_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(amp, "hold_floor", no_floor)
-    monkeypatch.setattr(amp, "is_finite", lambda value: True)
+    no_checks(monkeypatch)
     problem = Problem()
     before = {name: parameter.clone() for name, parameter in problem.net.named_parameters()}
     loop = amp.train(problem.net, endless_then_clean(problem, endless=150), 64, COLLAPSING)
@@ -234,13 +248,134 @@ def test_without_the_restored_buffers_a_skipped_step_poisons_batch_norm(
 def test_without_the_finite_check_one_poisoned_batch_ruins_the_weights(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(amp, "is_finite", lambda value: True)
+    no_checks(monkeypatch)
     problem = Problem()
     problem.poison(step=3)
     with pytest.raises(Stopped) as stopped:
         problem.run(replace(FINITE, precision=precision))
     assert stopped.value.code == "NONFINITE_WEIGHTS"
     assert not torch.isfinite(problem.state()["0.weight"]).any()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_row_with_a_finite_loss_that_spoils_a_buffer_skips_its_step(precision: str) -> None:
+    """1e30 before BatchNorm: the loss and every gradient are finite, the variance of the batch is not."""
+    problem = spoiling_a_buffer()
+    records = problem.run(replace(FINITE, precision=precision))
+    assert [record.cause for record in records if record.skipped] == [NON_FINITE_BUFFER]
+    assert all(math.isfinite(record.loss) for record in records)
+    assert all_finite(problem.state())
+
+
+def test_without_the_check_of_the_buffers_such_a_step_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes.Passes, "buffers_are_finite", lambda self: True)
+    problem = spoiling_a_buffer()
+    with pytest.raises(Stopped, match=r"0\.running_var") as stopped:
+        problem.run(replace(FINITE, precision="fp32"))
+    assert stopped.value.code == "NONFINITE_WEIGHTS"
+
+
+def spoiling_a_buffer() -> Problem:
+    problem = Problem(dropout=0.0)
+    problem.net = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3))
+    problem.poison(step=3, by=1e30)
+    return problem
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("by", [math.nan, math.inf, 1e30])
+def test_rows_that_spoil_a_step_are_named_left_out_and_the_step_is_taken(precision: str, by: float) -> None:
+    settings = replace(FINITE, precision=precision, bad_rows="quarantine", n_epochs=3)
+    problem = Problem(dropout=0.3)
+    bad = {3, 17, 18, 40}
+    for row in bad:
+        problem.inputs[row, row % 5] = by
+    records = []
+    for record in amp.train(problem.net, problem.loss, 64, settings):
+        records.append(record)
+        assert all_finite(problem.state())
+    assert sorted(row for record in records for row in record.quarantined) == sorted(bad)
+    assert not any(record.skipped for record in records)
+    assert all(record.epoch == 0 for record in records if record.quarantined), "once, then they are left out"
+
+
+def test_a_step_whose_rows_were_quarantined_is_the_step_without_them() -> None:
+    """Looking for the rows leaves weights and buffers as they were."""
+    settings = replace(FINITE, precision="fp32", bad_rows="quarantine")
+    problem = Problem(dropout=0.0)
+    alone = copy.deepcopy(problem)
+    batch = next(rows for _, rows in amp.batches(64, settings))
+    alone.inputs, problem.inputs[batch[2]] = problem.inputs.clone(), math.nan
+    problem.run(settings, steps=1)
+    optimizer = torch.optim.AdamW(alone.net.parameters(), settings.learning_rate, weight_decay=0.01)
+    alone.loss(torch.cat([batch[:2], batch[3:]])).backward()
+    nn.utils.clip_grad_norm_(alone.net.parameters(), settings.clip_norm)
+    optimizer.step()
+    for name, tensor in problem.state().items():
+        torch.testing.assert_close(tensor, alone.state()[name], rtol=0, atol=2e-5, msg=name)
+
+
+def test_too_many_bad_rows_end_the_job() -> None:
+    problem = Problem()
+    problem.inputs[::5] = math.nan
+    with pytest.raises(Stopped) as stopped:
+        problem.run(replace(FINITE, bad_rows="quarantine"))
+    assert stopped.value.code == "TOO_MANY_QUARANTINED"
+
+
+def test_a_batch_in_parts_has_the_gradients_of_the_whole_batch() -> None:
+    torch.manual_seed(1)
+    problem = Problem(dropout=0.0)
+    problem.net = nn.Sequential(nn.Linear(5, 16), nn.LayerNorm(16), nn.Linear(16, 3))
+    other = copy.deepcopy(problem)
+    settings = replace(FINITE, precision="fp32", batch_size=13, n_epochs=2)
+    whole = problem.run(settings)
+    parts = list(amp.train(other.net, other.loss, 64, settings, parts_of=lambda batch: batch.split(3)))
+    assert [record.loss for record in parts] == pytest.approx([record.loss for record in whole], abs=1e-6)
+    for name, tensor in problem.state().items():
+        torch.testing.assert_close(tensor, other.state()[name], rtol=0, atol=1e-6, msg=name)
+
+
+def test_parts_of_a_batch_need_the_memory_of_one() -> None:
+    """Counted: the bytes that autograd keeps at once for the backward passes."""
+
+    def most_kept(parts: int) -> int:
+        problem = Problem(rows=32 * parts, dropout=0.0)
+        problem.net = nn.Sequential(
+            nn.Linear(5, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 3)
+        )
+        kept, most = 0, 0
+
+        class Kept:
+            def __init__(self, tensor: Tensor) -> None:
+                nonlocal kept, most
+                self.tensor, self.bytes = tensor, tensor.nbytes
+                kept += self.bytes
+                most = max(most, kept)
+
+            def __del__(self) -> None:
+                nonlocal kept
+                kept -= self.bytes
+
+        settings = replace(FINITE, precision="fp32", batch_size=32 * parts)
+        with torch.autograd.graph.saved_tensors_hooks(Kept, lambda one: one.tensor):
+            list(
+                amp.train(
+                    problem.net, problem.loss, 32 * parts, settings, parts_of=lambda batch: batch.split(32)
+                )
+            )
+        return most
+
+    assert 0 < most_kept(8) <= 1.2 * most_kept(1)
+
+
+def test_biases_and_norms_do_not_decay() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.LayerNorm([4, 4]), nn.Linear(4, 3))
+    net[3].weight.requires_grad_(False)
+    decaying, spared = amp.parameter_groups(net, 0.1)
+    assert [one is net[0].weight for one in decaying["params"]] == [True] and decaying["weight_decay"] == 0.1
+    assert len(spared["params"]) == 6 and spared["weight_decay"] == 0.0
+    assert not any(one is net[3].weight for one in spared["params"]), "frozen"
 
 
 def test_a_buffer_that_forward_replaces_is_put_back_too() -> None:

@@ -186,6 +186,24 @@ def test_classes_that_the_rows_to_train_on_lack_are_named_when_a_job_is_made(pla
     assert [event.message for event in warned] == [finding]
 
 
+def test_bad_rows_are_left_out_and_named_where_the_job_says_so(place: Place) -> None:
+    rows = arrays()
+    rows["x"][[2, 5], 0], rows["x"][7] = np.nan, 1e30
+    rows["target:logits"][11] = 3
+    hyperparameters: Any = {"bad_rows": "quarantine"}
+    job = place.create(training_file=place.upload(save(rows)), hyperparameters=hyperparameters)
+    finding = job.model_extra["halfeven"]["findings"][0]
+    for words in (
+        "row 2: 'x': NaN",
+        "row 5: 'x': NaN",
+        "row 7: 'x': a number above",
+        "row 11: 'target:logits': a class",
+    ):
+        assert words in finding
+    with pytest.raises(openai.BadRequestError, match=r"row 11: expected classes 0\.\.2, got 3"):
+        place.create(training_file=place.upload(save(rows)))
+
+
 def test_a_job_is_followed_to_its_model_by_its_events_and_metrics(place: Place) -> None:
     id = place.create().id
     place.job_store.move(id, "running", stage="training")
@@ -306,7 +324,7 @@ BAD_NUMBERS: list[tuple[dict[str, Any], str, str]] = [
     ({"init_scale": 1, "scale_floor": 2}, "scale_floor", "at most init_scale = 1, got 2"),
     ({"scale_floor": 0}, "scale_floor", "got 0"),
     ({"max_floor_hits": 0}, "max_floor_hits", "from 1 to 1000"),
-    ({"validation_split": 0.9}, "validation_split", "from 0.001 to 0.5, got 0.9"),
+    ({"validation_split": 0.9}, "validation_split", 'from 0.001 to 0.5 or "auto", got 0.9'),
     ({"forgetting_tolerance": -0.1}, "forgetting_tolerance", "from 0 to 1"),
     ({"n_epoch": 3}, "n_epoch", "nearest known one is 'n_epochs'"),
 ]

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadInput, CannotServe, NotReady, TooLarge
-from halfeven.serve.finetune.command import PATIENCE_S, POLL_S, described, exit_code, fine_tune, sentence_of
+from halfeven.serve.finetune.command import (
+    PATIENCE_S,
+    POLL_S,
+    described,
+    exit_code,
+    fine_tune,
+    measured,
+    sentence_of,
+)
 from halfeven.serve.finetune.remote import JOBS, Remote
 from rich.console import Console
 
@@ -140,6 +149,22 @@ def data(tmp_path: Path) -> Path:
     file = tmp_path / 'da"ta\n.safetensors'
     file.write_bytes(np.random.default_rng().bytes(2**21 + 77))
     return file
+
+
+def test_the_metrics_are_shown_before_and_after() -> None:
+    def scored(**metrics: float | None) -> dict[str, Any]:
+        return {"held_out": {"logits": {"metrics": metrics}}}
+
+    gate = {
+        "active": scored(f1=0.086, auroc=None),
+        "forms": {"torch": scored(f1=0.978, auroc=0.99), "whole": {}},
+    }
+    words = measured(gate)
+    assert (
+        words
+        == "; on the held-out rows f1 of 'logits' 0.086 → 0.978; on the held-out rows auroc of 'logits' – → 0.99"
+    )
+    assert measured(None) == measured({"passed": True}) == ""
 
 
 def test_what_is_remarkable_about_the_data_is_written_at_once(data: Path) -> None:
@@ -330,11 +355,25 @@ def test_not_following_returns_at_once_with_0(data: Path) -> None:
     assert exit_code(ended.facts, follow=True) == 1
 
 
-def test_a_missing_file_and_a_folder_are_named_before_anything_is_sent(tmp_path: Path) -> None:
+def test_a_folder_of_pictures_is_sent_as_a_tar(tmp_path: Path) -> None:
+    script, folder = Script(), tmp_path / "insects"
+    for name in ("ant/1.png", "bee/2.jpg", "notes.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    run(script, folder)
+    (body,) = script.bodies("POST", "/v1/files")
+    start = body.index(b"\r\n\r\n", body.index(b'filename="insects.tar"')) + 4
+    with tarfile.open(fileobj=io.BytesIO(body[start:])) as archive:
+        assert archive.getnames() == ["ant/1.png", "bee/2.jpg"]
+
+
+def test_a_missing_file_and_a_folder_without_pictures_are_named_before_anything_is_sent(
+    tmp_path: Path,
+) -> None:
     script = Script()
     with pytest.raises(BadInput, match="no such file"):
         run(script, tmp_path / "nothing.npz")
-    with pytest.raises(BadInput, match="is a folder"):
+    with pytest.raises(BadInput, match="is a folder without pictures"):
         run(script, tmp_path)
     assert script.asked == []
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from halfeven.models.errors import BadInput, BadSamples
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.value_range import ValueRange
 from halfeven.serve.finetune.datasets import (
     TrainingData,
     check_no_overlap,
@@ -233,3 +234,34 @@ def test_a_validation_file_that_shares_rows_is_refused_by_row(
         BadSamples, match="validation_file: rows 4, 9: expected rows that are not in the training"
     ):
         check_no_overlap(training, read(tmp_path, other))
+
+
+def test_rows_that_cannot_be_learnt_from_are_left_out_with_the_fault_of_each(
+    tmp_path: Path, arrays: dict[str, np.ndarray]
+) -> None:
+    ids = tensor("id", "INT64", -1, 2)
+    spec = replace(SPEC, inputs=(*SPEC.inputs, replace(ids, range=ValueRange((0,), (9,)))))
+    arrays["id"] = np.random.default_rng().integers(0, 10, (ROWS, 2))
+    arrays["x"][3, 1], arrays["x"][20, 0], arrays["x"][9, 2] = np.nan, -np.inf, 1e30
+    arrays["id"][4, 1], arrays["id"][5, 0] = 10, -1
+    arrays["target:logits"][6] = 3
+    save_file(arrays, tmp_path / "train.safetensors")
+    data = read_training(tmp_path / "train.safetensors", spec, quarantine=True)
+    assert list(data.quarantined) == [3, 4, 5, 6, 9, 20]
+    words = ("NaN", "0..9", "0..9", "0..2", "square is infinite", "infinity")
+    assert all(word in fault for word, fault in zip(words, data.quarantined.values(), strict=True))
+    kept = [row for row in range(ROWS) if row not in data.quarantined]
+    assert data.numbers.tolist() == kept
+    assert np.array_equal(data.samples.arrays["x"], arrays["x"][kept])
+    with pytest.raises(BadSamples):
+        read_training(tmp_path / "train.safetensors", spec)
+
+
+def test_a_file_of_which_every_ninth_row_is_bad_is_refused(
+    tmp_path: Path, arrays: dict[str, np.ndarray]
+) -> None:
+    many = {name: np.concatenate([array] * 6) for name, array in arrays.items()}
+    many["x"][::9] = np.nan
+    save_file(many, tmp_path / "train.safetensors")
+    with pytest.raises(BadSamples, match=r"16 of 144 rows .*row 0: 'x': NaN"):
+        read_training(tmp_path / "train.safetensors", SPEC, quarantine=True)

@@ -5,18 +5,40 @@ import math
 import numpy as np
 import pytest
 from halfeven.models.errors import BadInput
-from halfeven.serve.finetune.hyperparameters import AUTO, RANGES, read_hyperparameters, resolve
+from halfeven.serve.finetune.hyperparameters import (
+    AUTO,
+    RANGES,
+    held_out_share,
+    read_hyperparameters,
+    resolve,
+)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 100, 1437, 10**6])
 @pytest.mark.parametrize("max_batch_size", [0, 1, 8, 64])
 def test_auto_becomes_numbers_within_their_ranges(rows: int, max_batch_size: int) -> None:
-    found = resolve(read_hyperparameters({}), rows, max_batch_size)
+    values = read_hyperparameters({})
+    values["validation_split"] = held_out_share(values["validation_split"], rows)
+    found = resolve(values, rows, max_batch_size)
     assert all(RANGES[name].low <= found[name] <= RANGES[name].high for name in RANGES)
     assert found["batch_size"] <= min(rows, max(max_batch_size, 1), 32)
     assert rows < 2 or max_batch_size < 2 or found["batch_size"] >= 2
     steps = math.ceil(rows / found["batch_size"]) * found["n_epochs"]
     assert steps >= 300 or found["n_epochs"] == 50
+
+
+@pytest.mark.parametrize(("rows", "held"), [(3, 1), (30, 10), (60, 20), (100, 20), (200, 20), (1437, 144)])
+def test_a_tenth_is_held_out_and_of_few_rows_more(rows: int, held: int) -> None:
+    assert round(rows * held_out_share(AUTO, rows)) == held
+    assert held_out_share(0.25, rows) == 0.25
+
+
+def test_a_word_that_is_none_of_a_setting_is_refused_with_those_there_are() -> None:
+    assert read_hyperparameters({})["stale_parent"] == "refuse"
+    with pytest.raises(
+        BadInput, match="stale_parent: expected one of refuse, rejudge, retrain, got 'ignore'"
+    ):
+        read_hyperparameters({"hyperparameters": {"stale_parent": "ignore"}})
 
 
 def test_the_two_ways_to_say_the_learning_rate_agree() -> None:

@@ -202,6 +202,29 @@ def test_exactly_the_parents_names_are_written_and_prints_do_not_reach_stdout(sm
     assert lines[-1]["summary"]["last_loss"] < lines[-1]["summary"]["first_loss"]
 
 
+def test_what_the_code_froze_stays_as_it_is(small: Line) -> None:
+    frozen = with_code(small, build="net = Net(); net.first.weight.requires_grad_(False); return net")
+    lines, _ = run(frozen)
+    assert lines[0]["parameters"] == 3 + 2 * 2 + 2, "the bias, and the layer that is not used"
+    new = load_file(lines[-1]["weights"])
+    assert torch.equal(new["first.weight"], torch.zeros(3, 4)) and bool((new["first.bias"] != 0).all())
+
+
+def test_code_that_froze_everything_is_refused_with_its_reason(small: Line) -> None:
+    lines, _ = run(with_code(small, build="return Net().requires_grad_(False)"))
+    assert [(line["type"], line["code"]) for line in lines] == [("failed", "NO_TRAINABLE_PARAMS")]
+
+
+def test_rows_that_are_quarantined_are_told_by_their_numbers_in_the_data(small: Line) -> None:
+    data = load_file(small["data"])
+    data["x"][6] = torch.nan
+    save_file(data, small["data"])
+    hyperparameters = {**small["hyperparameters"], "bad_rows": "quarantine"}
+    lines, _ = run(with_code(small) | {"hyperparameters": hyperparameters})
+    assert [line["quarantined"] for line in lines[1:-1] if line["quarantined"]] == [[6]]
+    assert lines[-1]["summary"]["quarantined"] == [6] and lines[-1]["summary"]["skipped"] == 0
+
+
 def test_code_that_raises_fails_the_job_with_its_traceback(small: Line) -> None:
     lines, _ = run(with_code(small, forward="raise LookupError('no such lamp')"))
     assert [line["type"] for line in lines] == ["started", "failed"]
@@ -304,9 +327,13 @@ def task_of(request: Line, **changes: Any) -> Task:
 
 def test_a_batch_larger_than_the_model_takes_is_passed_in_parts_with_the_same_mean(small: Line) -> None:
     batch = torch.arange(13)
-    whole = task_of(small, max_batch_size=32).loss(batch)
-    assert task_of(small, max_batch_size=5).loss(batch).item() == pytest.approx(whole.item(), rel=1e-5)
-    assert task_of(small, max_batch_size=0).loss(batch).item() == pytest.approx(whole.item(), rel=1e-5)
+    whole = task_of(small, max_batch_size=32).loss(batch).item()
+    for largest, passes in ((5, 3), (0, 13)):
+        task = task_of(small, max_batch_size=largest)
+        parts = task.parts(batch)
+        assert len(parts) == passes
+        mean = sum(task.loss(part).item() * part.numel() / 13 for part in parts)
+        assert mean == pytest.approx(whole, rel=1e-5)
 
 
 def test_only_the_rows_to_train_on_are_read(small: Line) -> None:

@@ -1,0 +1,111 @@
+"""Forward and backward passes over a batch, and what is undone where they spoil something. Needs torch alone."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from .bisection import culprits
+from .training_terms import DTYPES, NO_ROWS, NON_FINITE_BUFFER, NON_FINITE_LOSS, Settings, Stopped
+
+MOST_SHARE, MOST_ROWS = 0.1, 10  # more quarantined rows than both end the job
+LossOf = Callable[[Tensor], Tensor]
+PartsOf = Callable[[Tensor], Sequence[Tensor]]
+
+
+def whole(batch: Tensor) -> Sequence[Tensor]:
+    """A batch in one part."""
+    return [batch]
+
+
+@dataclass
+class Passes:
+    """Forward and backward passes over a batch, part by part. ``good``: rows of the last step that was taken."""
+
+    module: nn.Module
+    loss_of: LossOf
+    parts_of: PartsOf
+    scaler: torch.amp.GradScaler
+    settings: Settings
+    kind: str
+    sound: set[str]
+    good: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+
+    def run(self, batch: Tensor) -> tuple[Tensor, str | None]:
+        """The mean loss, and what is wrong with it or with a buffer. The gradients are summed up in the parameters."""
+        if len(batch) < min(2, self.settings.batch_size):
+            return torch.tensor(math.nan), NO_ROWS
+        total = torch.zeros(())
+        for part in self.parts_of(batch):
+            with self.autocast():
+                loss = self.loss_of(part) * (part.numel() / len(batch))
+            total = total.to(loss.device) + loss.detach()
+            if not is_finite(total):
+                return total, NON_FINITE_LOSS
+            self.scaler.scale(loss).backward()
+        return total, None if self.buffers_are_finite() else NON_FINITE_BUFFER
+
+    def culprits(self, batch: Tensor) -> Tensor:
+        """The rows that spoil the loss or a buffer. Parameters, buffers and random numbers are as before."""
+        with torch.random.fork_rng(), torch.no_grad():
+            return culprits(self.spoils, batch, self.good)
+
+    def spoils(self, rows: Tensor) -> bool:
+        before = snapshot(self.module)
+        with self.autocast():
+            losses = [self.loss_of(part) for part in self.parts_of(rows)]
+        spoilt = not all(map(is_finite, losses)) or not self.buffers_are_finite()
+        restore(before)
+        return spoilt
+
+    def autocast(self) -> torch.amp.autocast:
+        precision = self.settings.precision
+        return torch.amp.autocast(self.kind, dtype=DTYPES[precision], enabled=precision != "fp32")
+
+    def buffers_are_finite(self) -> bool:
+        found = [buffer for name, buffer in self.module.named_buffers() if name in self.sound]
+        return all(bool(torch.isfinite(buffer).all()) for buffer in found if buffer.is_floating_point())
+
+
+class Quarantine:
+    """The rows that are left out. Raises Stopped where they become too many."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = torch.empty(0, dtype=torch.int64)
+        self.most = max(MOST_ROWS, int(MOST_SHARE * rows))
+
+    def kept(self, batch: Tensor) -> Tensor:
+        return batch[~torch.isin(batch, self.rows)]
+
+    def take(self, rows: Tensor) -> tuple[int, ...]:
+        self.rows = torch.cat([self.rows, rows])
+        if len(self.rows) > self.most:
+            raise Stopped(
+                "TOO_MANY_QUARANTINED",
+                f"{len(self.rows)} rows make the loss or a buffer not finite, and at most {self.most} are left out. "
+                "Look for extreme values in the data, train in bf16 or fp32, or lower the learning rate.",
+            )
+        return tuple(rows.tolist())
+
+
+def is_finite(value: Tensor) -> bool:
+    return bool(torch.isfinite(value))
+
+
+Snapshot = list[tuple[nn.Module, str, Tensor, Tensor]]
+
+
+def snapshot(module: nn.Module) -> Snapshot:
+    """Every buffer: its owner, its name, the tensor itself and its values."""
+    owners = [(owner, name) for owner in module.modules() for name in owner._buffers]
+    found = [(owner, name, owner._buffers[name]) for owner, name in owners]
+    return [(owner, name, buffer, buffer.clone()) for owner, name, buffer in found if buffer is not None]
+
+
+def restore(before: Snapshot) -> None:
+    """Undo what a forward did to the buffers, in place or by putting another tensor there."""
+    with torch.no_grad():
+        for owner, name, buffer, values in before:
+            owner._buffers[name] = buffer.copy_(values)

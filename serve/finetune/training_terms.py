@@ -1,0 +1,68 @@
+"""The terms of a training: its settings, what is recorded of a step, why one is skipped and why a job is stopped."""
+
+from dataclasses import dataclass
+
+import torch
+
+GRADIENT_OVERFLOW = "gradient overflow"
+NON_FINITE_LOSS = "non-finite loss"
+NON_FINITE_BUFFER = "non-finite buffer"
+NO_ROWS = "no rows left"
+DATA_FAULTS = (NON_FINITE_LOSS, NON_FINITE_BUFFER)
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class Stopped(Exception):
+    """The loop ended early; ``code`` is one upper-case word, the message says why and what to do."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a job. ``growth_interval`` None: by the length of the job (see `growth_interval`)."""
+
+    n_epochs: int = 1
+    batch_size: int = 32
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-2
+    clip_norm: float = 1.0
+    schedule: str = "cosine"  # or constant; both after a short warm-up
+    precision: str = "fp16"  # fp16 | bf16 | fp32
+    init_scale: float = 65536.0
+    growth_interval: int | None = None
+    scale_floor: float = 1.0
+    max_floor_hits: int = 10
+    bad_rows: str = "refuse"  # or quarantine: a row that spoils a step is left out from then on
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.precision not in DTYPES or self.schedule not in ("cosine", "constant"):
+            raise ValueError(f"precision {self.precision!r} or schedule {self.schedule!r} is not one of ours")
+        if not 2.0**-24 <= self.scale_floor <= self.init_scale <= 2.0**64:
+            raise ValueError(  # torch's scaler takes any number, zero and negative ones too
+                f"2^-24 <= scale_floor <= init_scale <= 2^64 is expected, got scale_floor {self.scale_floor} "
+                f"and init_scale {self.init_scale}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step, counted from 1; epochs from 0. ``scale`` and ``learning_rate`` are those this step used.
+
+    ``grad_norm`` is the global norm of the unscaled gradients before clipping, None without a backward pass.
+    ``quarantined``: row numbers that were found to spoil this step, and are left out of it and of all later ones.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    scale: float
+    grad_norm: float | None
+    skipped: bool
+    cause: str | None
+    learning_rate: float
+    quarantined: tuple[int, ...] = ()
