@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -30,9 +30,6 @@ OWN = {
     "recommendation": "not to convert: what casts move differs with the graph",
     "repairs": "which masks and overflows can be rewritten exactly is proven on the graph itself",
 }
-FOLDED = "what a file computes of constants alone is a constant in FP32; a module computes it in half"
-# Models of which, at O3 without a search, one is live and the other refused.
-OTHER_AT_O3 = {"sinusoidal positions": FOLDED}
 NAME = "model"  # not every name of the corpus is one that a store takes
 FORM = "onnx"
 
@@ -93,15 +90,7 @@ cases = [
 every_case = pytest.mark.parametrize(("name", "level", "search"), cases)
 
 
-def cases_without(names: Collection[str], *asked: tuple[object, object]) -> pytest.MarkDecorator:
-    """All cases but these models' (at these levels)."""
-    return pytest.mark.parametrize(
-        ("name", "level", "search"),
-        [case for case in cases if case.values[0] not in names or (asked and case.values[1:] not in asked)],
-    )
-
-
-@cases_without(OTHER_AT_O3, ("O3", False))
+@every_case
 def test_a_module_and_its_file_end_alike(name: str, level: str, search: bool, both: Both) -> None:
     """The same exit code and verdict, and neither is searched where the other is not."""
     module, file = both(name, level, search)
