@@ -99,13 +99,13 @@ class PrecisionPlan:
         }
 
     def _node_to_json(self, name: str, node: Node) -> dict[str, str]:
-        sentence = {
+        row = {
             "node": name,
             "op": op_name(node),
             "module": module_path(node),
             "action": self.actions[name].value,
         }
-        return sentence | ({"reason": self.islands[name]} if name in self.islands else {})
+        return row | ({"reason": self.islands[name]} if name in self.islands else {})
 
 
 def make_plan(module: GraphModule, precision: Precision, lists: str = "cuda") -> PrecisionPlan:

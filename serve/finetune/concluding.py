@@ -102,16 +102,16 @@ class Conclusion:
             if self._roster.active(version.name) == str(version.number):
                 return
             if (live := self._store.live_number(version.name)) != version.number:
-                sentence = f"{version} was made active, but it did not serve: version {live} is active now"
-                raise JobFailed("NOT_SERVED", sentence, version.number)
+                message = f"{version} was made active, but it did not serve: version {live} is active now"
+                raise JobFailed("NOT_SERVED", message, version.number)
             if fault := self._roster.fault(version.name, version.number):
-                sentence = f"{version} was published, but the server did not take it: {fault}"
-                raise JobFailed("NOT_SERVED", sentence, version.number)
+                message = f"{version} was published, but the server did not take it: {fault}"
+                raise JobFailed("NOT_SERVED", message, version.number)
             time.sleep(0.05)
         if self._stopping.is_set():
             raise ServerStops
-        sentence = f"{version} was published but did not become active in {SWAP_SECONDS:g} s"
-        raise JobFailed("NOT_SERVED", sentence, version.number)
+        message = f"{version} was published but did not become active in {SWAP_SECONDS:g} s"
+        raise JobFailed("NOT_SERVED", message, version.number)
 
 
 def by_hand(version: Version) -> str:
@@ -124,12 +124,12 @@ def by_hand(version: Version) -> str:
 
 def _stale(job: Job, version: Version, active: int | None) -> JobFailed:
     name, measured = version.name, version.manifest["gate"].get("against")
-    sentence = (
+    measured_against = (
         f" and measured against {name}@{measured}" if measured not in (None, job.parent_version) else ""
     )
     return JobFailed(
         STALE_PARENT,
-        f"{version} was made from {name}@{job.parent_version}{sentence}, but {name}@{active} is active: making "
+        f"{version} was made from {name}@{job.parent_version}{measured_against}, but {name}@{active} is active: making "
         f"it active would undo what came since. It is published and not made active; fine-tune {name} again; "
         + by_hand(version),
         version.number,

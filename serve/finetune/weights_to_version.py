@@ -61,7 +61,7 @@ def _convert(request: Mapping[str, Any], notify: Any) -> dict[str, Any]:
 
     origin = {"parent": request["parent"], "lineage": request["lineage"], "awaits_promotion": True}
     version = with_new_weights(
-        parent, Path(request["weights"]), store, origin, further, lambda sentence: notify(_stage(sentence))
+        parent, Path(request["weights"]), store, origin, further, lambda line: notify(_stage(line))
     )
     return {
         "type": "done",
@@ -72,10 +72,10 @@ def _convert(request: Mapping[str, Any], notify: Any) -> dict[str, Any]:
     }
 
 
-def _stage(sentence: str) -> str:
-    if sentence.startswith("proving"):
+def _stage(line: str) -> str:
+    if line.startswith("proving"):
         return "proving"
-    return "gating" if sentence.startswith("judging") else "converting"
+    return "gating" if line.startswith("judging") else "converting"
 
 
 def _line(lines: Any, message: Mapping[str, Any]) -> None:
