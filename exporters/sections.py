@@ -41,7 +41,7 @@ def search_section(found: Found, ops: Mapping[str, str] | None = None) -> dict[s
 def casts_section(casts: Sequence[Cast], before: int | None = None) -> dict[str, Any]:
     """``casts``: of `traffic.cast_map` those that move most; ``before``: bytes before casts were placed."""
     rows = sorted(casts, key=lambda cast: -cast.bytes)
-    sentence = [
+    shown = [
         {
             "source": cast.source,
             "from": _dtype(cast.from_dtype),
@@ -53,7 +53,7 @@ def casts_section(casts: Sequence[Cast], before: int | None = None) -> dict[str,
         for cast in rows[:MAX_ROWS]
     ]
     total = sum(cast.bytes for cast in rows)
-    return {"count": len(rows), "bytes": total, "bytes_before": before, "rows": sentence}
+    return {"count": len(rows), "bytes": total, "bytes_before": before, "rows": shown}
 
 
 def recommendation_section(
@@ -92,7 +92,7 @@ def profile_section(profile: Mapping[str, Any]) -> dict[str, Any]:
     """``profile``: of `profile.Profile.to_json` the nodes nearest to the ends of half's range, and the guards."""
     largest = 65504.0 if profile["half"] == "float16" else 3.3895313892515355e38
     rows = sorted(profile["nodes"], key=lambda node: -_danger(node["range"], largest))
-    sentence = [
+    shown = [
         {
             "node": node["node"],
             "op": node["op"],
@@ -110,7 +110,7 @@ def profile_section(profile: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "nodes": len(rows),
         "batches": profile["batches"],
-        "rows": sentence,
+        "rows": shown,
         "guards": vanishing[:MAX_ROWS],
     }
 

@@ -4,12 +4,14 @@ The plan is the versioned artefact (``precision.json``); `rewrite.py` carries it
 """
 
 import fnmatch
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
@@ -17,6 +19,7 @@ from ...models.errors import BadSetting
 from ...models.package import Precision
 from ...models.program import walk
 from ..policy.classes import NO_HALF_KERNEL, Rule, Trait, class_of, has
+from ..policy.weights import IN_RANGE
 from .policy import LISTS, OpLists
 
 
@@ -96,13 +99,13 @@ class PrecisionPlan:
         }
 
     def _node_to_json(self, name: str, node: Node) -> dict[str, str]:
-        sentence = {
+        row = {
             "node": name,
             "op": op_name(node),
             "module": module_path(node),
             "action": self.actions[name].value,
         }
-        return sentence | ({"reason": self.islands[name]} if name in self.islands else {})
+        return row | ({"reason": self.islands[name]} if name in self.islands else {})
 
 
 def make_plan(module: GraphModule, precision: Precision, lists: str = "cuda") -> PrecisionPlan:
@@ -112,7 +115,11 @@ def make_plan(module: GraphModule, precision: Precision, lists: str = "cuda") ->
     for a pattern that matches no node: a misspelt pattern must not look like a kept node.
     """
     nodes = {name: node for name, node in walk(module) if isinstance(node.target, OpOverload)}
-    actions = {name: _action(node, precision, LISTS[lists]) for name, node in nodes.items()}
+    alone = _of_constants_alone(module, precision)
+    actions = {
+        name: Action.INPUT if name in alone else _action(node, precision, LISTS[lists])
+        for name, node in nodes.items()
+    }
     islands: dict[str, str] = {}
     if precision.level != "O0":
         islands = {name: _island(node) for name, node in nodes.items() if _island(node)}
@@ -169,6 +176,29 @@ def _action(node: Node, precision: Precision, lists: OpLists) -> Action:
     if precision.level in ("O2", "O3") and is_mutable(node):
         return Action.INPUT
     return _BY_RULE[class_of(name).rule(precision)]
+
+
+def _of_constants_alone(module: GraphModule, precision: Precision) -> set[str]:
+    """The nodes of the main graph that are computed from weights, numbers and integers alone and are no products.
+
+    Where all is half (O2, O3) they stay in FP32, and their readers cast them.
+    """
+    alone: set[Node] = set()
+    for node in module.graph.nodes if precision.level in ("O2", "O3") else ():
+        value = node.meta.get("val")
+        if node.op == "placeholder":
+            given = not isinstance(value, Tensor) or value.is_floating_point()
+        elif isinstance(node.target, OpOverload):
+            found = class_of(op_name(node))
+            given = found.o1 is Rule.LOWER or Trait.EMBEDDING in found.traits or is_mutable(node)
+        else:
+            given = node.op == "call_function" and node.target is not operator.getitem
+        guards = any(
+            IN_RANGE in source.meta for source in node.all_input_nodes
+        )  # in FP32 its result would vanish
+        if not given and not guards and alone.issuperset(node.all_input_nodes):
+            alone.add(node)
+    return {node.name for node in alone}
 
 
 def _matches(nodes: Mapping[str, Node], patterns: Sequence[str]) -> list[tuple[str, str]]:

@@ -183,7 +183,10 @@ def program_graph(subject: Subject, planning: Samples, example: Sequence[Tensor]
 
 def _ruled(graph: ProgramGraph) -> ProgramGraph:
     """The graph with the plan that the rules give its module."""
-    plan = make_plan(graph.module, graph.precision).keeping(graph.masked)
+    plan = make_plan(graph.module, graph.precision)
+    if graph.masked:
+        touches = graph.typing.under(plan).touches_half
+        plan = plan.keeping([kept for kept in graph.masked if touches(kept.node)])
     plan = keep_without_kernel(graph.module, plan, graph.inputs, CPU, onnx=graph.onnx)
     searched = graph.search and graph.precision.level == "O3"
     weighed, plan = weigh(graph.module, plan, graph.inputs, searched)

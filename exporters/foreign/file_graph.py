@@ -204,7 +204,7 @@ def file_graph(
     if masks.done:
         program = masks.program
         rules, ranges = FileRules(program, precision, search), profile(program, measured, dtype)
-    rules.hold_back(ranges, lambda: profile(program, odd.values(), dtype))
+    rules.hold_back(ranges, lambda: profile(program, odd.values(), dtype), masks.keep)
     profiled = node_profile(program, ranges, dtype, len(measured))
     return replace(graph, rules=rules, masks=masks.done, profiled=profiled)
 

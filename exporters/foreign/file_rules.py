@@ -69,27 +69,31 @@ class FileRules:
             & set(self.program.weights)
         )
 
-    def hold_back(self, ranges: Mapping[str, Range], on_odd: Callable[[], Mapping[str, Range]]) -> None:
+    def hold_back(
+        self,
+        ranges: Mapping[str, Range],
+        on_odd: Callable[[], Mapping[str, Range]],
+        masks: Mapping[str, str],
+    ) -> None:
         """Keep the readers of values that half cannot hold: constants over budget, masks' sentinels.
 
-        ``on_odd``: the ranges on adversarial inputs.
+        ``on_odd``: the ranges on adversarial inputs; ``masks``: node → why it needs FP32 for a sentinel.
         """
         self.ranges = ranges
         if self.precision.level == "O3":
             self._narrow(self._joined(on_odd()))
+        half = self.assign().half
+        for node in self.program.nodes:
+            if node.name in masks and node.name in half:
+                self._hold(node, masks[node.name])
         before = self.assign()
         for node in self.program.nodes:
             for name in sorted(self._half_reads(node, before)):
                 if name in self.program.weights:
                     self._weigh(node, self.ledger.entry(name))
-                elif reason := self._does_not_survive(name, before):
-                    self.firm[name] = reason
-                    self._hold(node, reason)
-        half = self.assign().half
-        for node in self.program.nodes:
-            for name in node.output if node.name in half else ():
-                if self._is_sentinel(name):
-                    self._hold(node, f"'{name}' holds a sentinel ({self._size(name)}), which half has not")
+                elif before.kinds[name] == Kind.CONSTANT and self._overflows(name):
+                    self.firm[name] = f"'{name}' reaches {self._size(name)}, beyond half's range"
+                    self._hold(node, self.firm[name])
 
     def _joined(self, others: Mapping[str, Range]) -> dict[str, Range]:
         nothing = Range()
@@ -124,16 +128,6 @@ class FileRules:
             self.firm[entry.weight] = entry.reason  # as torch.autocast promotes
         else:
             self._hold(node, entry.reason, entry.evidence)
-
-    def _does_not_survive(self, name: str, dtypes: Dtypes) -> str:
-        if self._is_sentinel(name):
-            return f"'{name}' holds a sentinel ({self._size(name)}), which half has not"
-        if dtypes.kinds[name] == Kind.CONSTANT and self._overflows(name):
-            return f"'{name}' reaches {self._size(name)}, beyond half's range"
-        return ""
-
-    def _is_sentinel(self, name: str) -> bool:
-        return self._overflows(name) and self.ranges[name].sentinels > 0
 
     def _overflows(self, name: str) -> bool:
         return name in self.ranges and self.ranges[name].extreme > LARGEST[self.precision.dtype]

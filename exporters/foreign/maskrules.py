@@ -7,9 +7,8 @@ import numpy as np
 from onnx import NodeProto
 
 from ..policy.classes import Trait, has
-from ..ranges.maskrules import NEUTRAL, Masked, Unknown, chosen
+from ..ranges.maskrules import HIGH, NEUTRAL, Masked, Unknown, chosen
 from ..ranges.ranges import Range
-from ..ranges.sentinels import HIGH
 from .graph import ForeignProgram
 
 

@@ -14,9 +14,9 @@ from onnx import ModelProto, NodeProto, helper
 
 from ..gate.divergence import SENTINEL
 from ..policy.classes import Trait, has
-from ..ranges.maskrules import Masked, Unknown
+from ..ranges.maskrules import HIGH, LOW, Masked, Unknown
 from ..ranges.ranges import Range
-from ..ranges.sentinels import HIGH, LOW, MAX_SCORE, SLACK, softmax_doubt
+from ..ranges.sentinels import MAX_SCORE, SLACK, softmax_doubt
 from .graph import FLOAT, ForeignProgram, Names, names_in, read_by, walk
 from .maskrules import Rules
 from .oracle import Oracle
@@ -26,25 +26,28 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(slots=True)
 class _Group:
-    """Connected sentinels. ``sites``: the reads of constants that have a sentinel (node, slot)."""
+    """Connected sentinels. ``sites``: the reads of constants that have a sentinel (node, slot); ``nodes``: hold one."""
 
     sites: list[tuple[str, int]] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
     sinks: list[tuple[NodeProto, Masked]] = field(default_factory=list)
     most: float = 0.0
     fault: str = ""
 
     def join(self, other: "_Group") -> None:
         self.sites += other.sites
+        self.nodes += other.nodes
         self.sinks += other.sinks
         self.most, self.fault = max(self.most, other.most), self.fault or other.fault
 
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """``done``: the rewrites, as sentences."""
+    """``done``: the rewrites, as sentences. ``keep``: node → why it needs FP32, where its sentinel stays."""
 
     program: ForeignProgram
     done: tuple[str, ...] = ()
+    keep: Mapping[str, str] = field(default_factory=dict)
 
 
 def rewrite_masks(program: ForeignProgram, ranges: Mapping[str, Range], asked: Iterable[Arrays]) -> Rewritten:
@@ -52,16 +55,22 @@ def rewrite_masks(program: ForeignProgram, ranges: Mapping[str, Range], asked: I
 
     ``asked``: inputs on which both must answer alike, bit for bit but for sentinels.
     """
-    flow = _Flow(program, ranges)
-    groups = [group for group in flow.groups() if not _doubt(group)]
+    doubts = [(group, _doubt(group)) for group in _Flow(program, ranges).groups()]
+    groups = [group for group, doubt in doubts if not doubt]
+    keep = {
+        name: f"a mask value half does not have: {doubt}"
+        for group, doubt in doubts
+        for name in (group.nodes if doubt else ())
+    }
     if not groups:
-        return Rewritten(program)
+        return Rewritten(program, keep=keep)
     rewritten = _rewritten(program, groups)
     one, other = (Oracle(each.model, each.weights) for each in (program, rewritten))
     for inputs in asked:
         if not _same(one.run(inputs), other.run(inputs)):
-            return Rewritten(program)
-    return Rewritten(rewritten, tuple(_described(group) for group in groups))
+            differs = "without it FP32 answers otherwise"
+            return Rewritten(program, keep={**keep, **{n: differs for group in groups for n in group.nodes}})
+    return Rewritten(rewritten, tuple(_described(group) for group in groups), keep)
 
 
 def _same(before: Arrays, after: Arrays) -> bool:
@@ -108,6 +117,11 @@ class _Flow:
 
     def groups(self) -> list[_Group]:
         constants = {name: mask for name, array in self.program.weights.items() if (mask := _held(array))}
+        for value in self.program.graph.input:
+            held = self.rules.ranges.get(value.name)
+            if held is not None and held.sentinel_lowest < 0:
+                self.masked[value.name] = Masked(held.sentinel_highest, bound=held.largest)
+                self.group[value.name] = _Group(fault=f"the input '{value.name}' itself holds it")
         for node in self.program.graph.node:
             self.visit(node, {name: constants[name] for name in read_by(node) if name in constants})
         for value in self.program.graph.output:
@@ -131,6 +145,8 @@ class _Flow:
         group.most = max([group.most, *(mask.bound for mask in mine), found.bound if found else 0.0])
         if has(node.op_type, Trait.SOFTMAX):
             group.sinks.append((node, mine[0]))
+        if found or group.fault or has(node.op_type, Trait.SOFTMAX):
+            group.nodes.append(node.name)
         for name in constants:
             del self.masked[name]
         known = {id(self.group[name]) for name in followed}

@@ -194,8 +194,8 @@ class ParityReport:
         if not self.passed:
             first, *others = self.all_failures
             more = f" (and {len(others)} more)" if others else ""
-            sentence = [found for found in self.diagnoses if found.verdict in ("range", "precision")]
-            why = f". Verdict {sentence[0].verdict}: {sentence[0].message}" if sentence else ""
+            diagnoses = [found for found in self.diagnoses if found.verdict in ("range", "precision")]
+            why = f". Verdict {diagnoses[0].verdict}: {diagnoses[0].message}" if diagnoses else ""
             return f"refused: {first.message}{more}{why}"
         worst = max(self.outputs, key=lambda output: output.max_error_u)
         error = "no error" if worst.exact else f"{worst.max_error_u:.2f}u of {worst.limit_u:g}u"

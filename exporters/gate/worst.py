@@ -35,7 +35,7 @@ def worst_sample(
 def _summary(name: str, array: np.ndarray) -> dict[str, Any]:
     numbers = array.astype(np.float64)
     known = numbers[np.isfinite(numbers)]
-    sentence: dict[str, Any] = {"name": name, "shape": list(array.shape), "zeros": int((numbers == 0).sum())}
+    facts: dict[str, Any] = {"name": name, "shape": list(array.shape), "zeros": int((numbers == 0).sum())}
     if known.size:
-        sentence |= {"least": float(known.min()), "largest": float(known.max()), "mean": float(known.mean())}
-    return sentence | {"not_finite": int(numbers.size - known.size)}
+        facts |= {"least": float(known.min()), "largest": float(known.max()), "mean": float(known.mean())}
+    return facts | {"not_finite": int(numbers.size - known.size)}

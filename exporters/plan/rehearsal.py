@@ -4,7 +4,7 @@ One trial costs one run of the model and no export. The samples that choose a pl
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain

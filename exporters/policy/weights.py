@@ -57,10 +57,8 @@ class Entry:
         )
 
     def to_json(self) -> dict[str, Any]:
-        sentence = asdict(self) | {"fp32": self.over_budget}
-        return {
-            key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in sentence.items()
-        }
+        row = asdict(self) | {"fp32": self.over_budget}
+        return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}
 
 
 def measure(name: str, weight: Tensor, half: torch.dtype) -> Entry:

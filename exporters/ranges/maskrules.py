@@ -13,16 +13,16 @@ from ..policy.classes import Trait, has
 from .guards import aten_name, is_view
 from .profile import Profile
 
-_ALSO_COPIES = ("getitem", "triu", "tril")
+LOW, HIGH = -49152.0, -24576.0  # −1.5·2¹⁵ and −1.5·2¹⁴: exact in FP16 and bf16
+_ALSO_COPIES = ("getitem", "triu", "tril", "amax")
 # op → the positions of the two tensors or numbers of which each element is one
 _CHOICES = {
     "masked_fill": (0, 2), "masked_fill_": (0, 2), "where": (1, 2), "constant_pad_nd": (0, 2),
     "index_put": (0, 2), "index_put_": (0, 2), "minimum": (0, 1),
 }  # fmt: skip
 _MADE = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}  # op → position of its number
-NEUTRAL = (
-    1e3  # a comparison with a smaller number has the same result for the sentinel and for its replacement
-)
+# A comparison with a smaller number has the same result for the sentinel and for its replacement.
+NEUTRAL = 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,8 @@ class Rules:
             return self._product(node)
         if not sources or has(name, Trait.SEES_SIZES):
             return None
+        if node.op == "output" and not self._prefix and all(self.masked[source].exact for source in sources):
+            return None
         if name in ("cat", "stack"):
             return self._choice(node, list(node.args[0]), None)  # type: ignore[arg-type]
         return self._rule(name)(node)
@@ -152,12 +154,10 @@ class Rules:
 
     def _choice(self, node: Node, values: list[Any], positions: tuple[int, int] | None) -> Masked | None:
         masks = [node for node in values if isinstance(node, Node) and node in self.masked]
-        if not masks and not any(self._is_sentinel(value) for value in values):
-            if any(source in self.masked for source in node.all_input_nodes):
-                raise Unknown(f"{node.name} ({aten_name(node)}) decides by a mask value")
-            return None
         if any(source in self.masked and source not in masks for source in node.all_input_nodes):
             raise Unknown(f"{node.name} ({aten_name(node)}) decides by a mask value")
+        if not masks and not any(self._is_sentinel(value) for value in values):
+            return None
         places = positions or (None,) * len(values)
         parts = [self._operand(node, value, place) for value, place in zip(values, places, strict=True)]
         return chosen(parts, node.name)
@@ -189,16 +189,15 @@ class Rules:
         return held is not None and held.holds_only(value)
 
     def _is_bool(self, node: Node) -> bool:
-        values = [
-            arg.meta.get("val") for arg in node.args[:2] if isinstance(arg, Node) and arg not in self.masked
-        ]
+        others = [arg for arg in node.args[:2] if isinstance(arg, Node) and arg not in self.masked]
+        values = [other.meta.get("val") for other in others]
         return any(isinstance(value, Tensor) and value.dtype == torch.bool for value in values)
 
     def _gated(self, node: Node) -> Masked:
         masked, other = self._one_masked(node)
-        if not (self._is_bool(node) or other == 1):
-            raise Unknown(f"{node.name} multiplies a mask")
-        return replace(masked, pure=False)
+        if self._is_bool(node) or other == 1:
+            return replace(masked, pure=False)
+        raise Unknown(f"{node.name} multiplies a mask")
 
     def _one_masked(self, node: Node) -> tuple[Masked, Any]:
         first, second = (*node.args[:2], None)[:2]
@@ -216,7 +215,7 @@ class Rules:
         elif not (exact and isinstance(other, Node) and self.masked.get(other) == masked):
             raise Unknown(f"{node.name} compares a mask with {other}")
 
-    def _floor(self, node: Node) -> Masked:
+    def _floor(self, node: Node) -> Masked | None:
         if len(node.args) != 2 or node.kwargs:
             raise Unknown(f"{node.name} clamps a mask")
         masked, low = self._one_masked(node)
@@ -228,6 +227,8 @@ class Rules:
         elif isinstance(low, int | float) and self._is_sentinel(low):
             value = float(low)
             self.sites.append(Site(node, 1, role="floor"))
+        elif isinstance(low, int | float) and low > HIGH:
+            return None  # above every mask value
         else:
             raise Unknown(f"{node.name} puts a floor under a mask")
         if value != masked.value:

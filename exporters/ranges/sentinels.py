@@ -8,7 +8,8 @@ is NaN instead of uniform. With scores within ±16,000, as the profile shows wit
   so that a row masked altogether is uniform, and behind the floor it is uniform as well;
 - inside a fused attention no floor is possible: there the query of a row masked altogether becomes 0.
 
-A case that cannot be proven (two masks added, a mask that is compared, an output or pooled) stays and is reported.
+A mask that is pooled by its largest, clamped above HIGH or answered is LOW there, which the gate takes for a sentinel.
+A case that cannot be proven (two masks added, a mask that is compared) stays and is reported.
 """
 
 import math
@@ -26,13 +27,13 @@ from ..gate.divergence import SENTINEL
 from ..policy.classes import Trait, has
 from .guards import aten_name
 from .maskflow import Group, mask_flow
-from .maskrules import Masked, Site
+from .maskrules import HIGH, LOW, Masked, Site
 from .profile import Profile
 from .repairs import Repair, insert
 
-LOW, HIGH = -49152.0, -24576.0  # −1.5·2¹⁵ and −1.5·2¹⁴: exact in FP16 and bf16
 MAX_SCORE = 16000.0  # LOW − score > −65504, LOW + score < HIGH, and HIGH + 110 < −score
 SLACK = 2.0  # scores may become twice as large as the profile's
+BIT_EQUAL = ": the softmax is bit-equal in FP32 on rows with no, one, some, all but one and all scores masked"
 _aten = torch.ops.aten
 
 
@@ -77,8 +78,9 @@ def _doubt(group: Group, masked: Mapping[Node, Masked], prefix: str, profile: Pr
     """Why a group cannot be rewritten; empty where it can."""
     if group.faults:
         return group.faults[0]
-    if not group.sinks:
-        return "it reaches no softmax"
+    most = SLACK * max(masked[node].bound for node in group.nodes if node in masked)
+    if most > MAX_SCORE:
+        return f"scores may reach {most:.3g}, expected at most {MAX_SCORE:g}"
     for sink in group.sinks:
         state = masked[_mask_of(sink, masked)]
         try:
@@ -156,8 +158,10 @@ def witness(value: float, bound: float, floor: bool) -> bool:
 def _rewrite(
     group: Group, masked: Mapping[Node, Masked], prefix: str, profile: Profile, graph_module: GraphModule
 ) -> Repair:
-    value = masked[_mask_of(group.sinks[0], masked)].value
-    most = max(_scores(sink, masked[_mask_of(sink, masked)], prefix, profile) for sink in group.sinks)
+    states = [masked[node] for node in group.nodes if node in masked]
+    value, bounds = states[0].value, [state.bound for state in states]
+    bounds += [_scores(sink, masked[_mask_of(sink, masked)], prefix, profile) for sink in group.sinks]
+    most = max(bounds)
     for site in group.sites:
         _replace(site, graph_module)
     done: list[str] = []
@@ -176,8 +180,8 @@ def _rewrite(
     return Repair(
         node=prefix + group.sites[0].node.name,
         what="; ".join([f"mask value {value:.4g} became {LOW:g} in {names}", *dict.fromkeys(done)]),
-        evidence=f"scores within ±{most:.3g} on {profile.batches} batches (±{SLACK * most:.3g} allowed for): the "
-        "softmax is bit-equal in FP32 on rows with no, one, some, all but one and all scores masked",
+        evidence=f"scores within ±{most:.3g} on {profile.batches} batches (±{SLACK * most:.3g} allowed for)"
+        + (BIT_EQUAL if group.sinks else ""),
         kind="sentinel",
     )
 

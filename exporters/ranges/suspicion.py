@@ -63,8 +63,8 @@ def _of_range(held: Range, limits: Limits) -> Iterator[tuple[float, str]]:
     """The faults of a tensor in half, gravest first."""
     excess = held.largest / limits.largest
     if held.over:
-        sentence = f"overflow: largest magnitude {held.largest:.2g}, half ends at {limits.largest:g},"
-        yield min(100.0 + math.log2(excess) + 20.0 * held.share(held.over), 140.0), sentence
+        reason = f"overflow: largest magnitude {held.largest:.2g}, half ends at {limits.largest:g},"
+        yield min(100.0 + math.log2(excess) + 20.0 * held.share(held.over), 140.0), reason
     elif excess > 1.0 / _HEADROOM:
         yield 40.0, f"near overflow: largest magnitude {held.largest:.2g}, half ends at {limits.largest:g},"
     if max(-held.sentinel_lowest, held.sentinel_highest) > limits.largest:
@@ -72,8 +72,8 @@ def _of_range(held: Range, limits: Limits) -> Iterator[tuple[float, str]]:
         yield 85.0, f"overflow: {sentinel:.3g} (a mask?), half ends at {limits.largest:g},"
     if held.under_smallest:
         lost = held.share(held.under_smallest)
-        sentence = f"underflow: {lost:.2g} of the non-zero elements are under half's {limits.smallest:.2g}"
-        yield 10.0 + 80.0 * lost, sentence
+        reason = f"underflow: {lost:.2g} of the non-zero elements are under half's {limits.smallest:.2g}"
+        yield 10.0 + 80.0 * lost, reason
     if (weak := held.share(held.under_normal)) > 0.01:
         yield 5.0 + 40.0 * weak, f"{weak:.2g} of the non-zero elements are under half's {limits.normal:.2g}"
 

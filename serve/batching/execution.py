@@ -77,7 +77,9 @@ class Execution:
         outcomes: list[Outcome] = []
         for part in condition.runner.isolated(run, until_ns):
             found = part.result
-            outcomes += self._guilty(part, found) if isinstance(found, Fault) else self._answers(part, found)
+            outcomes += (
+                self._failed_run(part, found) if isinstance(found, Fault) else self._answers(part, found)
+            )
             if condition.lost is not None:  # lost meanwhile: the requests that are left are not run
                 return outcomes + self._all_failed(self._batch[len(outcomes) :], condition.lost)
         if not any(isinstance(outcome, Answer | BadRequest) for _, outcome in outcomes):
@@ -118,7 +120,7 @@ class Execution:
         answer.compute_ns += how.took_ns
         return request, answer
 
-    def _guilty(self, run: Run[Request], fault: Fault) -> list[Outcome]:
+    def _failed_run(self, run: Run[Request], fault: Fault) -> list[Outcome]:
         """The requests of a run that failed, each with the fault."""
         if run.shrunk:
             self.condition.note_ceiling()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .interface import Answer
-from .splitting import Part, Whole
+from .splitting import Part, SplitRequest
 
 Shapes = tuple[tuple[int, ...], ...]
 # An urgent request is queued as if it had come so much earlier. So it overtakes only requests that came later than
@@ -51,7 +51,7 @@ class Request:
     def parts(self, limit: int) -> list["Request"]:
         """The same in pieces of ``limit`` rows (the last has the rest), as views."""
         starts = range(0, self.rows, limit)
-        whole = Whole(len(starts))
+        split = SplitRequest(len(starts))
         return [
             Request(
                 [array[start : start + limit] for array in self.arrays],
@@ -64,7 +64,7 @@ class Request:
                 self.urgent,
                 self.alone,
                 self.deadline_ns,
-                Part(whole, index, start + limit >= self.rows),
+                Part(split, index, start + limit >= self.rows),
             )
             for index, start in enumerate(starts)
         ]
@@ -198,7 +198,7 @@ class RequestQueue:
         """The next part of a split request of which a part has run already; empty where there is none."""
         for group in self._groups.values():
             for line in (group.ordinary, group.urgent):
-                while line and (part := line[0].part) is not None and part.whole.begun:
+                while line and (part := line[0].part) is not None and part.request.begun:
                     request = line.popleft()
                     if not request.future.done():
                         return self._batch(group, [request], request.rows, True)
@@ -224,7 +224,7 @@ class RequestQueue:
             if request.urgent:
                 self.taken_urgent_rows += request.rows
             if request.part is not None:
-                request.part.whole.begun = batch.split = True
+                request.part.request.begun = batch.split = True
                 self.taken -= not request.part.last
 
     def _drop(self, group: _ShapeGroup, request: Request) -> None:
@@ -233,9 +233,9 @@ class RequestQueue:
         self.present -= 1
         self._count(request)
         if request.part is not None:
-            if request.part.whole.over:  # its parts are one request
+            if request.part.request.over:  # its parts are one request
                 return
-            request.part.whole.over = True
+            request.part.request.over = True
         if request.future.cancelled():
             self.vanished += 1
         else:

@@ -265,12 +265,12 @@ class BatchScheduler:
         for request, outcome in outcomes:
             if request.part is None:
                 joined.append((request, outcome))
-            elif (whole := request.part.whole.take(request.part.index, outcome)) is not None:
-                if isinstance(whole, Answer):
-                    self._counters.joined(whole.queue_ns, whole.compute_ns)
+            elif (ended := request.part.request.take(request.part.index, outcome)) is not None:
+                if isinstance(ended, Answer):
+                    self._counters.joined(ended.queue_ns, ended.compute_ns)
                 else:
                     self._counters.failed(self._clock() - request.since_ns)
-                joined.append((request, whole))
+                joined.append((request, ended))
         return joined
 
     @property

@@ -14,8 +14,8 @@ from .interface import Answer
 Outcome = Answer | EngineFailed | TimedOut | BadRequest
 
 
-class Whole:
-    """One split request (not the FP32 whole): gathers the answers of its ``parts`` in their order.
+class SplitRequest:
+    """One split request: gathers the answers of its ``parts`` in their order.
 
     ``begun``: a part has been taken for a batch. ``over``: the request is answered, has failed, or its caller has gone;
     the remaining parts are ignored, and the request has been counted.
@@ -44,7 +44,7 @@ class Whole:
 class Part:
     """The place of one part in its request."""
 
-    whole: Whole
+    request: SplitRequest
     index: int
     last: bool
 

@@ -43,6 +43,7 @@ def router(job_store: JobStore, files: Files, store: Store, wake: Callable[[], N
     """Every route under ``/v1/files`` and ``/v1/fine_tuning``. ``wake`` is called, from any thread, after a job
     was created or is to be cancelled."""
     routes = APIRouter(tags=["fine-tuning"])
+    _add_changes_of_files(routes, job_store, files)
     _add_files(routes, job_store, files)
     _add_jobs(routes, job_store, JobAdmission(job_store, files, store), wake)
     _add_reading(routes, job_store)
@@ -53,7 +54,7 @@ def _json(value: object, headers: dict[str, str] | None = None) -> Response:
     return Response(orjson.dumps(value), 200, headers, "application/json")
 
 
-def _add_files(routes: APIRouter, job_store: JobStore, files: Files) -> None:
+def _add_changes_of_files(routes: APIRouter, job_store: JobStore, files: Files) -> None:
     # Held while a content's file and its row are written, so that a delete cannot come between them.
     renaming = threading.Lock()
 
@@ -72,6 +73,17 @@ def _add_files(routes: APIRouter, job_store: JobStore, files: Files) -> None:
             received = await files.receive(request.scope["headers"], request.receive)
         return _json(file_body(await run_in_threadpool(keep, received)))
 
+    @routes.delete("/v1/files/{id}")
+    def delete(id: str) -> Response:
+        """Forget a file; its bytes go with the last name they have."""
+        sha256 = job_store.file(id).sha256
+        with renaming:
+            if job_store.delete_file(id):
+                files.remove(sha256)
+        return _json({"id": id, "object": "file", "deleted": True})
+
+
+def _add_files(routes: APIRouter, job_store: JobStore, files: Files) -> None:
     @routes.get("/v1/files")
     def listing(
         after: str | None = None,
@@ -99,15 +111,6 @@ def _add_files(routes: APIRouter, job_store: JobStore, files: Files) -> None:
         headers = {"content-length": str(record.bytes), "x-content-type-options": "nosniff"}
         chunks = _chunks(files.path(record.sha256))
         return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
-
-    @routes.delete("/v1/files/{id}")
-    def delete(id: str) -> Response:
-        """Forget a file; its bytes go with the last name they have."""
-        sha256 = job_store.file(id).sha256
-        with renaming:
-            if job_store.delete_file(id):
-                files.remove(sha256)
-        return _json({"id": id, "object": "file", "deleted": True})
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

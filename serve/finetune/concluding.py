@@ -119,16 +119,16 @@ class Conclusion:
             if self._roster.active(version.name) == str(version.number):
                 return
             if (live := self._store.live_number(version.name)) != version.number:
-                sentence = f"{version} was made active, but it did not serve: version {live} is active now"
-                raise JobFailed("NOT_SERVED", sentence, version.number)
+                message = f"{version} was made active, but it did not serve: version {live} is active now"
+                raise JobFailed("NOT_SERVED", message, version.number)
             if fault := self._roster.fault(version.name, version.number):
-                sentence = f"{version} was published, but the server did not take it: {fault}"
-                raise JobFailed("NOT_SERVED", sentence, version.number)
+                message = f"{version} was published, but the server did not take it: {fault}"
+                raise JobFailed("NOT_SERVED", message, version.number)
             time.sleep(0.05)
         if self._stopping.is_set():
             raise ServerStops
-        sentence = f"{version} was published but did not become active in {SWAP_SECONDS:g} s"
-        raise JobFailed("NOT_SERVED", sentence, version.number)
+        message = f"{version} was published but did not become active in {SWAP_SECONDS:g} s"
+        raise JobFailed("NOT_SERVED", message, version.number)
 
 
 def by_hand(version: Version) -> str:
@@ -146,11 +146,11 @@ def _policy(job: Job) -> str:
 def _stale(job: Job, version: Version, active: int | None) -> StaleParent:
     name, parent = version.name, version.manifest["parent"]
     measured = version.manifest["gate"].get("against")
-    sentence = f" and measured against {name}@{measured}" if measured not in (None, parent) else ""
+    measured_against = f" and measured against {name}@{measured}" if measured not in (None, parent) else ""
     return StaleParent(
         STALE_PARENT,
-        f"{version} was made from {name}@{parent}{sentence}, but {name}@{active} is active: making it active would "
-        f"undo what came since. It is published and not made active; fine-tune {name} again, or with stale_parent = "
+        f"{version} was made from {name}@{parent}{measured_against}, but {name}@{active} is active: making it "
+        f"active would undo what came since. It is published and not made active; fine-tune {name} again, or with stale_parent = "
         f'"rejudge" (judged against the active version) or "retrain" (trained again from it); '
         + by_hand(version),
         version.number,

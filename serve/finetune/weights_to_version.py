@@ -73,7 +73,7 @@ def _convert(request: Mapping[str, Any], notify: Any) -> dict[str, Any]:
         store,
         origin,
         further,
-        lambda sentence: notify(_stage(sentence)),
+        lambda line: notify(_stage(line)),
         samples,
     )
     return {
@@ -85,10 +85,10 @@ def _convert(request: Mapping[str, Any], notify: Any) -> dict[str, Any]:
     }
 
 
-def _stage(sentence: str) -> str:
-    if sentence.startswith("proving"):
+def _stage(line: str) -> str:
+    if line.startswith("proving"):
         return "proving"
-    return "gating" if sentence.startswith("judging") else "converting"
+    return "gating" if line.startswith("judging") else "converting"
 
 
 def _line(lines: Any, message: Mapping[str, Any]) -> None:

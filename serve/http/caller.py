@@ -145,24 +145,24 @@ async def answer_or_leave(future: asyncio.Future[Answer], receive: Receive) -> A
     """
     if future.done():
         return future.result()
-    ear = _Ear(future, receive)
+    listener = _DisconnectListener(future, receive)
     try:
         return await future
     except asyncio.CancelledError:
-        if ear.heard_leaving:
+        if listener.disconnected:
             raise CallerLeft from None
         raise
     finally:
-        ear.close()
+        listener.close()
 
 
-class _Ear:
+class _DisconnectListener:
     """Listens for the end of the connection and cancels the future then, without a task of its own."""
 
-    __slots__ = ("_future", "_steps", "heard_leaving")
+    __slots__ = ("_future", "_steps", "disconnected")
 
     def __init__(self, future: asyncio.Future[Answer], receive: Receive) -> None:
-        self.heard_leaving = False
+        self.disconnected = False
         self._future = future
         self._steps = receive().__await__()
         self._listen()
@@ -174,7 +174,7 @@ class _Ear:
             waiting = next(self._steps)
         except StopIteration as heard:
             if heard.value is not None and heard.value["type"] == "http.disconnect":
-                self.heard_leaving = True
+                self.disconnected = True
                 self._future.cancel()
             return
         if waiting is None:  # a bare yield: go on in the loop's next iteration

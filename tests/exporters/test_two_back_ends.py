@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from halfeven.exporters.captured.forms import ProgramForms
 from halfeven.exporters.foreign.forms import foreign_subject
+from halfeven.exporters.policy.classes import class_of
 from halfeven.exporters.road import travel
 from halfeven.exporters.subject import Subject
 from halfeven.models.errors import CannotConvert
@@ -28,37 +29,6 @@ EVERY = bool(os.environ.get("HALFEVEN_EVERY_CASE"))
 OWN = {
     "recommendation": "not to convert: what casts move differs with the graph",
     "repairs": "which masks and overflows can be rewritten exactly is proven on the graph itself",
-}
-CONSTANTS = (
-    "a number in a module's code is arithmetic in FP32, in a file it is a tensor that half may not hold"
-)
-GUARDS = "at O3 what guards a division in a file becomes half's least number and needs no FP32"
-WEIGHTS = "a module's weights are weighed by their norm, a file's by their worst slice"
-FOLDED = "what a file computes of constants alone is a constant in FP32; a module computes it in half"
-ORDER = "either of two nodes is enough, and candidates of equal suspicion come in another order"
-# Models whose graphs agree and of which other operations stay in FP32.
-OTHERS_KEPT = {
-    "tiny product": CONSTANTS,
-    "tiny weights": CONSTANTS,
-    "huge weights": CONSTANTS,
-    "layer scale": CONSTANTS,
-    "eps 1e-12 on a variance": CONSTANTS,
-    "eps 1e-8 on a mean": GUARDS,
-    "eps 1e-12 on a norm": GUARDS,
-    "eps under a reciprocal": GUARDS,
-    "slow average": ORDER,
-}
-# Models of which, at O3 without a search, one is live and the other refused.
-OTHER_AT_O3 = {
-    "eps 1e-8 on a mean": GUARDS,
-    "eps under a reciprocal": GUARDS,
-    "clamp at 1e-8": GUARDS,
-    "maximum with 1e-10": GUARDS,
-    "masked pooling": GUARDS,
-    "narrow variance": WEIGHTS,
-    "huge weights": WEIGHTS,
-    "id as a number": WEIGHTS,
-    "sinusoidal positions": FOLDED,
 }
 NAME = "model"  # not every name of the corpus is one that a store takes
 FORM = "onnx"
@@ -105,12 +75,10 @@ def outcome(version: Version) -> Outcome:
     return Outcome(version.status, version.manifest["forms"][FORM], frozenset(report), ops)
 
 
-# ATen → ONNX, where more than the case differs.
-CLASSES = {"gemm": "linear", "truediv": "div", "reducemean": "mean", "reducesum": "sum", "conv2d": "conv"}
-
-
 def classed(op: str) -> str:
-    return CLASSES.get(op.lower(), op.lower())
+    """The class of an operation; its own name where it is in no class."""
+    found = class_of(op).name
+    return op.lower() if found == class_of("").name else found
 
 
 Both = Callable[[str, str, bool], tuple[Outcome, Outcome]]
@@ -122,15 +90,7 @@ cases = [
 every_case = pytest.mark.parametrize(("name", "level", "search"), cases)
 
 
-def cases_without(names: Collection[str], *asked: tuple[object, object]) -> pytest.MarkDecorator:
-    """All cases but these models' (at these levels)."""
-    return pytest.mark.parametrize(
-        ("name", "level", "search"),
-        [case for case in cases if case.values[0] not in names or (asked and case.values[1:] not in asked)],
-    )
-
-
-@cases_without(OTHER_AT_O3, ("O3", False))
+@every_case
 def test_a_module_and_its_file_end_alike(name: str, level: str, search: bool, both: Both) -> None:
     """The same exit code and verdict, and neither is searched where the other is not."""
     module, file = both(name, level, search)
@@ -138,7 +98,7 @@ def test_a_module_and_its_file_end_alike(name: str, level: str, search: bool, bo
     assert (file.facts["search"] == "not asked") == (module.facts["search"] == "not asked")
 
 
-@cases_without(OTHERS_KEPT)
+@every_case
 def test_where_the_graphs_agree_the_same_operations_stay_in_fp32(
     name: str, level: str, search: bool, both: Both
 ) -> None:

@@ -6,8 +6,8 @@ import logging
 class RepeatedWarning:
     """A kind of warning. The 1st, 10th and 100th are logged, then each 1000th: by count, not by time."""
 
-    def __init__(self, logger: logging.Logger, sentence: str) -> None:
-        self._logger, self._sentence = logger, sentence
+    def __init__(self, logger: logging.Logger, warning: str) -> None:
+        self._logger, self._warning = logger, warning
         self._seen = self._logged = 0
 
     def count(self, detail: str) -> None:
@@ -18,4 +18,4 @@ class RepeatedWarning:
         more = self._seen - self._logged - 1
         self._logged = self._seen
         since = f" ({more} more since the last line like this, {self._seen} in all)" if more else ""
-        self._logger.warning("%s: %s%s", self._sentence, detail, since)
+        self._logger.warning("%s: %s%s", self._warning, detail, since)

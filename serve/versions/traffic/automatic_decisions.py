@@ -14,7 +14,7 @@ from ....models.store import Store
 from .. import orders
 from .loaded_version import LoadedVersion
 
-logger = logging.getLogger("halfeven.rollout")
+logger = logging.getLogger("halfeven.versions")
 TRIAL = "trial"  # by whose order the alias goes back
 Numbers = Mapping[str, Any]
 

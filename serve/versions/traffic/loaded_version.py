@@ -21,7 +21,7 @@ from .comparison import Scale
 from .drift import Drift
 from .rules import Rules
 
-logger = logging.getLogger("halfeven.rollout")
+logger = logging.getLogger("halfeven.versions")
 DRAIN_SECONDS = 60.0
 
 

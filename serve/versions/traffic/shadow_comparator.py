@@ -15,7 +15,7 @@ import numpy as np
 from ....models.errors import HalfevenError
 from ...batching.interface import Answer, Submit
 
-logger = logging.getLogger("halfeven.rollout")
+logger = logging.getLogger("halfeven.versions")
 MOST_PENDING = 16  # requests
 MOST_PENDING_BYTES = 64 * 2**20  # of their inputs
 Compare = Callable[[Answer, Answer], None]  # the caller's answer, the second version's

@@ -10,7 +10,7 @@ from halfeven.exporters.foreign.masks import rewrite_masks
 from halfeven.exporters.foreign.normalise import normalise
 from halfeven.exporters.foreign.oracle import Oracle
 from halfeven.exporters.foreign.profile import profile
-from halfeven.exporters.ranges.sentinels import HIGH, LOW
+from halfeven.exporters.ranges.maskrules import HIGH, LOW
 from onnx import ModelProto
 
 from tests.exporters.foreign.onnx_files import convert, errors_u, parsed
