@@ -119,6 +119,8 @@ class _Attention(nn.Module):
 class _Window(nn.Module):
     """Attention within windows of 4 by 4, moved by half a window in every other block; masked where edges meet."""
 
+    mask: Tensor
+
     def __init__(self, width: int, heads: int, side: int, shift: int) -> None:
         super().__init__()
         self.before, self.after, self.heads = nn.LayerNorm(width), nn.LayerNorm(width), heads

@@ -150,8 +150,8 @@ def _stale(job: Job, version: Version, active: int | None) -> StaleParent:
     return StaleParent(
         STALE_PARENT,
         f"{version} was made from {name}@{parent}{measured_against}, but {name}@{active} is active: making it "
-        f"active would undo what came since. It is published and not made active; fine-tune {name} again, or with stale_parent = "
-        f'"rejudge" (judged against the active version) or "retrain" (trained again from it); '
-        + by_hand(version),
+        "active would undo what came since. It is published and not made active; fine-tune "
+        f'{name} again, or with stale_parent = "rejudge" (judged against the active version) or "retrain" (trained '
+        "again from it); " + by_hand(version),
         version.number,
     )

@@ -122,6 +122,8 @@ def test_on_a_device_the_flags_are_looked_at_when_they_have_arrived() -> None:
         def __init__(self, *flags: bool) -> None:
             self.flags = np.array(flags)
 
+        def synchronize(self) -> None: ...
+
         def wait(self) -> list[np.ndarray]:
             return [np.arange(3), self.flags]
 
