@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from halfeven.exporters.evidence import facts_of
+from halfeven.exporters.foreign.stored import stored_ties
 from halfeven.exporters.gate.divergence import SENTINEL
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF
 from halfeven.exporters.gate.trial import Pair, pairs_of
@@ -92,7 +93,12 @@ def wrong_inputs(
     spec, dtype = version.spec(), version.manifest["half"]
     engines = [load_whole(version, form, CPU), load_half(version, form, CPU)]
     whole, half = (answers_of(spec, engine) for engine in engines)
-    ties = ties_of(whole_module(version), spec, dtype, samples) if form == "torch" else None
+    program = version.has("whole.pt2")
+    ties = (
+        ties_of(whole_module(version), spec, dtype, samples)
+        if program
+        else stored_ties(version, dtype, samples)
+    )
     judged = {output["name"]: output for output in report["outputs"]}
     trials = [tried(numbers, inputs, whole(inputs), half(inputs), ties)
               for numbers, inputs in samples.batches(spec.max_batch_size)]  # fmt: skip
