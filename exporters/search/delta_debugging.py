@@ -179,8 +179,21 @@ class _Search:
                 if not self.score(self.suspects).passed:  # no set passes these
                     self.scores, self.best = before
                     return
+            elif not self.over:
+                self.bring_forward(size)
+                size += 1
+                continue
             size = min(len(self.suspects), size + max(1, size // GROWTH))
         self.one_minimal(self.reduced([], self.suspects[:size]))
+
+    def bring_forward(self, size: int) -> None:
+        """Move a suspect behind the prefix, which fails, to its end: the last of the shortest prefix that passes.
+
+        What unseen samples fail for may be one node that costs nothing on others, far behind in their order.
+        """
+        last = self.bisected(size, len(self.suspects)) - 1
+        before, after = self.suspects[:last], self.suspects[last + 1 :]
+        self.suspects = [*before[:size], self.suspects[last], *before[size:], *after]
 
     def shortest_prefix(self, needed: int, reorder: Reorder | None) -> int:
         """Found by doubling, with few runs whatever the budget, else all would be kept."""
@@ -190,14 +203,18 @@ class _Search:
             if more > SUSPECTS and reorder is not None:
                 self.suspects = [*self.suspects[:needed], *reorder(self.suspects[needed:])]
                 more, reorder, self.reordered = 1, None, True
-        failing, passing = needed + more // 2, min(needed + more, len(self.suspects))
-        if self.reordered or self.over:  # elsewhere taking away finds the same
-            while passing - failing > 1:
-                size = (passing + failing) // 2
-                if self.score(self.suspects[:size]).passed:
-                    passing = size
-                else:
-                    failing = size
+        passing = min(needed + more, len(self.suspects))
+        # elsewhere taking away finds the same
+        return self.bisected(needed + more // 2, passing) if self.reordered or self.over else passing
+
+    def bisected(self, failing: int, passing: int) -> int:
+        """The length of a prefix that passes, one less of which fails."""
+        while passing - failing > 1:
+            size = (passing + failing) // 2
+            if self.score(self.suspects[:size]).passed:
+                passing = size
+            else:
+                failing = size
         return passing
 
     def ask_again(self) -> None:

@@ -253,8 +253,8 @@ def test_a_prefix_of_the_measured_order_is_tried_on_unseen_samples_before_anythi
     )
     assert found is not None and found.minimal and len(found.kept) == 21 and "n7" in found.kept
     sizes = [len(kept) for kept in refused]
-    assert sizes[0] == 20 and "n7" in refused[-1] and sizes == sorted(sizes) and len(sizes) < 12
-    assert all("n7" not in kept for kept in refused[:-1])
+    assert sizes[0] == 20 and "n7" in refused[-1] and len(refused) == 2
+    assert sizes[-1] == 26, "a few more, as errors add up, and the one that unseen samples fail for"
 
 
 def test_with_a_spent_budget_what_is_held_has_passed_unseen_samples_too() -> None:
