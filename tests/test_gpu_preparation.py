@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks import gpu
+from tests.benchmarks.floors import nets, operations_and_bytes
 from tests.benchmarks.gpu_packages import missing, wanted
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,3 +64,10 @@ def test_a_warning_that_only_a_gpu_gives_fails_no_gpu_test(tmp_path: Path) -> No
     found = re.search(r"-m pytest (.*?) -m gpu", recipe("gpu"))
     assert found is not None
     assert (returned(), returned(*found[1].split())) == (1, 0)
+
+
+def test_the_floors_count_every_product_once_a_row_and_weights_once_a_batch() -> None:
+    per_row, weights, sent = 2 * (64 * 256 + 256 * 10), 64 * 256 + 256 + 256 * 10 + 10, 4 * (64 + 10)
+    tiny = nets()["tiny"]
+    for rows in (1, 32):
+        assert operations_and_bytes(tiny, rows) == (rows * per_row, 2 * weights + rows * sent)
