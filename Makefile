@@ -6,9 +6,11 @@ BIN    := $(VENV)/bin
 ALONE  := $(VENV)/alone
 READY  := $(VENV)/ready
 PEERS  := .peers
-GPU_SECONDS := 530
+GPU    := .gpu
+GPU_TEST_SECONDS := 300
+GPU_BENCH_SECONDS := 220
 
-.PHONY: help venv demo test test-all check lint types layers resolves older peers real gpu weights clean
+.PHONY: help venv demo test test-all check lint types layers resolves older peers real gpu gpu-prepare weights clean
 
 help:
 	@echo "make demo      installs the package alone; the whole story on real digits, under two minutes after that"
@@ -17,6 +19,7 @@ help:
 	@echo "make peers     other projects' clients, which the conformance tests drive where they are (make check has them)"
 	@echo "make real      models that other packages ship, converted and served"
 	@echo "make gpu       the GPU tests and the GPU benchmark, with PYTHON=… as it is (nothing is installed)"
+	@echo "make gpu-prepare  beforehand, needs no GPU: what that PYTHON lacks but torch, and the converted models, in .gpu"
 	@echo "make weights   train the zoo's digits again"
 	@echo "make clean     remove what make made"
 
@@ -87,20 +90,34 @@ real: $(READY)
 	$(BIN)/python -m pytest -q tests/real
 
 # The interpreter is taken as it is: a GPU machine often has its own torch, and no way to fetch another.
-# .links makes the checkout importable as `halfeven` without an installation.
-gpu: export PYTHONPATH := $(CURDIR)/.links
+# .links makes the checkout importable as `halfeven` without an installation; $(GPU)/packages has what that Python lacks.
+gpu gpu-prepare: export PYTHONPATH := $(CURDIR)/.links:$(CURDIR)/$(GPU)/packages
+
+# Fetched and converted here, so that no minute of a GPU is spent on it: carry $(GPU) along, and .pytest_cache/kept, where
+# the captured programs are (for a processor of this kind).
+gpu-prepare:
+	mkdir -p .links $(GPU) && ln -sfn .. .links/halfeven
+	$(PYTHON) tests/benchmarks/gpu_packages.py > $(GPU)/missing.txt
+	test ! -s $(GPU)/missing.txt || $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile \
+	  --target $(GPU)/packages -r $(GPU)/missing.txt
+	$(PYTHON) -m tests.benchmarks.gpu $(GPU)/store --prepare
+	$(PYTHON) -W ignore -c 'from tests.corpus import CORPUS, captured; [captured(name) for name in CORPUS]'
+
 gpu:
 	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
 	  { echo "make gpu needs a torch that sees a CUDA device, and the one of $(PYTHON) does not"; exit 2; }
 	mkdir -p .links && ln -sfn .. .links/halfeven
-	timeout $(GPU_SECONDS) sh -c 'failed=0; \
-	  $(PYTHON) -m pytest -m gpu tests/models tests/exporters $(if $(OUT),--junitxml="$(OUT)/gpu-tests.xml") || failed=1; \
-	  $(PYTHON) -m tests.benchmarks.gpu $(if $(OUT),--out="$(OUT)/gpu.json") || failed=1; \
-	  exit $$failed'
+	@missing=$$($(PYTHON) tests/benchmarks/gpu_packages.py); test -z "$$missing" || \
+	  { echo "$(PYTHON) lacks what the GPU tests need; run 'make gpu-prepare' beforehand:"; echo "$$missing"; exit 2; }
+	failed=0; \
+	  timeout $(GPU_TEST_SECONDS) $(PYTHON) -m pytest -W default -m gpu tests/models tests/exporters \
+	    $(if $(OUT),--junitxml="$(OUT)/gpu-tests.xml") || failed=1; \
+	  timeout $(GPU_BENCH_SECONDS) $(PYTHON) -m tests.benchmarks.gpu $(GPU)/store $(if $(OUT),--out="$(OUT)/gpu.json") || failed=1; \
+	  exit $$failed
 
 weights: $(READY)
 	$(BIN)/python -m halfeven.models.zoo.digits.train
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(GPU) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

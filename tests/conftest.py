@@ -17,6 +17,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 NOT_SOURCE = shutil.ignore_patterns(
     ".git",
+    ".gpu",
     ".links",
     ".venv",
     "build",

@@ -1,15 +1,16 @@
 """Half against whole on a CUDA device: throughput, latency and memory of the torch form, in one run.
 
-    make gpu PYTHON=python3 OUT=/tmp/out        (or: python -m tests.benchmarks.gpu --out FILE.json)
+    make gpu-prepare                         converts, on a CPU: python -m tests.benchmarks.gpu STORE --prepare
+    make gpu PYTHON=python3 OUT=/tmp/out     measures:           python -m tests.benchmarks.gpu STORE --out FILE.json
 
-Every model is converted and proven first; a half that is not equal is not measured. Times are medians, of
-the engine's whole run (copies in and out included); memory is what torch allocated at its peak.
+Every model is converted first, where that was not done beforehand, and proven on the device; a half that is not equal
+is not measured. Times are medians, of the engine's whole run (copies in and out included); memory is what torch
+allocated at its peak.
 """
 
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -63,25 +64,34 @@ def compare(version: Version, device: torch.device) -> dict[str, Any]:
     return found
 
 
+def converted(root: Path, model: str) -> Version:
+    """The model's version in the store at ``root``, converted now where it has none. Needs no device."""
+    store = Store(root)
+    if (found := store.newest(model)) is not None:
+        return found
+    folder = write_folder(root / "folders", model, "torch", "O1")
+    return convert(folder, store, Options(forms=("torch",)), print).version
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("store", type=Path)
+    parser.add_argument("--prepare", action="store_true", help="only convert; needs no CUDA device")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     use_true_fp32()
+    versions = {model: converted(asked.store, model) for model in WORKLOADS}
+    if asked.prepare:
+        return
     device = torch.device("cuda:0")
     results: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "environment": environment(device),
         "models": {},
     }
-    with tempfile.TemporaryDirectory() as name:
-        store = Store(Path(name) / "store")
-        for model in WORKLOADS:
-            done = convert(
-                write_folder(Path(name), model, "torch", "O1"), store, Options(forms=("torch",)), print
-            )
-            results["models"][model] = compare(done.version, device)
-            print(model, json.dumps(results["models"][model], indent=1))
+    for model, version in versions.items():
+        results["models"][model] = compare(version, device)
+        print(model, json.dumps(results["models"][model], indent=1))
     if asked.out:
         asked.out.write_text(json.dumps(results, indent=2) + "\n")
 
