@@ -7,7 +7,7 @@ import numpy as np
 from ...exporters.inputs.samples import Samples, stored_samples
 from ...models.spec import ModelSpec, TensorSpec
 from ...models.store import Version
-from .datasets import TrainingData
+from .datasets import TrainingData, row_digests
 from .judging_metrics import classifies
 
 SCALED = 30.0  # times as large or as small as the parent's samples
@@ -20,7 +20,8 @@ def findings_of(parent: Version, data: TrainingData, train: np.ndarray) -> list[
     found = [missing_classes(tensor, data.samples.targets[tensor.name][train]) for tensor in spec.outputs
              if tensor.name in data.losses]  # fmt: skip
     if parent.manifest.get("samples", {}).get("source") == "given":
-        found += scaled_inputs(spec, data.samples, stored_samples(parent))
+        known = stored_samples(parent)
+        found += [*scaled_inputs(spec, data.samples, known), trained_judges(known.split()[1], data, train)]
     return [sentence for sentence in [left_out(data), *found, repeated(data)] if sentence]
 
 
@@ -63,6 +64,19 @@ def scaled_inputs(spec: ModelSpec, data: Samples, known: Samples) -> list[str]:
                 f"{old:.3g}): were the rows scaled as those that the model was trained on?"
             )
     return found
+
+
+def trained_judges(judging: Samples, data: TrainingData, train: np.ndarray) -> str:
+    """Judging samples that are trained on too: they do not show what is forgotten."""
+    digests = data.row_digests()
+    trained = {digests[row] for row in train}
+    both = sum(digest in trained for digest in row_digests(judging)) if judging.targets else 0
+    return (
+        f"{both} of the {judging.count} judging samples of the model are among the rows to train on: they do not show "
+        "what is forgotten"
+        if both
+        else ""
+    )
 
 
 def repeated(data: TrainingData) -> str:

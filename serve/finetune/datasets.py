@@ -46,9 +46,13 @@ class TrainingData:
         return np.delete(np.arange(self.rows + len(self.quarantined)), list(self.quarantined))
 
     def row_digests(self) -> list[bytes]:
-        """A digest of each row's inputs: equal inputs, equal digests, whatever the targets say."""
-        arrays = [np.ascontiguousarray(array) for _, array in sorted(self.samples.arrays.items())]
-        return [_digest([array[row] for array in arrays]) for row in range(self.rows)]
+        return row_digests(self.samples)
+
+
+def row_digests(samples: Samples) -> list[bytes]:
+    """A digest of each row's inputs: equal inputs, equal digests, whatever the targets say."""
+    arrays = [np.ascontiguousarray(array) for _, array in sorted(samples.arrays.items())]
+    return [_digest([array[row] for array in arrays]) for row in range(samples.count)]
 
 
 def read_training(

@@ -65,8 +65,10 @@ class Passes:
         return torch.amp.autocast(self.kind, dtype=DTYPES[precision], enabled=precision != "fp32")
 
     def buffers_are_finite(self) -> bool:
-        found = [buffer for name, buffer in self.module.named_buffers() if name in self.sound]
-        return all(bool(torch.isfinite(buffer).all()) for buffer in found if buffer.is_floating_point())
+        """Asked of the device once for all buffers."""
+        buffers = [one for name, one in self.module.named_buffers() if name in self.sound]
+        found = [torch.isfinite(one).all() for one in buffers if one.is_floating_point()]
+        return not found or bool(torch.stack(found).all())
 
 
 class Quarantine:

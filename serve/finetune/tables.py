@@ -45,7 +45,7 @@ def kind_of(path: Path, spec: ModelSpec) -> str | None:
         line = head.split(b"\n")[0].decode("utf-8-sig").strip()
     except UnicodeDecodeError:
         return None
-    if line.startswith("{"):
+    if line.startswith("{") and line[1:].lstrip().startswith('"'):
         return JSON_LINES
     columns = {column.strip().strip('"').split(".")[0] for column in line.split(",")}
     return CSV if columns & {tensor.name for tensor in spec.inputs} else None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.serve.finetune.data_findings import missing_classes, repeated, scaled_inputs
+from halfeven.serve.finetune.data_findings import missing_classes, repeated, scaled_inputs, trained_judges
 from halfeven.serve.finetune.datasets import TrainingData
 
 LOGITS = TensorSpec("y", "FP32", (Dim(), Dim(30, 30)), kind="logits", labels=("zero", "one"))
@@ -31,6 +31,14 @@ def test_data_of_another_scale_are_named(factor: float, words: str) -> None:
     assert scaled_inputs(SPEC, rows(factor=3), rows()) == []
     (finding,) = scaled_inputs(SPEC, rows(factor=factor), rows())
     assert finding.startswith("input 'x' is") and words in finding
+
+
+def test_judging_samples_that_are_trained_on_are_counted() -> None:
+    data = TrainingData(rows(), {"y": "cross_entropy"})
+    judging = data.samples.take(np.array([1, 2, 30]))
+    finding = trained_judges(judging, data, np.arange(25))
+    assert finding.startswith("2 of the 3 judging samples")
+    assert trained_judges(judging, data, np.arange(3, 25)) == ""
 
 
 def test_rows_that_occur_again_are_named_and_where_their_targets_contradict() -> None:

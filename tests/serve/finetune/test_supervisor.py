@@ -214,18 +214,19 @@ def test_a_job_judged_against_the_version_that_came_meanwhile_cannot_undo_it(
         "image": np.concatenate([old, old[:, :, ::-1]]),
         "target:logits": np.concatenate([classes, classes]),
     }
+    both["image"][3], both["image"][700] = np.nan, 1e30
     save_file(
         {name: np.ascontiguousarray(array) for name, array in both.items()}, tmp_path / "flipped.safetensors"
     )
     with served_to_client(store) as (_, port, client):
         first = start(client, new_data, QUICK)
-        second = start(
-            client, tmp_path / "flipped.safetensors", {**QUICK, "n_epochs": 10, "stale_parent": "rejudge"}
-        )
+        words = {"stale_parent": "rejudge", "bad_rows": "quarantine"}
+        second = start(client, tmp_path / "flipped.safetensors", {**QUICK, "n_epochs": 10, **words})
         again = start(client, new_data, {**QUICK, "n_epochs": 1, "stale_parent": "retrain"})
         assert ended(client, first.id).fine_tuned_model == "digits@2"
         undone = ended(client, second.id)
         assert (undone.status, undone.error and undone.error.code) == ("failed", "METRIC_REGRESSED")
+        assert undone.to_dict()["halfeven"]["summary"]["quarantined"] == [3, 700]
         gate = undone.to_dict()["halfeven"]["gate"]
         assert gate["against"] == 2 and not gate["forms"]["torch"]["judging"]["logits"]["comparison"]["holds"]
         assert gate["forms"]["torch"]["held_out"]["logits"]["comparison"]["better"], (
