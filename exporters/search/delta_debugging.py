@@ -56,6 +56,7 @@ Counterexamples = Callable[
     [Sequence[str]], bool
 ]  # whether unseen samples fail; if so, the judge asks them from now on
 SUSPECTS = 16  # that are tried in the order given
+LATE = 4  # suspects that are moved to the front where a prefix keeps more than this share of all
 GROWTH = 4  # a prefix that unseen samples refuse grows by this share of itself
 
 # What a form shows as ``search``.
@@ -170,6 +171,10 @@ class _Search:
 
     def run(self, needed: int, reorder: Reorder | None, counterexamples: Counterexamples) -> None:
         size = self.shortest_prefix(needed, reorder)
+        for _ in range(LATE):
+            if self.reordered and not self.over and size * LATE > len(self.suspects):
+                self.bring_forward(needed, size)
+                size = self.bisected(needed, size)
         while self.reordered and size < len(self.suspects):
             if self.score(self.suspects[:size]).passed:
                 if not counterexamples(self.suspects[:size]):
@@ -180,20 +185,19 @@ class _Search:
                     self.scores, self.best = before
                     return
             elif not self.over:
-                self.bring_forward(size)
+                self.bring_forward(size, self.bisected(size, len(self.suspects)))
                 size += 1
                 continue
             size = min(len(self.suspects), size + max(1, size // GROWTH))
         self.one_minimal(self.reduced([], self.suspects[:size]))
 
-    def bring_forward(self, size: int) -> None:
-        """Move a suspect behind the prefix, which fails, to its end: the last of the shortest prefix that passes.
+    def bring_forward(self, place: int, passing: int) -> None:
+        """Move the last of the shortest prefix that passes, which is needed whatever stands before it, to a place.
 
-        What unseen samples fail for may be one node that costs nothing on others, far behind in their order.
+        It may cost nothing by itself, or nothing on the samples that the order was measured on, and stand far behind.
         """
-        last = self.bisected(size, len(self.suspects)) - 1
-        before, after = self.suspects[:last], self.suspects[last + 1 :]
-        self.suspects = [*before[:size], self.suspects[last], *before[size:], *after]
+        last, others = self.suspects[passing - 1], _without(self.suspects, self.suspects[passing - 1])
+        self.suspects = [*others[:place], last, *others[place:]]
 
     def shortest_prefix(self, needed: int, reorder: Reorder | None) -> int:
         """Found by doubling, with few runs whatever the budget, else all would be kept."""

@@ -55,7 +55,10 @@ def refined(
         if found is None:
             break
         if not fails_unseen(found.kept):
-            return found
+            if not found.exhausted or spent() >= end or len(found.kept) == len(candidates):
+                return found
+            candidates, before = list(found.kept), None
+            continue
         notify(f"search: with {len(found.kept)} kept, perturbed samples are not equal; once more with them")
         order = dict.fromkeys([*found.kept, *smallest, *candidates])
         candidates, before = list(order), found

@@ -279,3 +279,17 @@ def test_few_suspects_are_minimised_before_any_unseen_sample_is_asked() -> None:
         names(200), judged_by(needs(["n9"])), budget=AMPLE, reorder=list, counterexamples=fails
     )
     assert found is not None and found.kept == ("n9",)
+
+
+def test_needed_nodes_far_behind_in_the_measured_order_do_not_keep_what_stands_before_them() -> None:
+    """As a logarithm that costs nothing by itself."""
+    needed = {"n0", "n3", "n170", "n195"}
+    sizes = list[int]()
+
+    def judge(kept: frozenset[str]) -> Score:
+        sizes.append(len(kept))
+        return PASS if needed <= kept else FAIL
+
+    found = smallest_set(names(200), judge, budget=Budget(60, 1 << 60), reorder=list)
+    assert found is not None and set(found.kept) == needed and found.minimal
+    assert sum(size > 100 for size in sizes) < 20

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Collection
 
-from halfeven.exporters.search.delta_debugging import Budget, Found, Score
+from halfeven.exporters.search.delta_debugging import Budget, Found, Score, smallest_set
 from halfeven.exporters.search.refinement import NOT_ALL, ROUNDS, refined
 
 AMPLE = Budget(evaluations=100_000, operations=1 << 60)
@@ -133,3 +133,19 @@ def test_counterexamples_that_no_set_passes_leave_the_prefix_that_was_tried_on_t
     )
     assert found is not None and found.exhausted and len(found.kept) == 20 and said[-1] == NOT_ALL
     assert found.after.passed, "on the samples of the search"
+
+
+def test_what_the_first_search_leaves_of_the_budget_makes_its_set_smaller() -> None:
+    """Each search may use half of what is left; without counterexamples the rest would be lost."""
+    spent, needed = [0], {f"n{index}" for index in range(0, 100, 9)}
+    nodes = [f"n{index}" for index in range(100)]
+
+    def judge(kept: frozenset[str]) -> Score:
+        spent[0] += 1
+        return Score(needed <= kept, 1.0, "")
+
+    half = smallest_set(nodes, judge, budget=Budget(1000, 50), spent=lambda: spent[0])
+    spent[0] = 0
+    found = refined(nodes, judge, lambda _: False, budget=Budget(1000, 100), spent=lambda: spent[0])
+    assert half is not None and half.exhausted and found is not None
+    assert needed <= set(found.kept) and len(found.kept) < len(half.kept) - 10 and spent[0] > 90
