@@ -57,7 +57,7 @@ def refined(
         if not fails_unseen(found.kept):
             if not found.exhausted or spent() >= end or len(found.kept) == len(candidates):
                 return found
-            candidates, before = list(found.kept), None
+            candidates, before, reorder = list(found.kept), None, None
             continue
         notify(f"search: with {len(found.kept)} kept, perturbed samples are not equal; once more with them")
         order = dict.fromkeys([*found.kept, *smallest, *candidates])
