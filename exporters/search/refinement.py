@@ -28,9 +28,10 @@ def refined(
     ``counterexamples``: tries these kept nodes on unseen samples, adds the worst that fail to what the judge asks, and
     returns whether there were any. Where no set passes those, what was found before them is returned, as an
     exhausted search. None where not even all candidates kept pass. The budget's operations are those of all searches:
-    each may use half of what is left, and one without any left still adds nodes until the counterexamples pass.
+    each may use half of what is left, one that goes on without a counterexample all of it; one without any left
+    still adds nodes until the counterexamples pass.
     """
-    end, before = spent() + budget.operations, None
+    end, before, needed, share = spent() + budget.operations, None, 0, 2
     smallest: Sequence[str] = ()  # that unseen samples passed
 
     def fails_unseen(kept: Sequence[str]) -> bool:
@@ -44,24 +45,24 @@ def refined(
         found = smallest_set(
             candidates,
             judge,
-            budget=replace(budget, operations=max((end - spent()) // 2, 0)),
+            budget=replace(budget, operations=max((end - spent()) // share, 0)),
             notify=notify,
             spent=spent,
             elsewhere=not search,
             reorder=reorder,
             counterexamples=fails_unseen,
-            needed=len(before.kept) if before else 0,
+            needed=needed,
         )
         if found is None:
             break
         if not fails_unseen(found.kept):
             if not found.exhausted or spent() >= end or len(found.kept) == len(candidates):
                 return found
-            candidates, before, reorder = list(found.kept), None, None
+            candidates, needed, share, reorder = list(found.kept), len(found.kept) - 1, 1, None
             continue
         notify(f"search: with {len(found.kept)} kept, perturbed samples are not equal; once more with them")
         order = dict.fromkeys([*found.kept, *smallest, *candidates])
-        candidates, before = list(order), found
+        candidates, before, needed, share = list(order), found, len(found.kept), 2
     if before is not None and smallest:
         return replace(
             before,
