@@ -63,15 +63,13 @@ def refined(
         notify(f"search: with {len(found.kept)} kept, perturbed samples are not equal; once more with them")
         order = dict.fromkeys([*found.kept, *smallest, *candidates])
         candidates, before, needed, share = list(order), found, len(found.kept), 2
-    if before is not None and smallest:
-        return replace(
-            before,
-            kept=smallest,
-            certificate={},
-            after=judge(frozenset(smallest)),
-            minimal=False,
-            exhausted=True,
-        )
-    if before is not None:
+    return before and _spent(before, smallest, judge, notify)
+
+
+def _spent(before: Found, smallest: Sequence[str], judge: Judge, notify: Callable[[str], None]) -> Found:
+    """What the last search found, unless unseen samples passed another set."""
+    if not smallest:
         notify(NOT_ALL)
-    return before and replace(before, exhausted=True)
+        return replace(before, exhausted=True)
+    after = judge(frozenset(smallest))
+    return replace(before, kept=smallest, certificate={}, after=after, minimal=False, exhausted=True)

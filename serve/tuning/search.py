@@ -29,7 +29,7 @@ from ...models.store import Store, Version
 from ..batching.core_wait import seconds_on_core, waited_for_core_s
 from ..batching.device import DeviceThread
 from ..batching.place import Place
-from ..versions.loading.candidates import HALF_MUST_GAIN, batch_of, close
+from ..versions.loading.candidate_forms import HALF_MUST_GAIN, batch_of, close
 from ..versions.loading.kept_setups import measured_setup
 from ..versions.loading.ready import WHOLES, proven_halves
 from ..versions.loading.tuned import Winner, save_tuned

@@ -25,7 +25,7 @@ from ...batching.interface import PreparedVersion
 from ...batching.invariance import batch_invariance
 from ...batching.place import Place
 from ..orders import drifted
-from .candidates import (
+from .candidate_forms import (
     Candidate,
     anew,
     batch_of,

@@ -23,7 +23,7 @@ from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.loading import candidates as measuring
 from halfeven.serve.versions.loading import ready as readying
-from halfeven.serve.versions.loading.candidates import Candidate, fastest
+from halfeven.serve.versions.loading.candidate_forms import Candidate, fastest
 from safetensors.torch import save_file
 from torch import nn
 
