@@ -48,6 +48,8 @@ WHOLES = {"torch": "whole.pt2", "onnx": "whole.onnx", "live": "live.json"}
 class NoMemory(NotReady):
     """The device has too little memory to find out whether a half may serve."""
 
+    code = "no_memory"
+
 
 def make_ready(version: Version, place: Place, replaces: PreparedVersion | None = None) -> PreparedVersion:
     """The version loaded, proven and warm. Blocks for as long as that takes; call it on no device thread.
