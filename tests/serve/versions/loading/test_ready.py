@@ -21,7 +21,7 @@ from halfeven.models.store import LIVE, Store, Version
 from halfeven.models.wire import Wire
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
-from halfeven.serve.versions.loading import candidates as measuring
+from halfeven.serve.versions.loading import candidate_forms as measuring
 from halfeven.serve.versions.loading import ready as readying
 from halfeven.serve.versions.loading.candidate_forms import Candidate, fastest
 from safetensors.torch import save_file
