@@ -150,7 +150,7 @@ def ask_reference(
 
 
 def _perturbed(spec: ModelSpec, judging: Samples, whole: Answers) -> Iterator[Question]:
-    """Inputs made of few judging samples, those that the whole answers with finite numbers."""
+    """Questions made from few judging samples (`inputs/augmented.py`); only those whose FP32 answer is finite."""
     more = augmented(spec, judging)
     rows = min(spec.max_batch_size, more.count) if more and spec.batched else 0
     for samples, inputs in more.batches(rows) if more else ():
@@ -162,7 +162,7 @@ def _perturbed(spec: ModelSpec, judging: Samples, whole: Answers) -> Iterator[Qu
 
 
 def _finite(spec: ModelSpec, question: Question) -> Question:
-    """The rows that are answered with finite numbers alone."""
+    """The question without the rows whose FP32 answer has NaN or infinity."""
     fine = np.ones(len(question.samples), bool)
     for array in question.reference.values():
         fine &= np.isfinite(array.astype(np.float64)).reshape(len(fine), -1).all(1)

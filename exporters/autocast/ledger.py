@@ -67,7 +67,7 @@ def _read_in_half(
     for node in graph.graph.nodes:
         weight = attribute(graph, str(node.target)) if node.op == "get_attr" else None
         if isinstance(weight, Tensor) and weight.dtype == torch.float32:
-            promoted = weight.ndim == 0  # in the dtype of the others
+            promoted = weight.ndim == 0  # read in the dtype of the other operands
             read = [
                 name
                 for name, dtype in readers(node, "", dtypes)
@@ -79,7 +79,7 @@ def _read_in_half(
         if dtypes.touches_half(name):
             for number in numbers(node):
                 entry = measure(f"{number:g} ({name})", torch.tensor(number), half)
-                if entry.over_budget:  # the others are no weights that a report should show
+                if entry.over_budget:  # the report lists only numbers that half cannot hold
                     yield name, entry
 
 

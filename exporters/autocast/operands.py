@@ -128,7 +128,7 @@ def _sequence(value: Any) -> Sequence[Any]:
 
 
 def numbers(node: Node) -> list[float]:
-    """The numbers in the code among a node's operands: in a file they are tensors of the operands' type."""
+    """The operands of a node that are numbers in the code. An exported file has them as tensors."""
     if not isinstance(node.target, OpOverload):
         return []
     found = []

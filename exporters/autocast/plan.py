@@ -193,9 +193,8 @@ def _of_constants_alone(module: GraphModule, precision: Precision) -> set[str]:
             given = found.o1 is Rule.LOWER or Trait.EMBEDDING in found.traits or is_mutable(node)
         else:
             given = node.op == "call_function" and node.target is not operator.getitem
-        guards = any(
-            IN_RANGE in source.meta for source in node.all_input_nodes
-        )  # in FP32 its result would vanish
+        # A constant brought into half's range is read in half: computed in FP32 first, its result would round to 0.
+        guards = any(IN_RANGE in source.meta for source in node.all_input_nodes)
         if not given and not guards and alone.issuperset(node.all_input_nodes):
             alone.add(node)
     return {node.name for node in alone}

@@ -1,6 +1,7 @@
-"""The gate on perturbed samples: apart from the real ones, by the rules that hold for each sample alone.
+"""Judges a half on perturbed samples, separately from the real samples, by the rules that hold for each sample alone.
 
-What a perturbed sample decides, and how many of them rank as before, says nothing of a model on its own data.
+Rules about many samples together (first choices, rankings, averages) are left out: perturbed samples do not occur as
+often as real ones do, so their shares say nothing of the model on its own data.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +19,15 @@ from .verdict import ParityReport
 def judge_apart(
     spec: ModelSpec, dtype: str, trials: Sequence[Trial], noise: Mapping[str, Noise]
 ) -> ParityReport | None:
-    """The report on perturbed samples; None where there are none, or where the names of answers are wrong: that is a
-    failure of the real samples already."""
+    """The parity report on perturbed samples. None where there are no trials, or where the half gives outputs of other
+    names: the report on the real samples says that already."""
     report = judge(spec, dtype, trials, noise=noise)
     return None if report.failures else by_sample(report)
 
 
 def by_sample(report: ParityReport) -> ParityReport:
-    """Without the failures of rules about many samples together; the others say whose they are."""
+    """The report without the failures of rules about many samples together; the other messages name a perturbed
+    sample."""
     outputs = (
         replace(output, failures=tuple(perturbed(one) for one in output.failures if one.rule not in OVER_ALL))
         for output in report.outputs

@@ -204,7 +204,8 @@ def under(name: str, failure: Failure) -> Failure:
 
 
 def perturbed(failure: Failure) -> Failure:
-    """The same failure, said of a perturbed sample."""
+    """A gate failure that was found on a perturbed sample: the same rule, and a message that names the sample's
+    origin."""
     way = "with 64 samples and more (--samples FILE), of which every second one judges, none are made"
     return Failure(failure.rule, f"on a perturbed copy of the few samples, {failure.message}; {way}")
 

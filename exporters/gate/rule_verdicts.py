@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# Rules about many samples together, which few cannot break: the last three are of the order.
+# The rules about many samples together, `ORDER_RULES` among them: a few samples are too few to break them.
 ORDER_RULES = frozenset({"ties", "swaps", "top10"})
 OVER_ALL = frozenset({"sqnr", "slice_sqnr", "kl", "flips", "accuracy"}) | ORDER_RULES
 

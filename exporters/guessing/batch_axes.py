@@ -1,8 +1,9 @@
-"""Inputs and outputs of an ONNX graph whose batch is not the first axis: states of recurrent layers are [layers, batch,
-hidden].
+"""Finds the inputs and outputs of an ONNX graph whose batch is not the first axis, such as the states of recurrent
+layers: [layers, batch, hidden].
 
-Two signs count: a size with the name of the first axis of another input, and a way through the graph to the state of a
-recurrent node. Whether rows are then answered as they are alone is asked at conversion.
+An axis is taken for the batch where it has the same symbolic name as the first axis of another input, or where the
+tensor is connected to the state of a recurrent node. The conversion checks that a row gets the same answer in a batch
+as alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,8 @@ from ..foreign.signature import size_of
 
 _STATES_IN = {"RNN": (5,), "GRU": (5,), "LSTM": (5, 6)}
 _STATES_OUT = {"RNN": (1,), "GRU": (1,), "LSTM": (1, 2)}
-# What layers do to the states of all layers: they are cut along the first axis, and joined again.
+# Operations between a graph's state tensor, which holds the states of all layers, and the state of one recurrent node:
+# the tensor is divided along its first axis (the layers), and the new states are concatenated along it.
 _CUTS = ("Slice", "Gather", "Split", "Squeeze", "Unsqueeze", "Concat", "Identity", "Cast")
 STATE_AXIS = 1
 STATE_RANK = 3
@@ -23,7 +25,7 @@ STATE_RANK = 3
 def batch_axes(
     graph: GraphProto, inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto]
 ) -> dict[str, tuple[int, str]]:
-    """Name → (axis, why), of those whose batch is not the first axis."""
+    """Tensor name → (axis of the batch, why), for the inputs and outputs whose batch is not the first axis."""
     found = _by_name(inputs, (*inputs, *outputs))
     for name, why in _states(graph):
         value = next((value for value in (*inputs, *outputs) if value.name == name), None)
@@ -35,7 +37,8 @@ def batch_axes(
 def _by_name(
     inputs: Sequence[ValueInfoProto], values: Sequence[ValueInfoProto]
 ) -> dict[str, tuple[int, str]]:
-    """Those with a fixed first axis and one other axis that is named as the first axis of an input."""
+    """The tensors whose first axis has a fixed size, and one of whose other axes has the same symbolic name as the
+    first axis of an input: tensor name → (that axis, why)."""
     batch = {dims[0].dim_param: value.name for value in inputs if (dims := value.type.tensor_type.shape.dim)}
     batch.pop("", None)
     found = {}
@@ -49,7 +52,8 @@ def _by_name(
 
 
 def _states(graph: GraphProto) -> Iterator[tuple[str, str]]:
-    """Inputs that a recurrent node has as its state, and outputs that it gives as its state, each with why."""
+    """(tensor name, why) of the graph inputs that a recurrent node reads as its state, and of the graph outputs that
+    hold a state which a recurrent node gives."""
     nodes = list(walk(graph))
     makers = {output: node for node in nodes for output in node.output}
     for node in nodes:
@@ -69,12 +73,12 @@ def _states(graph: GraphProto) -> Iterator[tuple[str, str]]:
 
 
 def _is_recurrent(node: NodeProto) -> bool:
-    """With the batch on axis 1 of its states: layout 1 has it first."""
+    """Whether a node is recurrent and has the batch on axis 1 of its states (with ``layout`` 1 it is axis 0)."""
     return node.op_type in _STATES_IN and node.domain in ONNX and not attribute(node, "layout", 0)
 
 
 def _origin(name: str, makers: Mapping[str, NodeProto]) -> str:
-    """The value that ``name`` is cut out of or joined from."""
+    """The value from which ``name`` was divided or concatenated, followed back through `_CUTS` and branches of If."""
     seen: set[str] = set()
     while name in makers and name not in seen:
         seen.add(name)

@@ -40,7 +40,7 @@ class Guess:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The doubts in one line each."""
+        """One line for each doubt: what was guessed, and why."""
         return tuple(f"{' '.join(filter(None, place))}: {why}" for place, why in self.doubts.items())
 
     def toml(self) -> str:
@@ -88,7 +88,7 @@ class Guess:
 
 
 def _quoted(text: str) -> str:
-    """A string of TOML, which admits no DEL where JSON does."""
+    """A text as a TOML string. JSON's notation is valid TOML, except for an unescaped DEL character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

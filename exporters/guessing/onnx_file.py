@@ -23,12 +23,12 @@ from .trial_sizes import Run, Tried, try_sizes
 
 _SAME_VALUES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Gather")
 Narrow = Callable[[GraphProto], None]
-FEW = 5  # rows with which the axis of the batch is told from one of two layers or directions
+FEW = 5  # rows of a trial run: a batch of 1, 2 or 4 could be mistaken for layers or directions
 MANY_CLASSES = 2  # a softmax over fewer places gives no probabilities of classes
 
 
 def guess_onnx(path: Path, narrow: Narrow | None = None, batched: bool | None = None) -> Guess:
-    """What is guessed of an ONNX file.
+    """The guessed model.toml of an ONNX file: its inputs and outputs, their kinds, and the batch.
 
     ``narrow`` changes the inputs and outputs of the graph that was read, where more is known of them than the file
     says; ``batched``: whether they have a batch, where that is known. Raises BadFolder for a file that is not ONNX,
@@ -55,7 +55,7 @@ def guess_onnx(path: Path, narrow: Narrow | None = None, batched: bool | None = 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """``axes``: where the batch is not the first axis, with why."""
+    """What was found in one ONNX file. ``axes``: tensor name → (batch axis, why), where that is not the first axis."""
 
     path: Path
     inputs: Sequence[ValueInfoProto]
@@ -86,8 +86,8 @@ class _Found:
         )
 
     def ways(self, batched: bool | None) -> Iterator[Mapping[str, int] | None]:
-        """The axes of the batch, by name where they are not the first, in the order in which they are tried; None: not
-        batched."""
+        """The assignments of batch axes that are tried, in order: input name → axis, for the inputs whose batch is not
+        the first axis; None: the model is not batched."""
         axes = {name: axis for name, (axis, _) in self.axes.items()}
         if batched is None and axes and _may_batch(self.inputs, axes):
             yield axes
@@ -153,7 +153,10 @@ def _described(values: Sequence[ValueInfoProto], name: str) -> str:
 
 
 def _may_batch(inputs: Sequence[ValueInfoProto], axes: Mapping[str, int]) -> bool:
-    """Whether the axis of the batch is free or 1 in every input."""
+    """Whether every input can be batched: the size of its batch axis is free, or 1.
+
+    ``axes``: input name → its batch axis, for the inputs where that is not the first.
+    """
     return all(
         value.type.tensor_type.shape.dim and size_of(value, axes.get(value.name, 0)) in (None, 1)
         for value in inputs

@@ -1,4 +1,4 @@
-"""What an import gives: the models that were written as model folders, and those that were refused."""
+"""The results of `halfeven import`: a written model folder, or a refusal, for each model of the other server."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,8 @@ LEFT = "not taken over: "
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A model folder. ``origin``: what it was made of. ``left``: what was not taken over, each a sentence; ``notes``:
-    what else there is to know."""
+    """A model folder that the import wrote. ``origin``: the file or folder that it was made from. ``left``: one
+    sentence for each setting that was not taken over; ``notes``: further sentences for the operator."""
 
     guess: Guess
     origin: str
@@ -27,7 +27,7 @@ class Written:
     notes: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
-        """For a terminal: the signature, what was guessed, what was left."""
+        """Lines for a terminal: the inputs and outputs, the guesses to confirm, and the settings not taken over."""
         yield f"{self.guess.spec.name}: {self.origin} → {self.folder}"
         yield from (f"  {line}" for line in self.guess.signature)
         yield from (f"  to confirm: {line}" for line in self.guess.reasons)
@@ -47,7 +47,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A model that was not taken, and why."""
+    """A model of the other server that was not imported, with the error that says why."""
 
     name: str
     error: HalfevenError | OSError
@@ -74,7 +74,7 @@ def new_folder(target: Path, overwrite: bool) -> Iterator[Path]:
                 else:
                     place.replace(goal)
     finally:
-        for place in missing:  # those that stayed empty
+        for place in missing:  # rmdir removes those that are still empty
             with suppress(OSError):
                 place.rmdir()
 

@@ -9,9 +9,9 @@ from ...models.errors import BadFolder, TooLarge
 
 MAX_MEMBERS = 10_000
 MAX_BYTES = 64 << 30  # unpacked, all members together
-# Weights hardly shrink; what unpacks to more than this many times the archive is made to fill a disk.
+# Weights hardly compress: an archive whose content is more than this many times as large was made to fill a disk.
 MAX_RATIO = 50
-FREE_BYTES = 256 << 20  # for which the ratio is not asked
+FREE_BYTES = 256 << 20  # unpacked; up to this size the ratio is not checked
 _ENCRYPTED = 1
 
 

@@ -82,7 +82,7 @@ class _Reader:
         return token
 
     def message(self, end: str, depth: int) -> Message:
-        """The fields up to ``end``; "" is the end of the file."""
+        """The fields of a message, read up to the token ``end``; "" stands for the end of the file."""
         if depth > MAX_DEPTH:
             raise TooLarge(f"{self.path}:{self.next.line}: messages are nested more than {MAX_DEPTH} deep")
         found: Message = {}
@@ -97,7 +97,7 @@ class _Reader:
         return found
 
     def values(self, depth: int) -> list[Any]:
-        """What follows a field's name: one value, or a list of them."""
+        """The values that follow a field's name: a single value, or all values of a list in brackets."""
         scalar = self.next.text == ":"
         if scalar:
             self.take()
@@ -141,7 +141,7 @@ class _Reader:
         raise self.error(token.line, "a value", token.text)
 
     def joined(self, tokens: list[_Token]) -> str:
-        """Adjacent strings are one; escapes name bytes, which are UTF-8 together."""
+        """The text of adjacent string tokens, which form one string. Escapes stand for bytes of its UTF-8 encoding."""
         data = b"".join(_ESCAPE.sub(_unescaped, token.text[1:-1].encode()) for token in tokens)
         for token in tokens:
             if b"\\" in _ESCAPE.sub(b"", token.text[1:-1].encode()):

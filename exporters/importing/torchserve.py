@@ -80,7 +80,8 @@ class _Archive:
         self.settings = self.existing(model, "configFile")
 
     def guess(self) -> Guess:
-        """The guess of what the archive serves, with its labels and batch; what it leaves out is in ``left``."""
+        """The guessed model.toml, with the archive's labels and batch. Settings that are not taken over go to
+        ``left``."""
         guess = self.guess_of_file()
         spec = replace(guess.spec, name=self.name)
         if self.handler:
@@ -108,7 +109,7 @@ class _Archive:
         raise BadFolder(f"{self.path}: {self.file or 'no serializedFile'}: {_NO_CODE}")
 
     def copy(self, guess: Guess, folder: Path) -> None:
-        """The files of the model, and of a module all that its code may read."""
+        """Copy the model's files into the folder; for a module also every other file that its code may read."""
         if guess.source.endswith(".onnx"):
             copy_model_file(self.folder / guess.source, folder)
         inner = "MAR-INF", PurePosixPath(self.handler.partition(":")[0]).name, self.settings
@@ -123,7 +124,8 @@ class _Archive:
             save_file(arrays, folder / SAMPLES)
 
     def labelled(self, spec: ModelSpec) -> tuple[ModelSpec, dict[tuple[str, str], str]]:
-        """With the labels of ``index_to_name.json``, where there is one output with a place for each."""
+        """The spec with the labels of ``index_to_name.json``, where exactly one output has as many classes; and the
+        doubts."""
         if not (self.folder / LABELS).is_file():
             return spec, {}
         labels = _labels(self.document(LABELS))
@@ -139,7 +141,7 @@ class _Archive:
         return replace(spec, outputs=outputs), doubts
 
     def batched(self, spec: ModelSpec) -> ModelSpec:
-        """With the batch of the archive's configuration file. Its other keys are left."""
+        """The spec with the batch size and delay of the archive's configuration file; its other keys go to ``left``."""
         if self.settings is None:
             return spec
         numbers: dict[str, int] = {}
@@ -196,7 +198,7 @@ class _Archive:
 
 
 def _module_class(file: Path, archive: Path) -> str:
-    """The one class that a model file defines, as TorchServe asks; the file is parsed and not run."""
+    """The name of the one class that a model file defines (TorchServe requires one). The file is parsed, not run."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -212,7 +214,8 @@ def _module_class(file: Path, archive: Path) -> str:
 
 
 def _labels(document: Any) -> tuple[str, ...]:
-    """Names by index; of a list, as ImageNet has them (["n01440764", "tench"]), the last. Empty where they are not."""
+    """The class names in the order of their index; empty where the document is not {"0": name, …}. A name may be a
+    list, as ImageNet has them (["n01440764", "tench"]): then its last entry is taken."""
     if not isinstance(document, dict):
         return ()
     found = (document.get(str(index)) for index in range(len(document)))
@@ -222,6 +225,6 @@ def _labels(document: Any) -> tuple[str, ...]:
 
 
 def archives_at(path: Path) -> list[Path]:
-    """The archive that a path is, or those in a folder such as TorchServe's model store."""
+    """The archive at a path, or all archives in a folder such as TorchServe's model store."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     return [file for file in files if file.suffix == ".mar" and file.is_file()]

@@ -51,7 +51,7 @@ _ONNX = ("onnxruntime", "onnxruntime_onnx")
 
 
 def is_repository(path: Path) -> bool:
-    """Whether a folder is a Triton model, or has models in it."""
+    """Whether a path is the folder of one Triton model, or a repository: a folder with at least one model folder."""
     return _is_model(path) or any(_is_model(place) for place in _folders(path))
 
 
@@ -104,7 +104,8 @@ class _Model:
             yield Written(guess, f"version {version.number} of {self.path}", target, left, tuple(self.notes))
 
     def versions(self) -> list[_Version]:
-        """Those that the version policy serves, ascending. Raises BadFolder where none of them is an ONNX file."""
+        """The versions that the version policy serves, in ascending order. Raises BadFolder where none is an ONNX
+        file."""
         found = sorted(int(place.name) for place in _folders(self.path) if _is_version(place))
         for place in _folders(self.path):
             if not _is_version(place) and _file_in(place, self.config.file):
@@ -147,7 +148,8 @@ class _Model:
         return file
 
     def guess(self, version: _Version, name: str) -> Guess:
-        """The file's signature under that of config.pbtxt, which counts."""
+        """The guessed model.toml. Where config.pbtxt and the file differ, config.pbtxt decides, as it does in
+        Triton."""
         rows, config = self.config.max_batch_size, self.config
         stated = {tensor.name: tensor for tensor in (*config.inputs, *config.outputs)}
         narrow = partial(_narrow, config=config, where=version.file, left=self.left)

@@ -1,4 +1,4 @@
-"""One model's ``config.pbtxt``, as far as halfeven has the same; every other field is named with what becomes of it.
+"""Reads one model's ``config.pbtxt``: the settings that halfeven has too, and a sentence for every other field.
 
 Fields: ``ModelConfig`` in https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto.
 """
@@ -12,7 +12,7 @@ from ...models.errors import BadFolder
 from ...models.spec import Batching
 from .text_format import Message, Word, read_text_format
 
-# Why a field is not taken over, and what does the same here. Fields that are not in it have none.
+# Field → why it is not taken over, or what does the same in halfeven. Other fields are named without a reason.
 REASONS = {
     "instance_group": "one instance runs, on the device that `halfeven serve --device` names",
     "optimization": "`halfeven tune` measures what is fastest",
@@ -74,7 +74,7 @@ def read_config(path: Path) -> TritonConfig:
 
 
 class _Config:
-    """Takes the known fields out of a message; those that stay are not taken over."""
+    """Removes each known field from a message as it reads it: the fields that remain are those not taken over."""
 
     def __init__(self, path: Path, message: Message) -> None:
         self.path, self.message = path, message
@@ -169,7 +169,8 @@ class _Config:
 
 
 def _is_default(value: Any) -> bool:
-    """Whether a field that is stated with this value says no more than one that is not. An empty message does."""
+    """Whether this value is the field's default, so that stating it changes nothing. An empty message is no default:
+    its presence alone has a meaning."""
     if isinstance(value, dict):
         return bool(value) and all(_is_default(each) for values in value.values() for each in values)
     return value in (0, "", "false", "False", "f", "FORMAT_NONE", "REJECT")

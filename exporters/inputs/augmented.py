@@ -1,4 +1,4 @@
-"""Further inputs made of few samples, so that a half is judged near its samples too and not at them alone.
+"""Makes further inputs out of few samples, so that a half is judged on inputs near the samples too.
 
 Numbers get noise (`perturbed.py`), pictures are shifted and dimmed, integers continue as another sample from a random
 place on. Masks stay as they are.

@@ -45,32 +45,31 @@ class Counterexamples:
     tried: int = 0  # rows
     _batches: list[Batch] = field(default_factory=list)
     _ranked: list[Batch] = field(default_factory=list)
-    _operations: int = 1  # of the whole's answer to a question
 
     @cached_property
     def unseen(self) -> list[Batch]:
         """As many as the budget and memory allow, and one."""
-        found, held, start = list[Batch](), 0, self.spent()
+        found, held, end = list[Batch](), 0, self.spent() + OPERATIONS
         for batch in self.draw():
             found.append(batch)
             held += sum(array.nbytes for one in batch.questions for array in one.reference.values())
-            if self.spent() > start + OPERATIONS or held > ANSWERS_BYTES:
+            if self.spent() > end or held > ANSWERS_BYTES:
                 break
-        questions = sum(len(batch.questions) for batch in found)
-        self._operations = max((self.spent() - start) // max(questions, 1), 1)
         return found
 
     def search(self, ask: Ask) -> bool:
         """Whether a half fails any unseen sample; the worst sets are asked of every half from now on."""
         questions = [one for batch in self.unseen for one in batch.questions]
         self.tried = sum(len(one.samples) for one in questions)
+        start = self.spent()
         trials = list(ask(self.unseen))
+        operations = (self.spent() - start) // max(len(trials), 1)  # of one question
         failed = [(excess(report), number) for number, report in self._reports(trials)]
         worst = sorted((one for one in failed if not one[0] <= 1), key=lambda one: -one[0])[:WORST]
         numbers = {number for _, number in worst}
         self.found += [one for one in questions if one.samples[0] // self.rows in numbers]
         self._batches = list(self.join(self.found))
-        return self._breaks_order(questions, trials) or bool(worst)
+        return self._breaks_order(questions, trials, max(operations, 1)) or bool(worst)
 
     def failed(self, ask: Ask) -> ParityReport | None:
         """The report on the first counterexample known that a half fails."""
@@ -78,29 +77,31 @@ class Counterexamples:
         return next((report for report in reports if not excess(report) <= 1), None)
 
     def misordered(self, ask: Ask) -> ParityReport | None:
-        """The report on a half that breaks the order of those that others broke it for."""
+        """The report on a half that breaks the order of the samples on which earlier halves broke it; None
+        otherwise."""
         return self.rank(list(ask(self._ranked))) if self.rank is not None and self._ranked else None
 
     def _reports(self, trials: Iterable[Trial]) -> Iterator[tuple[int, ParityReport]]:
         for number, of_set in groupby(trials, key=lambda trial: trial.samples[0] // self.rows):
             yield number, self.judge(list(of_set))
 
-    def _breaks_order(self, questions: Sequence[Question], trials: Sequence[Trial]) -> bool:
-        """Whether a half breaks the order of `RANKED` rows. Of these, those that err most are ranked in every trial
-        from now on: as many as cost `ORDER_OPERATIONS`, twice as many each time that a half breaks it nevertheless.
+    def _breaks_order(self, questions: Sequence[Question], trials: Sequence[Trial], operations: int) -> bool:
+        """Whether a half breaks the order of `RANKED` rows. If so, those rows that err most are ranked in every trial
+        from now on: as many as `ORDER_OPERATIONS` allow, twice as many each time that a half breaks the order again.
+        ``operations``: of one question.
         """
         trials = list(_first(RANKED, trials))
         if self.rank is None or not trials or self.rank(trials) is None:
             return False
         held = sum(len(batch.questions) for batch in self._ranked)
-        most = min(max(ORDER_OPERATIONS // self._operations, 2 * held, 2), len(trials))
+        most = min(max(ORDER_OPERATIONS // operations, 2 * held, 2), len(trials))
         worst = sorted(range(len(trials)), key=lambda place: -self.judge([trials[place]]).max_error_u)[:most]
         self._ranked = list(self.join([questions[place] for place in sorted(worst)]))
         return True
 
 
 def _first(rows: int, trials: Iterable[Trial]) -> Iterator[Trial]:
-    """Trials of so many rows, the last one whole."""
+    """The first trials, until they have at least so many rows together."""
     for trial in trials:
         yield trial
         rows -= len(trial.samples)

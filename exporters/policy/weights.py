@@ -86,7 +86,8 @@ def measure(name: str, weight: Tensor, half: torch.dtype) -> Entry:
 
 
 def in_range(whole: Tensor, half: Tensor) -> Tensor:
-    """``half`` (``whole`` rounded): with half's least number for what vanished, its largest for what overflowed."""
+    """``half``, which is ``whole`` rounded, with half's smallest number where a number became 0, and its largest where
+    a number became infinite."""
     limits = torch.finfo(half.dtype)
     vanished, overflowed = (half == 0) & (whole != 0), half.isinf() & whole.isfinite()
     half = torch.where(vanished, (whole.sign() * limits.smallest_normal * limits.eps).to(half.dtype), half)

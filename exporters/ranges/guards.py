@@ -18,7 +18,7 @@ from ..policy.classes import Trait, class_of, has
 from ..policy.weights import IN_RANGE, in_range
 
 LARGEST = 1e-3  # a constant above it is an offset, not a guard
-# Beside what moves, selects or adds: classes of operations that keep a zero a zero.
+# Operations whose result is 0 where their input is 0, besides those that move, copy, select or add.
 _ZERO_STAYS = ("sum", "statistic", "root", "multiplication")
 
 _OF_TWO: dict[Any, str] = {torch.ops.aten.max.other: "maximum", torch.ops.aten.min.other: "minimum"}

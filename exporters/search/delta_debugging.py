@@ -56,8 +56,9 @@ Counterexamples = Callable[
     [Sequence[str]], bool
 ]  # whether unseen samples fail; if so, the judge asks them from now on
 SUSPECTS = 16  # that are tried in the order given
-LATE = 4  # suspects that are moved to the front where a prefix keeps more than this share of all
-GROWTH = 4  # a prefix that unseen samples refuse grows by this share of itself
+LATE = 4  # suspects at most that are moved to the front
+LARGE = 4  # they are moved while a prefix of more than 1 / LARGE of all suspects is needed
+GROWTH = 4  # a prefix that unseen samples refuse grows by 1 / GROWTH of itself
 
 # What a form shows as ``search``.
 NOT_ASKED, NOT_NEEDED, COMPLETE = "not asked", "not needed", "complete"
@@ -172,7 +173,7 @@ class _Search:
     def run(self, needed: int, reorder: Reorder | None, counterexamples: Counterexamples) -> None:
         size = self.shortest_prefix(needed, reorder)
         for _ in range(LATE):
-            if self.reordered and not self.over and size * LATE > len(self.suspects):
+            if self.reordered and not self.over and size * LARGE > len(self.suspects):
                 self.bring_forward(needed, size)
                 size = self.bisected(needed, size)
         while self.reordered and size < len(self.suspects):
@@ -192,9 +193,10 @@ class _Search:
         self.one_minimal(self.reduced([], self.suspects[:size]))
 
     def bring_forward(self, place: int, passing: int) -> None:
-        """Move the last of the shortest prefix that passes, which is needed whatever stands before it, to a place.
+        """Move the last suspect of the shortest passing prefix to ``place``. ``passing``: the length of that prefix.
 
-        It may cost nothing by itself, or nothing on the samples that the order was measured on, and stand far behind.
+        Without that suspect the prefix fails, although all suspects before it are kept. Such a suspect may stand far
+        behind in the measured order, because it costs nothing alone, or nothing on the samples of the measurement.
         """
         last, others = self.suspects[passing - 1], _without(self.suspects, self.suspects[passing - 1])
         self.suspects = [*others[:place], last, *others[place:]]
@@ -208,7 +210,7 @@ class _Search:
                 self.suspects = [*self.suspects[:needed], *reorder(self.suspects[needed:])]
                 more, reorder, self.reordered = 1, None, True
         passing = min(needed + more, len(self.suspects))
-        # elsewhere taking away finds the same
+        # in the order given, `reduced` finds the same length
         return self.bisected(needed + more // 2, passing) if self.reordered or self.over else passing
 
     def bisected(self, failing: int, passing: int) -> int:

@@ -30,7 +30,7 @@ class _Block:
 
     @property
     def density(self) -> float:
-        """So much of the sum of squares a kept node takes away."""
+        """How much of the sum of squared errors each kept node of the block takes away, on average."""
         return self.cost * self.cost / len(self.nodes)
 
 
@@ -81,7 +81,8 @@ def _swept(parts: Sequence[tuple[str, ...]], error_of: ErrorOf) -> list[_Block]:
 
 
 def _divided(block: _Block, error_of: ErrorOf) -> list[_Block]:
-    """Its two halves, measured as it was; the second behind the first, where that is finite."""
+    """The two halves of a block. Where the block was measured behind the nodes before it, so is each half, and the
+    second half is also behind the first, if the first gives finite answers."""
     found, before, base = list[_Block](), block.before, block.base
     for nodes in _parts(block.nodes, math.ceil(len(block.nodes) / 2)):
         error = error_of((*before, *nodes))

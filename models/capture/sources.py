@@ -50,7 +50,8 @@ def python_module(failures, torch, source, folder):
 
 
 def as_built(module):
-    """In evaluation and without gradients; which parameters the code had frozen is kept for a training."""
+    """The module in evaluation mode and without gradients. ``frozen_when_built`` records the parameters that the
+    operator's code had frozen, because a training must not change those."""
     module.frozen_when_built = {name for name, one in module.named_parameters() if not one.requires_grad}
     return module.eval().requires_grad_(False)
 

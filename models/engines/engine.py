@@ -36,7 +36,8 @@ class Engine(Protocol):
         ...
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
-        """Run and drop the answers, in each place where a batch can be, so that no request waits for one-time work."""
+        """Run the batch and drop the answers, in every slot that the engine has, so that no request waits for one-time
+        work."""
         ...
 
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
@@ -61,7 +62,8 @@ class Launched(Protocol):
 
 
 class InBackground(Launched, Protocol):
-    """A batch that the device ends by itself: it may be waited for on any thread, besides ``wait`` on the owner's."""
+    """A launched batch that the device computes without the host. Any thread may call ``synchronize``; ``wait`` is for
+    the thread that launched the batch."""
 
     def synchronize(self) -> None:
         """Block until ``wait`` would not. Raises the device's error, which ``wait`` raises as well."""

@@ -1,4 +1,4 @@
-"""One thread beside the device thread that blocks in the device's events, so that the device thread never has to.
+"""A second thread that blocks in the device's events, so that the device thread never has to.
 
 While a batch computes, the device thread begins the next one as soon as that is full. A thread that waited for the
 first in an event would find the second only afterwards.

@@ -338,8 +338,8 @@ class DeviceThread:
         return now_ns - waits_since_ns >= BACKGROUND_EVERY_NS
 
     def _land_all(self, but: Schedulable | None = None, computing: bool = True) -> bool:
-        """Wait for all batches under way, those ``computing`` in the background too or not; gives whether there were
-        any."""
+        """Wait for all batches under way, and return whether there were any. ``computing``: also for those that the
+        device computes in the background."""
         landed = False
         for one in (*self._attached, *self._background):
             while one is not but and (computing or not one.computing) and self._land(one):

@@ -52,8 +52,8 @@ class Execution:
 
     @property
     def synchronize(self) -> Callable[[], None] | None:
-        """Blocks until the device has ended the batch, on any thread; None where only `finish` runs or waits for
-        it."""
+        """A function that blocks until the device has ended the batch and may be called on any thread; None where the
+        batch is run or waited for by `finish` alone."""
         return getattr(self._run.launched, "synchronize", None)
 
     def finish(self) -> list[Outcome]:

@@ -70,9 +70,7 @@ def _warm_up(engine: Engine, spec: ModelSpec, parts: Parts) -> None:
     engine.warm_up(parts)
     sent = as_sent(spec, parts)
     if sent is not None:
-        with suppress(
-            BadRequest
-        ):  # values that were cut may lead to no index; the batch has run all the same
+        with suppress(BadRequest):  # clipped values may be no valid index; the batch has run all the same
             engine.warm_up(sent)
 
 

@@ -5,14 +5,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-IsBad = Callable[[Tensor], bool]  # whether these rows, passed alone, spoil the loss or a buffer
+IsBad = Callable[[Tensor], bool]  # whether a pass over these rows alone makes the loss or a buffer not finite
 
 
 def culprits(is_bad: IsBad, batch: Tensor, good: Tensor) -> Tensor:
-    """The rows that spoil a batch, each asked together with good ones: BatchNorm has no variance of one row.
+    """The rows of a batch that make the loss or a buffer not finite. Each suspect is passed together with good rows,
+    because BatchNorm cannot compute the variance of one row.
 
-    ``good``: rows that are known to be; where there are none, two are looked for in the batch. No culprit is found
-    where there are none either, or where rows spoil only together. About log2(rows) passes for each culprit.
+    ``good``: rows known to be harmless; where there are none, two are looked for in the batch. Nothing is found where
+    that fails, or where only several rows together do harm. About log2(rows) passes for each culprit.
     """
     if len(batch) == 1:
         return batch

@@ -1,4 +1,5 @@
-"""What a job's child process reports, line by line, until it ends, the job is cancelled or the server stops."""
+"""Reads the lines that a job's child process reports, until the child ends, the job is cancelled or the server
+stops."""
 
 import threading
 import time
@@ -44,6 +45,6 @@ def result_of(child: Child, last: Mapping[str, Any], what: str) -> Mapping[str, 
     if last["type"] == "cancelled":
         raise Cancelled
     if last["type"] == "failed":
-        sentence = f"\n{last['traceback'].rstrip()}" if last.get("traceback") else ""
-        raise JobFailed(last["code"], last["message"] + sentence)
+        trace = f"\n{last['traceback'].rstrip()}" if last.get("traceback") else ""
+        raise JobFailed(last["code"], last["message"] + trace)
     return last

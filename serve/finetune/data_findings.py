@@ -1,4 +1,4 @@
-"""What an operator should know of data that fit a model, in sentences that are recorded when a job is admitted."""
+"""Findings about training data that fit the model but look wrong: sentences recorded when a job is admitted."""
 
 from collections import defaultdict
 

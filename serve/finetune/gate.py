@@ -38,7 +38,7 @@ Predictions = Mapping[
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a job's version is held to. ``margin``: how much worse it may be (a share, or relative growth of an error).
+    """The limits for a job's version. ``margin``: how much worse it may be (a share, or relative growth of an error).
 
     For the record and the promotion (`concluding.py`): ``against``, the number of the active version that was measured,
     and ``not_judged``, why these sets judge nothing.
@@ -146,7 +146,7 @@ class _Pairs:
 
     def facts(self, predicted: np.ndarray) -> dict[str, Any]:
         """The judging metric, then every chosen one; of few classes each by itself."""
-        found = {metric: self._value(metric, predicted, self.targets) for metric in self.metrics}
+        found = {metric: self.value(metric, predicted, self.targets) for metric in self.metrics}
         facts = {"metric": self.metrics[0], "value": found[self.metrics[0]], "rows": len(self.targets)}
         facts["metrics"] = found
         if classifies(self.tensor) and (classes := self.classes(predicted)) <= MOST_CLASSES:
@@ -168,12 +168,12 @@ class _Pairs:
             return compare_resampled(of_rows, len(before), self.margin, share, tests)
 
         def computed(rows: np.ndarray) -> float:
-            values = (self._value(metric, one[rows], self.targets[rows]) for one in (old, new))
+            values = (self.value(metric, one[rows], self.targets[rows]) for one in (old, new))
             return _loss(metric, *values)
 
         return compare_resampled(computed, len(self.targets), self.margin, share, tests)
 
-    def _value(self, metric: str, predicted: np.ndarray, targets: np.ndarray) -> float:
+    def value(self, metric: str, predicted: np.ndarray, targets: np.ndarray) -> float:
         classes = self.classes(predicted) if metric in SHARES else 0
         return value_of(metric, predicted, targets, classes)
 
@@ -184,14 +184,15 @@ def _loss(metric: str, old: float, new: float) -> float:
 
 
 def _predicted(tensor: TensorSpec, came: np.ndarray, metrics: Sequence[str]) -> np.ndarray:
-    """A class whose scores are NaN is −1, which no target is."""
+    """Predictions of a batch: values, or classes where scores are not needed. Where the scores have NaN the class is
+    −1, which equals no target."""
     if not classifies(tensor) or AUROC in metrics:
         return came.astype(np.float32)
     return np.where(np.isnan(came).any(-1), -1, came.argmax(-1))
 
 
 def _finite(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity."""
+    """The facts with None in place of NaN and infinity, which JSON does not have."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, dict):
@@ -206,7 +207,7 @@ def _fault(
 ) -> str:
     where = "held-out rows of the training file" if name == HELD_OUT else "judging samples"
     metric = pairs.metrics[0]
-    before, after = (pairs._value(metric, one, pairs.targets) for one in (old, new))
+    before, after = (pairs.value(metric, one, pairs.targets) for one in (old, new))
     lost = f" ({compared.lost_rows} rows lost, {compared.gained_rows} gained)" if compared.lost_rows else ""
     return (
         f"the {form} form has {metric} {after:.4g} on {compared.rows} {where} for output '{pairs.tensor.name}', the "

@@ -1,4 +1,4 @@
-"""The samples of a version that was learnt: those of the active version, and rows of the job that made it.
+"""Makes the samples of a fine-tuned version: the samples of the active version, and rows of the job that trained it.
 
 Held-out rows join the judging samples, so that the next job cannot undo this one unseen; as many rows that were
 trained on join the planning samples, so that the half is planned for the new data too. Both within a bound.
@@ -62,7 +62,7 @@ def _graded_alike(classes: bool, name: str, parts: Sequence[Samples]) -> list[np
 
 
 def _alternating(judging: Samples, planning: Samples, source: str) -> Samples:
-    """As `Samples.split` divides them: a judging sample first, then in turn."""
+    """Judging and planning samples in turn, a judging sample first: `Samples.split` divides them in the same way."""
 
     def woven(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         whole = np.empty((len(first) + len(second), *first.shape[1:]), first.dtype)

@@ -1,4 +1,5 @@
-"""Forward and backward passes over a batch, and what is undone where they spoil something. Needs torch alone."""
+"""Forward and backward passes over a batch, and the undoing of a pass that made a buffer not finite. Needs torch
+alone."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,9 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from .bisection import culprits
-from .training_terms import DTYPES, NO_ROWS, NON_FINITE_BUFFER, NON_FINITE_LOSS, Settings, Stopped
+from .training_terms import (
+    DTYPES,
+    NO_ROWS,
+    NON_FINITE_BUFFER,
+    NON_FINITE_LOSS,
+    Settings,
+    Stopped,
+    most_quarantined,
+)
 
-MOST_SHARE, MOST_ROWS = 0.1, 10  # more quarantined rows than both end the job
 LossOf = Callable[[Tensor], Tensor]
 PartsOf = Callable[[Tensor], Sequence[Tensor]]
 
@@ -34,7 +42,8 @@ class Passes:
     good: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def run(self, batch: Tensor) -> tuple[Tensor, str | None]:
-        """The mean loss, and what is wrong with it or with a buffer. The gradients are summed up in the parameters."""
+        """The mean loss of the batch, and the fault of the loss or of a buffer (None: no fault). Gradients are added up
+        in the parameters."""
         if len(batch) < min(2, self.settings.batch_size):
             return torch.tensor(math.nan), NO_ROWS
         total = torch.zeros(())
@@ -65,7 +74,8 @@ class Passes:
         return torch.amp.autocast(self.kind, dtype=DTYPES[precision], enabled=precision != "fp32")
 
     def buffers_are_finite(self) -> bool:
-        """Asked of the device once for all buffers."""
+        """Whether all buffers that were finite at first still are. One synchronisation with the device for all of
+        them."""
         buffers = [one for name, one in self.module.named_buffers() if name in self.sound]
         found = [torch.isfinite(one).all() for one in buffers if one.is_floating_point()]
         return not found or bool(torch.stack(found).all())
@@ -76,7 +86,7 @@ class Quarantine:
 
     def __init__(self, rows: int) -> None:
         self.rows = torch.empty(0, dtype=torch.int64)
-        self.most = max(MOST_ROWS, int(MOST_SHARE * rows))
+        self.most = most_quarantined(rows)
 
     def kept(self, batch: Tensor) -> Tensor:
         return batch[~torch.isin(batch, self.rows)]

@@ -1,4 +1,4 @@
-"""When a training is ended because it goes nowhere, and the audit of what it leaves. Needs torch alone."""
+"""Decides when a training that makes no progress is ended, and checks the weights that it leaves. Needs torch alone."""
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ class Patience:
             raise self.stopped(f"stopped at step {step}, after {self.in_a_row} skipped steps in a row")
 
     def at_the_end(self) -> None:
-        """A job too short for the bound has still learnt nothing if no step was taken."""
+        """Raises Stopped where no step was taken: a job may have fewer steps than ``max_floor_hits``."""
         if not self.taken:
             raise self.stopped("not one step was taken")
 

@@ -13,9 +13,9 @@ from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadSamples
 from ...models.spec import ModelSpec
 from .judging_metrics import classifies
+from .training_terms import MOST_SHARE, most_quarantined
 
 LARGEST = float(np.sqrt(np.finfo(np.float32).max))  # 1.8e19
-MOST_SHARE, MOST_ROWS = 0.1, 10  # more bad rows than both are a fault of the file
 
 
 def row_faults(spec: ModelSpec, tensors: Mapping[str, np.ndarray]) -> dict[int, str]:
@@ -28,7 +28,7 @@ def row_faults(spec: ModelSpec, tensors: Mapping[str, np.ndarray]) -> dict[int, 
         for row in np.flatnonzero(bad.reshape(len(bad), -1).any(1)).tolist():
             found.setdefault(row, f"'{name}': {words}")
     rows = max((len(array) for array in tensors.values() if array.ndim), default=0)
-    if len(found) > max(MOST_ROWS, MOST_SHARE * rows):
+    if len(found) > most_quarantined(rows):
         row, words = next(iter(found.items()))
         raise BadSamples(
             f"{len(found)} of {rows} rows cannot be learnt from (row {row}: {words}): at most {MOST_SHARE:.0%} of them "

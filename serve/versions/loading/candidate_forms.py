@@ -1,4 +1,4 @@
-"""The engines that may serve a version, each loaded, warmed up and measured; the fastest is chosen.
+"""Loads, warms up and measures the engines that may serve a version, and chooses the fastest.
 
 On a device with memory of its own they are loaded one at a time: each is closed before the next is loaded.
 """

@@ -69,19 +69,7 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
         raise NotReady(f"{version}: {reason}; version {replaces.version} stays active")
     if refusals and not place.fallback:
         raise NotReady(f"{version}: {reason}; serving its FP32 whole is forbidden by --fallback none")
-    wanted_form = spec.form in HALVES
-    wholes = _whole_forms(version, spec)
-    if halves and wanted_form:
-        chosen, why = halves[0], f"form = {spec.form!r} asks for it"
-        warm_candidate(spec, samples, chosen, place)
-    else:
-        chosen, why = _as_tuned(version, spec, samples, halves, place) or fastest(
-            spec,
-            samples,
-            chain(_wholes(version, spec, samples, place, damaged), halves),
-            place,
-            several=len(wholes) + len(halves) > 1,
-        )
+    chosen, why = _chosen(version, spec, samples, halves, place, damaged)
     if alone := chosen.away:
         load_again(chosen, place)
         warm_candidate(spec, samples, chosen, place)
@@ -103,6 +91,19 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
         probe=[part[0] for part in batch_of(spec, samples, 1)],
         setup=getattr(chosen.engine, "setup", None) if place.device.type == "cpu" else None,
     )
+
+
+def _chosen(
+    version: Version, spec: ModelSpec, samples: Samples, halves: list[Candidate], place: Place, damaged: list[str]
+) -> tuple[Candidate, str]:  # fmt: skip
+    """The candidate that serves, and why: the form asked for, the winner of a tuning, or the fastest here."""
+    if halves and spec.form in HALVES:
+        warm_candidate(spec, samples, halves[0], place)
+        return halves[0], f"form = {spec.form!r} asks for it"
+    several = len(_whole_forms(version, spec)) + len(halves) > 1
+    every = chain(_wholes(version, spec, samples, place, damaged), halves)
+    tuned = _as_tuned(version, spec, samples, halves, place)
+    return tuned or fastest(spec, samples, every, place, several=several)
 
 
 def _ceiling(version: Version, place: Place) -> Ceiling:

@@ -152,18 +152,18 @@ def test_where_ranking_all_costs_too_much_those_that_err_most_are_ranked_and_mor
     meter, asked = Meter(Operations(fixed=ORDER_OPERATIONS // 4)), list[int]()
     samples = [One(0.2 * (number == 7), size=1.0 + number / 10_000) for number in range(40)]
 
-    def draw() -> Iterator[Batch]:
-        for number, one in enumerate(samples):
+    def costly(batches: Iterable[Batch]) -> Iterator[Trial]:
+        for trial in half(batches):
             meter.on(lambda _: {})({})
-            yield Batch((one.question(number),))
+            yield trial
 
     def rank(trials: Sequence[Trial]) -> ParityReport | None:
         asked[:] = [trial.samples[0] for trial in trials]
         return gate(trials)  # whatever the half answers
 
-    found = replace(unseen(), draw=draw, spent=meter.spent, rank=rank)
+    found = replace(unseen(*samples), spent=meter.spent, rank=rank)
     for expected in (4, 8, 16, 32, 40, 40):
-        assert found.search(half)
+        assert found.search(costly)
         assert found.misordered(half) is not None and len(asked) == expected and 7 in asked
 
 
