@@ -76,7 +76,7 @@ def _whole_form(version: Version, half: Engine) -> str:
 
 def _tie_tolerance(version: Version, half: Engine, judging: Samples) -> TieTolerance | None:
     if not version.has("whole.pt2") and version.has("whole.onnx"):
-        from .foreign.stored import stored_ties  # brings onnx, which no other form needs here
+        from .onnx.stored import stored_ties  # brings onnx, which no other form needs here
 
         return stored_ties(version, half.precision, judging)
     if not version.has("whole.pt2") or all(tensor.type.is_float for tensor in version.spec().outputs):
@@ -89,10 +89,10 @@ def _exact(version: Version, half: Engine) -> Answers | None:
     if half.form == "live":
         return None
     if version.has("whole.pt2"):
-        from .autocast.in_double import InDouble
+        from .torch.autocast.in_double import InDouble
 
         return emulated(version.spec(), InDouble(whole_module(version)))
-    from .foreign.stored import stored_whole
+    from .onnx.stored import stored_whole
 
     return stored_whole(version)
 
@@ -107,7 +107,7 @@ def _trials(
 ) -> Iterator[Taken]:
     yield take(reference_run, _on(on_device, answers_of(spec, half)))
     if half.form == "onnx" and device.type == "cpu" and not version.has("half.pt2"):
-        from .foreign.stored import stored_oracle
+        from .onnx.stored import stored_oracle
 
         yield take(reference_run, stored_oracle(version))
     elif half.form == "onnx" and device.type == "cpu":

@@ -8,11 +8,11 @@ from functools import cache
 from typing import Any
 
 import pytest
-from halfeven.exporters.captured.forms import ProgramForms
-from halfeven.exporters.foreign.forms import foreign_subject
+from halfeven.exporters.onnx.forms import foreign_subject
 from halfeven.exporters.policy.classes import class_of
 from halfeven.exporters.road import travel
 from halfeven.exporters.subject import Subject
+from halfeven.exporters.torch.forms import ProgramForms
 from halfeven.models.errors import CannotConvert
 from halfeven.models.package import ModelFolder, Precision
 from halfeven.models.store import Store, Version
