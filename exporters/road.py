@@ -127,14 +127,12 @@ class _Conversion:
         return self.subject.further(passed)
 
     def _drop_refused(self, forms: Mapping[str, Form], status: str) -> None:
-        """Delete the files of refused forms, so that they cannot be loaded.
-
-        The half program stays beside a proven ONNX form: on a CPU that form is judged with its help.
-        """
+        """Delete the files of refused forms, so that they cannot be loaded."""
         folder = self.draft.folder
-        if status == REFUSED:
+        refused = {name for name, form in forms.items() if status == REFUSED or not form.passed}
+        if "torch" in refused:
             (folder / "half.pt2").unlink(missing_ok=True)
-        if status == REFUSED or ("onnx" in forms and not forms["onnx"].passed):
+        if "onnx" in refused:
             remove_onnx(folder / "half.onnx")
 
 

@@ -17,7 +17,11 @@ def stored_ties(version: Version, dtype: str, judging: Samples) -> TieTolerance 
 
 def stored_oracle(version: Version) -> Answers:
     """A version's half file with true half storage."""
-    model = _stored(version, "half.onnx")
+    return half_storage(_stored(version, "half.onnx"))
+
+
+def half_storage(model: ModelProto) -> Answers:
+    """A half graph with true half storage; its constants are taken out of ``model``."""
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     del model.graph.initializer[:]
     return Oracle(model, weights, to_half_and_back).run
