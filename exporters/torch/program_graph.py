@@ -153,7 +153,7 @@ class ProgramGraph:
         self, plan: PrecisionPlan, floor: bool = False, observe: Observe | None = None
     ) -> Emulation:
         rounding = (mantissa_rounding if floor else half_rounding)(self.plan.dtype)
-        return Emulation(self.module, self.typing.under(plan), rounding, observe)
+        return Emulation(self.module, self.typing.under(plan), rounding, observe, opened=self.onnx)
 
 
 def program_graph(subject: Subject, planning: Samples, example: Sequence[Tensor]) -> ProgramGraph:

@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate, map_arg
 
 from ...policy.weights import IN_RANGE, in_range
+from .attention import attention
 from .bodies import ran
 from .dtypes import Dtypes, tensors_of
 
@@ -23,6 +24,7 @@ Rounding = Callable[[Tensor], Tensor]
 Tap = Callable[[str, Tensor], None]
 
 _HALVES = (torch.float16, torch.bfloat16)
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 _DROPPED_BITS = {torch.float16: 13, torch.bfloat16: 16}  # of FP32's 23 bits of mantissa
 
 
@@ -53,6 +55,7 @@ class Emulation(Interpreter):
     """Runs a whole program (`models.program.runnable`, prepared) as its plan's half program would.
 
     ``tap`` sees every floating result, by the node's qualified name. Outputs are FP32 where they are half.
+    ``opened``: attention in half rounds as the several nodes do that an ONNX file has for it.
     """
 
     def __init__(
@@ -62,9 +65,11 @@ class Emulation(Interpreter):
         rounding: Rounding,
         tap: Tap | None = None,
         prefix: str = "",
+        opened: bool = False,
     ) -> None:
         super().__init__(module)
         self._dtypes, self._rounding, self._tap, self._prefix = dtypes, rounding, tap, prefix
+        self._opened = opened
         self._rounded: dict[Node, Tensor] = {}  # a value that several nodes read in half is rounded once
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -78,7 +83,7 @@ class Emulation(Interpreter):
         if isinstance(n.target, HigherOrderOperator):
             result = ran(n, args, self._prefix, self._run_body)
         else:
-            result = self._written(n, n.target(*args, **kwargs), args, kwargs)  # type: ignore[operator]
+            result = self._written(n, self._called(n, args, kwargs), args, kwargs)
         for last in self.user_to_last_uses.get(n, []):
             self._rounded.pop(last, None)
         if self._tap is not None:
@@ -87,8 +92,13 @@ class Emulation(Interpreter):
                     self._tap(self._prefix + n.name, tensor)
         return result
 
+    def _called(self, node: Node, args: Any, kwargs: Any) -> Any:
+        if self._opened and node.target is _ATTENTION and self._dtypes.is_half(self._prefix + node.name):
+            return attention(*args, **kwargs, rounding=self._rounding)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
     def _run_body(self, body: GraphModule, prefix: str, operands: Sequence[Any]) -> Sequence[Any]:
-        inner = Emulation(body, self._dtypes, self._rounding, self._tap, prefix)
+        inner = Emulation(body, self._dtypes, self._rounding, self._tap, prefix, self._opened)
         return inner.run(*operands)
 
     def _read(self, node: Node) -> tuple[Any, Any]:
