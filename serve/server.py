@@ -24,10 +24,10 @@ from ..models.store import Store
 from .batching.counters import Phase
 from .batching.device import DeviceThread
 from .batching.place import Place
-from .finetune.api import router
-from .finetune.files import Files
-from .finetune.job_store import JobStore
-from .finetune.supervisor import Supervisor
+from .finetune.data.files import Files
+from .finetune.jobs.job_store import JobStore
+from .finetune.jobs.supervisor import Supervisor
+from .finetune.web.api import router
 from .http.codecs.dialect import OURS, STRICT
 from .http.connection.hot_protocol import HotProtocol
 from .http.connection.polite_server import PoliteServer

@@ -244,7 +244,7 @@ def finetune(
     """Fine-tune a model at a running server; Ctrl-C cancels the job."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..finetune.command import exit_code, fine_tune, sentence_of
+        from ..finetune.client.job_command import exit_code, fine_tune, sentence_of
 
         asked = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
         asked |= {"precision": precision, "stale_parent": stale_parent, "bad_rows": bad_rows}
