@@ -21,6 +21,7 @@ from ..models.engines.device_choice import resolve_device
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import BadSetting, HalfevenError, StoreUnusable
 from ..models.store import Store
+from .access.access_control import AccessControl
 from .batching.counters import Phase
 from .batching.device import DeviceThread
 from .batching.place import Place
@@ -94,6 +95,7 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
         dialect,
         WebGuard(settings.host, read_names(settings.allowed_hosts)),
         _bounds(settings),
+        AccessControl(settings.keys, settings.needs_keys),
     )
     return front, roster
 

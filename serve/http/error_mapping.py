@@ -93,10 +93,13 @@ _STATUS: dict[type[BaseException], HTTPStatus] = {
     SlowBody: HTTPStatus.REQUEST_TIMEOUT,
     ForeignHost: HTTPStatus.MISDIRECTED_REQUEST,
     ForeignPage: HTTPStatus.FORBIDDEN,
+    errors.Unauthenticated: HTTPStatus.UNAUTHORIZED,
+    errors.Forbidden: HTTPStatus.FORBIDDEN,
     NotJson: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.CannotConvert: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.ParityRefused: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.CannotServe: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.KeyLimitReached: HTTPStatus.TOO_MANY_REQUESTS,
     errors.EngineFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
     LoadFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
     BaseException: HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -143,12 +146,15 @@ def retry_after_of(error: BaseException) -> int | None:
 
 
 def headers_of(error: BaseException) -> dict[str, str]:
-    """The headers of an error's answer: when to retry, which codings are read, or that the connection is closed."""
+    """The headers of an error's answer: when to retry, how to send a key, which codings are read, or that the
+    connection is closed."""
     headers = {}
     if isinstance(error, SlowBody):  # what still comes of the body belongs to no request
         headers["connection"] = "close"
     if (seconds := retry_after_of(error)) is not None:
         headers["retry-after"] = str(seconds)
+    if isinstance(error, errors.Unauthenticated):  # Basic: a browser then asks its user (RFC 7617)
+        headers["www-authenticate"] = 'Bearer realm="halfeven", Basic realm="halfeven"'
     if isinstance(error, UnknownCoding):
         headers["accept-encoding"] = "gzip, deflate"
     return headers
