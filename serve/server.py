@@ -114,6 +114,7 @@ def _rules(settings: Settings) -> Rules:
 
 def serve(settings: Settings, store: Store, notify: Notify) -> None:
     """Serve until a signal comes. Raises BadSetting where the address cannot be had."""
+    certificates = settings.certificates
     one_heap()
     if settings.models is not None:
         convert_all(settings.models, store, notify)
@@ -133,6 +134,9 @@ def serve(settings: Settings, store: Store, notify: Notify) -> None:
         server_header=False,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
     )
+    if certificates is not None:
+        config.load()
+        config.ssl = certificates.server_context()
     server = _Announcing(config, settings.drain_seconds, roster, notify)
     try:
         server.run()
@@ -168,7 +172,8 @@ class _Announcing(PoliteServer):
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self._notify(f"halfeven listens on http://{host}:{port}")
+            scheme = "http" if self.config.ssl is None else "https"
+            self._notify(f"halfeven listens on {scheme}://{host}:{port}")
             asyncio.get_running_loop().run_in_executor(None, self._print_ready)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..models.errors import BadSetting
+from .access.certificates import Certificates
 from .access.key_file import NAME_IN_STORE, KeyFile
 from .http.web_guard import is_loopback, read_names
 
@@ -25,6 +26,8 @@ class Settings(BaseSettings):
     fallback: Literal["fp32", "none"] = "fp32"
     expose_without_auth: bool = False
     key_file: Path | None = None  # by default in the store
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     allowed_hosts: str = ""  # further names of this server, separated by commas
     triton_strict: bool = False
     server_name: str | None = Field(None, min_length=1, max_length=128)
@@ -52,6 +55,17 @@ class Settings(BaseSettings):
     @classmethod
     def _are_names(cls, value: str) -> str:
         return ",".join(read_names(value))
+
+    @property
+    def certificates(self) -> Certificates | None:
+        """The pair that the server shows; None: it speaks no TLS. Raises BadSetting."""
+        if self.tls_cert is None or self.tls_key is None:
+            if self.tls_cert is not self.tls_key:
+                raise BadSetting(
+                    "--tls-cert and --tls-key are needed together: a certificate, and its private key"
+                )
+            return None
+        return Certificates(self.tls_cert, self.tls_key)
 
     @property
     def keys(self) -> KeyFile:

@@ -20,6 +20,8 @@ Port = Annotated[int | None, _option("0 takes a free one.")]
 Device = Annotated[str | None, _option("auto, cpu or cuda:N.")]
 Fallback = Annotated[str | None, _option("fp32 or none: when a half is refused.")]
 KeyFile = Annotated[Path | None, _option("The file of the keys; default: in the store (`halfeven keys`).")]
+Certificate = Annotated[Path | None, _option("Speak TLS: a PEM file with the certificate and its chain.")]
+PrivateKey = Annotated[Path | None, _option("The certificate's private key, a PEM file, not encrypted.")]
 Exposed = Annotated[bool | None, _option("Listen beyond this machine without keys.", "--expose-without-auth")]
 Hosts = Annotated[str | None, _option("Further names of this server: models.example.com,*.lan or *.")]
 Strict = Annotated[bool | None, _option("Answer as Triton does where halfeven differs.", "--triton-strict")]
@@ -47,6 +49,8 @@ def serve(
     device: Device = None,
     fallback: Fallback = None,
     key_file: KeyFile = None,
+    tls_cert: Certificate = None,
+    tls_key: PrivateKey = None,
     expose_without_auth: Exposed = None,
     allowed_hosts: Hosts = None,
     triton_strict: Strict = None,
@@ -70,7 +74,8 @@ def serve(
 
         settings = read_settings(
             store=store, models=models, host=host, port=port, device=device, fallback=fallback,
-            key_file=key_file, expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts,
+            key_file=key_file, tls_cert=tls_cert, tls_key=tls_key,
+            expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts,
             triton_strict=triton_strict, server_name=server_name, parity_sample=parity_sample,
             keep_previous_seconds=keep_previous_seconds, rescue=rescue, drain_seconds=drain_seconds,
             log_level=log_level, log_format=log_format, access_log=access_log,

@@ -4,6 +4,7 @@ No other file knows both sides.
 """
 
 import math
+import re
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -121,6 +122,7 @@ _EXIT: dict[type[BaseException], int] = {
     BaseException: 1,
 }
 _LONGEST = 4000  # characters: a message quotes the request, which may be of any length
+_FOLDERS = re.compile(r"(?<![\w./:])/(?!v[12]/)(?:[^\s/'\"]+/)+")
 _HIDDEN = "internal error: this is a bug in halfeven, not in the request; the server's log has the traceback"
 
 
@@ -161,8 +163,17 @@ def headers_of(error: BaseException) -> dict[str, str]:
 
 
 def message_of(error: BaseException) -> str:
-    """The message that the caller may read: our own errors' text; other errors' text stays in the log."""
-    return str(error)[:_LONGEST] if isinstance(error, errors.HalfevenError) else _HIDDEN
+    """The message that the caller may read: our own errors' text without folders; other errors' text stays in the
+    log."""
+    return without_folders(str(error)[:_LONGEST]) if isinstance(error, errors.HalfevenError) else _HIDDEN
+
+
+def without_folders(text: str) -> str:
+    """The text with the names of files instead of their paths: where the store lies is not the caller's business.
+
+    Paths of routes (``/v1/…``, ``/v2/…``) stay.
+    """
+    return _FOLDERS.sub("", text)
 
 
 def v2_body(message: str) -> bytes:

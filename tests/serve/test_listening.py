@@ -10,10 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from halfeven.models.errors import BadSetting, DamagedFile
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.settings import read_settings
+
+from tests.serve.access.authority import Pair
 
 _LISTENING = "0A"  # the state in /proc/net/tcp, proc(5)
 
@@ -75,6 +78,18 @@ def test_beyond_loopback_a_server_with_keys_listens_and_answers_nobody_without_o
     with started(tmp_path / "store", "--host", "0.0.0.0") as (process, port):
         assert listened_on(process) == {("00000000", port)}
         assert [status_of(port), status_of(port, key + "x"), status_of(port, key)] == [401, 401, 200]
+
+
+def test_a_server_with_a_certificate_speaks_tls(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    with (
+        started(tmp_path / "store", "--tls-cert", str(pair.certificate), "--tls-key", str(pair.key)) as (
+            _,
+            port,
+        ),
+        httpx.Client(verify=pair.trusting(), timeout=20) as client,
+    ):
+        assert client.get(f"https://localhost:{port}/v1/models").status_code == 200
 
 
 def settings(store: Path, **more: Any) -> Any:
