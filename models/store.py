@@ -23,11 +23,11 @@ from typing import Any
 
 from .durable import READABLE, fsync, replace_text
 from .errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownName
+from .model_name import NAME
 from .opened_file import OpenedFile
 from .promotions import Promotions, alias_lock, read_promotions, record_promotion
 from .spec import ModelSpec
 
-NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 _NUMBER = re.compile(r"^[1-9][0-9]{0,17}$")
 LIVE, REFUSED = "live", "refused"
 OPERATOR, ROLLBACK = "operator", "rollback"  # by whose order a version becomes active

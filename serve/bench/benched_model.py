@@ -23,6 +23,7 @@ from ...models.batch_axis import array_batch_back, batch_first
 from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadInput, BadSetting, UnknownName
 from ...models.spec import Dim, ModelSpec, TensorSpec
+from ..access.client_key import key_headers
 from .loadgen import Target
 
 WIRES = ("binary", "json")
@@ -134,7 +135,8 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
     pairs = [line.partition(":") for line in given]
     if wrong := [line for line, (name, colon, _) in zip(given, pairs, strict=True) if not (name and colon)]:
         raise BadSetting(f"--header {wrong[0]!r}: expected 'NAME: VALUE'")
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    sent = {name.strip(): value.strip() for name, _, value in pairs}
+    return sent if "authorization" in map(str.lower, sent) else {**key_headers(), **sent}
 
 
 def _sizes(given: Sequence[str]) -> dict[str, list[int]]:

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from ...exporters.inputs.samples import TARGET
 from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadInput, NotReady
+from ..access.client_key import key_headers
 from ..http.codecs.json_numbers import array_of
 from ..http.codecs.numpy_files import write_npz
 
@@ -124,7 +125,8 @@ def _post(
     """A POST, or a GET where there is no body."""
     if not url.startswith(("http://", "https://")):
         raise BadInput(f"--url: expected http://… or https://…, got {url[:80]!r}")
-    request = urllib.request.Request(url, body, {"content-type": kind, "accept": accept})
+    headers = {"content-type": kind, "accept": accept, **key_headers()}
+    request = urllib.request.Request(url, body, headers)
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return _ours(answer.headers), answer.read()

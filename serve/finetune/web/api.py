@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from ....models.errors import BadInput
 from ....models.store import Store
+from ...access.access_control import Permit
 from ...http.caller import lease_of
 from ...http.codecs.json_numbers import parse
 from ...http.error_mapping import NotOffered
 from ...http.json_body import read_order
+from ...http.route_scopes import TO_TRAIN, permit_of
 from ..data.files import IN_MEMORY, Files, Upload
 from ..jobs.job_admission import JobAdmission
 from ..jobs.job_store import JobStore
@@ -122,8 +124,9 @@ def _chunks(path: Path) -> Iterator[bytes]:
 def _add_jobs(
     routes: APIRouter, job_store: JobStore, admission: JobAdmission, wake: Callable[[], None]
 ) -> None:
-    def admit(body: bytes, key: str | None) -> Response:
+    def admit(body: bytes, key: str | None, permit: Permit) -> Response:
         asked = parse(body)
+        permit.check(TO_TRAIN, _model_in(asked))
         if key and isinstance(asked, dict) and (known := job_store.replayed(key, asked)):
             return _json(job_body(known), {"idempotent-replayed": "true"})
         request = admission.read(asked)
@@ -139,9 +142,9 @@ def _add_jobs(
         """Create a job; it is on the disk when this answers. `Idempotency-Key`: once however often it is sent."""
         key = _key(request.headers.get("idempotency-key"))
         body = await read_order(request)
-        return await run_in_threadpool(admit, body, key)
+        return await run_in_threadpool(admit, body, key, permit_of(request.scope))
 
-    @routes.post(JOBS + "/{id}/cancel")
+    @routes.post(JOBS + "/{id}/cancel", dependencies=[_may_see(job_store)])
     def cancel(id: str) -> Response:
         """Cancel a job; of a finished one this is its state."""
         job = job_store.request_cancel(id)
@@ -152,6 +155,21 @@ def _add_jobs(
         routes.add_api_route(
             f"{JOBS}/{{id}}/{verb}", _refusing(way_out), methods=["POST"], include_in_schema=False
         )
+
+
+def _may_see(job_store: JobStore) -> Any:
+    """The route's dependency that refuses a key for other models than the job's, with Forbidden."""
+
+    def check(id: str, request: Request) -> None:
+        permit_of(request.scope).check(TO_TRAIN, job_store.job(id).name)
+
+    return Depends(check)
+
+
+def _model_in(asked: Any) -> str | None:
+    """The model that a job's request names; None where it names none, which the job's admission refuses."""
+    model = asked.get("model") if isinstance(asked, dict) else None
+    return model.partition("@")[0] if isinstance(model, str) else None
 
 
 def _refusing(way_out: str) -> Callable[[], Any]:
@@ -168,36 +186,38 @@ def _key(key: str | None) -> str | None:
 
 
 def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
+    seen = [_may_see(job_store)]
+
     @routes.get(JOBS)
     def listing(request: Request, after: str | None = None, limit: Limit = 20) -> Response:
         """Every job, the newest first; `metadata[key]=value` chooses."""
         found = job_store.jobs(after, limit + 1, _metadata(request))
         return _json(page_of(found, limit, job_body))
 
-    @routes.get(JOBS + "/{id}")
+    @routes.get(JOBS + "/{id}", dependencies=seen)
     def retrieve(id: str) -> Response:
         """One job: its state, its progress, and at the end its model or its reason."""
         return _json(job_body(job_store.job(id)))
 
-    @routes.get(JOBS + "/{id}/events")
+    @routes.get(JOBS + "/{id}/events", dependencies=seen)
     def events(
         id: str, after: str | None = None, limit: Limit = 20, order: Literal["asc", "desc"] = "desc"
     ) -> Response:
         """What happened to a job, the newest first; `order=asc` with `after` goes on from the last one seen."""
         return _json(page_of(job_store.events(id, after, limit + 1, order == "asc"), limit, event_body))
 
-    @routes.get(JOBS + "/{id}/metrics")
+    @routes.get(JOBS + "/{id}/metrics", dependencies=seen)
     def metrics(id: str, most: Annotated[int, Query(ge=2, le=100_000)] = 2000) -> Response:
         """Loss, loss scale, gradient norm and skips by step; of more than `most` every k-th."""
         return _json({"object": "list", "data": job_store.steps(id, most)})
 
-    @routes.get(JOBS + "/{id}/checkpoints")
+    @routes.get(JOBS + "/{id}/checkpoints", dependencies=seen)
     def checkpoints(id: str) -> Response:
         """None are kept: what a job makes is one version, or nothing."""
         job_store.job(id)
         return _json({"object": "list", "data": [], "has_more": False})
 
-    @routes.get(JOBS + "/{id}/page")
+    @routes.get(JOBS + "/{id}/page", dependencies=seen)
     def page(id: str) -> Response:
         """The job for people."""
         job = job_body(job_store.job(id))
