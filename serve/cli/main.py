@@ -14,6 +14,7 @@ from ...models.errors import DamagedFile
 from .bringing import import_models, init
 from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
 from .measuring import bench, tune
+from .other_engines import export, prove
 
 app = typer.Typer(
     name="halfeven",
@@ -362,6 +363,8 @@ def demo(
 
 app.command()(init)
 app.command("import")(import_models)
+app.command()(export)
+app.command()(prove)
 app.command()(bench)
 app.command()(tune)
 
