@@ -4,9 +4,9 @@ Everything is as for our own forms: the version's whole answers the same questio
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime
@@ -17,7 +17,8 @@ from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import EngineFailed
 from ..models.store import Version
 from .exported.file_rows import take_rows
-from .gate.verdict import ParityReport
+from .gate.refusals import of_engine
+from .gate.verdict import AdversarialVerdict, OutputVerdict, ParityReport
 from .gate.worst import worst_sample
 from .inputs.samples import Samples, read_tensors
 from .prove import ReferenceRun, judged, take
@@ -25,6 +26,7 @@ from .question import Answers, Arrays
 from .reprove import reference_run_of
 
 CPU = torch.device("cpu")
+Judged = TypeVar("Judged", ParityReport, OutputVerdict, AdversarialVerdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,20 @@ class OtherEngine:
 def judge_engine(run: ReferenceRun, dtype: str, engine: OtherEngine) -> ParityReport:
     """The gate's report. ``dtype``: the half (``fp16``, ``bf16``) whose limits hold."""
     asked = engine.asked
-    return judged(run, dtype, [take(run, asked) if callable(asked) else take_rows(run, asked)])
+    return _said_of_engine(
+        judged(run, dtype, [take(run, asked) if callable(asked) else take_rows(run, asked)])
+    )
+
+
+def _said_of_engine(report: ParityReport) -> ParityReport:
+    """The same verdict; its sentences give no advice about a half of ours."""
+
+    def said(one: Judged) -> Judged:
+        return replace(one, failures=tuple(map(of_engine, one.failures)))
+
+    report = replace(said(report), perturbed=report.perturbed and _said_of_engine(report.perturbed))
+    outputs, adversarial = tuple(map(said, report.outputs)), tuple(map(said, report.adversarial))
+    return replace(report, outputs=outputs, adversarial=adversarial)
 
 
 def prove_engine(
@@ -69,7 +84,7 @@ def prove_engine(
         "samples": {"source": samples.source, "count": samples.count, "judging": report.samples},
         "worst": worst or None,
         "forms": {
-            engine.kind: {key: found[key] for key in ("passed", "max_error_u", "sqnr_db")} | {"parity": found}
+            "engine": {key: found[key] for key in ("passed", "max_error_u", "sqnr_db")} | {"parity": found}
         },
     }
 

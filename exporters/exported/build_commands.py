@@ -58,7 +58,6 @@ def _onnxruntime(spec: ModelSpec, samples: Shapes) -> Commands:
             providers=[("CUDAExecutionProvider", {{"use_tf32": "0"}}), "CPUExecutionProvider"],
             disabled_optimizers={DEADLY_IN_HALF},
         )
-        names = [output.name for output in session.get_outputs()]
         """
     return Commands(
         "pip install onnxruntime-gpu",
@@ -74,12 +73,11 @@ def _openvino(spec: ModelSpec, samples: Shapes) -> Commands:
         import openvino
 
         model = openvino.Core().compile_model("half.xml", "CPU", {"EXECUTION_MODE_HINT": "ACCURACY"})
-        names = [output.any_name for output in model.outputs]
         """
     return Commands(
         "ovc half.onnx --compress_to_fp16=False --output_model half.xml",
-        "`--compress_to_fp16=False` matters: without it every weight that is kept in FP32 is rounded to FP16. So does\n"
-        "`ACCURACY`: without it the device chooses the precision by itself.",
+        "`--compress_to_fp16=False` matters: without it every weight that is kept in FP32 is rounded to FP16.\n"
+        "So does `ACCURACY` in the program below: without it the device chooses the precision of every node.",
         program + _answer_rows(spec, "list(model({rows}).values())"),
     )
 
@@ -98,6 +96,7 @@ def _answer_rows(spec: ModelSpec, call: str) -> str:
     join = "concatenate" if spec.batched else "stack"
     fed = f"{{name: array[{rows}] for name, array in inputs.items()}}"
     return f"""
+        names = {[tensor.name for tensor in spec.outputs]}
         inputs = dict(np.load("{INPUTS}"))
         count = len(next(iter(inputs.values())))
         parts = [{call.format(rows=fed)} for start in range(0, count, {step})]

@@ -12,10 +12,10 @@ from .build_commands import Commands
 _PAGE = """\
 # {model}, version {version}: a proven {half} half for {engine}
 
-**{headline}.** {summary}.
+**{headline}.** Its largest error: {summary}.
 
-Proven in ONNX Runtime {runtime} on {device}. An engine that is built of the file computes with kernels of its own:
-judge its answers, as below, before it serves.
+Proven in ONNX Runtime {runtime} on {device}. An engine that is built of the file computes with
+kernels of its own: judge its answers, as below, before it serves.
 
 | file | SHA-256 |
 |---|---|
@@ -59,7 +59,7 @@ def readme(folder: Path, facts: Mapping[str, Any], proof: Mapping[str, Any], com
         half=facts["half"],
         engine=facts["exported"]["for"],
         headline=headline(shown),
-        summary=report["summary"].capitalize(),
+        summary=report["summary"].removeprefix("passed: "),
         runtime=proof["environment"]["onnxruntime"],
         device=proof["environment"]["device"],
         digests="\n".join(digests),

@@ -248,7 +248,7 @@ def test_the_program_on_the_page_answers_the_rows_and_its_answers_pass(
     found, engine = Version.at(folder), answers_file(folder / "answers.npz")
     proof = prove_engine(found, stored_samples(found), engine)
     assert proof["status"] == "equal" and proof["samples"]["judging"] == 12
-    assert proof["forms"][engine.kind]["parity"]["perturbed"]["samples"] == 20
+    assert proof["forms"]["engine"]["parity"]["perturbed"]["samples"] == 20
     expected, came = np.load(folder / "expected.npz"), np.load(folder / "answers.npz")
     assert expected["y"].shape == came["y"].shape and len(came["y"]) == 32
     assert not np.array_equal(expected["y"], came["y"]), "the half answered, not the whole"
