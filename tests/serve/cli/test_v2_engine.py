@@ -22,7 +22,7 @@ MODEL = {"inputs": [TENSOR], "outputs": [{**TENSOR, "name": "y"}]}
 
 @contextmanager
 def odd(answers: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
-    """A server with these answers by path: a body (JSON unless bytes), or (status, headers, body). Gives what it was asked."""
+    """A server with these answers by path: a body, or (status, headers, body); also gives what it was asked."""
     asked: list[tuple[str, bytes]] = []
 
     class Handler(BaseHTTPRequestHandler):
