@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..models.engines.engine import Engine
-from ..models.engines.load import load_half, load_whole, whole_module
+from ..models.engines.load import load_whole, whole_module
 from ..models.store import Version
 from .environment import environment
 from .gate.verdict import ParityReport
@@ -48,7 +48,7 @@ def reprove(
     ``samples`` are divided as at conversion: the part that chose the plan does not judge.
     """
     run = reference_run_of(version, half.precision, device, samples, on_device)
-    return judged(run, half.precision, list(takes_of(version, half, device, run, on_device)))
+    return judged(run, half.precision, list(_takes(version, half, device, run, on_device)))
 
 
 def reference_run_of(
@@ -79,7 +79,7 @@ def _whole_form(version: Version) -> str:
 
 def _tie_tolerance(version: Version, dtype: str, judging: Samples) -> TieTolerance | None:
     if not version.has("whole.pt2") and version.has("whole.onnx"):
-        from .foreign.stored import stored_ties  # brings onnx, which no other form needs here
+        from .onnx.stored import stored_ties  # brings onnx, which no other form needs here
 
         return stored_ties(version, dtype, judging)
     if not version.has("whole.pt2") or all(tensor.type.is_float for tensor in version.spec().outputs):
@@ -92,33 +92,23 @@ def _exact(version: Version, form: str) -> Answers | None:
     if form == "live":
         return None
     if form == "torch":
-        from .autocast.in_double import InDouble
+        from .torch.autocast.in_double import InDouble
 
         return emulated(version.spec(), InDouble(whole_module(version)))
-    from .foreign.stored import stored_whole
+    from .onnx.stored import stored_whole
 
     return stored_whole(version)
 
 
-def takes_of(
-    version: Version,
-    half: Engine,
-    device: torch.device,
-    reference_run: ReferenceRun,
-    on_device: OnDevice[Any] = at_once,
+def _takes(
+    version: Version, half: Engine, device: torch.device, run: ReferenceRun, on_device: OnDevice[Any]
 ) -> Iterator[Taken]:
-    """The half's answers; of an ONNX half on a CPU those of the same half in true half storage as well: ONNX Runtime's
-    CPU provider computes FP16 in FP32."""
-    spec = version.spec()
-    yield take(reference_run, _on(on_device, answers_of(spec, half)))
-    if half.form == "onnx" and device.type == "cpu" and not version.has("half.pt2"):
-        from .foreign.stored import stored_oracle
+    yield take(run, _on(on_device, answers_of(version.spec(), half)))
+    if half.form == "onnx" and device.type == "cpu":
+        # ONNX Runtime's CPU provider computes FP16 in FP32: the file is judged with true half storage as well
+        from .onnx.stored import stored_oracle
 
-        yield take(reference_run, stored_oracle(version))
-    elif half.form == "onnx" and device.type == "cpu":
-        storage = on_device(partial(load_half, version, "torch", device))
-        yield take(reference_run, _on(on_device, answers_of(spec, storage)))
-        on_device(storage.close)
+        yield take(run, stored_oracle(version))
 
 
 def _on(on_device: OnDevice[Any], answers: Answers) -> Answers:
