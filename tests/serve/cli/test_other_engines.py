@@ -5,8 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+import torch
 from halfeven.exporters.convert import Options, convert
+from halfeven.exporters.inputs.samples import stored_samples
+from halfeven.exporters.other_engine import OtherEngine, prove_engine
+from halfeven.exporters.prove import answers_of
+from halfeven.models.engines.load import load_half
 from halfeven.models.store import Store
 from halfeven.models.zoo import zoo_folder
 from halfeven.serve.server import build
@@ -75,6 +81,13 @@ def test_a_folder_and_the_version_of_the_store_give_the_same_verdict(store: Path
     assert one["max_error_u"] == pytest.approx(other["max_error_u"], rel=0.01)
 
 
+def test_the_torch_form_is_no_false_alarm(store: Path) -> None:
+    for version in (Store(store).version("digits", 1), Store(store).version("gru", 1)):
+        engine = load_half(version, "torch", torch.device("cpu"))
+        other = OtherEngine("torch form", "half.pt2", answers_of(version.spec(), engine))
+        assert prove_engine(version, stored_samples(version), other)["status"] == "equal"
+
+
 def test_our_own_server_over_http_is_no_false_alarm(store: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(store, tmp_path / "store"))
     app, roster = build(read_settings(store=root, device="cpu"), Store(root))
@@ -104,6 +117,20 @@ def test_a_file_of_answers_is_judged_and_a_wrong_one_is_refused_with_its_worst_r
     assert facts["worst"]["sample"] == 7 and facts["worst"]["row"] == 14, "every second sample judges"
     assert proven(folder, answers(folder, logits=wrong.astype(np.float16)))[0] == 3
     assert proven(folder, answers(folder, more=wrong))[0] == 3
+
+
+def test_a_sabotaged_file_is_refused_in_words_about_an_engine(folder: Path, tmp_path: Path) -> None:
+    model = onnx.load(folder / "half.onnx")
+    weight = next(tensor for tensor in model.graph.initializer if len(tensor.dims) == 4)
+    stale = onnx.numpy_helper.to_array(weight) * np.float16(1.05)
+    weight.CopyFrom(onnx.numpy_helper.from_array(stale, weight.name))
+    onnx.save(model, tmp_path / "stale.onnx")
+    code, facts, _ = proven(folder, tmp_path / "stale.onnx")
+    (form,) = facts["forms"].values()
+    messages = [failure["message"] for failure in form["parity"]["failures"]]
+    assert code == 3 and any("errs by" in message for message in messages)
+    assert not any("--keep" in message or "report it" in message for message in messages)
+    assert "--keep" not in form["parity"]["summary"]
 
 
 def test_a_file_with_other_rows_is_bad_input(folder: Path) -> None:
