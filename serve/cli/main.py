@@ -15,6 +15,7 @@ from .bringing import import_models, init
 from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
 from .key_commands import app as keys
 from .measuring import bench, tune
+from .other_engines import export, prove
 from .serve_command import serve
 
 app = typer.Typer(
@@ -302,6 +303,8 @@ def demo(
 app.command()(init)
 app.command("import")(import_models)
 app.command()(serve)
+app.command()(export)
+app.command()(prove)
 app.command()(bench)
 app.command()(tune)
 app.add_typer(keys)
