@@ -31,14 +31,24 @@ def commands_for(engine: str, spec: ModelSpec, samples: Shapes) -> Commands:
     return BY_ENGINE[engine](spec, samples)
 
 
+def profile_of(spec: ModelSpec, samples: Shapes) -> dict[str, tuple[list[int], list[int], list[int]]]:
+    """Least, usual and largest shape of each input that has a free size: what the proof asks of an engine."""
+    free = [tensor for tensor in spec.inputs if not all(dim.fixed for dim in tensor.shape)]
+    return {
+        tensor.name: (
+            _shape(spec, tensor, samples[tensor.name], "min"),
+            _shape(spec, tensor, samples[tensor.name], "opt"),
+            _shape(spec, tensor, samples[tensor.name], "max"),
+        )
+        for tensor in free
+    }
+
+
 def _tensorrt(spec: ModelSpec, samples: Shapes) -> Commands:
     words = ["trtexec", "--onnx=half.onnx", "--stronglyTyped", "--noTF32"]
-    free = [tensor for tensor in spec.inputs if not all(dim.fixed for dim in tensor.shape)]
-    for kind in ("min", "opt", "max") if free else ():
-        shapes = (_shape(spec, tensor, samples[tensor.name], kind) for tensor in free)
-        named = (
-            f"{tensor.name}:{'x'.join(map(str, shape))}" for tensor, shape in zip(free, shapes, strict=True)
-        )
+    profile = profile_of(spec, samples)
+    for place, kind in enumerate(("min", "opt", "max") if profile else ()):
+        named = (f"{name}:{'x'.join(map(str, shapes[place]))}" for name, shapes in profile.items())
         words.append(f"--{kind}Shapes={','.join(named)}")
     return Commands(
         _lines([*words, "--saveEngine=half.engine"]),
