@@ -72,6 +72,7 @@ def _stream_type(gpu: SimulatedGpu) -> type:
     class Stream:
         def __init__(self, device: object = None, priority: int = 0, number: int | None = None) -> None:
             self.number = queues.new_stream() if number is None else number
+            self.cuda_stream = self.number  # its address, for libraries beside torch
 
         def wait_event(self, event: Any) -> None:
             if event.point is not None:  # one that was never recorded is not waited for

@@ -40,6 +40,9 @@ class DeviceTensor(Tensor):
     def device(self) -> torch.device:  # type: ignore[override]
         return DEVICE
 
+    def data_ptr(self) -> int:
+        return self.content.data_ptr()
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         (first, *_) = [one for one in tree_leaves((args, kwargs)) if isinstance(one, cls)]

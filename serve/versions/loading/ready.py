@@ -84,13 +84,19 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
         precision=chosen.engine.precision,
         useful_rows=chosen.useful_rows,
         engine=chosen.engine,
-        reason="; ".join([(reason or why) + beside, *damaged]),
+        reason="; ".join([(reason or why) + beside, *damaged, *_placed(chosen.engine)]),
         whole=whole,
         ceiling=chosen.ceiling,
         invariance=_invariance(spec, samples, chosen, place),
         probe=[part[0] for part in batch_of(spec, samples, 1)],
         setup=getattr(chosen.engine, "setup", None) if place.device.type == "cpu" else None,
     )
+
+
+def _placed(engine: Engine) -> list[str]:
+    """A sentence about nodes that ONNX Runtime computes on the CPU beside a device; none where there are none."""
+    placement = getattr(engine, "placement", None)
+    return [sentence] if placement is not None and (sentence := placement.sentence()) else []
 
 
 def _chosen(
