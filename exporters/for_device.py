@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from ..models.store import LIVE, Store, Version
-from .captured.forms import ProgramForms
 from .maker import Notify
 from .retrain import subject_of
 from .road import travel
+from .torch.forms import ProgramForms
 
 FOR_DEVICE = "device"  # who made the version, in the manifest's lineage
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 from unittest.mock import patch
 
 import torch
-from halfeven.exporters.autocast.kernels import half_kernels
+from halfeven.exporters.torch.autocast.kernels import half_kernels
 from halfeven.models.engines import torch_engine
 
 from .memory import Allocator

@@ -6,11 +6,11 @@ from typing import Any
 
 import onnx
 import pytest
-from halfeven.exporters.autocast.composites import open_composites
-from halfeven.exporters.autocast.plan import make_plan
-from halfeven.exporters.autocast.policy import LISTS
-from halfeven.exporters.autocast.rewrite import rewrite
-from halfeven.exporters.onnx.export import write_onnx
+from halfeven.exporters.torch.autocast.composites import open_composites
+from halfeven.exporters.torch.autocast.plan import make_plan
+from halfeven.exporters.torch.autocast.policy import LISTS
+from halfeven.exporters.torch.autocast.rewrite import rewrite
+from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.errors import CannotConvert
 from halfeven.models.package import Precision
 from halfeven.models.program import runnable
