@@ -28,10 +28,9 @@ def node(operator: str, inputs: list[str], output: str, **attributes: Any) -> on
     return helper.make_node(operator, inputs, [output], name=output, **attributes)
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_net(path: Path) -> Path:
     """Two products with a half between them, the index of the largest, and a reshape by computed sizes."""
-    draw, path = np.random.default_rng(), tmp_path_factory.mktemp("onnx") / "net.onnx"
+    draw = np.random.default_rng()
     weights = [draw.standard_normal((WIDTH, WIDTH)).astype(np.float32) for _ in range(2)]
     nodes = [
         node("MatMul", ["x", "w0"], "first"),
@@ -56,6 +55,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
     return path
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_net(tmp_path_factory.mktemp("onnx") / "net.onnx")
 
 
 @pytest.fixture(params=SEEDS)
