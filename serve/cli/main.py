@@ -53,6 +53,7 @@ def convert(
     search: Annotated[
         bool, typer.Option("--search", help="Look for nodes to keep in FP32 at O3 too.")
     ] = False,
+    device: Annotated[str, typer.Option(help="Whose kernels the plan asks: auto, cpu or cuda:N.")] = "cpu",
     as_json: Json = False,
 ) -> None:
     """Capture, convert, prove and publish a model folder, or a bare file (`init` tells which)."""
@@ -60,10 +61,13 @@ def convert(
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.convert import Options, convert
         from ...exporters.report.page import render_terminal
+        from ...models.engines.device_choice import resolve_device
         from ..http.routes.history import store_at
 
         options = Options(
-            _forms(form), level, dtype, tuple(keep or ()), samples, new_signature, search=search
+            *(_forms(form), level, dtype, tuple(keep or ()), samples, new_signature),
+            search=search,
+            device=resolve_device(device),
         )
         with errors.status("converting") as status:
             done = convert(folder, store_at(store, writes=True), options, status.update)
