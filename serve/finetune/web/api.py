@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
@@ -20,21 +20,16 @@ from ....models.errors import BadInput
 from ....models.store import Store
 from ...http.caller import lease_of
 from ...http.codecs.json_numbers import parse
-from ...http.error_mapping import NotOffered
 from ...http.json_body import read_order
 from ..data.files import IN_MEMORY, Files, Upload
 from ..jobs.job_admission import JobAdmission
 from ..jobs.job_store import JobStore
-from ..jobs.job_types import FileRecord
-from .openai_shapes import event_body, file_body, job_body, page_of
+from ..jobs.job_types import FileRecord, step_of
+from .openai_shapes import checkpoint_body, event_body, file_body, job_body, page_of
 
 JOBS = "/v1/fine_tuning/jobs"
 _MOST_EVENTS = 1000
 _CHUNK = 2**20
-_NOT_OFFERED = {
-    "pause": "pausing is not offered: cancel the job, and create it again with the same seed",
-    "resume": "resuming is not offered: create the job again with the same seed",
-}
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
@@ -148,17 +143,17 @@ def _add_jobs(
         wake()
         return _json(job_body(job))
 
-    for verb, way_out in _NOT_OFFERED.items():
-        routes.add_api_route(
-            f"{JOBS}/{{id}}/{verb}", _refusing(way_out), methods=["POST"], include_in_schema=False
-        )
+    @routes.post(JOBS + "/{id}/pause")
+    def pause(id: str) -> Response:
+        """Pause a job behind its current step, with a checkpoint; 409 for a finished one."""
+        return _json(job_body(job_store.request_pause(id)))
 
-
-def _refusing(way_out: str) -> Callable[[], Any]:
-    def refuse() -> Response:
-        raise NotOffered(way_out)
-
-    return refuse
+    @routes.post(JOBS + "/{id}/resume")
+    def resume(id: str) -> Response:
+        """Queue a paused job again; it ends bit for bit as one that was not paused. 409 for a finished one."""
+        job = job_store.request_resume(id)
+        wake()
+        return _json(job_body(job))
 
 
 def _key(key: str | None) -> str | None:
@@ -192,10 +187,12 @@ def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
         return _json({"object": "list", "data": job_store.steps(id, most)})
 
     @routes.get(JOBS + "/{id}/checkpoints")
-    def checkpoints(id: str) -> Response:
-        """None are kept: what a job makes is one version, or nothing."""
-        job_store.job(id)
-        return _json({"object": "list", "data": [], "has_more": False})
+    def checkpoints(id: str, after: str | None = None, limit: Limit = 10) -> Response:
+        """The evaluations of a job, the newest first, with their losses; the best one's weights are the version's."""
+        job = job_store.job(id)
+        before = None if after is None else step_of(id, after)
+        found = job_store.evaluations(id, before, limit + 1)
+        return _json(page_of(found, limit, lambda one: checkpoint_body(job, one)))
 
     @routes.get(JOBS + "/{id}/page")
     def page(id: str) -> Response:

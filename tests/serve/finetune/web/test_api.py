@@ -227,7 +227,6 @@ def test_a_job_is_followed_to_its_model_by_its_events_and_metrics(place: Place) 
     assert [event["number"] for event in first["data"]] == [1, 2, 3] and first["has_more"] is True
     metrics = httpx.get(f"http://{place.address}/v1/fine_tuning/jobs/{id}/metrics").json()["data"]
     assert [row["step"] for row in metrics] == [1, 2, 3, 4] and metrics[3]["loss"] == 0.25
-    assert list(place.client.fine_tuning.jobs.checkpoints.list(id)) == []
     page = httpx.get(f"http://{place.address}/v1/fine_tuning/jobs/{id}/page")
     assert page.status_code == 200 and id in page.text and "step 4" in page.text
 
@@ -485,9 +484,38 @@ def test_a_file_that_only_turns_out_too_large_is_refused_and_nothing_is_left(pla
     assert place.left() == before
 
 
-def test_pausing_is_refused_by_name_with_the_way_out(place: Place) -> None:
-    answer = httpx.post(f"http://{place.address}/v1/fine_tuning/jobs/ftjob-x/pause")
-    assert answer.status_code == 501 and "cancel the job" in answer.json()["detail"]
+def test_the_client_pauses_and_resumes_and_a_finished_job_is_a_conflict(place: Place) -> None:
+    jobs, id = place.client.fine_tuning.jobs, place.create().id
+    assert jobs.pause(id).status == "paused" == jobs.retrieve(id).status
+    woken = len(place.woken)
+    assert jobs.resume(id).status == "queued" and len(place.woken) == woken + 1
+    place.job_store.move(id, "running")
+    assert (jobs.pause(id).model_extra or {})["halfeven"]["pause_requested"] is True
+    place.job_store.move(id, "succeeded", fine_tuned_model="net@3")
+    for ask in (jobs.pause, jobs.resume):
+        with pytest.raises(openai.ConflictError, match=f"{id} is succeeded"):
+            ask(id)
+        with pytest.raises(openai.NotFoundError, match="ftjob-none"):
+            ask("ftjob-none")
+
+
+def test_checkpoints_are_listed_page_by_page_with_their_losses(place: Place) -> None:
+    jobs, id = place.client.fine_tuning.jobs, place.create().id
+    for step in (5, 10, 15):
+        record = {"step": step, "loss": 1 / step, "held_out_loss": 2 / step, "best": step == 5}
+        place.job_store.record_evaluation(id, record)
+    found = list(jobs.checkpoints.list(id, limit=2))
+    assert [one.step_number for one in found] == [15, 10, 5]
+    assert [(one.metrics.train_loss, one.metrics.valid_loss) for one in found] == [
+        (1 / step, 2 / step) for step in (15, 10, 5)
+    ]
+    assert {one.fine_tuning_job_id for one in found} == {id}
+    place.job_store.move(id, "running")
+    place.job_store.move(id, "succeeded", fine_tuned_model="net@3", summary={"best_step": 5})
+    named = {one.step_number: one.fine_tuned_model_checkpoint for one in jobs.checkpoints.list(id)}
+    assert named == {5: "net@3", 10: f"{id}:step-10", 15: f"{id}:step-15"}
+    with pytest.raises(openai.NotFoundError, match="no checkpoint 'ftckpt-x-5'"):
+        jobs.checkpoints.list(id, after="ftckpt-x-5")
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=100000000", "limit=many"])
