@@ -16,18 +16,18 @@ from ..models.errors import BadInput, BadSamples, CaptureFailed
 from ..models.package import ModelFolder, Precision
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
-from .captured.forms import ProgramForms
 from .environment import environment
 from .evidence import SOURCE_SUFFIXES, facts_of
-from .foreign.conversion import NotPlanned, read_foreign
-from .foreign.forms import foreign_subject
 from .guessing.bare import folder_at
 from .inputs.samples import Samples, load_samples
 from .inputs.synthetic import generate
 from .live.forms import live_subject
 from .maker import Notify
+from .onnx.conversion import NotPlanned, read_foreign
+from .onnx.forms import foreign_subject
 from .road import travel
 from .subject import Subject
+from .torch.forms import ProgramForms
 
 GENERATED = 32
 

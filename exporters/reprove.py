@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..models.engines.engine import Engine
-from ..models.engines.load import load_half, load_whole, whole_module
+from ..models.engines.load import load_whole, whole_module
 from ..models.spec import ModelSpec
 from ..models.store import Version
 from .environment import environment
@@ -76,7 +76,7 @@ def _whole_form(version: Version, half: Engine) -> str:
 
 def _tie_tolerance(version: Version, half: Engine, judging: Samples) -> TieTolerance | None:
     if not version.has("whole.pt2") and version.has("whole.onnx"):
-        from .foreign.stored import stored_ties  # brings onnx, which no other form needs here
+        from .onnx.stored import stored_ties  # brings onnx, which no other form needs here
 
         return stored_ties(version, half.precision, judging)
     if not version.has("whole.pt2") or all(tensor.type.is_float for tensor in version.spec().outputs):
@@ -89,10 +89,10 @@ def _exact(version: Version, half: Engine) -> Answers | None:
     if half.form == "live":
         return None
     if version.has("whole.pt2"):
-        from .autocast.in_double import InDouble
+        from .torch.autocast.in_double import InDouble
 
         return emulated(version.spec(), InDouble(whole_module(version)))
-    from .foreign.stored import stored_whole
+    from .onnx.stored import stored_whole
 
     return stored_whole(version)
 
@@ -106,15 +106,11 @@ def _trials(
     on_device: OnDevice[Any],
 ) -> Iterator[Taken]:
     yield take(reference_run, _on(on_device, answers_of(spec, half)))
-    if half.form == "onnx" and device.type == "cpu" and not version.has("half.pt2"):
-        from .foreign.stored import stored_oracle
+    if half.form == "onnx" and device.type == "cpu":
+        # ONNX Runtime's CPU provider computes FP16 in FP32: the file is judged with true half storage as well
+        from .onnx.stored import stored_oracle
 
         yield take(reference_run, stored_oracle(version))
-    elif half.form == "onnx" and device.type == "cpu":
-        # ONNX Runtime's CPU provider computes FP16 in FP32: the program's own half storage judges as well
-        storage = on_device(partial(load_half, version, "torch", device))
-        yield take(reference_run, _on(on_device, answers_of(spec, storage)))
-        on_device(storage.close)
 
 
 def _on(on_device: OnDevice[Any], answers: Answers) -> Answers:

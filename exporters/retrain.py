@@ -17,11 +17,11 @@ from ..models.engines.load import whole_program
 from ..models.errors import BadInput, CannotConvert
 from ..models.package import Precision
 from ..models.store import Store, Version
-from .captured.forms import ProgramForms
 from .inputs.samples import Samples, stored_samples
 from .maker import Notify
 from .road import travel
 from .subject import Further, Subject
+from .torch.forms import ProgramForms
 
 
 def with_new_weights(

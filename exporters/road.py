@@ -1,7 +1,7 @@
 """The one road to a version: plan, make the forms, prove them, publish. There is no other way to be served.
 
-Kinds of model differ in how their forms are made: a captured program (`captured/forms.py`), a foreign ONNX file
-(`foreign/forms.py`), a module that is served live (`live/forms.py`). Each has a `Maker`; the road is the same.
+Kinds of model differ in how their forms are made: a captured program (`torch/forms.py`), an ONNX file
+(`onnx/forms.py`), a module that is served live (`live/forms.py`). Each has a `Maker`; the road is the same.
 """
 
 import time
@@ -15,12 +15,12 @@ from .evidence import Evidence, Form, copy_source
 from .gate.verdict import ParityReport
 from .inputs.samples import Samples
 from .maker import Made, Maker, Notify
-from .onnx.export import remove_onnx
 from .plan.aims import RETREATS, SHARES
 from .plan.counterexamples import excess
 from .prove import ReferenceRun, judged
 from .subject import FurtherVerdict, Subject
 from .threads import fixed_threads
+from .torch.onnx_form.export import remove_onnx
 
 SLOW_SAMPLES = 8  # choose the plan of a model that takes long
 NEAR = 2.0  # times the allowed error: a miss that more nodes in FP32 are likely to cure
@@ -127,14 +127,12 @@ class _Conversion:
         return self.subject.further(passed)
 
     def _drop_refused(self, forms: Mapping[str, Form], status: str) -> None:
-        """Delete the files of refused forms, so that they cannot be loaded.
-
-        The half program stays beside a proven ONNX form: on a CPU that form is judged with its help.
-        """
+        """Delete the files of refused forms, so that they cannot be loaded."""
         folder = self.draft.folder
-        if status == REFUSED:
+        refused = {name for name, form in forms.items() if status == REFUSED or not form.passed}
+        if "torch" in refused:
             (folder / "half.pt2").unlink(missing_ok=True)
-        if status == REFUSED or ("onnx" in forms and not forms["onnx"].passed):
+        if "onnx" in refused:
             remove_onnx(folder / "half.onnx")
 
 

@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .autocast.traffic import Cast, Worth
 from .gate.verdict import finite
+from .graph.traffic import Cast, Worth
 from .search.delta_debugging import Found, outcome
 
 MAX_ROWS = 24

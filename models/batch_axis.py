@@ -2,7 +2,7 @@
 
 Everything inside has the batch first: samples, batches, captured programs, what the gate compares. A tensor whose
 ``batch_axis`` is not 0 is moved where it enters or leaves: for a module in `capture/child.py`, for an ONNX graph in
-`exporters/foreign/batch_first.py`, for requests in `serve/http/codecs`.
+`exporters/onnx/reading/batch_first.py`, for requests in `serve/http/codecs`.
 """
 
 from collections.abc import Sequence

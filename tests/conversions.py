@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from halfeven.exporters.captured.forms import ProgramForms
 from halfeven.exporters.gate.parity import judge
 from halfeven.exporters.gate.verdict import ParityReport
 from halfeven.exporters.inputs.samples import Samples
@@ -12,6 +11,7 @@ from halfeven.exporters.plan.aims import SHARES
 from halfeven.exporters.plan.counterexamples import excess
 from halfeven.exporters.prove import ReferenceRun, judged, take, ties_of, tried
 from halfeven.exporters.subject import Subject
+from halfeven.exporters.torch.forms import ProgramForms
 from halfeven.models.engines.true_fp32 import use_true_fp32
 from halfeven.models.package import Precision
 from halfeven.models.program import runnable

@@ -22,7 +22,7 @@ from tests.benchmarks.converter_judge import (
     session_of,
 )
 from tests.benchmarks.converters import MISSING, Row, Worker, converted, pairs, summary
-from tests.exporters.foreign.onnx_files import parsed, spec_of
+from tests.exporters.onnx.onnx_files import parsed, spec_of
 
 WHOLE = "g (float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) y = Relu(h) }"
 HALF = """g (float[n,8] x) => (float[n,8] y) {

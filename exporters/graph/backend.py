@@ -1,6 +1,6 @@
 """The protocol of a back end: one FP32 graph, ready to be planned, and its halves.
 
-The back ends are `captured/program_graph.py` (torch.fx) and `foreign/file_graph.py` (ONNX). A back end says which
+The back ends are `torch/program_graph.py` (torch.fx) and `onnx/precision/file_graph.py` (ONNX). A back end says which
 nodes may be half, runs a half under a plan and writes it; `plan/` decides.
 """
 
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ...models.package import Precision
 from ...models.spec import ModelSpec
-from ..autocast.plan import Kept
-from ..autocast.traffic import Cast
 from ..inputs.samples import Samples
 from ..operations import Operations
 from ..question import Answers, Arrays, TieTolerance
+from .actions import Kept
+from .traffic import Cast
 
 Observe = Callable[[str, Tensor], None]  # node, a floating result of it
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from onnx import GraphProto, NodeProto, ValueInfoProto
 
-from ..foreign.graph import ONNX, attribute, bodies, walk
-from ..foreign.signature import size_of
+from ..onnx.reading.graph import ONNX, attribute, bodies, walk
+from ..onnx.reading.signature import size_of
 
 _STATES_IN = {"RNN": (5,), "GRU": (5,), "LSTM": (5, 6)}
 _STATES_OUT = {"RNN": (1,), "GRU": (1,), "LSTM": (1, 2)}

@@ -14,9 +14,9 @@ from ...models.datatypes import DATATYPES
 from ...models.errors import BadFolder
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ...models.value_range import ValueRange
-from ..foreign.graph import attribute
-from ..foreign.reading import external_files, read_graph
-from ..foreign.signature import datatype_of, size_of
+from ..onnx.reading.bounded_file import external_files, read_graph
+from ..onnx.reading.graph import attribute
+from ..onnx.reading.signature import datatype_of, size_of
 from .batch_axes import batch_axes
 from .guess import Guess, name_for
 from .trial_sizes import Run, Tried, try_sizes

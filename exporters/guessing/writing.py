@@ -9,8 +9,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ...models.errors import BadInput, Conflict
-from ..foreign.reading import external_files, read_graph
 from ..inputs.samples import read_tensors
+from ..onnx.reading.bounded_file import external_files, read_graph
 from .bare import TOML, guess_at
 from .guess import CONFIRM
 

@@ -13,10 +13,10 @@ from pathlib import Path, PurePosixPath
 from onnx import GraphProto, ValueInfoProto
 
 from ...models.errors import BadFolder, HalfevenError
-from ..foreign.signature import datatype_of, size_of
 from ..guessing.guess import Guess, name_for
 from ..guessing.onnx_file import guess_onnx
 from ..guessing.writing import copy_model_file
+from ..onnx.reading.signature import datatype_of, size_of
 from .imported import Refusal, Written, new_folder, write_toml
 from .triton_config import TritonConfig, TritonTensor, read_config
 

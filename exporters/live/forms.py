@@ -18,8 +18,8 @@ from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import CannotConvert, CaptureFailed, EngineFailed
 from ...models.package import ModelFolder
 from ...models.store import Draft, sha256_of
-from ..autocast.plan import Kept
 from ..gate.verdict import ParityReport
+from ..graph.actions import Kept
 from ..inputs.samples import Samples
 from ..maker import Made, Notify
 from ..operations import UNKNOWN, Operations

@@ -1,1 +1,1 @@
-"""A captured program as an ONNX file: written, named, folded, checked."""
+"""The kind of model that is given as an ONNX file: read, planned and rewritten on its own graph."""

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from ..autocast.traffic import worth
 from ..gate.curve import Curve, Tap, divergence_curve
 from ..gate.diagnosis import diagnosed
 from ..gate.parity import UNIT_ROUNDOFF
 from ..gate.verdict import ParityReport
 from ..graph.backend import Graph, Traffic
+from ..graph.traffic import worth
 from ..prove import ReferenceRun, floor_report
 from ..search.delta_debugging import Found
 from ..sections import (

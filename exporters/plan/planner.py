@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from ..autocast.plan import Kept
+from ..graph.actions import Kept
 from ..graph.backend import Graph
 from ..inputs.samples import Samples
 from ..search.delta_debugging import NOT_ASKED, NOT_NEEDED, Budget, Found, outcome

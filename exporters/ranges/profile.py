@@ -16,8 +16,8 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate
 
 from ...models.program import walk
-from ..autocast.bodies import ran
 from ..policy.classes import Trait, class_of, has
+from ..torch.autocast.bodies import ran
 from .guards import Guard, aten_name, find_guards, is_view
 from .ranges import Limits, Range, RangeCollector
 

@@ -22,8 +22,8 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from ...models.program import walk
-from ..autocast.plan import Kept
 from ..gate.divergence import SENTINEL
+from ..graph.actions import Kept
 from ..policy.classes import Trait, has
 from .guards import aten_name
 from .maskflow import Group, mask_flow

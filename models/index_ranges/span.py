@@ -1,6 +1,6 @@
 """Intervals of the integers of a tensor, and arithmetic with such intervals.
 
-For graphs of ATen operations (`spans.py`) and of ONNX (`exporters/foreign/index_ranges.py`). Python's integers:
+For graphs of ATen operations (`spans.py`) and of ONNX (`exporters/onnx/reading/index_ranges.py`). Python's integers:
 whether a result wraps in its datatype is checked where the datatype is known.
 """
 

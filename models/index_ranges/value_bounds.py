@@ -2,7 +2,7 @@
 
 Two arrays of Python's integers (they do not wrap) with the tensor's dimensions, each of size 1 where the ends are the
 same all along it. So one column of ids may belong to one table and the next column to another. For graphs of ATen
-operations (`index_ranges/needs.py`) and of ONNX (`exporters/foreign/index_ranges.py`).
+operations (`index_ranges/needs.py`) and of ONNX (`exporters/onnx/reading/index_ranges.py`).
 """
 
 import operator

@@ -15,16 +15,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from halfeven.exporters.foreign.graph import FLOAT, HALVES, graphs, walk
-from halfeven.exporters.foreign.normalise import close_bodies, in_order, named_and_lifted
-from halfeven.exporters.foreign.oracle import Oracle
-from halfeven.exporters.foreign.sequences import unfold
-from halfeven.exporters.foreign.typing import value_types
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF, judge
 from halfeven.exporters.gate.ties import Ties
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.gate.verdict import ParityReport
 from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.onnx.precision.oracle import Oracle
+from halfeven.exporters.onnx.reading.graph import FLOAT, HALVES, graphs, walk
+from halfeven.exporters.onnx.reading.normalise import close_bodies, in_order, named_and_lifted
+from halfeven.exporters.onnx.reading.sequences import unfold
+from halfeven.exporters.onnx.reading.typing import value_types
 from halfeven.models.program import runnable
 from halfeven.models.spec import ModelSpec
 from onnx import ModelProto, NodeProto

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from halfeven.exporters.environment import environment
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.onnx.export import write_onnx
+from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.errors import ExportFailed
 
 from tests.benchmarks.converter_judge import CONVERSION, GOOD, IO, LOAD, MISSING, SILENT, WRONG

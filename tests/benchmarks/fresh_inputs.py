@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 from halfeven.exporters.evidence import facts_of
-from halfeven.exporters.foreign.stored import stored_ties
 from halfeven.exporters.gate.divergence import SENTINEL
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF
 from halfeven.exporters.gate.trial import Pair, pairs_of
 from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.onnx.stored import stored_ties
 from halfeven.exporters.prove import answers_of, ties_of, tried
 from halfeven.exporters.report.headline import headline, judged_samples, one_in
 from halfeven.models.engines.load import load_half, load_whole, whole_module

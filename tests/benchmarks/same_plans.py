@@ -21,13 +21,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from halfeven.exporters.captured.forms import ProgramForms
 from halfeven.exporters.convert import Options, convert
-from halfeven.exporters.foreign.forms import foreign_subject
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.onnx.export import write_onnx
+from halfeven.exporters.onnx.forms import foreign_subject
 from halfeven.exporters.road import travel
 from halfeven.exporters.subject import Subject
+from halfeven.exporters.torch.forms import ProgramForms
+from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.errors import CannotConvert, HalfevenError
 from halfeven.models.package import ModelFolder, Precision
 from halfeven.models.store import Store, Version

@@ -17,13 +17,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from halfeven.exporters.captured.forms import ProgramForms
-from halfeven.exporters.foreign.forms import foreign_subject
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.onnx.export import write_onnx
+from halfeven.exporters.onnx.forms import foreign_subject
 from halfeven.exporters.operations import Meter
 from halfeven.exporters.road import travel
 from halfeven.exporters.subject import Subject
+from halfeven.exporters.torch.forms import ProgramForms
+from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.errors import CannotConvert
 from halfeven.models.package import ModelFolder, Precision
 from halfeven.models.store import Store, Version

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters.captured.forms import ProgramForms
 from halfeven.exporters.evidence import facts_of
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.prove import (
@@ -25,6 +24,7 @@ from halfeven.exporters.road import travel
 from halfeven.exporters.search.delta_debugging import Budget
 from halfeven.exporters.subject import Subject
 from halfeven.exporters.threads import FEW, LARGE_ROW, MANY, fixed_threads
+from halfeven.exporters.torch.forms import ProgramForms
 from halfeven.models.errors import OutOfTime
 from halfeven.models.package import Precision
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
@@ -92,7 +92,7 @@ def test_a_time_limit_ends_a_conversion_and_decides_nothing(
     def write_onnx(*_: object) -> None:
         raise OutOfTime("the check did not end within 600 s")
 
-    monkeypatch.setattr("halfeven.exporters.captured.forms.write_onnx", write_onnx)
+    monkeypatch.setattr("halfeven.exporters.torch.forms.write_onnx", write_onnx)
     with pytest.raises(OutOfTime, match="600 s"):
         converted("program", "zoo mlp", tmp_path)
     assert Store(tmp_path / "store").names() == []

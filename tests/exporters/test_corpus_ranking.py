@@ -17,7 +17,7 @@ from onnx import ModelProto
 
 from tests.conversions import converted, samples_of
 from tests.corpus import CORPUS, built, captured, fresh, ranking
-from tests.exporters.foreign.onnx_files import ConvertedFile, convert_file, saved, spec_of
+from tests.exporters.onnx.onnx_files import ConvertedFile, convert_file, saved, spec_of
 
 U = 2.0**-11
 CANDIDATES = 200

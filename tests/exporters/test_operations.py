@@ -6,17 +6,17 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from halfeven.exporters.captured.program_operations import program_operations
-from halfeven.exporters.foreign.file_operations import file_operations
-from halfeven.exporters.foreign.normalise import normalise
 from halfeven.exporters.live.counts import module_operations
-from halfeven.exporters.onnx.export import write_onnx
+from halfeven.exporters.onnx.precision.file_operations import file_operations
+from halfeven.exporters.onnx.reading.normalise import normalise
 from halfeven.exporters.operations import PER_ELEMENT, PER_NODE, Counted, Meter, Operations, multiply_adds
+from halfeven.exporters.torch.onnx_form.export import write_onnx
+from halfeven.exporters.torch.program_operations import program_operations
 from halfeven.models.program import runnable
 from torch import nn
 
 from tests.corpus import captured, fresh
-from tests.exporters.foreign.onnx_files import parsed
+from tests.exporters.onnx.onnx_files import parsed
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import math
 
 import torch
 from halfeven.exporters import sections
-from halfeven.exporters.autocast.ledger import Ledger
-from halfeven.exporters.autocast.traffic import Cast, Worth
+from halfeven.exporters.graph.traffic import Cast, Worth
 from halfeven.exporters.policy.weights import Entry
 from halfeven.exporters.ranges.profile import profile
 from halfeven.exporters.search.delta_debugging import Found, Score
+from halfeven.exporters.torch.autocast.ledger import Ledger
 from halfeven.models.program import runnable
 from torch import nn
 

@@ -10,9 +10,9 @@ import onnx
 import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from tests.exporters.foreign.onnx_files import parsed
-from tests.exporters.foreign.test_foreign_whole_file import classifier
-from tests.exporters.foreign.traps import normal
+from tests.exporters.onnx.onnx_files import parsed
+from tests.exporters.onnx.test_foreign_whole_file import classifier
+from tests.exporters.onnx.traps import normal
 
 CONVOLUTIONS = """g (float[n,3,32,32] x) => (float[n,10] y) {
     a = Conv<kernel_shape=[3,3],pads=[1,1,1,1]>(x, k1, b1) r = Relu(a) p = MaxPool<kernel_shape=[2,2],strides=[2,2]>(r)

@@ -15,7 +15,7 @@ import tritonclient.http as triton
 from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
 
-from tests.exporters.foreign.onnx_files import parsed
+from tests.exporters.onnx.onnx_files import parsed
 from tests.model_folders import samples_of, tensor, write_folder
 from tests.recurrent import HIDDEN, STEPS, WIDTH, recurrent_folder, requests, state
 from tests.serve.test_server import get, serving

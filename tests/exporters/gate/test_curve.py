@@ -5,12 +5,12 @@ import math
 
 import pytest
 import torch
-from halfeven.exporters.autocast.dtypes import Typing
-from halfeven.exporters.autocast.emulation import Emulation, half_rounding, mantissa_rounding
-from halfeven.exporters.autocast.plan import make_plan
-from halfeven.exporters.captured.program_graph import nodes_of
 from halfeven.exporters.gate import curve
 from halfeven.exporters.gate.curve import divergence_curve
+from halfeven.exporters.torch.autocast.dtypes import Typing
+from halfeven.exporters.torch.autocast.emulation import Emulation, half_rounding, mantissa_rounding
+from halfeven.exporters.torch.autocast.plan import make_plan
+from halfeven.exporters.torch.program_graph import nodes_of
 from halfeven.models.package import Precision
 from halfeven.models.program import runnable
 from torch import Tensor, nn

@@ -16,9 +16,9 @@ from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import Store
 from onnx import ModelProto
 
-from tests.exporters.foreign.onnx_files import parsed
-from tests.exporters.foreign.test_foreign_road import mlp
-from tests.exporters.foreign.traps import normal
+from tests.exporters.onnx.onnx_files import parsed
+from tests.exporters.onnx.test_foreign_road import mlp
+from tests.exporters.onnx.traps import normal
 from tests.serve.cli.test_main import run
 
 

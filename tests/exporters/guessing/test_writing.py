@@ -12,7 +12,7 @@ import torch
 from halfeven.models.zoo import hf_bert
 from safetensors.numpy import load_file
 
-from tests.exporters.foreign.test_foreign_road import mlp
+from tests.exporters.onnx.test_foreign_road import mlp
 from tests.model_folders import LINEAR
 from tests.serve.cli.test_main import run
 

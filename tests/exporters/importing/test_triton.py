@@ -12,10 +12,10 @@ from halfeven.exporters.importing.imported import Refusal, Written
 from halfeven.exporters.importing.triton import take_repository
 from halfeven.models.store import Store
 
-from tests.exporters.foreign.onnx_files import parsed
-from tests.exporters.foreign.test_foreign_road import mlp
-from tests.exporters.foreign.traps import normal
 from tests.exporters.importing.server_files import triton_model
+from tests.exporters.onnx.onnx_files import parsed
+from tests.exporters.onnx.test_foreign_road import mlp
+from tests.exporters.onnx.traps import normal
 from tests.real.test_real_files import CLOSE, asked_over_http
 from tests.serve.cli.test_main import run
 

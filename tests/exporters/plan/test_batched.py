@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from halfeven.exporters.foreign.oracle import Oracle
+from halfeven.exporters.onnx.precision.oracle import Oracle
 from halfeven.exporters.plan.batched import ELEMENTS, batches
 from halfeven.exporters.question import Answers, Arrays, Question
 
-from tests.exporters.foreign.onnx_files import parsed
+from tests.exporters.onnx.onnx_files import parsed
 
 HALF = """g (float[n,8] x) => (float[n,8] y) {
     a = Cast<to=10>(x) b = MatMul(a, w) c = Relu(b) y = Cast<to=1>(c)

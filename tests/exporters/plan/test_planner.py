@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from halfeven.exporters.autocast.emulation import Emulation
-from halfeven.exporters.captured.program_graph import ProgramGraph, program_graph
 from halfeven.exporters.inputs.perturbed import COPIES
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.plan.aims import RETREATS, SHARES
@@ -15,6 +13,8 @@ from halfeven.exporters.plan.rehearsal import Rehearsal
 from halfeven.exporters.question import Question
 from halfeven.exporters.search.delta_debugging import Score
 from halfeven.exporters.subject import Subject
+from halfeven.exporters.torch.autocast.emulation import Emulation
+from halfeven.exporters.torch.program_graph import ProgramGraph, program_graph
 from halfeven.models.package import Precision
 from halfeven.models.spec import ParityLimits
 from torch import Tensor, nn

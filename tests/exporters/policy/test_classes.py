@@ -7,12 +7,13 @@ import onnx
 import onnx.parser
 import pytest
 import torch
-from halfeven.exporters.autocast.plan import Action, make_plan
-from halfeven.exporters.autocast.policy import CUDA
-from halfeven.exporters.foreign.normalise import normalise
-from halfeven.exporters.foreign.op_lists import Rule as OnnxRule
-from halfeven.exporters.foreign.op_lists import rules
+from halfeven.exporters.graph.actions import Action
+from halfeven.exporters.onnx.precision.op_lists import Rule as OnnxRule
+from halfeven.exporters.onnx.precision.op_lists import rules
+from halfeven.exporters.onnx.reading.normalise import normalise
 from halfeven.exporters.policy.classes import CLASSES, OpClass, Rule, Trait, class_of, has
+from halfeven.exporters.torch.autocast.plan import make_plan
+from halfeven.exporters.torch.autocast.policy import CUDA
 from halfeven.models.package import Precision
 
 LEVELS = ("O1", "O2", "O3")
@@ -87,7 +88,7 @@ def test_every_aten_name_is_an_operation_of_torch() -> None:
 @every_class
 def test_both_back_ends_give_a_class_the_same_rule(found: OpClass, level: str) -> None:
     if Trait.RECURRENT in found.traits and level != "O1":
-        return  # kept for want of a kernel: tests/exporters/foreign/test_foreign_plan.py
+        return  # kept for want of a kernel: tests/exporters/onnx/test_foreign_plan.py
     actions = {planned(name, level) for name in found.aten}
     (action,) = actions
     assert {ruled(name, level) for name in found.onnx} <= SAME[action]

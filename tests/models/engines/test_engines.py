@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from halfeven.exporters.onnx.export import write_onnx
+from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.archive.archive import save_program
 from halfeven.models.engines.arrays import joined, to_numpy, to_torch
 from halfeven.models.engines.cpu.in_place import write_in_place

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters.onnx.export import write_onnx
+from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.engines.torch_engine import TorchEngine

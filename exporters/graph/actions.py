@@ -1,0 +1,28 @@
+"""What a precision plan decides for a node: the dtype in which it reads its inputs, or that it is kept in FP32."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Action(Enum):
+    """The dtype in which a node reads its floating inputs (float64 is never cast, as in autocast)."""
+
+    HALF = "half"
+    FP32 = "fp32"
+    FP32_DTYPE = "fp32 by dtype argument"
+    FP32_BACK = "fp32, result back to half"
+    WIDEST = "widest input"
+    INPUT = "as its inputs"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A node that the policy would run in half and the plan keeps in FP32."""
+
+    node: str
+    op: str
+    reason: str
+    evidence: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        return {"node": self.node, "op": self.op, "reason": self.reason, "evidence": self.evidence}

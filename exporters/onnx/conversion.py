@@ -1,0 +1,143 @@
+"""A foreign ONNX file as it was read, and its half as it is written."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnx import ModelProto, NodeProto, ValueInfoProto
+
+from ...models.errors import BadFolder, ExportFailed
+from ...models.package import ModelFolder, Precision
+from ...models.spec import ModelSpec
+from ..graph.actions import Kept
+from .precision.file_graph import FileGraph
+from .precision.rewrite import HalfGraph
+from .reading.batch_first import with_batch_first
+from .reading.bounded_file import read_model
+from .reading.graph import BODIES, FLOATING, ForeignProgram, assembled, size_in_bytes, walk
+from .reading.index_ranges import with_ranges
+from .reading.normalise import normalise
+from .reading.rows_freed import declare_free, with_free_batch
+from .reading.selection import select
+from .reading.signature import hold
+from .reading.typing import value_types
+from .runtime import finished
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignHalf:
+    """A foreign file and its half, ``half``: None where nothing in it is half; then the whole serves.
+
+    ``nodes`` counts the whole's that give floating results (casts between floating types do not count),
+    ``half_nodes`` those that compute in half, ``fp32_by_policy`` those in FP32 by list, by the file's own word or
+    because half never reaches them; ``casts`` those of the half between floating types, the file's own too;
+    ``bytes`` are those of the constants.
+    """
+
+    precision: Precision
+    program: ForeignProgram
+    half_graph: HalfGraph | None
+    kept: tuple[Kept, ...]
+    nodes: int
+    half_nodes: int
+    fp32_by_policy: int
+    casts: int
+    bytes: int
+    bytes_fp32: int
+    whole_info: tuple[ValueInfoProto, ...]
+    half_info: tuple[ValueInfoProto, ...]
+
+    @property
+    def whole(self) -> ModelProto:
+        """The FP32 file. Put together at every call: a model is not held in memory twice."""
+        return assembled(self.program.model, self.program.weights, self.whole_info)
+
+    @property
+    def half(self) -> ModelProto | None:
+        """The half file, or None where nothing is half. Put together at every call."""
+        graph = self.half_graph
+        return assembled(graph.model, graph.weights, self.half_info) if graph else None
+
+
+class NotPlanned(BadFolder):
+    """A file whose graph cannot be planned here; ONNX Runtime may run it all the same."""
+
+    code = "bad_model_graph"
+
+
+def read_selected(path: Path, folder: ModelFolder) -> tuple[ModelProto, list[str]]:
+    """The file's graph with the outputs that model.toml names, under its names, and what to tell."""
+    model = read_model(path, folder.folder)
+    return model, select(model, folder.spec, folder.file_names, path)
+
+
+def read_foreign(
+    model_path: Path, folder: ModelFolder, free_batch: bool = False
+) -> tuple[ForeignProgram, ModelSpec, list[str]]:
+    """The file as a program of ours, the exact spec, and what to tell. Nothing has been run.
+
+    ``free_batch``: a batch of 1 is made free. Raises NotPlanned for a graph that is not valid or not taken, BadFolder
+    where it is not what model.toml says, CannotConvert where the batch cannot be free.
+    """
+    model, taken_out = read_selected(model_path, folder)
+    if free_batch:
+        declare_free(model, folder.spec)
+    try:
+        program = normalise(model, model_path)
+    except BadFolder as error:
+        raise NotPlanned(str(error)) from error
+    except ValueError as error:
+        raise NotPlanned(f"{model_path}: {error}") from error
+    program = with_batch_first(program, folder.spec, model_path)
+    if free_batch:
+        program = with_free_batch(program, folder.spec)
+    spec, notes = hold(program.model, folder.spec, model_path)
+    return program, with_ranges(spec, program), [*taken_out, *program.notes, *notes]
+
+
+def written(program: ForeignProgram, graph: FileGraph, whole_info: tuple[ValueInfoProto, ...]) -> ForeignHalf:
+    """The conversion of a planned graph. ``program``: the file as read.
+
+    Raises ExportFailed where ONNX Runtime cannot load the half.
+    """
+    found, held = graph.dtypes.half, {kept.node for kept in graph.kept}
+    half_graph = graph.written if found else None
+    nodes = [node for node in program.nodes if _gives_floats(node, program.types)]
+    half = sum(node.name in found for node in nodes)
+    half_info: tuple[ValueInfoProto, ...] = ()
+    if half_graph is not None:
+        model = assembled(half_graph.model, half_graph.weights)
+        half_info = finished(model, f"the half of {graph.spec.name}", ExportFailed)
+    weights = half_graph.weights if half_graph else program.weights
+    return ForeignHalf(
+        precision=graph.precision,
+        program=program,
+        half_graph=half_graph,
+        kept=tuple(graph.kept),
+        nodes=len(nodes),
+        half_nodes=half,
+        fp32_by_policy=len(nodes) - half - sum(node.name in held for node in nodes),
+        casts=_casts(half_graph) if half_graph else 0,
+        bytes=size_in_bytes(weights.values()),
+        bytes_fp32=size_in_bytes(program.weights.values()),
+        whole_info=whole_info,
+        half_info=half_info,
+    )
+
+
+def _gives_floats(node: NodeProto, types: Mapping[str, int]) -> bool:
+    if node.op_type in BODIES or _is_float_cast(node, types):
+        return False
+    return any(types.get(name) in FLOATING for name in node.output)
+
+
+def _is_float_cast(node: NodeProto, types: Mapping[str, int]) -> bool:
+    return node.op_type == "Cast" and {types.get(node.input[0]), types.get(node.output[0])} <= FLOATING
+
+
+def _casts(graph: HalfGraph) -> int:
+    types = value_types(graph.model, graph.weights)
+    return sum(
+        _is_float_cast(node, types) and types[node.input[0]] != types[node.output[0]]
+        for node in walk(graph.model.graph)
+    )

@@ -1,0 +1,253 @@
+"""The one form of a foreign ONNX file, planned, made and judged on the road (`maker.Maker`)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from onnx import ModelProto, ValueInfoProto
+
+from ...models.engines.cpu.setup import CpuSetup
+from ...models.engines.onnx_engine import OnnxEngine
+from ...models.errors import BadFolder
+from ...models.package import ModelFolder
+from ...models.spec import ModelSpec
+from ...models.store import Draft
+from ..gate.verdict import ParityReport
+from ..graph.traffic import worth
+from ..inputs.samples import Samples
+from ..maker import Made, Maker, Notify
+from ..operations import Operations
+from ..plan.findings import findings, with_diagnosis
+from ..plan.planner import Planner
+from ..prove import Answers, ReferenceRun, answers_of, ask_reference, take
+from ..search.delta_debugging import NOT_ASKED
+from ..subject import Subject
+from ..threads import fixed_threads
+from .conversion import ForeignHalf, NotPlanned, read_selected, written
+from .freed import read_freed
+from .precision.file_graph import FileGraph, file_graph
+from .precision.file_operations import file_operations
+from .precision.oracle import Oracle
+from .reading.graph import ForeignProgram, assembled
+from .reading.signature import hold
+from .runtime import answers_alone_differ, finished, runtime_answers
+from .stored import ties_of
+from .whole_file import WholeFile, why_whole
+
+LEAST_SAVED = 0.01  # of the bytes of constants
+SMALL = 1 << 16  # bytes of constants: below them no half is dropped for what it does not save
+CPU = torch.device("cpu")
+
+
+def foreign_subject(
+    asked: ModelFolder, samples: Samples, origin: Mapping[str, Any], search: bool, notify: Notify
+) -> tuple[Subject, Maker]:
+    """A folder with an ONNX file ready for the road (`road.travel`): read, checked against model.toml, normalised.
+
+    What cannot be half, or cannot be planned although ONNX Runtime runs it, is served whole. Raises BadFolder, TooLarge
+    or BadSetting for a fault that the operator can correct.
+    """
+    path = asked.folder / asked.source
+    model, notes = read_selected(path, asked)
+    why = why_whole(model)
+    if why is None:
+        try:
+            return _planned_subject(path, asked, samples, origin, search, notify)
+        except NotPlanned as error:
+            refusal, why = error, f"it cannot be planned: {str(error).removeprefix(f'{path}: ')}"
+    else:
+        refusal = None
+    if any(tensor.batch_axis for tensor in (*asked.spec.inputs, *asked.spec.outputs)):
+        raise BadFolder(
+            f"{path} can only be served whole ({why}), and that takes no batch_axis: take "
+            "batch_axis out of model.toml and set max_batch_size = 0"
+        ) from refusal
+    spec, more = hold(model, asked.spec, path)
+    try:
+        answers = runtime_answers(model)
+        answers(next(samples.batches(1 if spec.batched else 0))[1])
+    except Exception as error:  # ONNX Runtime has no narrower one
+        raise refusal or NotPlanned(f"{path} is no model that can be run: {str(error)[:600]}") from error
+    notify(f"{path.name} is served whole: {why}")
+    subject = _subject(asked, spec, samples, origin, search, [*notes, *more], answers)
+    return subject, WholeFile(subject, model, answers, why)
+
+
+def _planned_subject(
+    path: Path,
+    asked: ModelFolder,
+    samples: Samples,
+    origin: Mapping[str, Any],
+    search: bool,
+    notify: Notify,
+) -> tuple[Subject, "FileForms"]:
+    program, spec, notes = read_freed(path, asked, samples)
+    notify(f"{path.name}: {len(program.nodes)} nodes at opset {program.opset}")
+    whole = assembled(program.model, program.weights)
+    info = finished(whole, f"{path}", NotPlanned)
+    _, row = next(samples.batches(1 if spec.batched else 0))
+    operations = file_operations(program, row)
+    with fixed_threads(operations.of(row)):
+        answers = runtime_answers(whole)
+    subject = _subject(asked, spec, samples, origin, search, notes, answers)
+    return subject, FileForms(subject, program, answers, info, operations, operations.of(row))
+
+
+def _subject(
+    asked: ModelFolder,
+    spec: ModelSpec,
+    samples: Samples,
+    origin: Mapping[str, Any],
+    search: bool,
+    notes: Sequence[str],
+    answers: Answers,
+) -> Subject:
+    """Batched only where rows are answered among others as they are alone."""
+    if spec.max_batch_size > 1 and (reason := answers_alone_differ(spec, samples, answers)):
+        spec, notes = spec.with_max_batch_size(1), [*notes, f"max_batch_size is 1: {reason}"]
+    return Subject(
+        program=None,
+        spec=spec,
+        samples=samples,
+        precision=asked.precision,
+        forms=("onnx",),
+        source=asked.guessed or asked.folder,
+        origin=origin,
+        notes=(*asked.notes, *notes),
+        search=search,
+    )
+
+
+@dataclass(slots=True)
+class FileForms:
+    """``answers``: of the FP32 file; ``info``: the value_info of its inner values; ``operations``: of an execution.
+
+    ``because``: why the whole serves although something could be half.
+    """
+
+    subject: Subject
+    program: ForeignProgram
+    answers: Answers
+    info: tuple[ValueInfoProto, ...]
+    operations: Operations
+    row_operations: int
+    planner: Planner[FileGraph] | None = None
+    settled: FileGraph = field(init=False)
+    half: ForeignHalf = field(init=False)
+    because: str = ""
+
+    def whole(self) -> Answers:
+        return self.answers
+
+    def reference_run(self, judging: Samples) -> ReferenceRun:
+        spec = self.subject.spec
+        whole = assembled(self.program.model, self.program.weights)
+        tie_tolerance = ties_of(whole, spec, self.subject.precision.dtype, judging)
+        by_node = Oracle(self.program.model, self.program.weights).run
+        return ask_reference(spec, judging, self.answers, tie_tolerance, self.row_operations, by_node)
+
+    def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
+        subject = self.subject
+        if self.planner is None:
+            notify("profiling")
+            graph = file_graph(
+                self.program,
+                subject.spec,
+                subject.precision,
+                planning,
+                self.answers,
+                self.operations,
+                subject.search,
+            )
+            self.planner = Planner(graph, planning, subject.search)
+        if not self.planner.settle(share, notify):
+            return False
+        notify("rewriting")
+        plan = self.planner.plan
+        self.settled = plan.graph.settled(plan.searched)
+        self.half = written(self.program, self.settled, self.info)
+        self._drop_a_half_that_saves_nothing(planning)
+        return True
+
+    def _drop_a_half_that_saves_nothing(self, planning: Samples) -> None:
+        """Neither bytes of constants nor bytes moved, which stand for time: what is measured decides no plan."""
+        half, subject = self.half, self.subject
+        saved = half.bytes_fp32 - half.bytes
+        if not half.half_nodes or half.bytes_fp32 < SMALL or saved >= LEAST_SAVED * half.bytes_fp32:
+            return
+        moved = self.settled.traffic()
+        if worth(moved.saved, sum(cast.bytes for cast in moved.casts)).pays:
+            return
+        self.because = (
+            f"a half of {half.half_nodes} of its {half.nodes} nodes would save {saved} of {half.bytes_fp32} bytes, and "
+            "its casts would move more than it saves"
+        )
+        asked = replace(subject.precision, level="O0")
+        graph = file_graph(self.program, subject.spec, asked, planning, self.answers, self.operations)
+        self.settled = graph.settled(())
+        self.half = written(self.program, self.settled, self.info)
+
+    def nearest(self, notify: Notify) -> str:
+        return self.planner.nearest(notify) if self.planner else ""
+
+    def write(self, draft: Draft) -> None:
+        """Nothing: `make` writes whole and half."""
+
+    def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
+        folder, half = draft.folder, self.half
+        self._save(half.whole, folder / "whole.onnx", "fp32")
+        model = half.half
+        if model is None:
+            return Made("whole.onnx", self._runtime(folder / "whole.onnx", "fp32"))
+        dtype = self.subject.precision.dtype
+        self._save(model, folder / "half.onnx", dtype)
+        del model
+        serves = self._runtime(folder / "half.onnx", dtype)
+        # ONNX Runtime computes FP16 chains in FP32 on a CPU: true half storage judges as well
+        return Made(
+            "half.onnx", serves, [take(reference_run, self.settled.half()), take(reference_run, serves)]
+        )
+
+    def facts(self) -> dict[str, Any]:
+        half = self.half
+        return {
+            "nodes": half.nodes,
+            "half_nodes": half.half_nodes,
+            "fp32_by_policy": half.fp32_by_policy,
+            "kept": [kept.to_json() for kept in half.kept],
+            "casts": half.casts,
+            "bytes": half.bytes,
+            "bytes_fp32": half.bytes_fp32,
+            "search": self.planner.search if self.planner else NOT_ASKED,
+            **({"whole_because": self.because} if self.because else {}),
+        }
+
+    def plan_json(self) -> dict[str, Any]:
+        return {
+            **self.subject.precision.to_json(),
+            "lists": "torch.autocast, cuda, by ONNX op",
+            "accumulation": "FP32",
+            "nodes": self.settled.actions(),
+            "kept": [kept.to_json() for kept in self.half.kept],
+        }
+
+    def findings(self, reference_run: ReferenceRun) -> dict[str, Any]:
+        assert self.planner is not None
+        return findings(self.settled, self.planner.plan.found, self.settled.traffic())
+
+    def diagnosed(self, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
+        return with_diagnosis(self.settled, report, reference_run)
+
+    def _runtime(self, path: Path, precision: str) -> Answers:
+        engine = OnnxEngine(path, precision, CPU, CpuSetup(torch.get_num_threads()))
+        return answers_of(self.subject.spec, engine)
+
+    def _save(self, model: ModelProto, path: Path, precision: str) -> None:
+        kept = ",".join(kept.node for kept in self.half.kept)
+        about = {"model": self.subject.spec.name, "precision": precision, "kept": kept}
+        for key, value in about.items():
+            model.metadata_props.add(key=f"halfeven.{key}", value=value)
+        onnx.save(model, path)

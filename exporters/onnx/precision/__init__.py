@@ -1,0 +1,1 @@
+"""The precision of every node of a normalised ONNX graph, and the rewrite that gives it that precision."""

@@ -1,0 +1,219 @@
+"""An ONNX file as the planner sees it (`graph.backend.Graph`)."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from onnx import ModelProto
+
+from ....models.engines.arrays import to_torch
+from ....models.package import Precision
+from ....models.spec import ModelSpec
+from ...graph.actions import Action, Kept
+from ...graph.backend import Candidate, GraphNode, Observe, Traffic
+from ...inputs.perturbed import perturbed
+from ...inputs.planning import executions, few
+from ...inputs.samples import Samples
+from ...inputs.synthetic import adversarial
+from ...operations import UNKNOWN, Operations
+from ...policy.weights import measure
+from ...prove import Answers, Arrays, TieTolerance
+from ...ranges.profile import Profile
+from ...search.candidates import candidates
+from ..reading.graph import ForeignProgram, assembled, read_by, walk
+from .dtypes import Dtypes
+from .file_rules import FileRules
+from .masks import rewrite_masks
+from .oracle import Oracle, to_half_and_back, to_mantissa
+from .profile import node_profile, profile
+from .rewrite import HalfGraph
+from .ties import find_tied, ties_of
+from .traffic import traffic
+from .weights import TORCH
+
+RESCALED = "real ×"  # adversarial inputs beyond what scores are known to reach: the search's judge asks them
+
+
+@dataclass(frozen=True)
+class FileGraph:
+    """``rules``: the level's rules for ``rules.program``, whose masks are rewritten; ``answers``: of the FP32 file.
+
+    ``profiled`` is None where nothing is planned. ``placed``: a settled graph's dtypes, with ``searched`` kept as well.
+    """
+
+    rules: FileRules
+    spec: ModelSpec
+    answers: Answers
+    example: Arrays
+    counted: Operations = UNKNOWN
+    profiled: Profile | None = None
+    masks: tuple[str, ...] = ()
+    searched: tuple[Kept, ...] = ()
+    placed: Dtypes | None = None
+    _widened: dict[int, Any] = field(default_factory=dict)  # `Oracle`
+
+    @property
+    def precision(self) -> Precision:
+        return self.rules.precision
+
+    @property
+    def kept(self) -> Sequence[Kept]:
+        return (*self.rules.kept, *self.searched)
+
+    @property
+    def repairs(self) -> Sequence[Mapping[str, Any]]:
+        return [{"node": "", "what": what, "evidence": ""} for what in self.masks]
+
+    def operations(self) -> Operations:
+        return self.counted
+
+    def whole(self, observe: Observe | None = None) -> Answers:
+        program = self.rules.program
+        if observe is None:
+            return self.answers
+        return Oracle(program.model, program.weights, observe=_by_node(program.model, observe)).run
+
+    def exact(self) -> Answers:
+        return Oracle(self.rules.program.model, self.rules.program.weights).run
+
+    def tie_tolerance(self, samples: Samples) -> TieTolerance | None:
+        program = self.rules.program
+        if not find_tied(program.model):
+            return None
+        whole = assembled(program.model, program.weights)
+        return ties_of(whole, self.spec, self.precision.dtype, samples)
+
+    def candidates(self) -> list[Candidate]:
+        assert self.profiled is not None
+        half = self.rules.assign().half
+        nodes = {node.name: node.op_type for node in self.rules.program.nodes if node.name in half}
+        return candidates(self.spec, self.profiled, nodes, self.rules.doubts)
+
+    def has_half(self, kept: Collection[str] = ()) -> bool:
+        return bool(self.rules.assign(kept).half)
+
+    def half(
+        self, kept: Collection[str] = (), *, floor: bool = False, observe: Observe | None = None
+    ) -> Answers:
+        graph = self.rules.rewritten(self.rules.assign(kept)) if kept or not self.placed else self.written
+        return self.run(graph, floor, observe)
+
+    def run(self, graph: HalfGraph, floor: bool = False, observe: Observe | None = None) -> Answers:
+        rounding = to_mantissa if floor else to_half_and_back
+        seen = observe and _by_node(graph.model, observe)
+        return Oracle(graph.model, graph.weights, rounding, seen, self._widened).run
+
+    def repaired(self) -> None:
+        """None: no repairs are known for files but those of masks."""
+
+    def settled(self, kept: Sequence[Kept]) -> "FileGraph":
+        names = [one.node for one in kept]
+        placed = self.rules.placed(self.rules.assign(names), names)
+        return replace(self, searched=tuple(kept), placed=placed)
+
+    @cached_property
+    def dtypes(self) -> Dtypes:
+        return self.placed or self.rules.assign()
+
+    @cached_property
+    def written(self) -> HalfGraph:
+        return self.rules.rewritten(self.dtypes)
+
+    def actions(self) -> list[dict[str, str]]:
+        """The rows of ``precision.json``: for each node, the precision it computes in."""
+        reads, half = self.dtypes.reads, self.dtypes.half
+        return [
+            {
+                "node": node.name,
+                "op": node.op_type,
+                "module": "",
+                "action": (
+                    Action.HALF
+                    if node.name in half
+                    else Action.FP32
+                    if reads.get(node.name)
+                    else Action.INPUT
+                ).value,
+            }
+            for node in self.rules.program.nodes
+        ]
+
+    def traffic(self) -> Traffic:
+        names = [one.node for one in self.searched]
+        before = self.rules.rewritten(self.rules.assign(names))
+        sizes = profile(self.rules.program, [self.example], self.precision.dtype)
+        return traffic(self.written, before, sizes)
+
+    def nodes(self) -> list[GraphNode]:
+        program = self.rules.program
+        makers = {output: node.name for node in program.nodes for output in node.output}
+        return [
+            GraphNode(node.name, node.op_type, tuple(makers[n] for n in sorted(read_by(node)) if n in makers))
+            for node in program.nodes
+        ]
+
+    def profile(self) -> Mapping[str, Any]:
+        if self.profiled is None:  # nothing may be half
+            return {
+                "half": str(TORCH[self.precision.dtype]).removeprefix("torch."),
+                "batches": 0,
+                "nodes": [],
+            }
+        return self.profiled.to_json()
+
+    def weights(self) -> Sequence[Mapping[str, Any]]:
+        """Of the constants that half nodes would read in half; ``fp32``: where the rules keep all of those."""
+        rules, half = self.rules, TORCH[self.precision.dtype]
+        read = set(rules.halved(self.dtypes))
+        rows = {
+            name: measure(name, to_torch(rules.program.weights[name].copy()), half).to_json()
+            for name in sorted({*rules.ledger.asked, *read})
+        }
+        return [row | {"fp32": name not in read} for name, row in rows.items()]
+
+
+def file_graph(
+    program: ForeignProgram,
+    spec: ModelSpec,
+    precision: Precision,
+    planning: Samples,
+    answers: Answers,
+    operations: Operations = UNKNOWN,
+    search: bool = False,
+) -> FileGraph:
+    """A file's program, profiled, with its masks rewritten where that is exact and the level's rules applied.
+
+    ``answers``: of the FP32 file; ``search``: whether a search decides at O3. Raises BadSetting for a keep pattern that
+    matches no node.
+    """
+    dtype, rules = precision.dtype, FileRules(program, precision, search)
+    _, example = next(planning.batches(min(3, spec.max_batch_size) if spec.batched else 0, 1))
+    some = few(planning)
+    measured = [inputs for _, inputs in executions(spec, some)]
+    graph = FileGraph(rules, spec, answers, example, operations)
+    if precision.level == "O0" or not graph.has_half():
+        return graph
+    odd = dict(adversarial(spec, some))
+    asked = [inputs for name, inputs in odd.items() if not name.startswith(RESCALED)]
+    asked += [inputs for part in perturbed(spec, some) for _, inputs in executions(spec, part)]
+    ranges = profile(program, measured, dtype)
+    masks = rewrite_masks(program, ranges, [*measured, *asked])
+    if masks.done:
+        program = masks.program
+        rules, ranges = FileRules(program, precision, search), profile(program, measured, dtype)
+    rules.hold_back(ranges, lambda: profile(program, odd.values(), dtype), masks.keep)
+    profiled = node_profile(program, ranges, dtype, len(measured))
+    return replace(graph, rules=rules, masks=masks.done, profiled=profiled)
+
+
+def _by_node(model: ModelProto, observe: Observe) -> Any:
+    """An observer of values from an observer of nodes; casts that only the half has are left out."""
+    makers = {output: node.name for node in walk(model.graph) for output in node.output if output}
+
+    def see(name: str, array: Any, type_: int) -> None:
+        if name in makers and array.dtype.kind == "f":
+            observe(makers[name], torch.from_numpy(array))
+
+    return see

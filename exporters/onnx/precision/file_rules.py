@@ -1,0 +1,175 @@
+"""Which nodes of a foreign graph stay in FP32 by list and by rule, each for its reason."""
+
+import fnmatch
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from onnx import NodeProto
+
+from ....models.errors import BadSetting
+from ....models.package import Precision
+from ...graph.actions import Kept
+from ...policy.weights import Entry
+from ...ranges.ranges import Range
+from ..reading.graph import ForeignProgram
+from .dtypes import Dtypes, Kind, assign
+from .harmless_losses import guards_a_division, narrow_casts, replaces_infinity
+from .kernels import Kernels
+from .op_lists import Rule, rules
+from .placement import place
+from .profile import LARGEST
+from .rewrite import HalfGraph, rewrite
+from .weights import HalfConstants
+
+_MAY_BE_HALF = (Rule.HALF, Rule.FOLLOW, Rule.HALF_IF_FED)
+
+
+@dataclass(slots=True)
+class FileRules:
+    """A level's rules applied to a file: the nodes they keep, with reasons, and the values that half cannot hold."""
+
+    program: ForeignProgram
+    precision: Precision
+    search: bool = False
+    rules: dict[str, Rule] = field(init=False)
+    kernels: Kernels = field(init=False)
+    ledger: HalfConstants = field(init=False)
+    held: dict[str, Kept] = field(default_factory=dict)
+    firm: dict[str, str] = field(default_factory=dict)  # value → why it does not survive
+    # Node → why the rules would keep it: the search decides.
+    doubts: dict[str, str] = field(default_factory=dict)
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.kernels = Kernels(self.program, self.precision.dtype)
+        self.ledger = HalfConstants(self.program.weights, self.precision.dtype)
+        self.rules = rules(self.program, self.precision)
+        self._keep_what_was_asked()
+        self._keep_what_has_no_kernel()
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        return tuple(self.held.values())
+
+    def assign(self, kept: Collection[str] = ()) -> Dtypes:
+        return assign(self.program, self.rules, self.kernels, {*self.held, *kept}, self.firm)
+
+    def rewritten(self, dtypes: Dtypes) -> HalfGraph:
+        return rewrite(self.program, dtypes, self.ledger, self.precision.dtype)
+
+    def placed(self, dtypes: Dtypes, kept: Collection[str]) -> Dtypes:
+        """The same answers, with the fewest bytes cast."""
+        numel = {name: found.numel for name, found in self.ranges.items()}
+        return place(self.program, self.rules, self.kernels, dtypes, numel, {*self.held, *kept})
+
+    def halved(self, dtypes: Dtypes) -> list[str]:
+        """The constants that half nodes read in half."""
+        return sorted(
+            {name for node in self.program.nodes for name in self._half_reads(node, dtypes)}
+            & set(self.program.weights)
+        )
+
+    def hold_back(
+        self,
+        ranges: Mapping[str, Range],
+        on_odd: Callable[[], Mapping[str, Range]],
+        masks: Mapping[str, str],
+    ) -> None:
+        """Keep the readers of values that half cannot hold: constants over budget, masks' sentinels.
+
+        ``on_odd``: the ranges on adversarial inputs; ``masks``: node → why it needs FP32 for a sentinel.
+        """
+        self.ranges = ranges
+        if self.precision.level == "O3":
+            self._narrow(self._joined(on_odd()))
+        half = self.assign().half
+        for node in self.program.nodes:
+            if node.name in masks and node.name in half:
+                self._hold(node, masks[node.name])
+        before = self.assign()
+        for node in self.program.nodes:
+            for name in sorted(self._half_reads(node, before)):
+                if name in self.program.weights:
+                    self._weigh(node, self.ledger.entry(name))
+                elif before.kinds[name] == Kind.CONSTANT and self._overflows(name):
+                    self.firm[name] = f"'{name}' reaches {self._size(name)}, beyond half's range"
+                    self._hold(node, self.firm[name])
+
+    def _joined(self, others: Mapping[str, Range]) -> dict[str, Range]:
+        nothing = Range()
+        names = {**self.ranges, **others}
+        return {name: self.ranges.get(name, nothing).joined(others.get(name, nothing)) for name in names}
+
+    def _narrow(self, ranges: Mapping[str, Range]) -> None:
+        """Casts of small integers go to half at once; guards and infinities do not leave half's range."""
+        for node in narrow_casts(self.program, self.rules, ranges, self.precision.dtype):
+            self.rules[node.name] = Rule.HALF
+        readers: dict[str, list[NodeProto]] = {}
+        for node in self.program.nodes:
+            for name in set(node.input):
+                readers.setdefault(name, []).append(node)
+        for name in filter(self.program.is_float, self.program.weights):
+            entry = self.ledger.entry(name)
+            if entry.saturated:
+                brought = replaces_infinity(name, self.program, readers)
+            else:
+                brought = entry.over_budget and guards_a_division(name, readers)
+            if brought:
+                self.ledger.bring_into_range(name)
+
+    def _weigh(self, node: NodeProto, entry: Entry) -> None:
+        """Keep a node that reads a constant in half, where the constant does not fit."""
+        searched = self.search and self.precision.level == "O3"
+        if not entry.over_budget:
+            return
+        if not entry.keeps_its_readers(searched) or entry.weight in self.ledger.in_range:
+            self.doubts.setdefault(node.name, entry.reason)
+        elif self.rules[node.name] is Rule.FOLLOW:
+            self.firm[entry.weight] = entry.reason  # as torch.autocast promotes
+        else:
+            self._hold(node, entry.reason, entry.evidence)
+
+    def _overflows(self, name: str) -> bool:
+        return name in self.ranges and self.ranges[name].extreme > LARGEST[self.precision.dtype]
+
+    def _size(self, name: str) -> str:
+        return f"{self.ranges[name].extreme:.3g}"
+
+    def _half_reads(self, node: NodeProto, dtypes: Dtypes) -> set[str]:
+        reads = dtypes.reads.get(node.name, {})
+        return {node.input[slot] for slot, half in reads.items() if half}
+
+    def _hold(self, node: NodeProto, reason: str, evidence: str = "") -> None:
+        self.held.setdefault(node.name, Kept(node.name, node.op_type, reason, evidence))
+
+    def _keep_what_was_asked(self) -> None:
+        for pattern in self.precision.keep:
+            hits = [node for node in self.program.nodes if matches(node, pattern)]
+            if not hits:
+                ops = sorted({node.op_type for node in self.program.nodes})
+                names = [node.name for node in self.program.nodes][:10]
+                raise BadSetting(
+                    f"keep = {pattern!r} matches no node: expected op:NAME (one of {ops}) or a node's name "
+                    f"({', '.join(names)}, …)"
+                )
+            for node in hits:
+                if self.rules.get(node.name) in _MAY_BE_HALF and self.precision.level != "O0":
+                    self._hold(node, f"asked for by keep = {pattern!r}")
+
+    def _keep_what_has_no_kernel(self) -> None:
+        for node in self.program.nodes:
+            if self.rules.get(node.name) not in _MAY_BE_HALF or node.op_type == "Cast":
+                continue
+            if reason := self.kernels.refusal(node):
+                self.rules[node.name] = Rule.LEFT_ALONE
+                if self.kernels.slots(node):
+                    self._hold(node, reason)
+
+
+def matches(node: NodeProto, pattern: str) -> bool:
+    """``op:NAME`` (whatever its case), a node's name, or the name of the node in whose body it stands."""
+    if pattern.startswith("op:"):
+        return fnmatch.fnmatchcase(node.op_type.lower(), pattern[3:].lower())
+    return bool(pattern) and (
+        fnmatch.fnmatchcase(node.name, pattern) or node.name.startswith((f"{pattern}.", f"{pattern}/"))
+    )

@@ -1,0 +1,193 @@
+"""Mask sentinels (−1e9, −3.4e38) of a foreign graph, rewritten to numbers that half has; FP32 answers as before.
+
+The same argument as for captured programs (`exporters/ranges/sentinels.py`): the mask becomes LOW, whose exponential is
+0 as well; where scores are added to it, a floor of HIGH goes under the softmax, so that a row that is masked
+altogether stays uniform. Connected sentinels are rewritten together or not at all. An output that is the sentinel
+itself is LOW then, which the gate takes for a sentinel of that sign (`gate/parity.py`, rule 0).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from onnx import ModelProto, NodeProto, helper
+
+from ...gate.divergence import SENTINEL
+from ...policy.classes import Trait, has
+from ...ranges.maskrules import HIGH, LOW, Masked, Unknown
+from ...ranges.ranges import Range
+from ...ranges.sentinels import MAX_SCORE, SLACK, softmax_doubt
+from ..reading.graph import FLOAT, ForeignProgram, Names, names_in, read_by, walk
+from .maskrules import Rules
+from .oracle import Oracle
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(slots=True)
+class _Group:
+    """Connected sentinels. ``sites``: the reads of constants that have a sentinel (node, slot); ``nodes``: hold one."""
+
+    sites: list[tuple[str, int]] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+    sinks: list[tuple[NodeProto, Masked]] = field(default_factory=list)
+    most: float = 0.0
+    fault: str = ""
+
+    def join(self, other: "_Group") -> None:
+        self.sites += other.sites
+        self.nodes += other.nodes
+        self.sinks += other.sinks
+        self.most, self.fault = max(self.most, other.most), self.fault or other.fault
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """``done``: the rewrites, as sentences. ``keep``: node → why it needs FP32, where its sentinel stays."""
+
+    program: ForeignProgram
+    done: tuple[str, ...] = ()
+    keep: Mapping[str, str] = field(default_factory=dict)
+
+
+def rewrite_masks(program: ForeignProgram, ranges: Mapping[str, Range], asked: Iterable[Arrays]) -> Rewritten:
+    """The program with its sentinels rewritten where that is proven.
+
+    ``asked``: inputs on which both must answer alike, bit for bit but for sentinels.
+    """
+    doubts = [(group, _doubt(group)) for group in _Flow(program, ranges).groups()]
+    groups = [group for group, doubt in doubts if not doubt]
+    keep = {
+        name: f"a mask value half does not have: {doubt}"
+        for group, doubt in doubts
+        for name in (group.nodes if doubt else ())
+    }
+    if not groups:
+        return Rewritten(program, keep=keep)
+    rewritten = _rewritten(program, groups)
+    one, other = (Oracle(each.model, each.weights) for each in (program, rewritten))
+    for inputs in asked:
+        if not _same(one.run(inputs), other.run(inputs)):
+            differs = "without it FP32 answers otherwise"
+            return Rewritten(program, keep={**keep, **{n: differs for group in groups for n in group.nodes}})
+    return Rewritten(rewritten, tuple(_described(group) for group in groups), keep)
+
+
+def _same(before: Arrays, after: Arrays) -> bool:
+    return all(_same_but_for_sentinels(before[name], after[name]) for name in before)
+
+
+def _same_but_for_sentinels(before: np.ndarray, after: np.ndarray) -> bool:
+    if before.dtype.kind != "f":
+        return bool(np.array_equal(before, after))
+    sentinel = np.isfinite(before) & (np.abs(before) >= SENTINEL)
+    return bool(
+        np.array_equal(np.where(sentinel, LOW, before), np.where(sentinel, LOW, after), equal_nan=True)
+    )
+
+
+def _doubt(group: _Group) -> str:
+    """Why a group is not rewritten; empty where it is."""
+    bound = SLACK * group.most
+    if group.fault or not group.sites:
+        return group.fault or "it has no constant"
+    if bound > MAX_SCORE:
+        return f"scores may reach {bound:.3g}, expected at most {MAX_SCORE:g}"
+    for node, mask in group.sinks:
+        if doubt := softmax_doubt(mask, SLACK * mask.bound, not mask.exact, f"'{node.name}'"):
+            return doubt
+    return ""
+
+
+def _described(group: _Group) -> str:
+    names = ", ".join(f"'{name}'" for name, _ in group.sites)
+    floors = [f"'{node.name}'" for node, mask in group.sinks if not mask.exact]
+    floor = f", with a floor of {HIGH:g} under {', '.join(floors)}" if floors else ""
+    return f"the mask value that {names} reads became {LOW:g}{floor}: in FP32 the answers are the same"
+
+
+class _Flow:
+    """An abstract run over the main graph; values that go into a body are not followed."""
+
+    def __init__(self, program: ForeignProgram, ranges: Mapping[str, Range]) -> None:
+        self.program = program
+        self.masked: dict[str, Masked] = {}
+        self.group: dict[str, _Group] = {}  # value → the group it hangs in
+        self.rules = Rules(program, ranges, self.masked)
+
+    def groups(self) -> list[_Group]:
+        constants = {name: mask for name, array in self.program.weights.items() if (mask := _held(array))}
+        for value in self.program.graph.input:
+            held = self.rules.ranges.get(value.name)
+            if held is not None and held.sentinel_lowest < 0:
+                self.masked[value.name] = Masked(held.sentinel_highest, bound=held.largest)
+                self.group[value.name] = _Group(fault=f"the input '{value.name}' itself holds it")
+        for node in self.program.graph.node:
+            self.visit(node, {name: constants[name] for name in read_by(node) if name in constants})
+        for value in self.program.graph.output:
+            if value.name in self.masked and not self.masked[value.name].exact:
+                self.group[value.name].fault = f"the output '{value.name}' holds sums of a mask"
+        return list({id(group): group for group in self.group.values()}.values())
+
+    def visit(self, node: NodeProto, constants: Mapping[str, Masked]) -> None:
+        followed = [name for name in dict.fromkeys(read_by(node)) if name in self.masked]
+        if not constants and not followed:
+            return
+        group = _Group(sites=[(node.name, slot) for slot, name in enumerate(node.input) if name in constants])
+        self.masked |= constants
+        try:
+            found = self.rules.look(node)
+        except Unknown as unknown:
+            found, group.fault = None, str(unknown)
+        for other in {id(self.group[name]): self.group[name] for name in followed}.values():
+            group.join(other)
+        mine = [self.masked[name] for name in (*followed, *constants)]
+        group.most = max([group.most, *(mask.bound for mask in mine), found.bound if found else 0.0])
+        if has(node.op_type, Trait.SOFTMAX):
+            group.sinks.append((node, mine[0]))
+        if found or group.fault or has(node.op_type, Trait.SOFTMAX):
+            group.nodes.append(node.name)
+        for name in constants:
+            del self.masked[name]
+        known = {id(self.group[name]) for name in followed}
+        self.group = {name: group if id(each) in known else each for name, each in self.group.items()}
+        self.group[node.output[0]] = group
+        for name in node.output if found else ():
+            self.masked[name], self.group[name] = found, group  # type: ignore[assignment]
+
+
+def _held(array: np.ndarray) -> Masked | None:
+    """The state of a constant with a sentinel; None for any other."""
+    if array.dtype != np.float32 or not array.size:
+        return None
+    sentinel = np.isfinite(array) & (array <= -SENTINEL)
+    values, rest = np.unique(array[sentinel]), np.abs(array[~sentinel])
+    if len(values) != 1 or not (rest < SENTINEL).all():
+        return None
+    return Masked(float(values[0]), pure=not rest.size, bound=float(rest.max(initial=0.0)))
+
+
+def _rewritten(program: ForeignProgram, groups: Iterable[_Group]) -> ForeignProgram:
+    model, weights, types = ModelProto(), dict(program.weights), dict(program.types)
+    model.CopyFrom(program.model)
+    nodes = {node.name: node for node in model.graph.node}
+    names, taken = Names({*names_in(model.graph), *weights}), Names(node.name for node in program.nodes)
+    for group in groups:
+        for name, slot in group.sites:
+            old = nodes[name].input[slot]
+            new = names.fresh(f"{old}__low")
+            weights[new] = np.where(weights[old] <= -SENTINEL, np.float32(LOW), weights[old]).astype(
+                np.float32
+            )
+            types[new], nodes[name].input[slot] = FLOAT, new
+        for sink in (nodes[node.name] for node, mask in group.sinks if not mask.exact):
+            floor, lifted = names.fresh("mask_floor"), names.fresh(f"{sink.input[0]}__lifted")
+            weights[floor], types[floor], types[lifted] = np.asarray(HIGH, np.float32), FLOAT, FLOAT
+            lift = helper.make_node(
+                "Max", [sink.input[0], floor], [lifted], name=taken.fresh(f"{lifted}.floor")
+            )
+            sink.input[0] = lifted
+            model.graph.node.insert(list(model.graph.node).index(sink), lift)
+    read = {name for node in walk(model.graph) for name in node.input}
+    weights = {name: array for name, array in weights.items() if name in read}
+    return replace(program, model=model, weights=weights, types=types)

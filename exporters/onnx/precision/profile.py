@@ -1,0 +1,53 @@
+"""Ranges of every FP32 value of the whole over calibration samples, as `exporters/ranges` has them for programs.
+
+Integers are not magnitudes: only FP32 values are measured, one at a time, as the whole runs.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+
+import numpy as np
+
+from ....models.engines.arrays import to_torch
+from ...ranges.profile import NodeProfile, Profile
+from ...ranges.ranges import Limits, Range, RangeCollector
+from ..reading.graph import FLOAT, ForeignProgram, graphs, read_by
+from .oracle import Oracle
+from .weights import TORCH
+
+LARGEST = {dtype: Limits.of(half).largest for dtype, half in TORCH.items()}
+
+
+def profile(
+    program: ForeignProgram, batches: Iterable[Mapping[str, np.ndarray]], dtype: str
+) -> dict[str, Range]:
+    """Value → range over all batches; constants have theirs too."""
+    collectors: dict[str, RangeCollector] = {}
+
+    def observe(name: str, array: np.ndarray, type_: int) -> None:
+        if type_ == FLOAT:
+            collector = collectors.setdefault(name, RangeCollector(Limits.of(TORCH[dtype])))
+            collector.add(to_torch(np.require(array, requirements="W")))
+
+    for name, array in program.weights.items():
+        observe(name, np.asarray(array), program.types.get(name, 0))
+    oracle = Oracle(program.model, program.weights, observe=observe)
+    for inputs in batches:
+        oracle.run(inputs)
+    return {name: collector.range() for name, collector in collectors.items()}
+
+
+def node_profile(program: ForeignProgram, ranges: Mapping[str, Range], dtype: str, batches: int) -> Profile:
+    """The ranges by node, for `ranges.suspicion` and the report; inputs and constants by their own names."""
+    makers = {name: node.name for node in program.nodes for name in node.output}
+    given = {value.name: "placeholder" for graph in graphs(program.graph) for value in graph.input}
+    given |= dict.fromkeys(program.weights, "get_attr")
+    nodes = {
+        name: NodeProfile(name, kind, (), ranges[name]) for name, kind in given.items() if name in ranges
+    }
+    for node in program.nodes:
+        if held := [ranges[name] for name in node.output if name in ranges]:
+            read = [name for name in node.input if name in ranges] or sorted(read_by(node) & set(ranges))
+            reads = tuple(makers.get(name, name) for name in read)
+            nodes[node.name] = NodeProfile(node.name, node.op_type, reads, reduce(Range.joined, held))
+    return Profile(TORCH[dtype], batches, nodes)

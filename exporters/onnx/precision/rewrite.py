@@ -1,0 +1,157 @@
+"""Write the half graph for given dtypes, with each value cast once and unique names."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, helper
+
+from ..reading.graph import FLOAT, HALVES, ForeignProgram, Names, bodies, graphs, names_in
+from ..reading.typing import value_types
+from .dtypes import Dtypes
+from .redundant import drop_casts
+from .weights import HalfConstants
+
+
+@dataclass(frozen=True, slots=True)
+class HalfGraph:
+    """``model`` without constants, ``weights`` by name (only those that are read); ``casts`` were inserted.
+
+    ``sources``: the value of the whole that a value of the half stands for, where its name is another.
+    """
+
+    model: ModelProto
+    weights: Mapping[str, np.ndarray]
+    casts: tuple[str, ...]
+    sources: Mapping[str, str]
+
+
+def rewrite(program: ForeignProgram, dtypes: Dtypes, ledger: HalfConstants, dtype: str) -> HalfGraph:
+    """The half of a program. Inputs and outputs of the graph keep their datatypes."""
+    model = ModelProto()
+    model.CopyFrom(program.model)
+    writer = _Writer(
+        program,
+        dtypes,
+        HALVES[dtype],
+        Names(names_in(model.graph) | set(program.weights)),
+        Names(node.name for node in program.nodes),
+    )
+    writer.main(model.graph)
+    half = {alias: ledger.half(name) for name, alias in writer.half_weights.items()}
+    gone = drop_casts(model.graph, HALVES[dtype], lambda: value_types(model, {**program.weights, **half}))
+    read = {name for graph in graphs(model.graph) for node in graph.node for name in node.input}
+    whole = {name: array for name, array in program.weights.items() if name in read}
+    casts = tuple(name for name in writer.casts if name not in gone)
+    return HalfGraph(model, {**whole, **half}, casts, writer.sources)
+
+
+@dataclass(slots=True)
+class _Writer:
+    program: ForeignProgram
+    dtypes: Dtypes
+    half: int
+    names: Names
+    nodes: Names
+    aliases: dict[str, str] = field(default_factory=dict)  # value → its other dtype's name
+    half_weights: dict[str, str] = field(default_factory=dict)
+    casts: list[str] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def main(self, graph: GraphProto) -> None:
+        self.redirect(graph)
+        self.hand_out(graph)
+        self.define_casts(graph)
+
+    # First every read is pointed at the value in its dtype; then each graph gets the casts of its own values.
+
+    def redirect(self, graph: GraphProto) -> None:
+        for node in graph.node:
+            for slot, half in self.dtypes.reads.get(node.name, {}).items():
+                node.input[slot] = self.in_dtype(node.input[slot], half)
+            if node.name in self.dtypes.half and node.op_type == "Cast":
+                next(entry for entry in node.attribute if entry.name == "to").i = self.half
+            for which, body in bodies(node).items():
+                self.redirect(body)
+                self.give(body, self.dtypes.gives[node.name, which])
+
+    def give(self, body: GraphProto, wanted: list[bool | None]) -> None:
+        for value, half in zip(body.output, wanted, strict=True):
+            if half is not None:
+                value.name = self.in_dtype(value.name, half)
+                value.type.tensor_type.elem_type = self.half if half else FLOAT
+
+    def in_dtype(self, name: str, half: bool) -> str:
+        """The name under which a value can be read in that dtype."""
+        if self.dtypes.is_half(name) == half or name not in self.dtypes.kinds:
+            return name
+        if name in self.program.weights:
+            if name not in self.half_weights:
+                self.half_weights[name] = self.names.fresh(f"{name}__half")
+            return self.half_weights[name]
+        if name not in self.aliases:
+            self.aliases[name] = self.names.fresh(f"{name}__{'half' if half else 'fp32'}")
+            self.sources[self.aliases[name]] = name
+        return self.aliases[name]
+
+    def hand_out(self, graph: GraphProto) -> None:
+        """A half value that is an output of the model is cast back under the output's name."""
+        inner: dict[str, str] = {}
+        for value in graph.output:
+            if self.dtypes.is_half(value.name):
+                inner[value.name] = self.names.fresh(f"{value.name}__half")
+                self.aliases[inner[value.name]] = self.aliases.pop(value.name, value.name)
+        if not inner:
+            return
+        for part in graphs(graph):
+            for node in part.node:
+                node.input[:] = [inner.get(name, name) for name in node.input]
+                node.output[:] = [inner.get(name, name) for name in node.output]
+        for name, renamed in inner.items():
+            self.dtypes.kinds[renamed] = self.dtypes.kinds[name]
+            self.sources[renamed] = name
+            if self.aliases[renamed] != name:  # a node reads it in FP32 already: that value is the output
+                self.point(graph, self.aliases[renamed], name)
+                self.aliases[renamed] = name
+
+    def point(self, graph: GraphProto, old: str, new: str) -> None:
+        for part in graphs(graph):
+            for node in part.node:
+                node.input[:] = [new if name == old else name for name in node.input]
+            for value in () if part is graph else part.output:
+                value.name = new if value.name == old else value.name
+
+    def define_casts(self, graph: GraphProto) -> None:
+        nodes: list[NodeProto] = []
+        for value in graph.input:
+            if self.dtypes.is_half(value.name):
+                value.type.tensor_type.elem_type = self.half
+            nodes += self.cast_of(value.name)
+        for node in graph.node:
+            for body in bodies(node).values():
+                self.define_casts(body)
+            results = list(node.output)
+            back = self.cast_back(node) if node.name in self.dtypes.back else []
+            nodes += [node, *back, *(cast for name in results for cast in self.cast_of(name))]
+        copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(copies)
+
+    def cast_of(self, name: str) -> list[NodeProto]:
+        alias = self.aliases.get(name)
+        if alias is None:
+            return []
+        return [self.cast(name, alias, FLOAT if self.dtypes.is_half(name) else self.half)]
+
+    def cast_back(self, node: NodeProto) -> list[NodeProto]:
+        """FP32 inside, half outside: the results of a node are cast to half under their own names."""
+        casts = []
+        for slot, name in enumerate(node.output):
+            if name and self.dtypes.is_half(name):
+                node.output[slot] = self.names.fresh(f"{name}__fp32")
+                casts.append(self.cast(node.output[slot], name, self.half))
+        return casts
+
+    def cast(self, source: str, target: str, to: int) -> NodeProto:
+        self.casts.append(self.nodes.fresh(f"{target}.cast"))
+        return helper.make_node("Cast", [source], [target], name=self.casts[-1], to=to)

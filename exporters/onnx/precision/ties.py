@@ -1,0 +1,193 @@
+"""Integer outputs of an ONNX graph that may differ because their scores tie (design, §4, rule 2).
+
+An index that comes out of TopK, ArgMax or ArgMin, through shape and type ops alone, may be another one where the
+whole's own values at both indices are closer than 4u·S; the rule itself is that of `exporters/gate/ties.py`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnxruntime
+import torch
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
+
+from ....models.spec import ModelSpec
+from ...gate.choosers import Choice
+from ...gate.divergence import SENTINEL
+from ...gate.parity import UNIT_ROUNDOFF
+from ...gate.ties import MARGIN_U, tolerated
+from ...inputs.samples import Samples
+from ...policy.classes import Trait, has
+from ...prove import SEEN_AT_ONCE
+from ...question import TieTolerance
+from ..reading.graph import ONNX, attribute, element_type
+from ..reading.one_node import key_of, session
+
+Arrays = Mapping[str, np.ndarray]
+
+_CHOOSERS = {"TopK": (1, -1), "ArgMax": (0, 0), "ArgMin": (0, 0)}  # op → which result has indices, its axis
+_INTEGERS = {getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)}
+
+
+@dataclass(frozen=True, slots=True)
+class Tied:
+    """An output whose integers are the indices that ``chooser`` gave.
+
+    ``path``: the nodes from it to the output, each with the number of the result that is read next.
+    """
+
+    output: str
+    chooser: NodeProto
+    path: tuple[tuple[NodeProto, int], ...]
+
+    @property
+    def asked(self) -> list[str]:
+        """The record of a run: the values compared, the choices made, and the shapes on the way to the output."""
+        which, _ = _CHOOSERS[self.chooser.op_type]
+        others = [name for node, _ in self.path for name in node.input[1:] if name]
+        return [self.chooser.input[0], self.chooser.output[which], *others]
+
+
+def find_tied(model: ModelProto) -> list[Tied]:
+    """The integer outputs that come from a node of the main graph which chooses by comparing."""
+    made_by = {name: (node, slot) for node in model.graph.node for slot, name in enumerate(node.output)}
+    found = (_traced(value.name, made_by) for value in model.graph.output)
+    return [tied for tied in found if tied is not None]
+
+
+def _traced(output: str, made_by: Mapping[str, tuple[NodeProto, int]]) -> Tied | None:
+    path: list[tuple[NodeProto, int]] = []
+    name = output
+    while name in made_by and made_by[name][0].domain in ONNX:
+        node, slot = made_by[name]
+        if node.op_type in _CHOOSERS:
+            return Tied(output, node, tuple(reversed(path))) if slot == _CHOOSERS[node.op_type][0] else None
+        if not has(node.op_type, Trait.COPIES) and not (
+            node.op_type == "Cast" and attribute(node, "to") in _INTEGERS
+        ):
+            return None
+        path.append((node, slot))
+        name = node.input[0]
+    return None
+
+
+@dataclass(slots=True)
+class ForeignTies:
+    """Finds the elements of a batch that tie by running the whole once more, only where integers differ.
+
+    ``model``: the FP32 whole, constants and all. ``judging`` gives the inputs of all real judged samples: S is
+    asked of them at the first difference.
+    """
+
+    model: ModelProto
+    u: float
+    judging: Callable[[], Iterable[Arrays]]
+    tied: list[Tied] = field(init=False)
+    scales: dict[str, float] = field(default_factory=dict)
+    _session: onnxruntime.InferenceSession | None = None
+
+    def __post_init__(self) -> None:
+        self.tied = find_tied(self.model)
+
+    def tolerated(self, inputs: Arrays, reference: Arrays, candidate: Arrays) -> dict[str, np.ndarray]:
+        """By output, where the candidate's integers may differ: what ``Trial.ties`` takes."""
+        odd = [tied for tied in self.tied if _differs(reference[tied.output], candidate.get(tied.output))]
+        if not odd:
+            return {}
+        if not self.scales:
+            self._measure()
+        choices = self._choices(inputs)
+        return {
+            tied.output: tolerated(
+                choices[tied.output],
+                reference[tied.output],
+                candidate[tied.output],
+                MARGIN_U * self.u * self.scales[tied.output],
+            )
+            for tied in odd
+        }
+
+    def _measure(self) -> None:
+        for inputs in self.judging():
+            for output, choice in self._choices(inputs).items():
+                size = np.abs(choice.values)
+                largest = float(size[size < SENTINEL].max(initial=0.0))
+                self.scales[output] = max(self.scales.get(output, 0.0), largest)
+
+    def _choices(self, inputs: Arrays) -> dict[str, Choice]:
+        if self._session is None:
+            self._session = _watching(self.model, self.tied)
+        asked = list(dict.fromkeys(name for tied in self.tied for name in tied.asked))
+        found = {name: array for name, array in self._constants().items() if name in asked}
+        names = [value.name for value in self._session.get_outputs()]
+        feed = {value.name: np.asarray(inputs[value.name]) for value in self._session.get_inputs()}
+        found |= feed | dict(zip(names, map(np.asarray, self._session.run(names, feed)), strict=True))
+        return {tied.output: self._choice(tied, found) for tied in self.tied}
+
+    def _constants(self) -> dict[str, np.ndarray]:
+        wanted = {name for tied in self.tied for name in tied.asked}
+        held = (tensor for tensor in self.model.graph.initializer if tensor.name in wanted)
+        return {tensor.name: numpy_helper.to_array(tensor) for tensor in held}
+
+    def _choice(self, tied: Tied, found: Arrays) -> Choice:
+        which, axis = _CHOOSERS[tied.chooser.op_type]
+        said = attribute(tied.chooser, "axis", axis)
+        assert isinstance(said, int)
+        values, indices = found[tied.chooser.input[0]], found[tied.chooser.output[which]]
+        rows, lines = _lines_along(values, indices, said)
+        for node, slot in tied.path:
+            indices, lines = (self._followed(node, slot, part, found) for part in (indices, lines))
+        integral = values.dtype.kind != "f"
+        return Choice(rows.astype(np.float64), lines.reshape(-1), indices.reshape(-1), integral)
+
+    def _followed(self, node: NodeProto, slot: int, part: np.ndarray, found: Arrays) -> np.ndarray:
+        """One shape op, on indices or on the lines that they point into."""
+        if node.op_type == "Cast":
+            return part
+        arrays = [part, *(found.get(name) for name in node.input[1:])]
+        types = [TensorProto.UNDEFINED if a is None else element_type(a) for a in arrays]
+        key = key_of(node, types, self.model.opset_import, self.model.ir_version)
+        feed = {f"i{place}": array for place, array in enumerate(arrays) if array is not None}
+        return np.asarray(session(key).run([f"o{slot}"], feed)[0])
+
+
+def _differs(mine: np.ndarray, other: np.ndarray | None) -> bool:
+    if other is None or mine.shape != other.shape or mine.dtype.kind not in "iu":
+        return False
+    return not np.array_equal(mine, other)
+
+
+def _lines_along(values: np.ndarray, indices: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """The values as [lines, choices], and for every index the line that it points into."""
+    values = values if values.ndim else values.reshape(1)
+    moved = np.moveaxis(values, axis, -1)
+    numbers = np.arange(moved[..., 0].size, dtype=np.int64).reshape(moved.shape[:-1])
+    if indices.ndim == values.ndim:
+        numbers = np.expand_dims(numbers, axis)
+    rows = moved.reshape(-1, moved.shape[-1])
+    return rows, np.ascontiguousarray(np.broadcast_to(numbers, indices.shape))
+
+
+def _watching(model: ModelProto, tied: Sequence[Tied]) -> onnxruntime.InferenceSession:
+    """The whole with further outputs: the values that the choosers compare, and their choices."""
+    watched = ModelProto()
+    watched.CopyFrom(model)
+    known = {value.name for value in (*model.graph.output, *model.graph.input, *model.graph.initializer)}
+    asked = dict.fromkeys(name for each in tied for name in each.asked)
+    watched.graph.output.extend(ValueInfoProto(name=name) for name in asked if name not in known)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = torch.get_num_threads()  # `threads.fixed_threads`
+    return onnxruntime.InferenceSession(
+        watched.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) -> TieTolerance | None:
+    """The tie tolerance of an FP32 whole; None where no scores can tie."""
+    if not find_tied(model):
+        return None
+    rows = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0
+    ties = ForeignTies(model, UNIT_ROUNDOFF[dtype], lambda: (arrays for _, arrays in judging.batches(rows)))
+    return ties.tolerated

@@ -1,0 +1,86 @@
+"""A graph that has the batch of an input or output on another axis than the first gets it as the first.
+
+Each such input or output keeps its name, and a Transpose stands between it and the graph's own layout, as
+`models/capture/child.py` moves the axes of a module.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from onnx import GraphProto, NodeProto, ValueInfoProto, helper
+
+from ....models.batch_axis import batch_back, batch_first
+from ....models.errors import BadFolder
+from ....models.spec import ModelSpec, TensorSpec
+from .graph import ForeignProgram, Names, graphs, names_in, walk
+
+
+def with_batch_first(program: ForeignProgram, spec: ModelSpec, path: Path) -> ForeignProgram:
+    """The program with these Transposes, written into its graph. Raises BadFolder for a rank that does not fit.
+
+    A name that the graph does not have is left to `signature.hold`.
+    """
+    graph, moves = program.graph, [t for t in (*spec.inputs, *spec.outputs) if t.batch_axis]
+    if not moves:
+        return program
+    values, nodes = Names(names_in(graph)), Names(node.name for node in program.nodes)
+    types = dict(program.types)
+    given_back = {value.name for value in graph.input} & {value.name for value in graph.output}
+    for tensor in moves:
+        side, is_input = (graph.input, True) if tensor in spec.inputs else (graph.output, False)
+        value = next((value for value in side if value.name == tensor.name), None)
+        if value is None:
+            continue
+        if tensor.name in given_back:
+            raise BadFolder(
+                f"{path}: '{tensor.name}' is an input that the graph gives back as it is: batch_axis is not taken "
+                "for it; leave the output out, or copy it with an Identity"
+            )
+        _move(value, tensor, path)
+        inner = values.fresh(f"{tensor.name}__own_layout")
+        _rename(graph, tensor.name, inner)
+        types[inner] = types.get(tensor.name, value.type.tensor_type.elem_type)
+        _add(graph, _transpose(tensor, inner, nodes.fresh(f"{tensor.name}__batch_axis"), is_input), is_input)
+    return replace(program, types=types)
+
+
+def _move(value: ValueInfoProto, tensor: TensorSpec, path: Path) -> None:
+    """The declared sizes of an input or output, the batch in front."""
+    shape = value.type.tensor_type.shape
+    if len(shape.dim) != len(tensor.shape):
+        sizes = ",".join(str(dim.dim_value) if dim.HasField("dim_value") else "?" for dim in shape.dim)
+        raise BadFolder(
+            f"{path}: '{tensor.name}': model.toml says {tensor.as_called().describe_shape()}, the graph has "
+            f"[{sizes}] (? is free)"
+        )
+    moved = batch_first(list(shape.dim), tensor.batch_axis)
+    copies = [type(dim).FromString(dim.SerializeToString()) for dim in moved]
+    del shape.dim[:]
+    shape.dim.extend(copies)
+
+
+def _rename(graph: GraphProto, name: str, inner: str) -> None:
+    """The value inside of the graph; names are unique over all bodies (`normalise`)."""
+    for node in walk(graph):
+        for names in (node.input, node.output):
+            names[:] = [inner if each == name else each for each in names]
+    for body in graphs(graph):
+        for value in body.output if body is not graph else ():
+            value.name = inner if value.name == name else value.name
+
+
+def _transpose(tensor: TensorSpec, inner: str, node: str, is_input: bool) -> NodeProto:
+    axes = range(len(tensor.shape))
+    if is_input:
+        order = batch_back(axes, tensor.batch_axis)
+        return helper.make_node("Transpose", [tensor.name], [inner], node, perm=order)
+    return helper.make_node(
+        "Transpose", [inner], [tensor.name], node, perm=batch_first(axes, tensor.batch_axis)
+    )
+
+
+def _add(graph: GraphProto, node: NodeProto, in_front: bool) -> None:
+    if in_front:
+        graph.node.insert(0, node)
+    else:
+        graph.node.append(node)

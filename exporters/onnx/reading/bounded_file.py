@@ -1,0 +1,160 @@
+"""Reading an ONNX file that somebody else made: bounded, and never outside its folder.
+
+Nothing in an ONNX file is executed by reading it. What could do harm are its sizes and the paths of its
+external data, which name files to be read: they must be plain files inside the model folder.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, external_data_helper
+
+from ....models.errors import BadFolder, TooLarge
+from .graph import bodies
+
+MAX_BYTES = 2**31 - 2**20  # protobuf's limit, with room for the graph itself: the half is one file
+MAX_NODES = 200_000
+MAX_DEPTH = 16  # of bodies in bodies
+
+
+def read_model(path: Path, folder: Path, max_bytes: int = MAX_BYTES) -> ModelProto:
+    """The model with its external data in it.
+
+    Raises TooLarge beyond ``max_bytes``, BadFolder for a file that is not ONNX or whose data lies elsewhere.
+    """
+    model = read_graph(path, max_bytes)
+    outside = [tensor for tensor in tensors(model) if external_data_helper.uses_external_data(tensor)]
+    _load_external(path, folder.resolve(), outside, max_bytes)
+    return model
+
+
+def read_graph(path: Path, max_bytes: int = MAX_BYTES) -> ModelProto:
+    """The model without its external data. Raises TooLarge and BadFolder as `read_model` does."""
+    _bound(path.name, path.stat().st_size, max_bytes)
+    try:
+        model = ModelProto.FromString(path.read_bytes())
+    except DecodeError as error:
+        raise BadFolder(f"{path} is not an ONNX file: {error}") from error
+    if not model.graph.node:
+        raise BadFolder(f"{path} is not an ONNX model: its graph has no nodes")
+    _bound_nodes(path, model)
+    _free_negative_sizes(model)
+    _give_tables_as_tensors(model.graph)
+    return model
+
+
+def _free_negative_sizes(model: ModelProto) -> None:
+    """Old exporters of Paddle write -1 for a free axis, where ONNX has no size at all."""
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value < 0:
+                dim.ClearField("value")
+
+
+def _give_tables_as_tensors(graph: GraphProto) -> None:
+    """Where an output is a map from class to probability for each row (ZipMap), it is those probabilities instead."""
+    outputs = {value.name: value for value in graph.output}
+    for node in graph.node:
+        if node.op_type == "ZipMap" and node.domain == "ai.onnx.ml" and node.output[0] in outputs:
+            classes = max(len(entry.ints) or len(entry.strings) for entry in node.attribute)
+            value = onnx.helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, [None, classes])
+            outputs[node.output[0]].CopyFrom(value)
+            node.CopyFrom(onnx.helper.make_node("Identity", node.input, node.output, name=node.name))
+
+
+def tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor of a model: initialisers and attributes of the graph, its bodies and its functions."""
+    yield from _of_graph(model.graph)
+    for function in model.functions:
+        yield from _of_nodes(function.node)
+
+
+def _of_graph(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    yield from _of_nodes(graph.node)
+
+
+def _of_nodes(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
+    for node in nodes:
+        for entry in node.attribute:
+            if entry.HasField("t"):
+                yield entry.t
+            yield from entry.tensors
+            for graph in (*((entry.g,) if entry.HasField("g") else ()), *entry.graphs):
+                yield from _of_graph(graph)
+
+
+def _bound(what: str, size: int, most: int) -> None:
+    if size > most:
+        raise TooLarge(f"{what} is {size} bytes; an ONNX model of up to {most} bytes is taken")
+
+
+def _bound_nodes(path: Path, model: ModelProto) -> None:
+    count = 0
+    waiting = [(node, 1) for node in (*model.graph.node, *(n for f in model.functions for n in f.node))]
+    while waiting:
+        node, depth = waiting.pop()
+        count += 1
+        if count > MAX_NODES or depth > MAX_DEPTH:
+            raise TooLarge(
+                f"{path.name}: expected at most {MAX_NODES} nodes, nested at most {MAX_DEPTH} deep"
+            )
+        waiting += [(inner, depth + 1) for body in bodies(node).values() for inner in body.node]
+
+
+def _load_external(path: Path, folder: Path, outside: list[TensorProto], max_bytes: int) -> None:
+    total = path.stat().st_size
+    for tensor in outside:
+        info = external_data_helper.ExternalDataInfo(tensor)
+        file = _inside(path, folder, tensor.name, info.location)
+        size, offset = file.stat().st_size, info.offset or 0
+        length = size - offset if info.length is None else info.length
+        if offset < 0 or length < 0 or offset + length > size:
+            raise BadFolder(
+                f"{path}: tensor '{tensor.name}' lies at bytes {offset} to {offset + length} of {info.location}, "
+                f"which has {size}: is the file whole?"
+            )
+        total += length
+        _bound(f"{path.name} with its external data", total, max_bytes)
+        with file.open("rb") as data:
+            data.seek(offset)
+            tensor.raw_data = data.read(length)
+        tensor.data_location = TensorProto.DEFAULT
+        del tensor.external_data[:]
+
+
+def external_files(path: Path, model: ModelProto) -> dict[str, Path]:
+    """The files that hold the data of a model's tensors, by the location that the model names.
+
+    Raises BadFolder for one that is no plain file in the folder of ``path``.
+    """
+    outside = (tensor for tensor in tensors(model) if external_data_helper.uses_external_data(tensor))
+    named = {external_data_helper.ExternalDataInfo(tensor).location: tensor.name for tensor in outside}
+    return {place: _inside(path, path.parent.resolve(), tensor, place) for place, tensor in named.items()}
+
+
+def _inside(path: Path, folder: Path, tensor: str, location: str) -> Path:
+    """The plain file that ``location`` names below the model file, which has to lie in the folder, links or not."""
+    place = PurePosixPath(location)
+    file = path.parent / place
+    wrong = not location or place.is_absolute() or ".." in place.parts or "\\" in location or "\0" in location
+    if wrong or not file.resolve().is_relative_to(folder):
+        raise BadFolder(
+            f"{path}: the data of tensor '{tensor}' is said to lie at {location!r}, outside the model folder; "
+            "external data must be a plain file inside it: save the model again with its data beside it"
+        )
+    if not file.is_file():
+        raise BadFolder(f"{path}: the data of tensor '{tensor}' should lie in {file}, which does not exist")
+    return file
+
+
+def check(path: Path, model: ModelProto) -> None:
+    """``onnx.checker`` (graphs are sorted by then). Raises BadFolder with its words."""
+    try:
+        onnx.checker.check_model(model)
+    except Exception as error:
+        raise BadFolder(f"{path} is not a valid ONNX model: {str(error)[:500]}; export it again") from error

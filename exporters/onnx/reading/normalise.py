@@ -1,0 +1,186 @@
+"""From the file's graph to the normalised one (`graph.ForeignProgram`).
+
+Functions are inlined, an old opset is converted up, nodes are sorted and named, every value has a unique name over all
+graphs, constants are taken out, and half values of the file are widened to the FP32 whole.
+
+Sorting and lifting are onnx_ir's passes. Two of its passes are not right here and stay out: NameFixPass lets both
+branches of an If use one name, and OutputFixPass renames an input of the model that is an output as well.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import ModelProto, helper, numpy_helper
+from onnx.inliner import inline_local_functions
+from onnx.version_converter import convert_version
+from onnx_ir.passes.common import (
+    LiftConstantsToInitializersPass,
+    RemoveInitializersFromInputsPass,
+    TopologicalSortPass,
+)
+
+from ....models.errors import BadFolder
+from .bounded_file import check
+from .folding import fold
+from .graph import BODIES, ONNX, ForeignProgram, Names, attribute, bodies, graphs, names_in, opset_of, walk
+from .sequences import unfold
+from .typing import value_types
+from .widening import widened
+
+OLDEST = 13  # below it too many ops take no half
+TARGET = 17
+_SEQUENCES = ("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence", "StringSplit")
+
+
+def normalise(model: ModelProto, path: Path) -> ForeignProgram:
+    """The model normalised. Raises BadFolder for a construct that is not valid or not supported, naming it."""
+    notes: list[str] = []
+    model = in_order(model, path)
+    if model.functions:
+        notes.append(f"{len(model.functions)} local functions were inlined")
+        model = in_order(inline_local_functions(model), path)
+    model = _raise_opset(model, path, notes)
+    unfold(model)
+    _refuse_what_is_not_taken(model, path)
+    close_bodies(model)
+    model, weights = named_and_lifted(model)
+    model.ir_version = min(max(model.ir_version, 8), 10)  # 10: what runtimes of the last years read
+    for graph in graphs(model.graph):
+        del graph.value_info[:], graph.quantization_annotation[:]
+    del model.metadata_props[:]
+    model, weights, islands, halved = widened(model, weights, notes)
+    fold(model, weights)
+    return ForeignProgram(
+        model, weights, value_types(model, weights), frozenset(islands), frozenset(halved), tuple(notes)
+    )
+
+
+def in_order(model: ModelProto, path: Path) -> ModelProto:
+    """The model, checked, with each node after its inputs. A sorted model is not read by onnx_ir here."""
+    try:
+        check(path, model)
+        return model
+    except BadFolder as fault:
+        try:
+            close_bodies(model)
+            whole = ir.from_proto(model)
+            TopologicalSortPass()(whole)
+        except Exception as error:
+            if "cycle" in str(error):
+                raise BadFolder(
+                    f"{path}: the graph runs in a circle: a node reads what depends on it"
+                ) from error
+            raise fault from error
+    model = ir.to_proto(whole)
+    check(path, model)
+    return model
+
+
+def _raise_opset(model: ModelProto, path: Path, notes: list[str]) -> ModelProto:
+    version = opset_of(model)
+    if version >= OLDEST:
+        return model
+    try:
+        converted = convert_version(model, TARGET)
+        onnx.checker.check_model(converted)
+    except Exception as error:
+        raise BadFolder(
+            f"{path} is of opset {version}, too old for half precision, and cannot be converted to {TARGET}: "
+            f"{str(error)[:300]}; export it again with opset {TARGET} or later"
+        ) from error
+    notes.append(f"opset {version} was converted to {TARGET}: older ones take too few ops in half")
+    return converted
+
+
+def _refuse_what_is_not_taken(model: ModelProto, path: Path) -> None:
+    if any(graph.sparse_initializer for graph in graphs(model.graph)):
+        raise BadFolder(f"{path} has sparse initialisers, which are not taken: save them dense")
+    for node in walk(model.graph):
+        if node.domain in ONNX and node.op_type.startswith(_SEQUENCES):
+            raise BadFolder(
+                f"{path}: node '{node.name}' is a {node.op_type}; sequences and optionals are not taken"
+            )
+        if bodies(node) and node.op_type not in BODIES:
+            raise BadFolder(f"{path}: node '{node.name}' is a {node.op_type}, whose body is not looked into")
+        if node.op_type == "Constant" and attribute(node, "sparse_value") is not None:
+            raise BadFolder(
+                f"{path}: node '{node.name}' is a sparse constant, which is not taken: save it dense"
+            )
+
+
+def close_bodies(model: ModelProto) -> None:
+    """Every output of a body is made by a node of the same body, and no value is two of its outputs.
+
+    onnx_ir takes a body's output that the outer graph makes for a new value, made by no node.
+    """
+    names = Names(names_in(model.graph))
+    for graph in graphs(model.graph):
+        made = {name for node in graph.node if node.op_type != "Constant" for name in node.output}
+        for value in graph.output if graph is not model.graph else ():
+            if value.name in made:
+                made.discard(value.name)
+                continue
+            own = names.fresh(f"{value.name}__out")
+            graph.node.append(helper.make_node("Identity", [value.name], [own]))
+            value.name = own
+
+
+def named_and_lifted(model: ModelProto) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    """The model without constants, and its constants by name; names are unique over all graphs.
+
+    Values and named nodes of the main graph keep their names. An initialiser that was an input as well is none.
+    """
+    whole = ir.from_proto(model)
+    for place, value in enumerate(whole.graph.outputs):
+        _give_out_constant(whole.graph, place, value)
+    main = (*whole.graph.inputs, *whole.graph.initializers.values(), *_made_in(whole.graph))
+    _name(whole.graph, "", Names(), Names(value.name for value in main if value.name))
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(whole)
+    RemoveInitializersFromInputsPass()(whole)
+    weights = {}
+    for graph in whole.graphs():
+        weights |= {name: _array(value) for name, value in graph.initializers.items()}
+        graph.initializers.clear()
+    return ir.to_proto(whole), weights
+
+
+def _give_out_constant(graph: ir.Graph, place: int, value: ir.Value) -> None:
+    """An output of the model that is a constant keeps its name; the constant gets another."""
+    maker = value.producer()
+    if value.is_graph_input() or (maker is not None and maker.op_type != "Constant"):
+        return
+    given = ir.node("Identity", [value])
+    taken = Names([*graph.initializers, *(each.name for each in _made_in(graph) if each.name)])
+    name, out = value.name, given.outputs[0]
+    value.name = taken.fresh(f"{name}__value")
+    out.name, out.type, out.shape = name, value.type, value.shape
+    graph.append(given)
+    given.name = ""  # `_name` gives it one, as to all nodes
+    graph.outputs[place] = out
+
+
+def _made_in(graph: ir.Graph) -> Iterator[ir.Value]:
+    return (value for node in graph for value in node.outputs)
+
+
+def _name(graph: ir.Graph, prefix: str, nodes: Names, values: Names) -> None:
+    """Names that are unique over all graphs: nodes of the main graph first, then those of its bodies."""
+    for node in graph:
+        node.name = nodes.fresh(prefix + (node.name or node.op_type.lower()))
+    for node in graph:
+        for attribute_ in node.attributes.values():
+            if attribute_.type is ir.AttributeType.GRAPH:
+                body = attribute_.as_graph()
+                for value in (*body.inputs, *body.initializers.values(), *_made_in(body)):
+                    value.name = values.fresh(value.name) if value.name else value.name
+                _name(body, f"{node.name}.{attribute_.name}.", nodes, values)
+
+
+def _array(value: ir.Value) -> np.ndarray:
+    assert value.const_value is not None
+    if value.const_value.dtype is ir.DataType.STRING:  # text, where onnx_ir has bytes
+        return numpy_helper.to_array(ir.to_proto(value.const_value))
+    return value.const_value.numpy()

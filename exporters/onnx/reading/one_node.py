@@ -1,0 +1,137 @@
+"""One node as a model of its own: whether ONNX Runtime takes it, the types of its outputs, and a way to run it."""
+
+import functools
+from collections.abc import Sequence
+
+import onnxruntime
+import torch
+from onnx import (
+    ModelProto,
+    NodeProto,
+    OperatorSetIdProto,
+    TensorProto,
+    TypeProto,
+    ValueInfoProto,
+    helper,
+    shape_inference,
+)
+
+from ...policy.classes import Rule, Trait, class_of, has
+from .graph import ONNX, schema_of
+
+PROVIDERS = ("CPUExecutionProvider",)
+_ORT_TYPES = {
+    "float": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+    "double": TensorProto.DOUBLE,
+    "bool": TensorProto.BOOL,
+    "string": TensorProto.STRING,
+    **{
+        f"{sign}int{bits}": getattr(TensorProto, f"{sign.upper()}INT{bits}")
+        for sign in ("", "u")
+        for bits in (8, 16, 32, 64)
+    },
+}
+
+Key = tuple[bytes, tuple[int, ...], tuple[tuple[str, int], ...], int]
+
+
+def key_of(
+    node: NodeProto, types: Sequence[int], opsets: Sequence[OperatorSetIdProto], ir_version: int
+) -> Key:
+    """A key of the node's computation, without the names of the node and its values: equal nodes share a session."""
+    bare = NodeProto()
+    bare.CopyFrom(node)
+    bare.name, bare.doc_string = "", ""
+    bare.input[:] = [f"i{slot}" if name else "" for slot, name in enumerate(node.input)]
+    bare.output[:] = [f"o{slot}" if name else "" for slot, name in enumerate(node.output)]
+    del bare.metadata_props[:]
+    return (
+        bare.SerializeToString(),
+        tuple(types),
+        tuple((entry.domain, entry.version) for entry in opsets),
+        ir_version,
+    )
+
+
+def _model(key: Key) -> ModelProto:
+    node = NodeProto.FromString(key[0])
+    inputs = {
+        name: helper.make_tensor_value_info(name, type_, None)
+        for name, type_ in zip(node.input, key[1], strict=True)
+        if name
+    }
+    outputs = [ValueInfoProto(name=name) for name in node.output if name]
+    graph = helper.make_graph([node], "one", list(inputs.values()), outputs)
+    opsets = [helper.make_opsetid(*entry) for entry in key[2]]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=key[3])
+
+
+def session(key: Key) -> onnxruntime.InferenceSession:
+    """A session with as many threads as torch has now. Raises ONNX Runtime's own error where it has no kernel."""
+    return _session(key, torch.get_num_threads())
+
+
+@functools.lru_cache(maxsize=4096)
+def _session(key: Key, threads: int) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # A pool of threads for each of a thousand nodes is too many.
+    options.intra_op_num_threads = threads if _is_heavy(NodeProto.FromString(key[0]).op_type) else 1
+    return onnxruntime.InferenceSession(_model(key).SerializeToString(), options, providers=list(PROVIDERS))
+
+
+def _is_heavy(op: str) -> bool:
+    return class_of(op).o1 is Rule.LOWER or has(op, Trait.RECURRENT)
+
+
+@functools.lru_cache(maxsize=65536)
+def refusal(key: Key) -> str | None:
+    """Why this ONNX Runtime cannot run the node with these types; None where it can."""
+    try:
+        session(key)
+    except Exception as error:
+        return str(error).replace("\n", " ")[:300]
+    return None
+
+
+@functools.lru_cache(maxsize=65536)
+def output_types(key: Key) -> tuple[int, ...]:
+    """The element type of each output, 0 where it is no tensor; by ONNX's own rules, else by asking the runtime.
+
+    Raises ValueError where neither knows.
+    """
+    node = NodeProto.FromString(key[0])
+    opset = next((version for domain, version in key[2] if domain in ONNX), 1)
+    schema = schema_of(node, opset)
+    if schema is not None:
+        try:
+            return _inferred(node, key, schema)
+        except Exception as error:
+            raise ValueError(f"'{node.op_type}' does not take the types {list(key[1])}: {error}") from error
+    if reason := refusal(key):
+        raise ValueError(
+            f"'{node.domain}.{node.op_type}' is an op that neither ONNX nor this ONNX Runtime knows: {reason}"
+        )
+    found = iter(session(key).get_outputs())
+    return tuple(_parsed(next(found).type) if name else 0 for name in node.output)
+
+
+def _inferred(node: NodeProto, key: Key, schema: object) -> tuple[int, ...]:
+    types = {name: _tensor(type_) for name, type_ in zip(node.input, key[1], strict=True) if name}
+    opsets = [helper.make_opsetid(*entry) for entry in key[2]]
+    found = shape_inference.infer_node_outputs(schema, node, types, opset_imports=opsets, ir_version=key[3])  # type: ignore[arg-type]
+    return tuple(found[name].tensor_type.elem_type if name in found else 0 for name in node.output)
+
+
+def _tensor(element: int) -> TypeProto:
+    return helper.make_tensor_type_proto(element, None)
+
+
+def _parsed(text: str) -> int:
+    return (
+        _ORT_TYPES.get(text.removeprefix("tensor(").removesuffix(")"), 0) if text.startswith("tensor(") else 0
+    )

@@ -1,0 +1,123 @@
+"""A file that is served whole, in FP32: nothing in it can be half, or it cannot be planned but ONNX Runtime runs it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from onnx import ModelProto, TensorProto
+
+from ...models.engines.cpu.setup import CpuSetup
+from ...models.engines.onnx_engine import OnnxEngine
+from ...models.store import Draft
+from ..gate.verdict import ParityReport
+from ..inputs.samples import Samples
+from ..maker import Made, Notify
+from ..prove import Answers, ReferenceRun, answers_of, ask_reference
+from ..search.delta_debugging import NOT_ASKED
+from ..subject import Subject
+from .reading.bounded_file import tensors
+from .reading.graph import FLOATING, walk
+
+_INTEGER_WEIGHTS = {
+    getattr(TensorProto, name) for name in ("INT8", "UINT8", "INT4", "UINT4", "INT16", "UINT16")
+}
+_QUANTISED = (
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "QLinear",
+    "Integer",
+    "MatMulNBits",
+    "QAttention",
+    "QGemm",
+    "DynamicQuantize",
+)
+
+
+def why_whole(model: ModelProto) -> str | None:
+    """Why nothing of a file is made half, seen from its nodes and constants alone; None where something may be."""
+    nodes = list(walk(model.graph))
+    foreign = sorted({node.op_type for node in nodes if node.domain == "ai.onnx.ml"})
+    if foreign:
+        return f"it has operators of ai.onnx.ml ({', '.join(foreign[:3])}), which compute in FP32 only"
+    constants = list(tensors(model))
+    if any(word in node.op_type for node in nodes for word in _QUANTISED):
+        small, wide = _elements(constants, _INTEGER_WEIGHTS), _elements(constants, FLOATING)
+        if small >= wide:
+            return (
+                f"it is quantised: {small} of its {small + wide} weights are integers already, which half precision "
+                "would neither make smaller nor faster"
+            )
+    return None
+
+
+def _elements(constants: Iterable[TensorProto], types: Iterable[int]) -> int:
+    return sum(prod(tensor.dims) for tensor in constants if tensor.data_type in types)
+
+
+@dataclass(slots=True)
+class WholeFile:
+    """The one form of a file that is served as it is (`maker.Maker`), ``because`` of what.
+
+    ``answers``: as ONNX Runtime's CPU gives them.
+    """
+
+    subject: Subject
+    model: ModelProto
+    answers: Answers
+    because: str
+    row_operations: int = 0
+    planned: bool = False
+
+    def reference_run(self, judging: Samples) -> ReferenceRun:
+        return ask_reference(self.subject.spec, judging, self.answers)
+
+    def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
+        first, self.planned = not self.planned, True
+        return first
+
+    def nearest(self, notify: Notify) -> str:
+        """Nothing is planned."""
+        return ""
+
+    def write(self, draft: Draft) -> None:
+        """Nothing more than the form."""
+
+    def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
+        path: Path = draft.folder / "whole.onnx"
+        onnx.save(self.model, path)
+        engine = OnnxEngine(path, "fp32", torch.device("cpu"), CpuSetup(torch.get_num_threads()))
+        return Made(path.name, answers_of(self.subject.spec, engine))
+
+    def diagnosed(self, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
+        return report
+
+    def facts(self) -> dict[str, Any]:
+        nodes = sum(1 for _ in walk(self.model.graph))
+        size = sum(len(tensor.SerializeToString()) for tensor in tensors(self.model))
+        return {
+            "nodes": nodes,
+            "half_nodes": 0,
+            "fp32_by_policy": nodes,
+            "kept": [],
+            "casts": 0,
+            "bytes": size,
+            "bytes_fp32": size,
+            "search": NOT_ASKED,
+            "whole_because": self.because,
+        }
+
+    def plan_json(self) -> dict[str, Any]:
+        return {
+            **self.subject.precision.to_json(),
+            "lists": "none: the file is served whole",
+            "accumulation": "FP32",
+            "nodes": [],
+            "kept": [],
+        }
+
+    def findings(self, reference_run: ReferenceRun) -> dict[str, Any]:
+        return {}

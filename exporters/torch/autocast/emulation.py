@@ -1,0 +1,168 @@
+"""Half precision without half kernels: a whole program in FP32 storage, rounded wherever its plan has half.
+
+A product that accumulates in FP32 and rounds once is what the kernels of a GPU do, and torch's elementwise
+half kernels compute in FP32 too. On a CPU, true half convolutions are up to a hundred times slower. Another rounding
+tells range from precision: a run that rounds the mantissa and keeps FP32's exponent has the error that no FP16
+conversion can avoid.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.node import map_aggregate, map_arg
+
+from ...policy.weights import IN_RANGE, in_range
+from .attention import attention
+from .bodies import ran
+from .dtypes import Dtypes, tensors_of
+
+Rounding = Callable[[Tensor], Tensor]
+Tap = Callable[[str, Tensor], None]
+
+_HALVES = (torch.float16, torch.bfloat16)
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+_DROPPED_BITS = {torch.float16: 13, torch.bfloat16: 16}  # of FP32's 23 bits of mantissa
+
+
+def half_rounding(half: torch.dtype) -> Rounding:
+    """As torch's ``.to(half)``: nearest even, small numbers become subnormal or zero, large ones infinite."""
+    return lambda tensor: tensor.to(half).float()
+
+
+def mantissa_rounding(half: torch.dtype) -> Rounding:
+    """The half's mantissa (nearest even) with FP32's exponent: rounding without a range."""
+    bits = _DROPPED_BITS[half]
+
+    def rounded(tensor: Tensor) -> Tensor:
+        integers = tensor.contiguous().view(torch.int32)
+        nearest = integers + ((1 << (bits - 1)) - 1) + ((integers >> bits) & 1)
+        kept = (nearest & ~((1 << bits) - 1)).view(torch.float32)
+        return torch.where(torch.isfinite(tensor), kept, tensor)
+
+    return rounded
+
+
+def _in_fp32(value: Any) -> Any:
+    """An argument, FP32 in place of a half dtype. Asking a tensor whether it equals a dtype took half of each run."""
+    return torch.float32 if isinstance(value, torch.dtype) and value in _HALVES else value
+
+
+class Emulation(Interpreter):
+    """Runs a whole program (`models.program.runnable`, prepared) as its plan's half program would.
+
+    ``tap`` sees every floating result, by the node's qualified name. Outputs are FP32 where they are half.
+    ``opened``: attention in half rounds as the several nodes do that an ONNX file has for it.
+    """
+
+    def __init__(
+        self,
+        module: GraphModule,
+        dtypes: Dtypes,
+        rounding: Rounding,
+        tap: Tap | None = None,
+        prefix: str = "",
+        opened: bool = False,
+    ) -> None:
+        super().__init__(module)
+        self._dtypes, self._rounding, self._tap, self._prefix = dtypes, rounding, tap, prefix
+        self._opened = opened
+        self._rounded: dict[Node, Tensor] = {}  # a value that several nodes read in half is rounded once
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self._rounded.clear()
+        return super().run(*args, **kwargs)
+
+    def run_node(self, n: Node) -> Any:
+        if n.op != "call_function":
+            return super().run_node(n)
+        args, kwargs = self._read(n)
+        if isinstance(n.target, HigherOrderOperator):
+            result = ran(n, args, self._prefix, self._run_body)
+        else:
+            result = self._written(n, self._called(n, args, kwargs), args, kwargs)
+        for last in self.user_to_last_uses.get(n, []):
+            self._rounded.pop(last, None)
+        if self._tap is not None:
+            for tensor in tensors_of(result):
+                if tensor.is_floating_point():
+                    self._tap(self._prefix + n.name, tensor)
+        return result
+
+    def _called(self, node: Node, args: Any, kwargs: Any) -> Any:
+        if self._opened and node.target is _ATTENTION and self._dtypes.is_half(self._prefix + node.name):
+            return attention(*args, **kwargs, rounding=self._rounding)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _run_body(self, body: GraphModule, prefix: str, operands: Sequence[Any]) -> Sequence[Any]:
+        inner = Emulation(body, self._dtypes, self._rounding, self._tap, prefix, self._opened)
+        return inner.run(*operands)
+
+    def _read(self, node: Node) -> tuple[Any, Any]:
+        """A node's arguments: rounded where it reads half, and FP32 in place of a half dtype argument."""
+        name = self._prefix + node.name
+        reads = self._dtypes.reads.get(name, {})
+        gives_half = self._dtypes.is_half(name) and not isinstance(node.target, HigherOrderOperator)
+        compares = self._dtypes.out.get(name) == (torch.bool,) and self._dtypes.half in reads.values()
+
+        def load(source: Node) -> Any:
+            value = self.env[source]
+            if not isinstance(value, Tensor) or value.dtype != torch.float32:
+                return value
+            known = self._prefix + source.name
+            if self._dtypes.half in self._dtypes.out[known]:
+                return value  # was rounded when it was made
+            # promotion takes a tensor without dimensions in the dtype of the others (so do a GPU's kernels; a
+            # CPU's arithmetic reads it as a scalar in FP32, its comparisons do not)
+            promoted = (compares or gives_half) and value.ndim == 0
+            return self._half(source, value) if promoted or reads.get(known) == self._dtypes.half else value
+
+        args, kwargs = map_arg((node.args, node.kwargs), load)
+        return map_aggregate((args, kwargs), _in_fp32)
+
+    def _half(self, source: Node, value: Tensor) -> Tensor:
+        if source not in self._rounded:
+            rounded = self._rounding(value)
+            if IN_RANGE in source.meta:
+                rounded = in_range(value, rounded.to(self._dtypes.half)).float()
+            self._rounded[source] = rounded
+        return self._rounded[source]
+
+    def _written(self, node: Node, result: Any, args: Any, kwargs: Any) -> Any:
+        """A node's result, rounded where it is half; in place, where the op changes its input."""
+        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+            self._round_in_place(node, args, kwargs)
+            self._rounded.clear()
+            return result
+        if not self._dtypes.is_half(self._prefix + node.name):
+            return result
+        halves = {t.untyped_storage()._cdata for t in self._half_inputs(node, args, kwargs)}
+        out = iter(self._dtypes.out[self._prefix + node.name])
+
+        def rounded(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            half = next(out) == self._dtypes.half and value.dtype == torch.float32
+            return self._rounding(value) if half and value.untyped_storage()._cdata not in halves else value
+
+        return map_aggregate(result, rounded)
+
+    def _half_inputs(self, node: Node, args: Any, kwargs: Any) -> Iterator[Tensor]:
+        """Arguments that hold rounded numbers already: a view of them is rounded too."""
+        reads = self._dtypes.reads.get(self._prefix + node.name, {})
+        if any(dtype == torch.float32 for dtype in reads.values()):
+            return iter(())
+        return tensors_of((args, kwargs))
+
+    def _round_in_place(self, node: Node, args: Any, kwargs: Any) -> None:
+        assert isinstance(node.target, OpOverload)
+        for position, argument in enumerate(node.target._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            source = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            if isinstance(source, Node) and self._dtypes.is_half(self._prefix + source.name):
+                value.copy_(self._rounding(value))

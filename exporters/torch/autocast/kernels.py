@@ -1,0 +1,184 @@
+"""Which ops of a plan have no half kernel on the device that will run them: they stay FP32.
+
+Found by trying: each kind of op that would get half tensors runs once on the device, on the smallest tensors that the
+program gives it. An op that fails in half and works in FP32 has no half kernel there.
+"""
+
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.node import map_aggregate
+
+from ...graph.actions import Action, Kept
+from ...policy.classes import Trait, has
+from .bodies import typed
+from .dtypes import Dtypes, tensors_of
+from .plan import PrecisionPlan
+from .rewrite import Autocast
+
+_Kind = tuple[OpOverload, tuple[torch.dtype, ...], tuple[str, ...], str]
+_known: dict[_Kind, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A node's call as the plan has it, on fake tensors."""
+
+    node: str
+    op: OpOverload
+    args: Any
+    kwargs: Any
+
+    def kind(self, device: torch.device) -> _Kind:
+        """Calls of one kind take the same kernel: op, dtypes and modes are equal."""
+        words: list[str] = []
+        map_aggregate((self.args, self.kwargs), lambda v: words.append(v) if isinstance(v, str) else None)
+        dtypes = tuple(tensor.dtype for tensor in tensors_of((self.args, self.kwargs)))
+        return self.op, dtypes, tuple(words), device.type
+
+    @property
+    def op_name(self) -> str:
+        return self.op._schema.name.removeprefix("aten::")
+
+    def size(self) -> int:
+        return sum(tensor.numel() for tensor in tensors_of((self.args, self.kwargs)))
+
+
+def keep_without_kernel(
+    module: GraphModule,
+    plan: PrecisionPlan,
+    example: Sequence[Tensor],
+    device: torch.device,
+    onnx: bool = False,
+) -> PrecisionPlan:
+    """The plan with every op in FP32 that has no half kernel on ``device``; with ``onnx``, in ONNX Runtime either.
+
+    ``module`` is the prepared whole, ``example`` one tensor per input. Call it before any other use of a plan: the
+    dtypes of some ops without a kernel cannot be inferred. An FP32 result instead of a half one may lead to calls of
+    another kind, so it is repeated until nothing changes.
+    """
+    while True:
+        found = _recorded(module, plan, example)
+        kinds: dict[_Kind, list[_Call]] = {}
+        for call in found.calls.values():
+            kinds.setdefault(call.kind(device), []).append(call)
+        kept = []
+        for kind, alike in kinds.items():
+            fault = found.faults.get(alike[0].node) or _fault(kind, min(alike, key=_Call.size), device)
+            kept += [
+                Kept(c.node, c.op_name, f"no half kernel on {device.type}", fault) for c in alike if fault
+            ]
+        if onnx:
+            kept += [
+                Kept(c.node, c.op_name, "no half kernel in ONNX Runtime", "it refuses a Scatter that reduces")
+                for c in found.calls.values()
+                if _scatters_and_reduces(c) and all(c.node != other.node for other in kept)
+            ]
+        if not kept:
+            return plan
+        plan = plan.keeping(kept)
+
+
+@dataclass(slots=True)
+class _Found:
+    """The calls that get half tensors, and those that fail although nothing is computed."""
+
+    calls: dict[str, _Call] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+
+
+def _recorded(module: GraphModule, plan: PrecisionPlan, example: Sequence[Tensor]) -> _Found:
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    given = [mode.from_tensor(tensor, static_shapes=True) for tensor in example]
+    found = _Found()
+    # torch prints each failure, which is expected here.
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    silent, log.disabled = log.disabled, True
+    try:
+        with mode, torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _Recorder(module, plan, found).run(*given)
+    finally:
+        log.disabled = silent
+    return found
+
+
+class _Recorder(Autocast):
+    """Carries a plan out on fake tensors and notes every call, but those that change their input: no plan can
+    cast for them."""
+
+    def __init__(self, module: GraphModule, plan: PrecisionPlan, found: _Found, prefix: str = "") -> None:
+        super().__init__(module, plan, Dtypes(plan.dtype), prefix)
+        self._found = found
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return super().call_function(target, args, kwargs)
+        except (RuntimeError, NotImplementedError) as error:
+            name = self._prefix + self._node.name
+            if name not in self._found.calls:
+                raise
+            self._found.faults[name] = _first_line(error)
+            args, kwargs = super().prepared(Action.FP32, target, args, kwargs)
+            return target(*args, **kwargs)
+
+    def prepared(self, action: Action, target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        args, kwargs = super().prepared(action, target, args, kwargs)
+        name = self._prefix + self._node.name
+        half = any(tensor.dtype == self._plan.dtype for tensor in tensors_of((args, kwargs)))
+        if half and name in self._plan.actions and not target._schema.is_mutable:
+            self._found.calls[name] = _Call(name, target, args, kwargs)
+        return args, kwargs
+
+    def _control_flow(self, node: Node, target: Any, args: Sequence[Any]) -> Any:
+        def body(inner: GraphModule, prefix: str, operands: Sequence[Any]) -> Sequence[Any]:
+            return _Recorder(inner, self._plan, self._found, prefix).run(*operands)
+
+        return typed(node, args, self._prefix, body)
+
+
+def _scatters_and_reduces(call: _Call) -> bool:
+    """As ONNX it is a Scatter that reduces, which ONNX Runtime refuses in half, but only when it runs."""
+    name = call.op_name.removesuffix("_")
+    if not has(name, Trait.SCATTERS):
+        return False
+    if name in ("index_put", "put"):
+        return bool(call.kwargs.get("accumulate", call.args[3] if len(call.args) > 3 else False))
+    return name != "scatter" or "reduce" in call.op._overloadname
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _fault(kind: _Kind, call: _Call, device: torch.device) -> str:
+    """The device's own message why it cannot run the call in half; None where it can."""
+    if kind not in _known:
+        fault = _raised(call, device, None)
+        _known[kind] = fault if fault and not _raised(call, device, torch.float32) else ""
+    return _known[kind]
+
+
+def _raised(call: _Call, device: torch.device, instead: torch.dtype | None) -> str:
+    def real(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        wide = instead if value.dtype in (torch.float16, torch.bfloat16) else None
+        make = torch.ones if value.is_floating_point() else torch.zeros  # a zero is a good index
+        return make(value.shape, dtype=wide or value.dtype, device=device)
+
+    try:
+        with torch.no_grad():
+            call.op(*map_aggregate(call.args, real), **map_aggregate(call.kwargs, real))
+    except (RuntimeError, NotImplementedError) as error:
+        return _first_line(error)
+    return ""

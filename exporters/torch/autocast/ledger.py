@@ -1,0 +1,97 @@
+"""The weights of a captured program that are read in half: the error of rounding each, and which stay FP32.
+
+A weight over budget (`exporters/policy/weights.py`) is read in FP32 by every node, and the plan says why.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from ....models.program import duplicate, walk
+from ...graph.actions import Action, Kept
+from ...policy.weights import IN_RANGE, Entry, measure
+from .dtypes import Dtypes, Typing
+from .folding import attribute, fold_constants
+from .operands import numbers, readers
+from .plan import PrecisionPlan, foldable, is_mutable, op_name
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """``doubts``: node → the reason why a rule would keep it, had no search been asked for."""
+
+    entries: tuple[Entry, ...]
+    doubts: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [entry.to_json() for entry in self.entries]
+
+
+def weigh(
+    module: GraphModule, plan: PrecisionPlan, example: Sequence[Tensor], searched: bool = False
+) -> tuple[Ledger, PrecisionPlan]:
+    """The ledger of all weights and numbers that are read in half, and the plan with the readers of unfit ones in FP32.
+
+    ``module`` is the prepared whole and is not changed; ``example`` has one tensor per input. A value that depends on
+    weights alone and is computed at conversion (a transposed weight) has its node's name. ``searched``: a search
+    decides about the readers of those that half would not make infinite (`Ledger.doubts`).
+    """
+    graph = fold_constants(duplicate(module), lambda node: foldable(plan, node))
+    dtypes, nodes = Typing(graph, example).under(plan), dict(walk(graph))
+    entries: dict[str, Entry] = {}
+    kept: dict[str, Kept] = {}
+    doubts: dict[str, str] = {}
+    wide: dict[str, Action] = {}
+    guards = {str(node.target) for node in module.graph.nodes if IN_RANGE in node.meta}
+    for name, entry in _read_in_half(module, graph, dtypes, plan.dtype):
+        entries[entry.weight] = entry
+        if not entry.over_budget or name not in plan.actions or is_mutable(nodes[name]):
+            continue
+        if not entry.keeps_its_readers(searched) or entry.weight in guards:
+            doubts[name] = entry.reason
+        elif plan.actions[name] is Action.INPUT and plan.precision.level == "O1":
+            wide[name] = Action.FP32
+        else:
+            kept[name] = Kept(name, op_name(nodes[name]), entry.reason, entry.evidence)
+    plan = replace(plan, actions={**plan.actions, **wide})
+    return Ledger(tuple(entries.values()), doubts), plan.keeping(list(kept.values()))
+
+
+def _read_in_half(
+    module: GraphModule, graph: GraphModule, dtypes: Dtypes, half: torch.dtype
+) -> Iterator[tuple[str, Entry]]:
+    """Each node that reads a constant in half, with the constant's entry. ``graph``: the module, folded."""
+    for node in graph.graph.nodes:
+        weight = attribute(graph, str(node.target)) if node.op == "get_attr" else None
+        if isinstance(weight, Tensor) and weight.dtype == torch.float32:
+            promoted = weight.ndim == 0  # read in the dtype of the other operands
+            read = [
+                name
+                for name, dtype in readers(node, "", dtypes)
+                if dtype == half or (promoted and dtypes.is_half(name))
+            ]
+            entry = measure(_origin(module, str(node.target)), weight, half) if read else None
+            yield from ((name, entry) for name in read if entry is not None)
+    for name, node in walk(graph):
+        if dtypes.touches_half(name):
+            for number in numbers(node):
+                entry = measure(f"{number:g} ({name})", torch.tensor(number), half)
+                if entry.over_budget:  # the report lists only numbers that half cannot hold
+                    yield name, entry
+
+
+def _origin(module: GraphModule, weight: str) -> str:
+    """A weight's name; for a value computed from weights alone, their names and the op's."""
+    made = {f"folded_{node.name}": node for node in module.graph.nodes}.get(weight)
+    if made is None:
+        return weight
+    leaves, stack = set[str](), [made]
+    while stack:
+        node = stack.pop()
+        stack += node.all_input_nodes
+        leaves |= {str(node.target)} if node.op == "get_attr" else set()
+    return f"{', '.join(sorted(leaves))} ({made.name})"

@@ -1,0 +1,253 @@
+"""Casts where they move the fewest bytes: type-transparent nodes go to the cheaper side of a minimum cut.
+
+Every node that computes keeps the precision that its plan gives it; a view, a concatenation or a ReLU between two such
+nodes may run in either (`transparent.py`). No result changes: a value that reaches an FP32 reader unrounded stays
+unrounded, a value that is rounded stays rounded, and every node that computes reads the same dtypes with the same
+strides, so that the same kernels run.
+"""
+
+import operator
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_aggregate
+
+from ...graph.actions import Action
+from ...graph.mincut import Flow
+from .dtypes import Dtypes, Typer, Typing, cast_to, tensors_of
+from .folding import _aliased
+from .plan import PrecisionPlan
+from .reading import read_as
+from .transparent import distinguishes_signs_of_zero, is_transparent
+
+_BY_SIDE = {True: Action.HALF, False: Action.FP32}
+_FOLLOWS = (Action.INPUT, Action.WIDEST)
+_STEERED = (Action.HALF, Action.FP32, Action.FP32_BACK)
+_CASTS = (torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default)
+Layouts = dict[str, list[tuple[torch.dtype, tuple[int, ...]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The plan with explicit actions where casts moved, and the bytes that casts read and write per run.
+
+    ``moved``: the nodes that run on the other side now. Bytes are those at the example's sizes; casts of weights do not
+    count, for they are done at conversion.
+    """
+
+    plan: PrecisionPlan
+    bytes_before: int
+    bytes_after: int
+    moved: tuple[str, ...]
+
+
+def place(
+    module: GraphModule, plan: PrecisionPlan, example: Sequence[Tensor], outputs: Sequence[torch.dtype]
+) -> Placed:
+    """Move the type-transparent nodes of ``module`` (prepared, FP32) to where the fewest bytes are cast.
+
+    ``example``: one tensor per input; its sizes are those that count. ``outputs``: the dtypes in which the
+    answers are given. Bodies of control flow stay as they are.
+    """
+    flow = read_flow(module, plan, Typing(module, example).under(plan), outputs)
+    wanted, free, before = _layouts(module, plan, example), flow.movable(), flow.cast_bytes(flow.sides)
+    while free:
+        sides = flow.cut(free)
+        moved = [name for name in free if sides[name] != flow.sides[name]]
+        actions = _actions(flow, plan, sides)
+        followers = frozenset(name for name in actions if plan.actions[name] in _FOLLOWS)
+        placed = replace(plan, actions={**plan.actions, **actions}, placed=followers)
+        culprits = _culprits(flow, moved, wanted, _layouts(module, placed, example)) if moved else set()
+        if moved and not culprits:
+            return Placed(placed, before, flow.cast_bytes(sides), tuple(moved))
+        free = [name for name in free if name not in culprits] if moved else []
+    return Placed(plan, before, before, ())
+
+
+def _actions(flow: Flow, plan: PrecisionPlan, sides: Mapping[str, bool]) -> dict[str, Action]:
+    """Explicit actions for nodes that moved, and for those that would follow a source that moved."""
+    changed = {name for name, side in sides.items() if side != flow.sides[name]}
+    return {
+        name: _BY_SIDE[flow.reads[name] if name in flow.reads else sides[name]]
+        for name, sources in flow.sources.items()
+        if name in plan.actions
+        and (name in changed or (plan.actions[name] in _FOLLOWS and not changed.isdisjoint(sources)))
+    }
+
+
+def read_flow(
+    module: GraphModule, plan: PrecisionPlan, dtypes: Dtypes, outputs: Sequence[torch.dtype]
+) -> Flow:
+    """The flow of a graph under a plan. The sources of an op that cannot be given a dtype are not free."""
+    return _Reading(module, plan, dtypes).flow(outputs)
+
+
+class _Reading:
+    """Reads a graph once; all names are of nodes in the outer graph."""
+
+    def __init__(self, module: GraphModule, plan: PrecisionPlan, dtypes: Dtypes) -> None:
+        self._nodes: dict[str, Node] = {node.name: node for node in module.graph.nodes}
+        self._plan, self._dtypes, self._pair = plan, dtypes, (dtypes.half, torch.float32)
+        self._constants = _constants(self._nodes)
+        self._written = _sharing_written_memory(self._nodes)
+        self._signs = distinguishes_signs_of_zero(module.graph)
+
+    def flow(self, outputs: Sequence[torch.dtype]) -> Flow:
+        flow = Flow()
+        readers = {
+            name: node for name, node in self._nodes.items() if self._reads(name) and _sees_values(node)
+        }
+        steered = {name for name in readers if self._is_steered(name)}
+        fixed = {self._root(s) for name in readers if name not in steered for s in self._reads(name)}
+        for name, node in self._nodes.items():
+            self._add_value(flow, name)
+            if name in steered:
+                flow.sources[name] = list(self._reads(name))
+                if name not in fixed and self._is_free(name):
+                    flow.transparent[name] = 0 if _aliased(node, written=False) else self._dtypes.numel[name]
+                else:
+                    flow.reads[name] = self._dtypes.half in self._reads(name).values()
+            elif self._root(name) in flow.transparent:
+                flow.tied[name] = self._root(name)
+        answers = next(node for node in self._nodes.values() if node.op == "output").args[0]
+        for answer, dtype in zip(answers, outputs, strict=True):  # type: ignore[arg-type]
+            if isinstance(answer, Node) and answer.name in flow.sides and dtype in self._pair:
+                reader = f"output {len(flow.sources)}"
+                flow.sources[reader], flow.reads[reader] = [answer.name], dtype == self._dtypes.half
+        return flow
+
+    def _add_value(self, flow: Flow, name: str) -> None:
+        given = self._given(name)
+        if len(given) != 1 or not given < set(self._pair):
+            return
+        flow.sides[name] = given == {self._dtypes.half}
+        widened = self._nodes[name].target in _CASTS and self._dtypes.half in self._reads(name).values()
+        # The way back of a cast is known, and weights are cast ahead.
+        free = widened or name in self._constants
+        flow.numel[name] = 0 if free else self._dtypes.numel[name]
+        if widened:
+            flow.rounded.add(name)
+
+    def _reads(self, name: str) -> dict[str, torch.dtype]:
+        """Source → half or FP32, as the node reads it; other dtypes never take part."""
+        if self._nodes[name].op == "output":
+            return {}
+        return {source: d for source, d in self._dtypes.reads.get(name, {}).items() if d in self._pair}
+
+    def _given(self, name: str) -> set[torch.dtype]:
+        return {dtype for dtype in self._dtypes.out.get(name, ()) if dtype.is_floating_point}
+
+    def _root(self, name: str) -> str:
+        node = self._nodes[name]
+        return node.args[0].name if node.target is operator.getitem else name  # type: ignore[union-attr]
+
+    def _is_steered(self, name: str) -> bool:
+        """Whether an explicit action can say, or says, in what dtype the node reads all of its inputs."""
+        action, target = self._plan.actions.get(name), self._nodes[name].target
+        if action in _STEERED:
+            return True
+        mutable = isinstance(target, OpOverload) and target._schema.is_mutable
+        return (
+            action in _FOLLOWS
+            and len(set(self._reads(name).values())) == 1
+            and not mutable
+            and name not in self._written
+        )
+
+    def _is_free(self, name: str) -> bool:
+        plan = self._plan
+        asked = name in plan.islands or any(kept.node == name for kept in plan.kept)
+        untouchable = asked or name in self._constants or name in self._written
+        return (
+            not untouchable
+            and plan.actions[name] is not Action.FP32_BACK
+            and self._given(name) == set(self._reads(name).values())
+            and is_transparent(self._nodes[name], self._dtypes.half, self._signs)
+        )
+
+
+def _sees_values(node: Node) -> bool:
+    """Whether the result of a node depends on the numbers in its inputs, and not only on their shapes."""
+    return not (isinstance(node.target, OpOverload) and node.target._schema.name.startswith("aten::sym_"))
+
+
+def _constants(nodes: Mapping[str, Node]) -> set[str]:
+    """Weights and values made of weights alone: they are cast at conversion, at no cost."""
+    found: set[str] = set()
+    for name, node in nodes.items():
+        parents = node.all_input_nodes
+        if node.op == "get_attr" or (parents and all(parent.name in found for parent in parents)):
+            found.add(name)
+    return found
+
+
+def _sharing_written_memory(nodes: Mapping[str, Node]) -> set[str]:
+    """Nodes whose memory some node writes to, directly or through a view."""
+    adjacent: dict[str, set[str]] = {name: set() for name in nodes}
+    for name, node in nodes.items():
+        for source in _aliased(node, written=False):
+            adjacent[name].add(source.name)
+            adjacent[source.name].add(name)
+    stack = [source.name for node in nodes.values() for source in _aliased(node, written=True)]
+    found: set[str] = set()
+    while stack:
+        if (name := stack.pop()) not in found:
+            found.add(name)
+            stack.extend(adjacent[name])
+    return found
+
+
+class _Layouts(Typer):
+    """Also writes down the dtype and the strides in which each node reads its tensors."""
+
+    def __init__(self, module: GraphModule, plan: PrecisionPlan) -> None:
+        super().__init__(module, plan, {}, Dtypes(plan.dtype), "")
+        self.seen: Layouts = {}
+
+    def _step(self, node: Node, action: Action, args: Any, kwargs: Any) -> Any:
+        floats = [tensor.dtype for tensor in tensors_of((args, kwargs)) if tensor.is_floating_point()]
+        dtype = read_as(action, floats, self._plan.dtype)
+        self._see(node, map_aggregate((args, kwargs), lambda value: cast_to(value, dtype)))
+        return super()._step(node, action, args, kwargs)
+
+    def _control_flow(self, node: Node) -> Any:
+        self._see(node, self.fetch_args_kwargs_from_env(node))
+        return super()._control_flow(node)
+
+    def _see(self, node: Node, values: Any) -> None:
+        self.seen[node.name] = [(tensor.dtype, tensor.stride()) for tensor in tensors_of(values)]
+
+
+def _layouts(module: GraphModule, plan: PrecisionPlan, example: Sequence[Tensor]) -> Layouts | None:
+    """Node → dtype and strides of its inputs; None where some op refuses the strides that it would get."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    layouts = _Layouts(module, plan)
+    with mode, torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            layouts.run(*[mode.from_tensor(tensor, static_shapes=True) for tensor in example])
+        except RuntimeError:
+            return None
+    return layouts.seen
+
+
+def _culprits(flow: Flow, moved: Sequence[str], wanted: Layouts | None, found: Layouts | None) -> set[str]:
+    """Moved nodes that must not move: those that the first node with another input layout depends on."""
+    if wanted is None or found is None:
+        return set(moved)
+    first = next((n for n, seen in found.items() if n not in flow.transparent and seen != wanted[n]), None)
+    if first is None:
+        return set()
+    behind, stack = set[str](), [flow.root(source) for source in flow.sources.get(first, moved)]
+    while stack:
+        if (name := stack.pop()) in flow.transparent and name not in behind:
+            behind.add(name)
+            stack.extend(flow.root(source) for source in flow.sources[name])
+    return behind & set(moved) or set(moved)

@@ -1,0 +1,100 @@
+"""One node of a program replaced by the nodes that do its work, without tracing the program again."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.node import map_arg
+
+from ....models.program import walk
+from .folding import attribute
+
+Work = Callable[[Any, Any], Any]  # (args, kwargs) → the node's result
+
+_INHERITED = ("nn_module_stack", "stack_trace", "source_fn_stack", "custom")
+
+
+def fake_mode(module: GraphModule) -> FakeTensorMode:
+    """The fake mode in which the program was captured: its free sizes are symbols there."""
+    for _, node in walk(module):
+        if isinstance(value := node.meta.get("val"), FakeTensor):
+            return value.fake_mode
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def traced(node: Node, owner: GraphModule, work: Work, mode: FakeTensorMode) -> GraphModule | None:
+    """``work`` on the node's arguments, traced as a graph; its inputs are ``node.all_input_nodes`` in their order.
+
+    None where the value of some input is not known (a node without ``meta["val"]``).
+    """
+    sources = node.all_input_nodes
+    values = [_value(source, owner, mode) for source in sources]
+    if any(value is None for value in values):
+        return None
+
+    def run(*given: Any) -> Any:
+        known = dict(zip(sources, given, strict=True))
+        return work(*(map_arg(part, known.__getitem__) for part in (node.args, node.kwargs)))
+
+    allowed, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            inner = make_fx(run, tracing_mode="real", pre_dispatch=True)(*values)
+    finally:
+        mode.allow_non_fake_inputs = allowed
+    inner.graph.eliminate_dead_code()
+    return inner
+
+
+def put_in_place(node: Node, inner: GraphModule, owner: GraphModule) -> list[Node]:
+    """Replace ``node`` by the nodes of ``inner`` (`traced`), which are given back."""
+    made: dict[Node, Any] = {}
+    sources = iter(node.all_input_nodes)
+    with node.graph.inserting_before(node):
+        for one in inner.graph.nodes:
+            if one.op == "placeholder":
+                made[one] = next(sources)
+            elif one.op == "get_attr":
+                name = f"{node.name}_{one.name}"
+                owner.register_buffer(name, attribute(inner, str(one.target)))
+                made[one] = node.graph.get_attr(name)
+            elif one.op == "call_function":
+                made[one] = _copied(one, node, made)
+    (result,) = inner.graph.output_node().args
+    _use_instead(node, map_arg(result, made.__getitem__))
+    return [made[one] for one in inner.graph.nodes if one.op == "call_function"]
+
+
+def _value(node: Node, owner: GraphModule, mode: FakeTensorMode) -> Any:
+    """The node's result as a fake tensor or a symbolic size."""
+    if (value := node.meta.get("val")) is not None:
+        return value
+    if node.op == "get_attr" and isinstance(weight := attribute(owner, str(node.target)), Tensor):
+        return mode.from_tensor(weight.detach(), static_shapes=True)
+    return None
+
+
+def _copied(one: Node, node: Node, made: dict[Node, Any]) -> Node:
+    args: Any = map_arg(one.args, made.__getitem__)
+    kwargs: Any = map_arg(one.kwargs, made.__getitem__)
+    copied = node.graph.create_node(one.op, one.target, args, kwargs, name=f"{node.name}_{one.name}")
+    copied.meta = {key: node.meta[key] for key in _INHERITED if key in node.meta}
+    copied.meta["val"] = one.meta.get("val")
+    return copied
+
+
+def _use_instead(node: Node, result: Any) -> None:
+    if isinstance(result, Node):
+        node.replace_all_uses_with(result)
+    else:  # an op that gives several tensors: its users take them one by one
+        for user in list(node.users):
+            user.replace_all_uses_with(result[user.args[1]])
+            node.graph.erase_node(user)
+    node.graph.erase_node(node)

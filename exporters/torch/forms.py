@@ -1,0 +1,207 @@
+"""The forms of a captured program: the half program itself (torch), and the ONNX file written from it."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...models.archive.archive import save_program
+from ...models.engines.arrays import to_torch
+from ...models.engines.cpu.setup import PACKED, CpuSetup
+from ...models.engines.onnx_engine import OnnxEngine
+from ...models.engines.torch_engine import TorchEngine
+from ...models.errors import HalfevenError
+from ...models.program import runnable
+from ...models.store import Draft
+from ..gate.verdict import ParityReport
+from ..graph.backend import Traffic
+from ..inputs.samples import Samples
+from ..maker import Made, Notify
+from ..onnx.reading.bounded_file import read_model
+from ..onnx.stored import half_storage
+from ..plan.findings import findings, with_diagnosis
+from ..plan.planner import Planner
+from ..prove import (
+    Answers,
+    ReferenceRun,
+    Taken,
+    answers_of,
+    ask_reference,
+    check_whole_form,
+    take,
+    ties_of,
+)
+from ..search.delta_debugging import NOT_ASKED
+from ..subject import Subject
+from .autocast.rewrite import HalfProgram
+from .autocast.traffic import cast_map, saved_bytes
+from .onnx_form.export import remove_onnx, write_onnx
+from .program_graph import ProgramGraph, exact_answers, program_graph
+from .program_operations import program_operations
+
+CPU = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class ProgramForms:
+    """Makes the forms of an exported program (`maker.Maker`)."""
+
+    subject: Subject
+    planner: Planner[ProgramGraph] | None = None
+    settled: ProgramGraph = field(init=False)
+    half: HalfProgram = field(init=False)
+    _whole: Answers | None = None
+    _row_operations: int | None = None
+
+    @property
+    def row_operations(self) -> int:
+        if self._row_operations is None:
+            subject = self.subject
+            _, row = next(subject.samples.batches(1 if subject.spec.batched else 0))
+            tensors = [to_torch(row[tensor.name]) for tensor in subject.spec.inputs]
+            self._row_operations = program_operations(runnable(subject.exported), tensors).of(row)
+        return self._row_operations
+
+    def whole(self) -> Answers:
+        if self._whole is None:
+            spec = self.subject.spec
+            engine = TorchEngine(self.subject.exported, "fp32", CPU, spec=spec)
+            self._whole = answers_of(spec, engine)
+        return self._whole
+
+    def reference_run(self, judging: Samples) -> ReferenceRun:
+        subject = self.subject
+        tie_tolerance = ties_of(runnable(subject.exported), subject.spec, subject.precision.dtype, judging)
+        exact = exact_answers(runnable(subject.exported), subject.spec)
+        return ask_reference(subject.spec, judging, self.whole(), tie_tolerance, self.row_operations, exact)
+
+    def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
+        subject = self.subject
+        if self.planner is None:
+            notify("profiling")
+            graph = program_graph(subject, planning, _example(subject))
+            self.planner = Planner(graph, planning, subject.search)
+        if not self.planner.settle(share, notify):
+            return False
+        notify("rewriting")
+        plan = self.planner.plan
+        self.settled = plan.graph.settled(plan.searched)
+        self.half = self.settled.written(subject.exported)
+        return True
+
+    def nearest(self, notify: Notify) -> str:
+        return self.planner.nearest(notify) if self.planner else ""
+
+    def write(self, draft: Draft) -> None:
+        folder, program = draft.folder, self.subject.exported
+        save_file(_untied(program.state_dict), folder / "weights.safetensors")
+        save_program(program, folder / "whole.pt2", weights=False)
+
+    def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
+        half = self.half.half_nodes > 0
+        if name == "torch":
+            return self._half_torch(draft, reference_run) if half else Made("whole.pt2", self.whole())
+        self._write_whole_onnx(draft, reference_run)
+        if half:
+            return self._half_onnx(draft, reference_run)
+        return Made("whole.onnx", self._onnx(draft.folder / "whole.onnx", "fp32"))
+
+    def storage(self) -> Answers:
+        """The half program in true half kernels."""
+        spec, dtype = self.subject.spec, self.subject.precision.dtype
+        return answers_of(spec, TorchEngine(self.half.program, dtype, CPU, spec=spec))
+
+    def facts(self) -> dict[str, Any]:
+        half = self.half
+        return {
+            "nodes": half.nodes,
+            "half_nodes": half.half_nodes,
+            "fp32_by_policy": half.plan.fp32_by_policy,
+            "kept": [kept.to_json() for kept in half.plan.kept],
+            "casts": half.casts,
+            "bytes": half.bytes,
+            "bytes_fp32": half.bytes_fp32,
+            "search": self.planner.search if self.planner else NOT_ASKED,
+        }
+
+    def plan_json(self) -> dict[str, Any]:
+        return self.half.plan.to_json(self.settled.module)
+
+    def findings(self, reference_run: ReferenceRun) -> dict[str, Any]:
+        assert self.planner is not None
+        program = self.half.program
+        traffic = Traffic(cast_map(program), self.settled.bytes_before, saved_bytes(program))
+        return findings(self.settled, self.planner.plan.found, traffic)
+
+    def diagnosed(self, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
+        return with_diagnosis(self.settled, report, reference_run)
+
+    def _half_torch(self, draft: Draft, reference_run: ReferenceRun) -> Made:
+        save_program(self.half.program, draft.folder / "half.pt2", weights=True)
+        serves = self.storage()
+        taken = take(reference_run, serves, self.settled.half())
+        return Made("half.pt2", serves, [taken, *self._taken_packed(reference_run)])
+
+    def _taken_packed(self, reference_run: ReferenceRun) -> list[Taken]:
+        """The answers with packed kernels, where a server may choose them for a half that this processor multiplies
+        itself: every way in which the half may serve is judged."""
+        engine = TorchEngine(self.half.program, self.subject.precision.dtype, CPU, CpuSetup(passes=PACKED))
+        if self.subject.precision.dtype != "bf16" or not engine.setup.passes:
+            return []
+        return [take(reference_run, answers_of(self.subject.spec, engine))]
+
+    def _write_whole_onnx(self, draft: Draft, reference_run: ReferenceRun) -> None:
+        """Write the whole as ONNX and compare it with the program, so that a fault of the exporter does not count as
+        half's.
+
+        Raises ExportFailed where the answers differ; no file is left then. Otherwise the file stays and may serve, also
+        where the half is refused.
+        """
+        path, spec = draft.folder / "whole.onnx", self.subject.spec
+        if not path.exists():
+            write_onnx(self.subject.exported, spec, path, {"model": spec.name, "precision": "fp32"})
+            try:
+                engine = OnnxEngine(path, "fp32", CPU, CpuSetup(torch.get_num_threads()), packed=False)
+                check_whole_form(reference_run, answers_of(spec, engine))
+            except HalfevenError:
+                remove_onnx(path)
+                raise
+
+    def _half_onnx(self, draft: Draft, reference_run: ReferenceRun) -> Made:
+        spec, asked, path = self.subject.spec, self.subject.precision, draft.folder / "half.onnx"
+        kept = ",".join(kept.node for kept in self.half.plan.kept)
+        about = {"model": spec.name, "precision": asked.dtype, "level": asked.level, "kept": kept}
+        write_onnx(self.half.program, spec, path, about)
+        serves = self._onnx(path, asked.dtype)
+        # ONNX Runtime computes FP16 chains in FP32 on a CPU: the file is judged with true half storage as well. It has
+        # more nodes than the program where the program's own are composite (attention), and rounds after each.
+        storage = half_storage(read_model(path, draft.folder))
+        return Made("half.onnx", serves, [take(reference_run, storage), take(reference_run, serves)])
+
+    def _onnx(self, path: Path, precision: str) -> Answers:
+        engine = OnnxEngine(path, precision, CPU, CpuSetup(torch.get_num_threads()))
+        return answers_of(self.subject.spec, engine)
+
+
+def _example(subject: Subject) -> list[Tensor]:
+    """A batch to trace with: of at least 2 where the batch is free."""
+    spec = subject.spec
+    rows = min(3, max(1, spec.max_batch_size)) if spec.batched else 0
+    _, arrays = next(iter(subject.samples.batches(rows, 1)))
+    return [to_torch(arrays[tensor.name]) for tensor in spec.inputs]
+
+
+def _untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """safetensors refuses names that share memory; each is written whole, and the program ties them again."""
+    shared = Counter(tensor.untyped_storage()._cdata for tensor in state.values())
+    return {
+        name: tensor.detach().clone()
+        if shared[tensor.untyped_storage()._cdata] > 1
+        else tensor.detach().contiguous()
+        for name, tensor in state.items()
+    }

@@ -1,0 +1,1 @@
+"""A captured program as an ONNX file: written, named, folded, checked."""

@@ -1,0 +1,231 @@
+"""A captured program (torch.fx) as the planner sees it (`graph.backend.Graph`)."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from ...models.engines.arrays import to_numpy, to_torch
+from ...models.package import Precision
+from ...models.program import duplicate, runnable, walk
+from ...models.spec import ModelSpec
+from ..graph.actions import Kept
+from ..graph.backend import Candidate, GraphNode, Observe
+from ..inputs.planning import executions, few
+from ..inputs.samples import Samples
+from ..operations import Operations
+from ..prove import Answers, Arrays, TieTolerance, emulated, ties_of
+from ..ranges.guards import lift_guards
+from ..ranges.profile import Profile, profile
+from ..ranges.repairs import Repair, apply
+from ..ranges.repairs import candidates as repairable
+from ..ranges.sentinels import rewrite_sentinels
+from ..search.candidates import candidates
+from ..subject import Subject
+from .autocast.composites import open_composites
+from .autocast.dtypes import Typing
+from .autocast.emulation import Emulation, half_rounding, mantissa_rounding
+from .autocast.in_double import InDouble
+from .autocast.kernels import keep_without_kernel
+from .autocast.ledger import Ledger, weigh
+from .autocast.placement import place
+from .autocast.plan import PrecisionPlan, make_plan, op_name
+from .autocast.policy import CUDA
+from .autocast.rewrite import HalfProgram, rewrite
+from .program_operations import program_operations
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class ProgramGraph:
+    """``module``: prepared (`models.program.runnable`), repaired or not; ``plan``: by the level's rules.
+
+    ``inputs``: a batch of each, to trace with. ``weighed`` and ``profiled`` are None at O0, which plans nothing.
+    """
+
+    module: GraphModule
+    spec: ModelSpec
+    plan: PrecisionPlan
+    inputs: Sequence[Tensor]
+    onnx: bool = False
+    search: bool = False
+    weighed: Ledger | None = None
+    profiled: Profile | None = None
+    repaired_by: tuple[Repair, ...] = ()
+    masked: tuple[Kept, ...] = ()
+    bytes_before: int = 0
+
+    @property
+    def precision(self) -> Precision:
+        return self.plan.precision
+
+    @property
+    def kept(self) -> Sequence[Kept]:
+        return self.plan.kept
+
+    @property
+    def repairs(self) -> Sequence[Mapping[str, Any]]:
+        return [repair.to_json() for repair in self.repaired_by]
+
+    def operations(self) -> Operations:
+        return program_operations(self.module, self.inputs)
+
+    @cached_property
+    def typing(self) -> Typing:
+        return Typing(self.module, self.inputs)
+
+    @property
+    def example(self) -> Arrays:
+        return {
+            tensor.name: to_numpy(held) for tensor, held in zip(self.spec.inputs, self.inputs, strict=True)
+        }
+
+    def whole(self, observe: Observe | None = None) -> Answers:
+        nothing = make_plan(self.module, replace(self.precision, level="O0", keep=()))
+        return emulated(self.spec, self._emulation(nothing, observe=observe))
+
+    def exact(self) -> Answers:
+        return exact_answers(self.module, self.spec)
+
+    def tie_tolerance(self, samples: Samples) -> TieTolerance | None:
+        return ties_of(self.module, self.spec, self.precision.dtype, samples)
+
+    def candidates(self) -> list[Candidate]:
+        assert self.profiled is not None and self.weighed is not None
+        touches, ruled = self.typing.under(self.plan).touches_half, {kept.node for kept in self.kept}
+        nodes = {
+            name: op_name(node)
+            for name, node in walk(self.module)
+            if name in self.plan.actions and name not in ruled and touches(name) and _may_be_kept(node)
+        }
+        return candidates(self.spec, self.profiled, nodes, self.weighed.doubts)
+
+    def has_half(self, kept: Collection[str] = ()) -> bool:
+        dtypes = self.typing.under(self._keeping(kept))
+        return any(dtypes.is_half(name) for name in dtypes.out)
+
+    def half(
+        self, kept: Collection[str] = (), *, floor: bool = False, observe: Observe | None = None
+    ) -> Answers:
+        return emulated(self.spec, self._emulation(self._keeping(kept), floor, observe))
+
+    def repaired(self) -> "ProgramGraph | None":
+        assert self.profiled is not None
+        proposals = repairable(self.module, self.profiled)
+        if not proposals:
+            return None
+        module = duplicate(self.module)
+        for repair in proposals:
+            apply(module, repair)
+        return _ruled(replace(self, module=module, repaired_by=(*self.repaired_by, *proposals)))
+
+    def nodes(self) -> list[GraphNode]:
+        return nodes_of(self.module)
+
+    def profile(self) -> Mapping[str, Any]:
+        return self.profiled.to_json() if self.profiled else {}
+
+    def weights(self) -> Sequence[Mapping[str, Any]]:
+        return self.weighed.to_json() if self.weighed else []
+
+    def settled(self, kept: Sequence[Kept]) -> "ProgramGraph":
+        if self.precision.level == "O0":
+            return self
+        outputs = [tensor.type.torch for tensor in self.spec.outputs]
+        placed = place(self.module, self.plan.keeping(kept), self.inputs, outputs)
+        return replace(self, plan=placed.plan, bytes_before=placed.bytes_before)
+
+    def written(self, whole: ExportedProgram) -> HalfProgram:
+        return rewrite(whole, self.plan, self.spec, self.inputs, self.module)
+
+    def _keeping(self, names: Collection[str]) -> PrecisionPlan:
+        nodes = dict(walk(self.module))
+        return self.plan.keeping([Kept(name, op_name(nodes[name]), "") for name in names])
+
+    def _emulation(
+        self, plan: PrecisionPlan, floor: bool = False, observe: Observe | None = None
+    ) -> Emulation:
+        rounding = (mantissa_rounding if floor else half_rounding)(self.plan.dtype)
+        return Emulation(self.module, self.typing.under(plan), rounding, observe, opened=self.onnx)
+
+
+def program_graph(subject: Subject, planning: Samples, example: Sequence[Tensor]) -> ProgramGraph:
+    """A subject's program, profiled, with its masks rewritten where that is exact and the level's rules applied."""
+    module, precision = runnable(subject.exported), subject.precision
+    onnx = "onnx" in subject.forms
+    if precision.level == "O0":
+        return ProgramGraph(module, subject.spec, make_plan(module, precision), example, onnx)
+    open_composites(module, CUDA)
+    plan = make_plan(module, precision)
+    if precision.level == "O3":
+        lift_guards(module, plan.dtype)
+    profiled = profile(module, _batches(subject.spec, planning), plan.dtype)
+    masks = rewrite_sentinels(module, profiled)
+    graph = ProgramGraph(
+        module,
+        subject.spec,
+        plan,
+        example,
+        onnx,
+        subject.search,
+        profiled=profiled,
+        repaired_by=masks.repairs,
+        masked=masks.keep,
+    )
+    return _ruled(graph)
+
+
+def _ruled(graph: ProgramGraph) -> ProgramGraph:
+    """The graph with the plan that the rules give its module."""
+    plan = make_plan(graph.module, graph.precision)
+    if graph.masked:
+        touches = graph.typing.under(plan).touches_half
+        plan = plan.keeping([kept for kept in graph.masked if touches(kept.node)])
+    plan = keep_without_kernel(graph.module, plan, graph.inputs, CPU, onnx=graph.onnx)
+    searched = graph.search and graph.precision.level == "O3"
+    weighed, plan = weigh(graph.module, plan, graph.inputs, searched)
+    return replace(graph, plan=plan, weighed=weighed)
+
+
+def _batches(spec: ModelSpec, planning: Samples) -> Iterator[list[Tensor]]:
+    for _, arrays in executions(spec, few(planning)):
+        yield [to_torch(arrays[tensor.name].copy()) for tensor in spec.inputs]
+
+
+def _may_be_kept(node: Node) -> bool:
+    """Whether a node may stay in FP32. A node that writes into its input may not: it would write into the cast copy."""
+    return isinstance(node.target, OpOverload) and not node.target._schema.is_mutable
+
+
+def exact_answers(module: GraphModule, spec: ModelSpec) -> Answers:
+    """A whole program (`models.program.runnable`) in FP64."""
+    return emulated(spec, InDouble(module))
+
+
+def nodes_of(module: GraphModule) -> list[GraphNode]:
+    return list(_nodes(module, "", ()))
+
+
+def _nodes(module: GraphModule, prefix: str, given: tuple[str, ...]) -> Iterator[GraphNode]:
+    """``given``: the nodes that a body's inputs come from."""
+    for node in module.graph.nodes:
+        body = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(body, GraphModule):
+            operands = {prefix + source.name for user in node.users for source in user.all_input_nodes}
+            yield from _nodes(body, f"{prefix}{node.target}.", tuple(sorted(operands)))
+        inputs = tuple(prefix + source.name for source in node.all_input_nodes)
+        yield GraphNode(prefix + node.name, _op(node), given if node.op == "placeholder" else inputs)
+
+
+def _op(node: Node) -> str:
+    schema = getattr(node.target, "_schema", None)
+    if schema:
+        return schema.name.removeprefix("aten::")
+    return getattr(node.target, "__name__", str(node.target))

@@ -1,0 +1,183 @@
+"""A folder with model.onnx on the whole road: converted by the command line, proven, stored, proven again."""
+
+# ruff: noqa: E501  (graphs in their own lines)
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from halfeven.exporters.inputs.samples import load_samples
+from halfeven.exporters.reprove import reprove
+from halfeven.models.engines.load import load_half
+from halfeven.models.store import Store, Version, sha256_of
+from onnx import ModelProto, TensorProto, external_data_helper
+
+from tests.exporters.onnx.onnx_files import element_types, nodes_of, parsed
+from tests.exporters.onnx.traps import f32, normal
+from tests.model_folders import samples_of, tensor, write_folder
+from tests.serve.cli.test_main import run
+
+MLP = "g (float[n,8] x) => (float[n,4] y) { t = Transpose<perm=[1,0]>(w) h = MatMul(x, t) r = Relu(h) y = MatMul(r, v) }"
+
+
+def mlp(text: str = MLP, seed: int = 7, more: str = "") -> ModelProto:
+    random = np.random.default_rng(seed)
+    weights = {"w": normal(random, 16, 8, scale=0.35), "v": normal(random, 16, 4, scale=0.25)}
+    return parsed(text, weights, more=more)
+
+
+def folder_with(path: Path, model: ModelProto, outputs: int = 4, **settings: Any) -> Path:
+    ins, outs = [tensor("x", "FP32", [-1, 8])], [tensor("y", "FP32", [-1, outputs])]
+    samples = samples_of({"x": [8]}, 24)
+    write_folder(
+        path, "", inputs=ins, outputs=outs, samples=samples, source="model.onnx", max_batch_size=8, **settings
+    )
+    (path / "model.py").unlink()
+    onnx.save(model, path / "model.onnx")
+    return path
+
+
+def converted(path: Path, store: Path, *words: object) -> tuple[dict[str, Any], Version]:
+    code, facts, said = run("convert", path, "--store", store, *words)
+    assert code == 0, said
+    return facts, Store(store).version(facts["model"], facts["version"])
+
+
+def test_a_folder_with_an_onnx_file_becomes_a_version_of_onnx_files_alone(tmp_path: Path) -> None:
+    facts, version = converted(folder_with(tmp_path / "mlp", mlp()), tmp_path / "store")
+    assert facts["status"] == "live" and set(facts["forms"]) == {"onnx"}
+    form = facts["forms"]["onnx"]
+    assert (form["nodes"], form["half_nodes"], form["fp32_by_policy"], form["kept"], form["casts"]) == (
+        3,
+        3,
+        0,
+        [],
+        2,
+    )
+    assert form["bytes"] * 2 == form["bytes_fp32"] == 4 * (16 * 8 + 16 * 4)
+    files = {path.name for path in version.folder.iterdir()}
+    assert {"whole.onnx", "half.onnx", "parity.json", "precision.json", "report.html"} <= files
+    assert not any(name.endswith((".pt2", "weights.safetensors")) for name in files)
+    half = onnx.load(version.file("half.onnx"))
+    onnx.checker.check_model(half, full_check=True)
+    assert set(element_types(half).values()) == {TensorProto.FLOAT16} and len(nodes_of(half, "Cast")) == 2
+
+
+def test_the_stored_version_is_proven_again_from_what_is_stored(tmp_path: Path) -> None:
+    _, version = converted(folder_with(tmp_path / "mlp", mlp()), tmp_path / "store")
+    cpu = torch.device("cpu")
+    samples = load_samples(version.file("samples.safetensors"), version.spec())
+    report = reprove(version, load_half(version, "onnx", cpu), cpu, samples)
+    assert report.passed and 0 < report.max_error_u <= 4.0
+    code, facts, said = run("parity", "mlp", "--store", tmp_path / "store")
+    assert code == 0 and facts["forms"]["onnx"]["passed"], said
+
+
+def test_a_stored_half_that_overflows_in_half_storage_does_not_pass_again(tmp_path: Path) -> None:
+    """ONNX Runtime's CPU computes chains of half in FP32: only half storage sees it."""
+    _, version = converted(folder_with(tmp_path / "mlp", mlp()), tmp_path / "store")
+    path = version.file("half.onnx")
+    onnx.save(overflowing(onnx.load(path)), tmp_path / "other.onnx")
+    path.unlink()
+    path.write_bytes((tmp_path / "other.onnx").read_bytes())
+    version.manifest["files"]["half.onnx"] = sha256_of(path)  # type: ignore[index]
+    cpu = torch.device("cpu")
+    samples = load_samples(version.file("samples.safetensors"), version.spec())
+    engine = load_half(version, "onnx", cpu)
+    assert np.isfinite(engine.run([[samples.arrays["x"][:8]]])[0]).all()
+    report = reprove(version, engine, cpu, samples)
+    assert not report.passed
+
+
+def overflowing(half: ModelProto) -> ModelProto:
+    """What its Relu gives, times 2¹⁵ and then divided by as much."""
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in half.graph.node]
+    at = next(place for place, node in enumerate(nodes) if node.op_type == "Relu")
+    given, nodes[at].output[0] = nodes[at].output[0], "up__in"
+    for name, value in (("up", 2.0**15), ("down", 2.0**-15)):
+        half.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value, np.float16), name))
+    more = [("up__in", "up", "up__out"), ("up__out", "down", given)]
+    nodes[at + 1 : at + 1] = [onnx.helper.make_node("Mul", [x, y], [z]) for x, y, z in more]
+    del half.graph.node[:]
+    half.graph.node.extend(nodes)
+    return half
+
+
+def test_a_torch_form_of_a_file_is_refused_by_name(tmp_path: Path) -> None:
+    code, facts, said = run(
+        "convert", folder_with(tmp_path / "mlp", mlp()), "--store", tmp_path / "store", "--form", "torch"
+    )
+    assert code == 2 and "model.onnx" in said and "torch form" in said
+    assert not facts.get("version") and Store(tmp_path / "store").names() == []
+
+
+def test_a_changed_file_makes_a_new_version_and_an_unchanged_one_does_not(tmp_path: Path) -> None:
+    folder, store = folder_with(tmp_path / "mlp", mlp()), tmp_path / "store"
+    assert converted(folder, store)[1].number == 1
+    assert converted(folder, store)[1].number == 1
+    onnx.save(mlp(seed=8), folder / "model.onnx")
+    assert converted(folder, store)[1].number == 2
+
+
+def external(model: ModelProto, location: str) -> ModelProto:
+    for held in model.graph.initializer:
+        external_data_helper.set_external_data(held, location)
+        held.data_location = TensorProto.EXTERNAL
+    return model
+
+
+def test_a_changed_file_of_external_data_makes_a_new_version(tmp_path: Path) -> None:
+    folder, store = folder_with(tmp_path / "mlp", mlp()), tmp_path / "store"
+    for number, seed in ((1, 7), (2, 8)):
+        onnx.save(
+            mlp(seed=seed),
+            folder / "model.onnx",
+            save_as_external_data=True,
+            location="model.bin",
+            size_threshold=0,
+        )
+        assert converted(folder, store)[1].number == number
+
+
+def test_external_data_outside_the_folder_is_refused_by_name(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "mlp", mlp())
+    (tmp_path / "secret.bin").write_bytes(b"\0" * 4096)
+    model = external(mlp(), "../secret.bin")
+    for held in model.graph.initializer:
+        held.ClearField("raw_data")
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    code, _, said = run("convert", folder, "--store", tmp_path / "store")
+    assert code == 2 and "../secret.bin" in said and "outside" in said
+
+
+def test_an_op_of_another_domain_stays_in_fp32_and_an_unknown_one_is_refused_by_name(tmp_path: Path) -> None:
+    gelu = MLP.replace("Relu(h)", "com.microsoft.Gelu(h)")
+    known = mlp(gelu, more=', "com.microsoft" : 1')
+    facts, version = converted(folder_with(tmp_path / "gelu", known), tmp_path / "store")
+    half = onnx.load(version.file("half.onnx"))
+    types = {value.name: value.type.tensor_type.elem_type for value in half.graph.value_info}
+    (node,) = nodes_of(half, "Gelu")
+    assert types.get(node.output[0], TensorProto.FLOAT) == TensorProto.FLOAT
+    assert facts["forms"]["onnx"]["half_nodes"] == 2
+    unknown = mlp(MLP.replace("Relu(h)", "acme.Fold(h)"), more=', "acme" : 1')
+    code, _, said = run("convert", folder_with(tmp_path / "acme", unknown), "--store", tmp_path / "store")
+    assert code == 2 and "acme.Fold" in said
+
+
+def test_classes_that_tie_in_half_are_no_reason_to_refuse(tmp_path: Path) -> None:
+    random = np.random.default_rng()
+    w = normal(random, 8, 6)
+    w = np.concatenate([w, w * f32(1 + 1e-6)], 1)
+    model = parsed(
+        "g (float[n,8] x) => (int64[n] y) { s = MatMul(x, w) y = ArgMax<axis=1, keepdims=0>(s) }", {"w": w}
+    )
+    folder = folder_with(tmp_path / "ties", model)
+    text = (folder / "model.toml").read_text()
+    text = text.replace(
+        'name = "y"\ndatatype = "FP32"\nshape = [-1, 4]', 'name = "y"\ndatatype = "INT64"\nshape = [-1]'
+    )
+    (folder / "model.toml").write_text(text)
+    facts, _ = converted(folder, tmp_path / "store")
+    assert facts["forms"]["onnx"]["passed"] and facts["forms"]["onnx"]["kept"] == []

@@ -1,0 +1,56 @@
+"""A plan made from a file on few samples holds on many that were never tried."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from halfeven.exporters.gate.parity import judge
+from halfeven.exporters.gate.trial import Trial
+from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.torch.onnx_form.export import write_onnx
+from halfeven.models.package import ModelFolder, Precision
+
+from tests.corpus import captured, fresh
+from tests.exporters.onnx.onnx_files import ConvertedFile, convert_file
+
+FRESH = 32  # as many as a folder without samples is judged and planned on
+
+
+@pytest.mark.parametrize("name", ["log energy", "causal", "clamp at 1e-8", "sigmoid tail"])
+def test_a_plan_from_the_file_holds_on_inputs_that_nobody_has_seen(name: str, tmp_path: Path) -> None:
+    """The first fails on perturbed samples: two squares that one sample in a hundred makes too loud.
+    The last over a score that one in five hundred brings into the flat end of its sigmoid.
+    """
+    foreign, inputs = converted(name, "O3", tmp_path), unseen(name, 512)
+    trial = Trial(tuple(range(512)), foreign.whole_answers()(inputs), foreign.oracle_answers()(inputs))
+    assert judge(foreign.spec, "fp16", [trial]).passed
+
+
+@pytest.mark.parametrize("name", ["tiny product", "warp"])
+def test_by_the_lists_a_plan_holds_for_few_inputs_too_whose_answers_are_small(
+    name: str, tmp_path: Path
+) -> None:
+    """The largest answer of thousands excuses more than that of thirty-two."""
+    foreign, rows = converted(name, "O1", tmp_path), 2048
+    inputs = unseen(name, rows)
+    whole, half = foreign.whole_answers()(inputs), foreign.oracle_answers()(inputs)
+    for start in range(0, rows, FRESH):
+        few = slice(start, start + FRESH)
+        reference, candidate = ({key: array[few] for key, array in one.items()} for one in (whole, half))
+        report = judge(foreign.spec, "fp16", [Trial(tuple(range(FRESH)), reference, candidate)])
+        assert report.passed, report.summary()
+
+
+def converted(name: str, level: str, place: Path) -> ConvertedFile:
+    whole = captured(name)
+    spec, precision = replace(whole.spec, name="model"), Precision(level)
+    write_onnx(whole.program, spec, place / "whole.onnx", {})
+    arrays = {key: tensor.numpy() for key, tensor in fresh(name, FRESH, 1).items()}
+    folder = ModelFolder(place, "whole.onnx", (), None, None, spec, precision)
+    planning, _ = Samples(arrays).split()
+    return convert_file(folder, planning, precision)
+
+
+def unseen(name: str, rows: int) -> dict[str, np.ndarray]:
+    return {key: tensor.numpy() for key, tensor in fresh(name, rows, 7919).items()}

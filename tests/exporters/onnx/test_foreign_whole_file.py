@@ -1,0 +1,122 @@
+"""A healthy file in which nothing can be half is served whole, with the reason in a plain sentence."""
+
+# ruff: noqa: E501  (graphs in their own lines)
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from halfeven.models.store import Store
+from onnx import ModelProto, TensorProto, helper
+
+from tests.exporters.onnx.onnx_files import parsed
+from tests.exporters.onnx.test_foreign_road import mlp
+from tests.exporters.onnx.traps import normal
+from tests.serve.cli.test_main import run
+
+
+def whole(tmp_path: Path, model: ModelProto) -> tuple[dict[str, Any], str]:
+    """The facts of a bare file's conversion, which publishes it in FP32, and why."""
+    onnx.save(model, tmp_path / "net.onnx")
+    code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
+    assert code == 0 and facts["status"] == "live" and facts["half"] is None, said
+    files = {file.name for file in Store(tmp_path / "store").version("net", 1).folder.iterdir()}
+    assert "whole.onnx" in files and "half.onnx" not in files
+    return facts, facts["reason"]
+
+
+def classifier() -> ModelProto:
+    """As scikit-learn's converter writes one: string labels, and a map of probabilities for each row."""
+    attributes = {"classlabels_strings": ["a", "b", "c"], "coefficients": [0.5, -1.0, 0.25, 1.0, -0.5, 0.75]}
+    nodes = [
+        helper.make_node("LinearClassifier", ["x"], ["label", "p"], domain="ai.onnx.ml", intercepts=[0.0, 0.1, 0.2],
+                         post_transform="SOFTMAX", **attributes),
+        helper.make_node("ZipMap", ["p"], ["probabilities"], domain="ai.onnx.ml", classlabels_strings=["a", "b", "c"]),
+    ]  # fmt: skip
+    table = helper.make_sequence_type_proto(
+        helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    )
+    outputs = [
+        helper.make_tensor_value_info("label", TensorProto.STRING, [None]),
+        helper.make_value_info("probabilities", table),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 2])], outputs
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 1)], ir_version=3)
+
+
+def test_operators_of_ai_onnx_ml_are_served_whole_with_their_probabilities_as_a_tensor(
+    tmp_path: Path,
+) -> None:
+    facts, reason = whole(tmp_path, classifier())
+    assert "ai.onnx.ml (LinearClassifier)" in reason
+    assert "guessed: output 'label' is left out: a STRING tensor is not served" in facts["notes"]
+    spec = Store(tmp_path / "store").version("net", 1).spec()
+    assert [(t.name, t.datatype, t.wire_shape) for t in spec.outputs] == [("probabilities", "FP32", [-1, 3])]
+
+
+def test_a_quantised_file_is_served_whole(tmp_path: Path) -> None:
+    random = np.random.default_rng()
+    text = """g (float[n,64] x) => (float[n,64] y) {
+        d = DequantizeLinear(w, s) h = MatMul(x, d) b = Add(h, c) y = Relu(b) }"""
+    weights = {
+        "w": random.integers(-127, 128, (64, 64)).astype(np.int8),
+        "s": np.array(0.01, np.float32),
+        "c": normal(random, 64),
+    }
+    _, reason = whole(tmp_path, parsed(text, weights))
+    assert "it is quantised: 4096 of its 4161 weights are integers already" in reason
+
+
+def test_a_file_without_a_node_that_may_be_half_is_served_whole(tmp_path: Path) -> None:
+    _, reason = whole(tmp_path, parsed("g (float[n,8] x) => (float[n,8] y) { y = Sigmoid(x) }"))
+    assert "no node of the program is half" in reason
+    text = "g (int64[n,8] x) => (int64[n,8] y) { y = Mul(x, x) }"
+    (tmp_path / "integers").mkdir()
+    whole(tmp_path / "integers", parsed(text))
+
+
+def test_a_half_that_saves_next_to_nothing_is_not_a_half(tmp_path: Path) -> None:
+    """One small product between casts, in a file whose weights are in an operator that stays in FP32."""
+    random = np.random.default_rng()
+    text = """g (float[n,256] x) => (float[n,8] y) {
+        m = ReduceMean<axes=[1]>(x) s = MatMul(m, a) e = Exp(t) v = ReduceSum<keepdims=0>(e) w = Mul(s, v) y = Exp(w) }"""
+    model = parsed(
+        text,
+        {"a": normal(random, 1, 8, scale=0.1), "t": normal(random, 300, 64, scale=0.1) - 12.0},
+        opset=13,
+    )
+    model.graph.node[2].CopyFrom(helper.make_node("Gather", ["t", "i"], ["e"], axis=0))
+    model.graph.input.append(helper.make_tensor_value_info("i", TensorProto.INT64, [None]))
+    _, reason = whole(tmp_path, model)
+    assert "would save 16 of" in reason and "its casts would move more" in reason
+
+
+def test_what_cannot_be_planned_and_runs_is_served_whole(tmp_path: Path) -> None:
+    text = """g (float[n,8] x) => (float[n,8] y) {
+        s = SequenceConstruct(x, x) y = SequenceAt(s, one) }"""
+    model = parsed(text, {"one": np.array(1)})
+    _, reason = whole(tmp_path, model)
+    assert "it cannot be planned: " in reason and "Sequence" in reason
+
+
+@pytest.mark.parametrize("opset", [7, 9, 11])
+def test_an_old_opset_is_converted(opset: int, tmp_path: Path) -> None:
+    """ir_version 3, where an initialiser must be an input as well; some exporters leave it out."""
+    random = np.random.default_rng()
+    model = parsed("g (float[n,8] x) => (float[n,4] y) { h = MatMul(x, w) y = Relu(h) }", {"w": normal(random, 8, 4)}, opset=opset)  # fmt: skip
+    model.ir_version = 3
+    onnx.save(model, tmp_path / "net.onnx")
+    code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
+    assert code == 0 and facts["forms"]["onnx"]["half_nodes"] == 2, said
+
+
+def test_a_file_that_no_runtime_runs_is_refused(tmp_path: Path) -> None:
+    model = mlp()
+    model.graph.node[-1].op_type = "Unheard"
+    onnx.save(model, tmp_path / "net.onnx")
+    code, _, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
+    assert code == 2 and "Unheard" in said

@@ -1,0 +1,214 @@
+"""Half precision in FP32 storage: the same numbers as true half kernels give, and the floor beneath them."""
+
+import pytest
+import torch
+from halfeven.exporters.torch.autocast.dtypes import Dtypes, Typing
+from halfeven.exporters.torch.autocast.emulation import Emulation, half_rounding, mantissa_rounding
+from halfeven.exporters.torch.autocast.plan import make_plan
+from halfeven.exporters.torch.autocast.rewrite import Autocast, rewrite
+from halfeven.models.package import Precision
+from halfeven.models.program import runnable
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.fx import Node
+
+from tests.nets import NETS
+from tests.programs import Whole, whole
+from tests.slow import slow_but
+
+U = 2.0**-11
+
+
+def net(forward: object, **parts: nn.Module) -> nn.Module:
+    module = type("Made", (nn.Module,), {"forward": forward})()
+    for name, part in parts.items():
+        module.add_module(name, part)
+    return module
+
+
+def emulate(
+    model: Whole, precision: Precision, *tensors: Tensor, mantissa: bool = False
+) -> tuple[Tensor, ...]:
+    module = runnable(model.program)
+    plan = make_plan(module, precision)
+    rounding = (mantissa_rounding if mantissa else half_rounding)(plan.dtype)
+    with torch.inference_mode():
+        emulation = Emulation(module, Typing(module, model.example).under(plan), rounding)
+        return tuple(emulation.run(*[tensor.clone() for tensor in tensors]))
+
+
+def true_half(model: Whole, precision: Precision, *tensors: Tensor) -> tuple[Tensor, ...]:
+    module = runnable(model.program)
+    half = rewrite(model.program, make_plan(module, precision), model.spec, model.example)
+    with torch.inference_mode():
+        return tuple(runnable(half.program)(*[tensor.clone() for tensor in tensors]))
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    """In u of the largest value."""
+    return float((one - other).abs().max() / (U * other.abs().max()))
+
+
+@pytest.mark.parametrize("level", slow_but({"O1"}, ["O1", "O2", "O3"]))
+@pytest.mark.parametrize("name", NETS)
+def test_it_gives_what_true_half_kernels_give(name: str, level: str) -> None:
+    """Up to the order in which products are summed, which may differ in the last bits of a half."""
+    torch.manual_seed(0)
+    model = whole(NETS[name].build(), NETS[name].inputs(8))
+    tensors = list(NETS[name].inputs(5).values())
+    pairs = zip(
+        emulate(model, Precision(level), *tensors), true_half(model, Precision(level), *tensors), strict=True
+    )
+    for emulated, true in pairs:
+        assert apart(emulated.to(true.dtype), true) <= 4.0
+
+
+def test_a_second_run_remembers_nothing_of_the_first() -> None:
+    """What is read in half and given back as it is, too."""
+    model = whole(net(lambda self, x: (self.linear(x), x), linear=nn.Linear(4, 4)), {"x": torch.randn(8, 4)})
+    module = runnable(model.program)
+    dtypes = Typing(module, model.example).under(make_plan(module, Precision()))
+    emulation = Emulation(module, dtypes, half_rounding(torch.float16))
+    for rows in (3, 1, 3):
+        x = torch.randn(rows, 4)
+        given, same = emulation.run(x)
+        assert torch.equal(same, x) and apart(given, model.run(x)[0]) < 4.0
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_plan_with_nothing_in_half_gives_the_whole_bit_for_bit(name: str) -> None:
+    model = whole(NETS[name].build(), NETS[name].inputs(8))
+    tensors = list(NETS[name].inputs(3).values())
+    for emulated, exact in zip(
+        emulate(model, Precision("O0"), *tensors), model.run(*[t.clone() for t in tensors]), strict=True
+    ):
+        assert torch.equal(emulated, exact)
+
+
+class _Dtypes(Autocast):
+    """The rewrite's own interpretation, with every result's dtypes written down."""
+
+    def run_node(self, n: Node) -> object:
+        result = super().run_node(n)
+        self.seen = getattr(self, "seen", {})
+        if isinstance(result, Tensor):
+            self.seen[n.name] = result.dtype
+        return result
+
+
+@pytest.mark.parametrize("level", slow_but({"O1"}, ["O1", "O2", "O3"]))
+@pytest.mark.parametrize("name", NETS)
+def test_inferred_dtypes_are_those_of_the_rewrite(name: str, level: str) -> None:
+    model = whole(NETS[name].build(), NETS[name].inputs(8))
+    module = runnable(model.program)
+    plan = make_plan(module, Precision(level))
+    inferred: Dtypes = Typing(module, model.example).under(plan)
+    interpreter = _Dtypes(runnable(model.program), plan)
+    with torch.inference_mode():
+        interpreter.run(*NETS[name].inputs(3).values())
+    assert {node: inferred.out[node] for node in interpreter.seen} == {
+        node: (dtype,) for node, dtype in interpreter.seen.items()
+    }
+
+
+def test_a_second_plan_is_inferred_from_what_is_known() -> None:
+    model = whole(NETS["encoder"].build(), NETS["encoder"].inputs(8))
+    module = runnable(model.program)
+    typing = Typing(module, model.example)
+    one = typing.under(make_plan(module, Precision("O1")))
+    other = typing.under(make_plan(module, Precision("O1", "bf16")))
+    assert one.half == torch.float16 and other.half == torch.bfloat16
+    assert typing.under(make_plan(module, Precision("O1"))) == one
+    assert [node for node in one.out if one.is_half(node)] == [
+        node for node in other.out if other.is_half(node)
+    ]
+
+
+@given(st.floats(width=32), st.sampled_from([torch.float16, torch.bfloat16]))
+def test_the_floor_rounds_the_mantissa_as_half_does_and_leaves_the_range(
+    value: float, half: torch.dtype
+) -> None:
+    number = torch.tensor([value], dtype=torch.float32)
+    floor = mantissa_rounding(half)(number)
+    if not torch.isfinite(number).all():
+        assert torch.equal(floor.isnan(), number.isnan()) and torch.equal(floor.isinf(), number.isinf())
+        return
+    info = torch.finfo(half)
+    if info.smallest_normal <= abs(value) < info.max:
+        assert torch.equal(floor, half_rounding(half)(number))
+    smallest_normal = torch.finfo(torch.float32).smallest_normal
+    if smallest_normal <= abs(value) < 3e38:
+        assert (floor - number).abs() <= number.abs() * (2.0**-11 if half == torch.float16 else 2.0**-8)
+
+
+def test_what_overflows_in_half_does_not_on_the_floor() -> None:
+    model = whole(net(lambda self, x: (x @ x.transpose(1, 2)) / 1e4), {"x": 300 * torch.randn(4, 3, 8)})
+    x = 300 * torch.randn(2, 3, 8)
+    (exact,), (half,), (floor,) = (
+        model.run(x), emulate(model, Precision(), x), emulate(model, Precision(), x, mantissa=True)
+    )  # fmt: skip
+    assert half.isinf().any() and apart(floor, exact) < 4.0
+
+
+def test_a_half_that_is_changed_in_place_is_rounded_where_it_stands() -> None:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        hidden = self.get_submodule("linear")(x)
+        hidden[:, :2].mul_(1.0 / 3.0)
+        return hidden
+
+    model = whole(net(forward, linear=nn.Linear(8, 4)), {"x": torch.randn(8, 8)})
+    x = torch.randn(5, 8)
+    (emulated,) = emulate(model, Precision(), x)
+    assert torch.equal(emulated, emulated.half().float())
+    assert torch.equal(emulated, true_half(model, Precision(), x)[0])
+
+
+def with_constant(forward: object, value: float) -> Whole:
+    module = net(forward, linear=nn.Linear(4, 4))
+    module.register_buffer("constant", torch.tensor(value))
+    return whole(module, {"x": torch.randn(4, 4)})
+
+
+def test_a_constant_that_half_is_compared_with_is_as_small_as_half_makes_it() -> None:
+    """``0 >= 1e-9`` is true in half, where 1e-9 is 0."""
+
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        return (self.get_submodule("linear")(x) * 0.0 >= self.get_buffer("constant")).float()
+
+    model, x = with_constant(forward, 1e-9), torch.randn(2, 4)
+    assert not model.run(x)[0].any()
+    assert emulate(model, Precision(), x)[0].all()
+    assert torch.equal(emulate(model, Precision(), x)[0], true_half(model, Precision(), x)[0])
+
+
+def test_a_constant_beyond_half_is_infinite_as_on_a_gpu() -> None:
+    """A CPU's kernels read it as a scalar in FP32; a plan is made for both."""
+
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        return self.get_submodule("linear")(x) * 1e-3 * self.get_buffer("constant")
+
+    model, x = with_constant(forward, 1e5), torch.randn(2, 4)
+    assert emulate(model, Precision(), x)[0].isinf().all()
+    assert emulate(model, Precision(), x, mantissa=True)[0].isfinite().all()
+
+
+class Choosing(nn.Module):
+    """A branch of products or of a sum; a loop that halves until it is small; a running state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.cond(x.sum() > 0, lambda t: self.linear(t), lambda t: t + 1.0, (x,))
+        return self.linear(hidden)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_control_flow_takes_the_branch_that_the_whole_takes(sign: float) -> None:
+    model = whole(Choosing(), {"x": torch.randn(4, 4)})
+    x = sign * torch.rand(3, 4)
+    (emulated,), (exact,) = emulate(model, Precision(), x), model.run(x)
+    assert 0.0 < apart(emulated, exact) < 4.0
+    assert apart(emulated, true_half(model, Precision(), x)[0]) <= 2.0

@@ -1,0 +1,92 @@
+"""An op without a half kernel on the device stays FP32, in the device's own words."""
+
+import pytest
+import torch
+from halfeven.exporters.graph.actions import Action
+from halfeven.exporters.torch.autocast.kernels import keep_without_kernel
+from halfeven.exporters.torch.autocast.plan import make_plan
+from halfeven.exporters.torch.autocast.rewrite import rewrite
+from halfeven.models.package import Precision
+from halfeven.models.program import runnable
+from torch import Tensor, nn
+
+from tests.nets import NETS
+from tests.programs import whole
+from tests.slow import slow_but
+
+CPU = torch.device("cpu")
+
+
+class Odd(nn.Module):
+    """A product, then what a CPU has no half kernels for: one fails when it runs, one when it is inferred."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.linear(x)
+        return torch.special.bessel_j0(hidden) + hidden, torch.fft.rfft(hidden).abs()
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_what_has_no_half_kernel_stays_fp32_and_says_what_the_device_said(level: str) -> None:
+    model = whole(Odd(), {"x": torch.randn(8, 4)})
+    module = runnable(model.program)
+    plan = keep_without_kernel(module, make_plan(module, Precision(level)), model.example, CPU)
+    kept = {one.op: one for one in plan.kept}
+    assert set(kept) == {"special_bessel_j0", "fft_rfft"}
+    assert {one.reason for one in plan.kept} == {"no half kernel on cpu"}
+    assert "not implemented for 'Half'" in kept["special_bessel_j0"].evidence and kept["fft_rfft"].evidence
+    assert plan.actions[kept["fft_rfft"].node] is Action.FP32
+    half = rewrite(model.program, plan, model.spec, model.example, module)
+    x = torch.randn(3, 4)
+    with torch.inference_mode():
+        for one, other in zip(runnable(half.program)(x), model.run(x), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("level", slow_but({"O3"}, ["O1", "O3"]))
+@pytest.mark.parametrize("name", NETS)
+def test_what_has_kernels_is_left_alone(name: str, level: str) -> None:
+    model = whole(NETS[name].build(), NETS[name].inputs(8))
+    module = runnable(model.program)
+    plan = make_plan(module, Precision(level))
+    assert keep_without_kernel(module, plan, model.example, CPU) == plan
+
+
+def test_an_op_that_is_given_fp32_is_not_asked_about() -> None:
+    class Wide(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.special.bessel_j0(x)
+
+    model = whole(Wide(), {"x": torch.randn(8, 4)})
+    module = runnable(model.program)
+    assert keep_without_kernel(module, make_plan(module, Precision()), model.example, CPU).kept == ()
+
+
+class Scattered(nn.Module):
+    """One of each way to scatter: two that ONNX writes with a reduction, and two without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        hidden = self.linear(x)
+        at = torch.zeros_like(hidden, dtype=torch.int64)
+        rows = torch.zeros(x.shape[0], dtype=torch.int64)
+        return (
+            torch.zeros_like(hidden).scatter_add(1, at, hidden),
+            torch.zeros_like(hidden).index_put((rows,), hidden, accumulate=True),
+            torch.zeros_like(hidden).scatter(1, at, hidden),
+            torch.zeros_like(hidden).index_put((torch.arange(x.shape[0]),), hidden),
+        )
+
+
+@pytest.mark.parametrize(("onnx", "kept"), [(True, {"scatter_add", "index_put"}), (False, set())])
+def test_what_scatters_and_reduces_stays_fp32_for_onnx_alone(onnx: bool, kept: set[str]) -> None:
+    model = whole(Scattered(), {"x": torch.randn(8, 4)})
+    module = runnable(model.program)
+    plan = keep_without_kernel(module, make_plan(module, Precision("O3")), model.example, CPU, onnx=onnx)
+    assert {one.op for one in plan.kept} == kept and len(plan.kept) == len(kept)

@@ -1,0 +1,108 @@
+"""Over corpus and zoo on fake CUDA tensors: the half program computes what live autocast does there, on the device.
+
+Names, datatypes and devices of operations, without a device and without values (`tests/fake_cuda.py`).
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from halfeven.exporters.torch.autocast.composites import open_composites
+from halfeven.exporters.torch.autocast.plan import make_plan
+from halfeven.exporters.torch.autocast.policy import LISTS
+from halfeven.exporters.torch.autocast.rewrite import rewrite
+from halfeven.models.package import Precision
+from halfeven.models.program import runnable
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.export import ExportedProgram
+
+from tests.corpus import CORPUS, captured, cases, fresh
+from tests.exporters.torch.autocast.test_bit_equality import KEPT
+from tests.fake_cuda import CUDA, OperationLog, on_fake_cuda
+
+NOT_TRACED = {
+    "gru": "torch has no fake kernel for the fused cell",
+    "warp": "torch's decomposition of grid_sampler slices, which a torch without CUDA cannot do there",
+    "spectrum": "its transform in half is computed by no CPU, and the rewrite asks for the CPU's kernel",
+}
+TRACED = [name for name in CORPUS if name not in NOT_TRACED]
+# What the host has to know before it can go on: no CUDA graph can hold such a model.
+SYNCHRONISES = {
+    "branch by value": ["cond"],
+    "branch by length": ["cond"],
+    "while loop": ["while_loop"],
+    "zoo switch": ["cond"],
+}
+
+
+@cache
+def half_program(name: str) -> ExportedProgram:
+    model = captured(name)
+    module = open_composites(runnable(model.program), LISTS["cuda"])
+    plan = make_plan(module, Precision(), "cuda")
+    return rewrite(model.program, plan, model.spec, model.example, module).program
+
+
+def inputs_of(name: str) -> list[Tensor]:
+    return list(fresh(name, min(CORPUS[name].max_batch_size, 3), seed=5).values())
+
+
+@pytest.mark.parametrize("name", cases(name for name in TRACED if name not in KEPT))
+def test_the_half_program_computes_what_live_autocast_does_on_cuda(name: str) -> None:
+    inputs = inputs_of(name)
+    half = on_fake_cuda(half_program(name), inputs, autocast=False)
+    live = on_fake_cuda(captured(name).program, inputs, autocast=True)
+    assert half.operations == live.operations
+    assert [shape for _, shape in half.outputs] == [shape for _, shape in live.outputs]
+
+
+@pytest.mark.parametrize("name", cases(TRACED))
+def test_no_result_is_on_the_cpu_and_what_the_host_waits_for_is_named(name: str) -> None:
+    half = on_fake_cuda(half_program(name), inputs_of(name), autocast=False)
+    assert half.elsewhere == []
+    assert half.synchronises == SYNCHRONISES.get(name, [])
+
+
+class Asking(nn.Module):
+    def __init__(self, ask: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.ask = ask
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ask(x)
+
+
+@pytest.mark.parametrize(
+    ("ask", "found"),
+    [
+        (lambda x: x[x > 0].sum(), "aten::index"),
+        (lambda x: x.nonzero().sum(), "aten::nonzero"),
+        (lambda x: x * x.sum().item(), "aten::_local_scalar_dense"),
+        (lambda x: torch.masked_select(x, x > 0).sum(), "aten::masked_select"),
+    ],
+)
+def test_a_result_that_the_host_has_to_know_is_found(ask: Callable[[Tensor], Tensor], found: str) -> None:
+    program = torch.export.export(Asking(ask), (torch.randn(4),))
+    assert on_fake_cuda(program, [torch.randn(4)], autocast=False).synchronises == [found]
+
+
+def test_a_cast_that_only_live_autocast_makes_is_found() -> None:
+    x = torch.randn(4, 4)
+    program = torch.export.export(Asking(lambda x: x @ x), (x,))
+    assert on_fake_cuda(program, [x], autocast=False).operations == [
+        ("aten::mm", ("float32", "float32"), ("float32",))
+    ]
+    assert on_fake_cuda(program, [x], autocast=True).operations == [
+        ("aten::mm", ("float16", "float16"), ("float16",))
+    ]
+
+
+def test_a_result_on_the_cpu_is_found() -> None:
+    log = OperationLog()
+    with FakeTensorMode() as mode:
+        there = torch.ops.aten._to_copy.default(mode.from_tensor(torch.ones(3)), device=CUDA)
+        with log:
+            torch.ops.aten._to_copy.default(there, device="cpu")
+    assert log.stream.elsewhere == ["aten::_to_copy"]

@@ -1,0 +1,88 @@
+"""The op lists are torch's own: a torch with other lists fails here, loudly, instead of rounding otherwise."""
+
+import pytest
+import torch
+from halfeven.exporters.torch.autocast.policy import CPU, CUDA, LISTS, OpLists, Rule
+from torch._ops import OpOverload
+
+KEYS = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
+
+# On a list by their plain name, registered by torch under the overload that they call: the same happens below.
+CALLS_A_LISTED_ONE = ("vec", "padding")
+# Not registered either. With an out_dtype the caller has said what he wants; nothing of the product uses them.
+OTHERS = {
+    "cuda": {"addmm.dtype", "baddbmm.dtype", "bmm.dtype", "mm.dtype"},
+    "cpu": {"addmm.dtype", "baddbmm.dtype", "bmm.dtype", "mm.dtype"},
+}
+
+
+@pytest.fixture(params=list(LISTS))
+def lists(request: pytest.FixtureRequest) -> OpLists:
+    return LISTS[request.param]
+
+
+def entries(lists: OpLists) -> list[str]:
+    return [*lists.lower, *lists.fp32, *lists.fp32_dtype, *lists.widest, *lists.banned]
+
+
+def registered(device: str) -> set[str]:
+    """``name`` or ``name.overload`` of every op for which this torch has an autocast kernel."""
+    names = set()
+    for schema in torch._C._jit_get_all_schemas():
+        if schema.name.startswith("aten::"):
+            full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+            if torch._C._dispatch_has_kernel(full) and torch._C._dispatch_has_kernel_for_dispatch_key(
+                full, KEYS[device]
+            ):
+                names.add(full.removeprefix("aten::"))
+    return names
+
+
+def overload(name: str) -> OpOverload:
+    packet, _, which = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), which or "default")
+
+
+def test_every_op_that_autocast_knows_is_on_our_list(lists: OpLists) -> None:
+    known = registered(lists.device)
+    assert len(known) > 100, "the registry was not read"
+    assert [name for name in sorted(known) if lists.rule(overload(name)) is Rule.INPUT] == []
+
+
+def test_every_op_on_our_list_is_one_that_autocast_knows(lists: OpLists) -> None:
+    known = registered(lists.device)
+    plain = {name.partition(".")[0] for name in known}
+    assert [name for name in sorted(entries(lists)) if name not in (known if "." in name else plain)] == []
+
+
+def test_no_op_is_on_two_lists(lists: OpLists) -> None:
+    names = entries(lists)
+    assert sorted(names) == sorted(set(names))
+
+
+def test_a_plain_name_claims_no_overload_that_autocast_leaves_alone(lists: OpLists) -> None:
+    """Of those that take tensors and give new ones: the others meet no plan."""
+    known, claimed = registered(lists.device), set()
+    for schema in torch._C._jit_get_all_schemas():
+        name = schema.name.removeprefix("aten::")
+        full = f"{name}.{schema.overload_name}" if schema.overload_name else name
+        if not schema.name.startswith("aten::") or name not in entries(lists) or full in known:
+            continue
+        takes_tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
+        writes = any(argument.alias_info and argument.alias_info.is_write for argument in schema.arguments)
+        if takes_tensors and not writes and schema.overload_name not in CALLS_A_LISTED_ONE:
+            claimed.add(full)
+    assert claimed - OTHERS[lists.device] <= {
+        "einsum.sublist", "index_put.hacked_twin", "_scaled_dot_product_flash_attention.quantized",
+        "fake_quantize_per_tensor_affine.tensor_qparams",
+    }  # fmt: skip
+
+
+def test_an_overload_of_its_own_wins_over_the_plain_name() -> None:
+    aten = torch.ops.aten
+    assert CUDA.rule(aten.pow.Tensor_Scalar) is Rule.FP32
+    assert CUDA.rule(aten.sum.dim_IntList) is Rule.FP32_DTYPE
+    assert CUDA.rule(aten.conv2d.padding) is CUDA.rule(aten.conv2d.default) is Rule.LOWER
+    assert CUDA.rule(aten.cat.default) is Rule.INPUT and CPU.rule(aten.cat.default) is Rule.WIDEST
+    assert CUDA.rule(aten.binary_cross_entropy.default) is Rule.BANNED
+    assert CPU.rule(aten.binary_cross_entropy.default) is Rule.FP32

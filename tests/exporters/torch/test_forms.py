@@ -1,0 +1,44 @@
+"""What a version has where one of its forms cannot be made."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from halfeven.exporters.prove import Answers, ReferenceRun
+from halfeven.exporters.road import travel
+from halfeven.exporters.subject import Subject
+from halfeven.exporters.torch import forms
+from halfeven.exporters.torch.forms import ProgramForms
+from halfeven.models.errors import ExportFailed
+from halfeven.models.package import Precision
+from halfeven.models.store import Store, Version
+
+from tests.conversions import samples_of
+from tests.corpus import captured
+
+
+def published(dtype: str, folder: Path) -> Version:
+    """A convolutional net on the road, both forms."""
+    net, samples = captured("zoo digits"), samples_of("zoo digits", 32, seed=1)
+    spec = replace(net.spec, name="digits")
+    subject = Subject(net.program, spec, samples, Precision(dtype=dtype), ("torch", "onnx"), Path(), {})
+    return travel(subject, ProgramForms(subject), Store(folder), lambda _: None)
+
+
+def test_the_fp32_file_stays_where_onnx_cannot_write_the_half(tmp_path: Path) -> None:
+    version = published("bf16", tmp_path)  # ONNX Runtime has no bfloat16 convolution
+    assert "bfloat16" in version.manifest["forms"]["onnx"]["error"]
+    assert version.has("whole.onnx") and "whole.onnx" in version.manifest["files"]
+    assert version.has("half.pt2") and not version.has("half.onnx")
+
+
+def test_a_file_that_is_not_the_program_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def differs(reference_run: ReferenceRun, answers: Answers) -> None:
+        raise ExportFailed("in FP32 the exported form already differs from the program")
+
+    monkeypatch.setattr(forms, "check_whole_form", differs)
+    version = published("fp16", tmp_path)
+    assert "already differs" in version.manifest["forms"]["onnx"]["error"]
+    assert version.has("half.pt2") and not version.has("whole.onnx") and not version.has("half.onnx")
