@@ -243,4 +243,5 @@ class JobRunner:
             "hyperparameters": dict(job.hyperparameters),
             "scaler": dict(trained["summary"]),
             "weights": trained["digest"],
+            "trained_with": trained["trained_with"],
         }

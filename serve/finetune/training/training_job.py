@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -60,7 +61,8 @@ def run(request: Request, report: Report, orders: Orders) -> Line:
     weights = job.publish()
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     facts = {**asdict(job.summary), "seconds": round(time.monotonic() - started, 3)}
-    return {"type": "done", "weights": str(weights), "digest": digest, "summary": facts}
+    used = trained_with(request["device"])
+    return {"type": "done", "weights": str(weights), "digest": digest, "summary": facts, "trained_with": used}
 
 
 class TrainingJob:
@@ -183,6 +185,17 @@ def identity_of(request: Request) -> Identity:
     return Identity(
         str(request.get("job", "")), _digest([settings, parent]), _digest([rows, list(request["rows"])])
     )
+
+
+def trained_with(device: str) -> dict[str, Any]:
+    """Library, device, instructions and threads, of which the last bits depend."""
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return {
+        "torch": str(torch.__version__),
+        "device": device,
+        "instructions": instructions,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def number(value: Any) -> Any:

@@ -25,6 +25,7 @@ from ..data.files import IN_MEMORY, Files, Upload
 from ..jobs.job_admission import JobAdmission
 from ..jobs.job_store import JobStore
 from ..jobs.job_types import FileRecord, step_of
+from .event_stream import streamed
 from .openai_shapes import checkpoint_body, event_body, file_body, job_body, page_of
 
 JOBS = "/v1/fine_tuning/jobs"
@@ -34,14 +35,17 @@ _CHUNK = 2**20
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
-def router(job_store: JobStore, files: Files, store: Store, wake: Callable[[], None]) -> APIRouter:
+def router(
+    job_store: JobStore, files: Files, store: Store, wake: Callable[[], None], leaving: Callable[[], bool]
+) -> APIRouter:
     """Every route under ``/v1/files`` and ``/v1/fine_tuning``. ``wake`` is called, from any thread, after a job
-    was created or is to be cancelled."""
+    was created, resumed or is to be cancelled. ``leaving``: whether the server is shutting down."""
     routes = APIRouter(tags=["fine-tuning"])
     _add_changes_of_files(routes, job_store, files)
     _add_files(routes, job_store, files)
     _add_jobs(routes, job_store, JobAdmission(job_store, files, store), wake)
     _add_reading(routes, job_store)
+    _add_events(routes, job_store, leaving)
     return routes
 
 
@@ -174,13 +178,6 @@ def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
         """One job: its state, its progress, and at the end its model or its reason."""
         return _json(job_body(job_store.job(id)))
 
-    @routes.get(JOBS + "/{id}/events")
-    def events(
-        id: str, after: str | None = None, limit: Limit = 20, order: Literal["asc", "desc"] = "desc"
-    ) -> Response:
-        """What happened to a job, the newest first; `order=asc` with `after` goes on from the last one seen."""
-        return _json(page_of(job_store.events(id, after, limit + 1, order == "asc"), limit, event_body))
-
     @routes.get(JOBS + "/{id}/metrics")
     def metrics(id: str, most: Annotated[int, Query(ge=2, le=100_000)] = 2000) -> Response:
         """Loss, loss scale, gradient norm and skips by step; of more than `most` every k-th."""
@@ -202,6 +199,22 @@ def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
         from .job_page import render_job  # brings jinja2: 7 MB that most servers never need
 
         return HTMLResponse(render_job(job, job_store.steps(id), newest[::-1]))
+
+
+def _add_events(routes: APIRouter, job_store: JobStore, leaving: Callable[[], bool]) -> None:
+    @routes.get(JOBS + "/{id}/events")
+    async def events(
+        request: Request, id: str, after: str | None = None, limit: Limit = 20,
+        order: Literal["asc", "desc"] = "desc", stream: bool = False,
+    ) -> Response:  # fmt: skip
+        """What happened to a job, the newest first; `order=asc` with `after` goes on from the last one seen.
+
+        With `Accept: text/event-stream` or `stream=true`: as server-sent events, the oldest first, until the job has
+        ended; behind `Last-Event-ID` (or `after`)."""
+        if stream or "text/event-stream" in request.headers.get("accept", ""):
+            return await streamed(job_store, id, request.headers.get("last-event-id") or after, leaving)
+        found = await run_in_threadpool(job_store.events, id, after, limit + 1, order == "asc")
+        return _json(page_of(found, limit, event_body))
 
 
 def _metadata(request: Request) -> dict[str, str]:

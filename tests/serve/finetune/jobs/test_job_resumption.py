@@ -10,111 +10,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from shutil import copytree
 from typing import Any
 
-import httpx
 import numpy as np
 import openai
 import pytest
-from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
 from halfeven.serve.bench.callers import Caller
 from safetensors.numpy import load_file, save_file
 
-from tests.model_folders import tensor, write_folder
+from tests.serve.finetune.jobs.hard_job import EVERY, STEPS, Outcome, create, outcome, store_of
 from tests.serve.finetune.jobs.job_server import ended, processes, served_to_client, until
 
 CONVERSION = b"weights_to_version"
-# Dropout and BatchNorm; a batch of 16 goes through the model in two parts.
-NET = """
-import time
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)
-        self.drop = nn.Dropout(0.2)
-    def forward(self, x):
-        if self.training:
-            time.sleep(0.001)
-        return self.last(self.drop(self.norm(self.first(x)).relu()))
-
-def build():
-    torch.manual_seed(5)
-    return Net()
-"""
-STEPS, EVERY = 400, 20
-HARD = {
-    "n_epochs": 40, "batch_size": 16, "learning_rate": 0.01, "clip_norm": 0.5, "precision": "fp16",
-    "init_scale": 2.0**20, "growth_interval": 5, "checkpoint_every": EVERY,
-}  # fmt: skip
-
-
-def rows(count: int) -> dict[str, np.ndarray]:
-    draw = np.random.default_rng()
-    x = draw.standard_normal((count, 4)).astype(np.float32)
-    return {"x": x, "target:y": (x[:, :3] > 0).argmax(-1)}
-
-
-@pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store in which ``net@1`` is active, and the rows to learn from."""
-    root = tmp_path_factory.mktemp("begun")
-    outputs = [tensor("y", "FP32", [-1, 3], kind="logits")]
-    folder = write_folder(root / "net", NET, outputs=outputs, max_batch_size=8, samples=rows(64))
-    assert convert(folder, Store(root / "store"), Options(forms=("torch",))).asked_passed
-    save_file(rows(178), root / "train.safetensors")
-    return root
-
-
-@pytest.fixture(scope="module")
-def left_alone(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> "Outcome":
-    store = store_of(begun, tmp_path_factory.mktemp("alone"))
-    with served_to_client(store, "net") as (_, port, client):
-        job = create(client, begun)
-        found = outcome(store, client, port, ended(client, job.id))
-    skipped = [step for step in found.steps if step["cause"] == "gradient overflow"]
-    assert len(skipped) > 5 and len(found.steps) == STEPS
-    assert len(found.evaluations) == STEPS // EVERY
-    return found
-
-
-def store_of(begun: Path, folder: Path) -> Store:
-    return Store(Path(copytree(begun / "store", folder / "store")))
-
-
-def create(client: openai.OpenAI, begun: Path, **more: Any) -> Any:
-    uploaded = client.files.create(file=begun / "train.safetensors", purpose="fine-tune")
-    wanted = {"hyperparameters": {**HARD, **more}}
-    return client.fine_tuning.jobs.create(model="net", training_file=uploaded.id, seed=7, extra_body=wanted)
-
-
-class Outcome:
-    """What a job leaves: the digest of the weights, of the files that serve, every step, every evaluation."""
-
-    def __init__(self, weights: str, files: Any, steps: Any, evaluations: Any) -> None:
-        self.weights, self.files, self.steps, self.evaluations = weights, files, steps, evaluations
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Outcome) and vars(self) == vars(other)
-
-
-def outcome(store: Store, client: openai.OpenAI, port: int, job: Any) -> Outcome:
-    assert job.status == "succeeded", job.error
-    version = store.version("net", job.to_dict()["halfeven"]["version"])
-    files = {
-        name: version.manifest["files"][name]
-        for name in ("weights.safetensors", "whole.pt2", "samples.safetensors", "precision.json")
-    }
-    steps = httpx.get(f"http://127.0.0.1:{port}/v1/fine_tuning/jobs/{job.id}/metrics?most=10000").json()[
-        "data"
-    ]
-    found = client.fine_tuning.jobs.checkpoints.list(job.id, limit=100).data
-    evaluations = [(one.step_number, one.metrics.train_loss, one.metrics.valid_loss) for one in found]
-    return Outcome(version.manifest["lineage"]["weights"], files, steps, evaluations)
 
 
 def left_behind(store: Store) -> list[str]:
