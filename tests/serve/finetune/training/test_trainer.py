@@ -131,6 +131,11 @@ def test_a_captured_program_is_switched_to_training(digits: Line) -> None:
     (one,), (other,) = program.forward(images), program.forward(images)
     assert not torch.equal(one, other)  # dropout is at work
     assert one.requires_grad
+    with program.evaluating():
+        (still,), (as_still,) = program.forward(images), program.forward(images)
+    assert torch.equal(still, as_still) and not torch.equal(still, one)
+    (again,) = program.forward(images)
+    assert not torch.equal(again, program.forward(images)[0]), "it trains again"
     assert not torch.equal(program.module.state_dict()["features.0.1.running_mean"], before)
 
 
