@@ -25,10 +25,10 @@ from .access.certificates import Certificates
 from .batching.counters import Phase
 from .batching.device import DeviceThread
 from .batching.place import Place
-from .finetune.api import router
-from .finetune.files import Files
-from .finetune.job_store import JobStore
-from .finetune.supervisor import Supervisor
+from .finetune.data.files import Files
+from .finetune.jobs.job_store import JobStore
+from .finetune.jobs.supervisor import Supervisor
+from .finetune.web.api import router
 from .http.codecs.dialect import OURS, STRICT
 from .http.connection.hot_protocol import HotProtocol
 from .http.connection.polite_server import Beside, PoliteServer
@@ -83,7 +83,7 @@ def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
     job_store = JobStore(store.root / "halfeven.db")
     files = Files(store.root / "files", settings.max_upload_mib * 2**20)
     supervisor = Supervisor(job_store, files, store, roster, place, settings.trainer_threads)
-    app.include_router(router(job_store, files, store, supervisor.wake))
+    app.include_router(router(job_store, files, store, supervisor.wake, lambda: roster.leaving))
     app.include_router(rollout_router(director))
     app.router.lifespan_context = _lifespan(roster, supervisor, job_store, lock, settings.shutdown_seconds)
     front = InferFront(

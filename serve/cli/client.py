@@ -13,9 +13,10 @@ import orjson
 from safetensors.numpy import load_file
 
 from ...exporters.inputs.samples import TARGET
-from ...models.datatypes import DATATYPES, name_of
+from ...models.datatypes import DATATYPES
 from ...models.errors import BadInput, NotReady
 from ..access.client_key import key_headers
+from ..http.codecs.infer_client import write_json
 from ..http.codecs.json_numbers import array_of
 from ..http.codecs.numpy_files import write_npz
 
@@ -38,7 +39,7 @@ def predict_file(
         return _into(out, *_post(model, body, kind, _accept(out), timeout_s))
     if named is not None or file.suffix in (".npz", ".safetensors"):
         arrays = _read(file) if named is None else named
-        model, body = f"{url}/v2/models/{urllib.parse.quote(name)}/infer", orjson.dumps(_v2(arrays))
+        model, (body, _) = f"{url}/v2/models/{urllib.parse.quote(name)}/infer", write_json(arrays)
         kind = "application/json"
     headers, answer = _post(model, body, kind, "application/json", timeout_s)
     return {"status": 200, "headers": headers, **json.loads(answer)}
@@ -77,19 +78,6 @@ def _named(url: str, name: str, file: Path, timeout_s: float) -> dict[str, np.nd
         wanted = ", ".join(f"'{one['name']}' {one['datatype']} {one['shape']}" for one in inputs)
         raise BadInput(f"{file}: model '{name}' takes the inputs {wanted}; got {sorted(message)}")
     return {key: array_of(data, datatypes[key], f"{file}: '{key}'") for key, data in message.items()}
-
-
-def _v2(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    tensors = [
-        {
-            "name": key,
-            "shape": list(array.shape),
-            "datatype": name_of(array.dtype),
-            "data": array.ravel().tolist(),
-        }
-        for key, array in arrays.items()
-    ]
-    return {"inputs": tensors}
 
 
 def _accept(out: Path) -> str:

@@ -15,7 +15,9 @@ from .bringing import import_models, init
 from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
 from .key_commands import app as keys
 from .measuring import bench, tune
+from .other_engines import export, prove
 from .serve_command import serve
+from .training import finetune, reproduce, version_named
 
 app = typer.Typer(
     name="halfeven",
@@ -52,6 +54,7 @@ def convert(
     search: Annotated[
         bool, typer.Option("--search", help="Look for nodes to keep in FP32 at O3 too.")
     ] = False,
+    device: Annotated[str, typer.Option(help="Whose kernels the plan asks: auto, cpu or cuda:N.")] = "cpu",
     as_json: Json = False,
 ) -> None:
     """Capture, convert, prove and publish a model folder, or a bare file (`init` tells which)."""
@@ -59,10 +62,13 @@ def convert(
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.convert import Options, convert
         from ...exporters.report.page import render_terminal
+        from ...models.engines.device_choice import resolve_device
         from ..http.routes.history import store_at
 
         options = Options(
-            _forms(form), level, dtype, tuple(keep or ()), samples, new_signature, search=search
+            *(_forms(form), level, dtype, tuple(keep or ()), samples, new_signature),
+            search=search,
+            device=resolve_device(device),
         )
         with errors.status("converting") as status:
             done = convert(folder, store_at(store, writes=True), options, status.update)
@@ -160,43 +166,6 @@ def samples(
 
 
 @app.command()
-def finetune(
-    name: Annotated[str, typer.Argument(help="NAME (the active version) or NAME@VERSION.")],
-    data: Annotated[Path, typer.Option("--data", help="Rows with target:OUTPUT, or a folder of pictures.")],
-    validation: Annotated[Path | None, typer.Option(help="Held-out rows of your own.")] = None,
-    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows per step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="AdamW's.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp16, bf16 or fp32.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the split and the order of the data.")] = None,
-    stale_parent: Annotated[
-        str | None, typer.Option(help="If another version is active at the end: refuse, rejudge or retrain.")
-    ] = None,
-    bad_rows: Annotated[
-        str | None, typer.Option(help="Rows with NaN and the like: refuse, quarantine.")
-    ] = None,
-    suffix: Annotated[str | None, typer.Option(help="A text of your own, kept with the job.")] = None,
-    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Watch until it ends.")] = True,
-    as_json: Json = False,
-) -> None:
-    """Fine-tune a model at a running server; Ctrl-C cancels the job."""
-
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..finetune.command import exit_code, fine_tune, sentence_of
-
-        asked = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
-        asked |= {"precision": precision, "stale_parent": stale_parent, "bad_rows": bad_rows}
-        facts = fine_tune(
-            url, name, data, validation=validation, suffix=suffix, seed=seed,
-            hyperparameters=asked, follow=follow, notify=notify, console=errors,
-        )  # fmt: skip
-        return facts, sentence_of(facts), exit_code(facts, follow)
-
-    finish(work, as_json)
-
-
-@app.command()
 def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
     """List what is in the store."""
 
@@ -253,12 +222,9 @@ def promote(
     """Make a version the active one by hand; a running server follows within two seconds."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ...models.errors import BadInput
         from ..http.routes.history import promote, store_at
 
-        name, _, number = target.partition("@")
-        if not number:
-            raise BadInput(f"{target!r}: expected NAME@VERSION; `halfeven models` lists the versions")
+        name, number = version_named(target)
         facts = promote(store_at(store), name, number)
         return facts, f"{target} is active", 0
 
@@ -302,9 +268,13 @@ def demo(
 app.command()(init)
 app.command("import")(import_models)
 app.command()(serve)
+app.command()(export)
+app.command()(prove)
 app.command()(bench)
 app.command()(tune)
 app.add_typer(keys)
+app.command()(finetune)
+app.command()(reproduce)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.bench.command import Plan, bench
 from halfeven.serve.cli.client import predict_file
 from halfeven.serve.cli.main import app
-from halfeven.serve.finetune.remote import Remote
+from halfeven.serve.finetune.client.remote import Remote
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 from typer.testing import CliRunner, Result
