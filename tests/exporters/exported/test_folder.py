@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 
@@ -253,3 +254,20 @@ def test_the_program_on_the_page_answers_the_rows_and_its_answers_pass(
     expected, came = np.load(folder / "expected.npz"), np.load(folder / "answers.npz")
     assert expected["y"].shape == came["y"].shape and len(came["y"]) == 32
     assert not np.array_equal(expected["y"], came["y"]), "the half answered, not the whole"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("openvino") is None, reason="needs the package openvino")
+def test_openvinos_commands_build_an_engine_that_passes(
+    version: Callable[[str], Version], tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    text = page(version("free"), "openvino", folder)
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    (folder / "ask.py").write_text(dedent(program))
+    build = text.split("```console\n")[1].split("```")[0].replace("ovc", "-m openvino.tools.ovc", 1)
+    for command in (build.split(), ["ask.py"]):
+        subprocess.run([sys.executable, *command], cwd=folder, check=True, capture_output=True, timeout=120)
+    found = Version.at(folder)
+    proof = prove_engine(found, stored_samples(found), answers_file(folder / "answers.npz"))
+    assert proof["status"] == "equal" and proof["forms"]["engine"]["max_error_u"] > 0
