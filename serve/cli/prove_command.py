@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
+from ...exporters.exported.folder import exported_version
 from ...exporters.inputs.samples import load_samples, stored_samples
 from ...exporters.other_engine import OtherEngine, answers_file, onnx_file, prove_engine
 from ...exporters.report.page import number_text, render_terminal
 from ...models.errors import BadInput, BadSetting
-from ...models.store import Version
 from ..access.client_key import request_headers
 from ..http.routes.history import store_at
 from .parity_command import version_called
@@ -36,7 +36,7 @@ def prove_against(
     if not 0 < timeout_s < math.inf:
         raise BadSetting(f"--timeout {timeout_s}: expected a number of seconds above 0")
     exported = (Path(target) / "manifest.json").is_file()
-    version = Version.at(Path(target)) if exported else version_called(target, store_at(store))
+    version = exported_version(Path(target)) if exported else version_called(target, store_at(store))
     engine = _engine(against, version.name, timeout_s, headers)
     judging = load_samples(samples, version.spec()) if samples else stored_samples(version)
     return prove_engine(version, judging, engine, notify)

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from halfeven.exporters.convert import Options, convert
 from halfeven.exporters.exported import folder as exporting
-from halfeven.exporters.exported.folder import export
+from halfeven.exporters.exported.folder import export, exported_version
 from halfeven.exporters.inputs.samples import stored_samples
 from halfeven.exporters.other_engine import answers_file, onnx_file, prove_engine
 from halfeven.models.errors import BadInput, BadSetting, Conflict, DamagedFile, ExportFailed, ParityRefused
@@ -96,7 +96,7 @@ def test_the_folder_alone_proves_its_half_again(
 ) -> None:
     facts = export(version(name), "onnxruntime", tmp_path / "out")
     moved = Path(shutil.move(tmp_path / "out", tmp_path / "elsewhere"))
-    found = Version.at(moved)
+    found = exported_version(moved)
     assert (found.name, found.number, found.manifest["half"]) == (name, 1, "fp16")
     assert facts["files"] == {file: sha256_of(moved / file) for file in found.manifest["files"]}
     for engine in (onnx_file(moved / "half.onnx"), onnx_file(moved / "whole.onnx")):
@@ -214,6 +214,15 @@ def test_a_changed_file_of_the_folder_is_not_judged_by(
     found = Version.at(tmp_path / "out")
     with pytest.raises(DamagedFile, match=r"whole\.onnx"):
         prove_engine(found, stored_samples(found), onnx_file(tmp_path / "out" / "half.onnx"))
+
+
+@pytest.mark.parametrize("name", ["live", "both"])
+def test_the_folder_of_another_version_is_not_taken_for_an_exported_one(
+    name: str, version: Callable[[str], Version]
+) -> None:
+    """A live version would run its code."""
+    with pytest.raises(BadInput, match="not a folder that `halfeven export` wrote"):
+        exported_version(version(name).folder)
 
 
 def test_an_unknown_engine_is_refused_by_name(version: Callable[[str], Version], tmp_path: Path) -> None:
