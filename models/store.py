@@ -9,6 +9,7 @@ number (the rename that succeeds takes the number). A draft that is not publishe
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -254,14 +255,31 @@ class Store:
 
     @contextmanager
     def draft(self, name: str) -> Iterator["Draft"]:
-        """A folder to fill. It vanishes when the block ends, unless it was published."""
+        """A folder to fill. It vanishes when the block ends, unless it was published; where this process is killed,
+        `remove_dead_drafts` deletes it."""
         folder = self._folder(name)
         folder.mkdir(parents=True, exist_ok=True)
-        path = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
+        path, lock = _locked_draft(folder)
         try:
             yield Draft(self, name, path)
         finally:
             shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+    def remove_dead_drafts(self) -> None:
+        """Delete the drafts of processes that were killed: their locks are gone."""
+        for path in self._models.glob("*/.draft-*"):
+            try:
+                lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:
+                continue  # published or deleted meanwhile
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            except BlockingIOError:
+                pass
+            finally:
+                os.close(lock)
 
     def _folder(self, name: str) -> Path:
         if not NAME.fullmatch(name):
@@ -314,6 +332,20 @@ def write_manifest(folder: Path, status: str, facts: Mapping[str, Any]) -> None:
     for path in [*folder.rglob("*"), folder]:
         path.chmod(READABLE | (0o111 if path.is_dir() else 0))  # safetensors writes for its owner alone
         fsync(path)
+
+
+def _locked_draft(folder: Path) -> tuple[Path, int]:
+    """A new draft, and its lock: an open folder, which the system closes however the process ends."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.is_dir():  # nobody removed it before it was locked
+            return path, lock
+        os.close(lock)
 
 
 def sha256_of(path: Path) -> str:

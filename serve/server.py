@@ -83,7 +83,7 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
     job_store = JobStore(store.root / "halfeven.db")
     files = Files(store.root / "files", settings.max_upload_mib * 2**20)
     supervisor = Supervisor(job_store, files, store, roster, place, settings.trainer_threads)
-    app.include_router(router(job_store, files, store, supervisor.wake))
+    app.include_router(router(job_store, files, store, supervisor.wake, lambda: roster.leaving))
     app.include_router(rollout_router(director))
     app.router.lifespan_context = _lifespan(roster, supervisor, job_store, lock, settings.shutdown_seconds)
     front = InferFront(

@@ -17,6 +17,7 @@ from .key_commands import app as keys
 from .measuring import bench, tune
 from .other_engines import export, prove
 from .serve_command import serve
+from .training import finetune, reproduce, version_named
 
 app = typer.Typer(
     name="halfeven",
@@ -165,43 +166,6 @@ def samples(
 
 
 @app.command()
-def finetune(
-    name: Annotated[str, typer.Argument(help="NAME (the active version) or NAME@VERSION.")],
-    data: Annotated[Path, typer.Option("--data", help="Rows with target:OUTPUT, or a folder of pictures.")],
-    validation: Annotated[Path | None, typer.Option(help="Held-out rows of your own.")] = None,
-    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows per step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="AdamW's.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp16, bf16 or fp32.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the split and the order of the data.")] = None,
-    stale_parent: Annotated[
-        str | None, typer.Option(help="If another version is active at the end: refuse, rejudge or retrain.")
-    ] = None,
-    bad_rows: Annotated[
-        str | None, typer.Option(help="Rows with NaN and the like: refuse, quarantine.")
-    ] = None,
-    suffix: Annotated[str | None, typer.Option(help="A text of your own, kept with the job.")] = None,
-    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Watch until it ends.")] = True,
-    as_json: Json = False,
-) -> None:
-    """Fine-tune a model at a running server; Ctrl-C cancels the job."""
-
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..finetune.client.job_command import exit_code, fine_tune, sentence_of
-
-        asked = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
-        asked |= {"precision": precision, "stale_parent": stale_parent, "bad_rows": bad_rows}
-        facts = fine_tune(
-            url, name, data, validation=validation, suffix=suffix, seed=seed,
-            hyperparameters=asked, follow=follow, notify=notify, console=errors,
-        )  # fmt: skip
-        return facts, sentence_of(facts), exit_code(facts, follow)
-
-    finish(work, as_json)
-
-
-@app.command()
 def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
     """List what is in the store."""
 
@@ -258,12 +222,9 @@ def promote(
     """Make a version the active one by hand; a running server follows within two seconds."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ...models.errors import BadInput
         from ..http.routes.history import promote, store_at
 
-        name, _, number = target.partition("@")
-        if not number:
-            raise BadInput(f"{target!r}: expected NAME@VERSION; `halfeven models` lists the versions")
+        name, number = version_named(target)
         facts = promote(store_at(store), name, number)
         return facts, f"{target} is active", 0
 
@@ -312,6 +273,8 @@ app.command()(prove)
 app.command()(bench)
 app.command()(tune)
 app.add_typer(keys)
+app.command()(finetune)
+app.command()(reproduce)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -66,8 +67,8 @@ class Files:
         self.folder, self.max_bytes, self.silence_s = folder, max_bytes, silence_s
         self._clock = clock
         folder.mkdir(parents=True, exist_ok=True)
-        for half in folder.glob(".upload-*"):
-            half.unlink(missing_ok=True)
+        for half in folder.glob(".upload-*"):  # folders are tables that were being read
+            shutil.rmtree(half) if half.is_dir() else half.unlink(missing_ok=True)
 
     def path(self, sha256: str) -> Path:
         """Raises DamagedFile where the bytes are gone."""

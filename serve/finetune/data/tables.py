@@ -27,6 +27,7 @@ from ..judging.judging_metrics import classifies
 
 PARQUET, JSON_LINES, CSV, TAR = "parquet", "JSON lines", "CSV", "tar"
 MOST_PICTURES = 1_000_000
+IN_WORK = ".upload-table-"  # beside the upload, where `Files` deletes what a killed server left
 SECONDS = 600.0
 _OWN_BYTES = 2 << 30  # of the process itself; its libraries map much that they do not use
 
@@ -53,7 +54,7 @@ def kind_of(path: Path, spec: ModelSpec) -> str | None:
 
 def read_apart(path: Path, kind: str, spec: ModelSpec, max_bytes: int) -> dict[str, np.ndarray]:
     """The tensors of a table, read in another process. Raises BadSamples with what is wrong, or where it ends."""
-    with tempfile.TemporaryDirectory(prefix="halfeven-table-") as folder:
+    with tempfile.TemporaryDirectory(prefix=IN_WORK, dir=path.parent) as folder:
         request, out = Path(folder, "request.json"), Path(folder, "rows.safetensors")
         asked = {
             "path": str(path),

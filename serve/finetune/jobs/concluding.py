@@ -34,8 +34,16 @@ class StaleParent(JobFailed):
     """Another version became active since: what this one replaces is not what it was made from and measured against."""
 
 
+class WorkerLost(JobFailed):
+    """A process of the job ended without a result: it was killed, or ran out of memory."""
+
+
 class Cancelled(Exception):
     """The caller cancelled the job."""
+
+
+class Paused(Exception):
+    """The caller paused the job; what it has done so far is in its folder."""
 
 
 class ServerStops(Exception):
@@ -86,11 +94,11 @@ class Conclusion:
         """The alias, where the version may take the place of the active one: the gate measured that one, and the
         version was made from it or, with ``stale_parent = "rejudge"``, has kept what it knows."""
         against, alias = version.manifest["gate"].get("against"), self._store.live_number(version.name)
-        if job.stage == "swapping":
+        if self._was_replaced(version):
             raise JobFailed(
                 "NOT_SERVED",
-                f"the server ended while {version} was being made active, and version {alias} is active now: it is "
-                f"not tried again, for an operator may have gone back; {by_hand(version)}",
+                f"{version} was active already, and version {alias} took its place: it is not made active again; "
+                f"{by_hand(version)}",
                 version.number,
             )
         active = alias if alias is not None else self._serving(version.name)
@@ -99,6 +107,14 @@ class Conclusion:
         ):
             raise _stale(job, version, active)
         return alias
+
+    def _was_replaced(self, version: Version) -> bool:
+        """Whether a version was made active in place of this one. A server that ends within a promotion may leave it
+        recorded and not done: it is then done again."""
+        promotions = self._store.promotions(version.name).values()
+        return any(
+            entry["over"] == version.number for each in promotions for entry in (each["first"], each["last"])
+        )
 
     def _promote(self, job: Job, version: Version, alias: int | None) -> None:
         self._job_store.note(job.id, stage="swapping", gate=version.manifest["gate"])

@@ -14,7 +14,7 @@ import orjson
 
 from ....models.errors import DamagedFile, StoreError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE files (
     id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL, filename TEXT NOT NULL,
@@ -41,7 +41,14 @@ CREATE TABLE steps (
     PRIMARY KEY (job, step)
 ) WITHOUT ROWID;
 """
-_JSON = ("hyperparameters", "metadata", "progress", "summary", "gate", "data")
+_SINCE_1 = """
+ALTER TABLE jobs ADD COLUMN pause_requested INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE evaluations (
+    job TEXT NOT NULL REFERENCES jobs (id), step INTEGER NOT NULL, created_at INTEGER NOT NULL,
+    record TEXT NOT NULL, PRIMARY KEY (job, step)
+) WITHOUT ROWID;
+"""
+_JSON = ("hyperparameters", "metadata", "progress", "summary", "gate", "data", "record")
 
 
 class Database:
@@ -72,8 +79,9 @@ class Database:
         ):
             self._db.execute(f"PRAGMA {pragma}")
         found = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if found == 0:
-            self._db.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+        if found in (0, 1):
+            missing = _SINCE_1 if found else _SCHEMA + _SINCE_1
+            self._db.executescript(f"BEGIN;{missing}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
         elif found != SCHEMA_VERSION:
             raise StoreError(
                 f"{self._path} has schema {found}, expected {SCHEMA_VERSION}: another release of halfeven wrote "

@@ -8,11 +8,13 @@ What ``auto`` means:
 - ``learning_rate_multiplier``: 1, of a learning rate of 1e-4 (AdamW's usual one for going on with a trained
   model); give ``learning_rate`` instead to name the rate itself;
 - ``validation_split``: a tenth of the rows, at least 20, but never more than a third: a gain shows on enough rows only;
-- ``growth_interval``: a tenth of all steps, from 20 to 2000 (torch's own): a short job must grow its scale too.
+- ``growth_interval``: a tenth of all steps, from 20 to 2000 (torch's own): a short job must grow its scale too;
+- ``checkpoint_every``: a tenth of all steps: each time the held-out rows are evaluated and a checkpoint is written.
 
 ``stale_parent`` says what becomes of a job whose parent is not active any more when it ends: its version is refused,
 judged against the active version and its judging set, or trained again from it. ``bad_rows``: whether a row that cannot
-be learnt from refuses the file, or is left out and named.
+be learnt from refuses the file, or is left out and named. ``early_stopping_patience``: the training ends after so many
+evaluations without a smaller held-out loss; 0: it never does. The weights of the best evaluation are the job's.
 """
 
 import difflib
@@ -66,6 +68,8 @@ RANGES: Mapping[str, Range] = {
     "growth_interval": Range(1, 1_000_000, AUTO, whole=True, auto=True),
     "scale_floor": Range(2**-24, 2**16, 1.0),
     "max_floor_hits": Range(1, 1000, 8, whole=True),
+    "checkpoint_every": Range(1, 1_000_000, AUTO, whole=True, auto=True),
+    "early_stopping_patience": Range(0, 1000, 0, whole=True),
     "validation_split": Range(0.001, 0.5, AUTO, auto=True),
     "forgetting_tolerance": Range(0, 1, 0.02),
 }
@@ -118,8 +122,11 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
         found["learning_rate_multiplier"] = 1.0 if rate == AUTO else rate / BASE_LEARNING_RATE
     if found["learning_rate"] == AUTO:
         found["learning_rate"] = BASE_LEARNING_RATE * found["learning_rate_multiplier"]
+    steps = steps_per_epoch * found["n_epochs"]
     if found["growth_interval"] == AUTO:
-        found["growth_interval"] = min(2000, max(20, steps_per_epoch * found["n_epochs"] // 10))
+        found["growth_interval"] = min(2000, max(20, steps // 10))
+    if found["checkpoint_every"] == AUTO:
+        found["checkpoint_every"] = math.ceil(steps / 10)
     return found
 
 

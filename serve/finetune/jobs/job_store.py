@@ -15,16 +15,18 @@ from typing import Any
 
 import orjson
 
-from ....models.errors import BadInput, UnknownName
+from ....models.errors import BadInput, Conflict, UnknownName
 from .database import Database, decoded, encoded
 from .job_types import (
     CANCELLED,
     FAILED,
     FINAL,
     LEVELS,
+    PAUSED,
     QUEUED,
     RUNNING,
     SUCCEEDED,
+    Evaluation,
     Event,
     FileRecord,
     IllegalMove,
@@ -232,7 +234,36 @@ class JobStore:
                 self._set(id, {"cancel_requested": True})
                 self.record(id, "info", "cancelling was asked for: the job stops after its current step")
             elif not job.finished and job.status != RUNNING:
-                return self.move(id, CANCELLED, code="CANCELLED", message="cancelled before it began")
+                when = "while it was paused" if job.status == PAUSED else "before it began"
+                return self.move(id, CANCELLED, code="CANCELLED", message=f"cancelled {when}")
+            return self.job(id)
+
+    def request_pause(self, id: str) -> Job:
+        """Queued: paused at once. Running: ``pause_requested`` is set. Paused: its state. Finished: raises Conflict."""
+        with self._db.transaction():
+            job = self.job(id)
+            if job.finished:
+                raise Conflict(f"job {id} is {job.status}: what is finished cannot be paused")
+            if job.status == RUNNING and not job.pause_requested:
+                self._set(id, {"pause_requested": True})
+                self.record(id, "info", "pausing was asked for: the job stops behind its current step")
+            elif job.status == QUEUED:
+                return self.move(id, PAUSED, stage=PAUSED, message="paused before it began or went on")
+            return self.job(id)
+
+    def request_resume(self, id: str) -> Job:
+        """Paused: queued again. Running, and to be paused: it goes on. Else its state. Finished: raises Conflict."""
+        with self._db.transaction():
+            job = self.job(id)
+            if job.finished:
+                raise Conflict(f"job {id} is {job.status}: create a new one from the same file and seed")
+            if job.status == PAUSED:
+                return self.move(
+                    id, QUEUED, stage=QUEUED, message="resumed: it goes on from its last checkpoint"
+                )
+            if job.pause_requested:
+                self._set(id, {"pause_requested": False})
+                self.record(id, "info", "resumed before it was paused")
             return self.job(id)
 
     def _set(self, id: str, changes: Mapping[str, Any]) -> None:
@@ -287,6 +318,25 @@ class JobStore:
             db.execute("DELETE FROM steps WHERE job = ? AND step >= ?", [id, rows[0][1]])
             db.executemany("INSERT INTO steps VALUES (?, ?, ?)", rows)
 
+    def record_evaluation(self, id: str, record: Mapping[str, Any]) -> None:
+        """Write one evaluation of a training, by its ``step``; evaluations behind it are forgotten, unless this one is
+        known already."""
+        with self._db.transaction() as db:
+            if self._db.one("record", "evaluations", "job = ? AND step = ?", id, record["step"]) == {
+                "record": (text := orjson.dumps(record).decode())
+            }:
+                return
+            db.execute("DELETE FROM evaluations WHERE job = ? AND step >= ?", [id, record["step"]])
+            row = [id, record["step"], int(self._now()), text]
+            db.execute("INSERT INTO evaluations VALUES (?, ?, ?, ?)", row)
+
+    def evaluations(self, id: str, before: int | None = None, limit: int = 10) -> list[Evaluation]:
+        """The newest first, from the one before the step ``before``."""
+        self.job(id)
+        where = "job = ? AND step < ? ORDER BY step DESC LIMIT ?"
+        values = (id, 2**62 if before is None else before, limit)
+        return [Evaluation(**decoded(row)) for row in self._db.all("*", "evaluations", where, *values)]
+
     def steps(self, id: str, most: int = 2000) -> list[dict[str, Any]]:
         """The recorded steps; of more than ``most`` every k-th, and always the first and the last."""
         self.job(id)
@@ -302,7 +352,8 @@ class JobStore:
 
 def _job(row: Mapping[str, Any] | sqlite3.Row) -> Job:
     values = decoded(row)
-    values["cancel_requested"] = bool(values["cancel_requested"])
+    for name in ("cancel_requested", "pause_requested"):
+        values[name] = bool(values[name])
     return Job(**values)
 
 

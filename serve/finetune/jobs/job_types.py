@@ -1,6 +1,7 @@
 """The types of the job store: files, jobs, events, and the one state machine.
 
     validating_files ─▶ queued ⇄ running ─▶ succeeded        every one that is not final ─▶ failed · cancelled
+                        queued ⇄ paused ◀─ running
 
 The states are OpenAI's; our finer stages (training, converting, gating…) stand beside them in ``stage``.
 """
@@ -11,14 +12,15 @@ from typing import Any
 
 from ....models.errors import StoreError, UnknownName
 
-VALIDATING, QUEUED, RUNNING = "validating_files", "queued", "running"
+VALIDATING, QUEUED, RUNNING, PAUSED = "validating_files", "queued", "running", "paused"
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
 FINAL = frozenset((SUCCEEDED, FAILED, CANCELLED))
 # Running goes back to queued when the server that ran it is gone.
 NEXT: Mapping[str, frozenset[str]] = {
     VALIDATING: frozenset((QUEUED, FAILED, CANCELLED)),
-    QUEUED: frozenset((RUNNING, FAILED, CANCELLED)),
-    RUNNING: frozenset((QUEUED, *FINAL)),
+    QUEUED: frozenset((RUNNING, PAUSED, FAILED, CANCELLED)),
+    RUNNING: frozenset((QUEUED, PAUSED, *FINAL)),
+    PAUSED: frozenset((QUEUED, FAILED, CANCELLED)),
     **dict.fromkeys(sorted(FINAL), frozenset()),
 }
 LEVELS = ("info", "warn", "error")
@@ -100,6 +102,7 @@ class Job:
     progress: Mapping[str, Any]
     summary: Mapping[str, Any] | None
     gate: Mapping[str, Any] | None
+    pause_requested: bool
 
     @property
     def finished(self) -> bool:
@@ -123,6 +126,20 @@ class Event:
         return f"ftevent-{self.job.removeprefix('ftjob-')}-{self.number}"
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation of a training on its held-out rows; ``record``: the trainer's line."""
+
+    job: str
+    step: int
+    created_at: int
+    record: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        return f"ftckpt-{self.job.removeprefix('ftjob-')}-{self.step}"
+
+
 def check_move(job: Job, to: str) -> None:
     """Raises IllegalMove where the state machine has no such move."""
     if to not in NEXT:
@@ -139,9 +156,21 @@ def entering(job: Job, to: str, now: int) -> dict[str, Any]:
     entered: dict[str, Any] = {"status": to, "revision": job.revision + 1}
     if to == RUNNING:
         entered |= {"started_at": job.started_at or now, "attempts": job.attempts + 1}
+    if to in (QUEUED, PAUSED):
+        entered |= {"pause_requested": False, "estimated_finish": None}
     if to in FINAL:
         entered |= {"finished_at": now, "estimated_finish": None}
     return entered
+
+
+def step_of(job: str, checkpoint: str) -> int:
+    """The step in a checkpoint's id. Raises UnknownName where that is no checkpoint of the job."""
+    stem, _, step = checkpoint.rpartition("-")
+    if stem != f"ftckpt-{job.removeprefix('ftjob-')}" or not (step.isascii() and step.isdigit()):
+        raise UnknownName(
+            f"job {job} has no checkpoint '{checkpoint[:80]}'; 'after' is the id of the last one seen"
+        )
+    return int(step[:18])
 
 
 def number_of(job: str, event: str) -> int:

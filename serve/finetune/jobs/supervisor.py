@@ -14,13 +14,12 @@ from ....models.store import Store
 from ...batching.place import Place
 from ...versions.roster import Roster
 from ..data.files import Files
-from .concluding import Cancelled, JobFailed, ServerStops
+from .concluding import Cancelled, JobFailed, Paused, ServerStops
 from .job_runner import JobRunner
 from .job_store import JobStore
-from .job_types import CANCELLED, FAILED, QUEUED, RUNNING, Job
+from .job_types import CANCELLED, FAILED, PAUSED, QUEUED, RUNNING, Job
 
 logger = logging.getLogger("halfeven.finetune")
-MAX_ATTEMPTS = 3
 
 
 class Supervisor:
@@ -53,9 +52,10 @@ class Supervisor:
     def _live(self) -> None:
         for job in self._job_store.unfinished():
             if job.status == RUNNING:
-                self._guarded(job, partial(self._settle_interrupted, job))
+                self._guarded(job, partial(self._take_up, job))
         while not self._stopping.is_set():
             try:
+                self._runner.remove_ended()
                 job = self._job_store.next_queued()
                 if job is not None:
                     self._guarded(job, partial(self._runner.go, job))
@@ -75,6 +75,8 @@ class Supervisor:
             logger.info("job %s goes on with the next server", job.id)
         except Cancelled:
             self._guarded(job, partial(self._cancelled, job))
+        except Paused:
+            self._paused(job)
         except JobFailed as error:
             self._fail(job, error.code, str(error), error.version)
         except HalfevenError as error:
@@ -104,14 +106,16 @@ class Supervisor:
             number, message = version.number, f"cancelled: {version} was published, and not made active"
         self._job_store.move(job.id, CANCELLED, code="CANCELLED", message=message, version=number)
 
-    def _settle_interrupted(self, job: Job) -> None:
-        """The server ended during this job: it has published its version, or starts again."""
-        if version := self._runner.published(job):
-            self._runner.conclude(job.id, version)
-        elif job.attempts >= MAX_ATTEMPTS:
-            raise JobFailed(
-                "WORKER_LOST", f"the server died {job.attempts} times over this job; it is not tried again"
-            )
-        else:
-            message = "the server that ran this job is gone; it starts again from its first step"
-            self._job_store.move(job.id, QUEUED, stage="queued", message=message)
+    def _paused(self, job: Job) -> None:
+        """Resumed meanwhile, it is queued again."""
+        wanted = self._job_store.job(job.id).pause_requested
+        to, message = (PAUSED, "paused; resuming goes on from here") if wanted else (QUEUED, "resumed")
+        self._job_store.move(job.id, to, stage=to, message=message)
+
+    def _take_up(self, job: Job) -> None:
+        """The server ended during this job: the job goes on from where it was."""
+        if job.pause_requested:
+            self._paused(job)
+            return
+        message = "the server that ran this job is gone; it goes on from its last checkpoint"
+        self._job_store.move(job.id, QUEUED, stage="queued", message=message)

@@ -1,6 +1,7 @@
 """The training loop: `torch.amp.autocast` and `torch.amp.GradScaler`, hardened. Needs torch and nothing else.
 
-`train` is the loop; each precaution in it is a small function below. What torch leaves open, and what closes it:
+`train` is the loop, `Loop` one whose state can be saved; each precaution in it is a small function below. What torch
+leaves open, and what closes it:
 
 - the scaler has no floor: from a scale of 2⁻¹²⁸ on, 1/scale is infinite, and the first clean batch after that
   writes NaN into the weights: `hold_floor`, and `is_finite` on what the optimizer would take;
@@ -16,6 +17,7 @@ next part begins.
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -38,47 +40,77 @@ def train(
     ``parts_of`` divides a batch into what one pass takes. Yields one record per step and raises Stopped:
     SCALE_COLLAPSE, DIVERGED, BAD_DATA, NONFINITE_WEIGHTS, TOO_MANY_QUARANTINED.
     """
-    torch.manual_seed(settings.seed)
-    steps = total_steps(rows, settings)
-    kind = torch.device(device).type
-    weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameter_groups(module, settings.weight_decay), settings.learning_rate)
-    scheduler = LambdaLR(optimizer, lambda taken: learning_rate_factor(taken, steps, settings.schedule))
-    scaler = grad_scaler(kind, settings, steps)
-    sound, patience = finite_names(module), Patience(settings)
-    passes = Passes(module, loss_of, parts_of, scaler, settings, kind, sound)
-    quarantine = Quarantine(rows)
+    loop = Loop(module, loss_of, rows, settings, device, parts_of)
+    yield from loop.run()
+    loop.finish()
 
-    for step, (epoch, batch) in enumerate(batches(rows, settings), start=1):
-        rate, scale, norm = float(scheduler.get_last_lr()[0]), scaler.get_scale(), None
-        before = snapshot(module)
-        optimizer.zero_grad(set_to_none=True)  # after a skipped step too: its NaN must not stay
-        batch, found = quarantine.kept(batch), ()
+
+class Loop:
+    """The loop of `train`, with all that decides its next step: `loop_state.py` saves that after any step and puts it
+    into another loop over the same rows. ``done``: the steps that were made."""
+
+    def __init__(
+        self, module: nn.Module, loss_of: LossOf, rows: int, settings: Settings, device: str = "cpu",
+        parts_of: PartsOf = whole,
+    ) -> None:  # fmt: skip
+        torch.manual_seed(settings.seed)
+        self.module, self.rows, self.settings, self.done = module, rows, settings, 0
+        self.steps = steps = total_steps(rows, settings)
+        kind = torch.device(device).type
+        self.weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        groups = parameter_groups(module, settings.weight_decay)
+        self.optimizer = torch.optim.AdamW(groups, settings.learning_rate)
+        self.scheduler = LambdaLR(
+            self.optimizer, lambda taken: learning_rate_factor(taken, steps, settings.schedule)
+        )
+        self.scaler = grad_scaler(kind, settings, steps)
+        self.sound, self.patience = finite_names(module), Patience(settings)
+        self.passes = Passes(module, loss_of, parts_of, self.scaler, settings, kind, self.sound)
+        self.quarantine = Quarantine(rows)
+
+    def run(self) -> Iterator[StepRecord]:
+        """The steps that are left. The state may be saved whenever a record was given."""
+        for epoch, batch in islice(batches(self.rows, self.settings), self.done, None):
+            self.patience.check(self.done)
+            record = self._step(epoch, batch)
+            self.done += 1
+            self.patience.count(record.cause, scale_fell=self.scaler.get_scale() < record.scale)
+            yield record
+
+    def finish(self) -> None:
+        """Raises Stopped where no step was taken, or where the module's tensors are not finite any more."""
+        self.patience.check(self.done)
+        self.patience.at_the_end()
+        audit(self.module, self.sound)
+
+    def _step(self, epoch: int, batch: Tensor) -> StepRecord:
+        passes, scaler, norm = self.passes, self.scaler, None
+        rate, scale = float(self.scheduler.get_last_lr()[0]), scaler.get_scale()
+        before = snapshot(self.module)
+        self.optimizer.zero_grad(set_to_none=True)  # after a skipped step too: its NaN must not stay
+        batch, found = self.quarantine.kept(batch), ()
         loss, cause = passes.run(batch)
-        if cause in DATA_FAULTS and settings.bad_rows == "quarantine":
+        if cause in DATA_FAULTS and self.settings.bad_rows == "quarantine":
             restore(before)
-            found = quarantine.take(passes.culprits(batch))
+            found = self.quarantine.take(passes.culprits(batch))
             if found:
-                optimizer.zero_grad(set_to_none=True)
-                loss, cause = passes.run(batch := quarantine.kept(batch))
+                self.optimizer.zero_grad(set_to_none=True)
+                loss, cause = passes.run(batch := self.quarantine.kept(batch))
         if cause is None:
-            scaler.unscale_(optimizer)
-            norm = gradient_norm(weights)
+            scaler.unscale_(self.optimizer)
+            norm = gradient_norm(self.weights)
             cause = None if is_finite(norm) else GRADIENT_OVERFLOW
             if cause is None:
-                clip_grads_with_norm_(weights, settings.clip_norm, norm)
-                scaler.step(optimizer)
-                scheduler.step()
+                clip_grads_with_norm_(self.weights, self.settings.clip_norm, norm)
+                scaler.step(self.optimizer)
+                self.scheduler.step()
                 passes.good = batch[:GOOD_ROWS]
             scaler.update()
-            hold_floor(scaler, settings.scale_floor)
+            hold_floor(scaler, self.settings.scale_floor)
         if cause is not None:
             restore(before)
         numbers = (loss.item(), scale, None if norm is None else norm.item())
-        yield StepRecord(step, epoch, *numbers, cause is not None, cause, rate, found)
-        patience.after(step, cause, scale_fell=scaler.get_scale() < scale)
-    patience.at_the_end()
-    audit(module, sound)
+        return StepRecord(self.done + 1, epoch, *numbers, cause is not None, cause, rate, found)
 
 
 def parameter_groups(module: nn.Module, decay: float) -> list[dict[str, Any]]:

@@ -18,13 +18,16 @@ class Patience:
         self.in_a_row = 0
         self.cause: str | None = None
 
-    def after(self, step: int, cause: str | None, scale_fell: bool) -> None:
-        """Count one step. Raises Stopped after ``max_floor_hits`` such steps without one taken between them."""
+    def count(self, cause: str | None, scale_fell: bool) -> None:
+        """Count one step: ``cause`` says why it was skipped."""
         if cause is None:
             self.taken, self.in_a_row = self.taken + 1, 0
             return
         self.cause = cause
         self.in_a_row += not scale_fell
+
+    def check(self, step: int) -> None:
+        """Raises Stopped where ``max_floor_hits`` such steps came without one taken between them."""
         if self.in_a_row >= self.settings.max_floor_hits:
             raise self.stopped(f"stopped at step {step}, after {self.in_a_row} skipped steps in a row")
 

@@ -13,16 +13,18 @@ from .training_terms import Stopped
 
 
 class Task:
-    """The rows to learn from, and the mean loss of some of them."""
+    """The rows of ``data`` to learn from (or of ``held_out``, all of them), and the mean loss of some of them."""
 
-    def __init__(self, request: Mapping[str, Any], forward: Callable[..., tuple[Tensor, ...]]) -> None:
-        tensors = load_file(request["data"])
+    def __init__(
+        self, request: Mapping[str, Any], forward: Callable[..., tuple[Tensor, ...]], held_out: bool = False
+    ) -> None:
+        tensors = load_file(request["held_out" if held_out else "data"])
         names = [spec["name"] for spec in request["inputs"]]
         wanted = [*names, *(f"target:{output}" for output in request["losses"])]
-        self.rows = torch.tensor(request["rows"], dtype=torch.int64)
         if missing := [name for name in wanted if name not in tensors]:
             raise Stopped("BAD_DATA", f"the data have no tensor {missing}, only {sorted(tensors)}")
         count = min(len(tensors[name]) for name in wanted)
+        self.rows = torch.tensor(range(count) if held_out else request["rows"], dtype=torch.int64)
         if not len(self.rows) or not 0 <= int(self.rows.min()) <= int(self.rows.max()) < count:
             raise Stopped("BAD_DATA", f"there are {count} rows, and the rows to train on must be among them")
         self.inputs = [tensors[name] for name in names]

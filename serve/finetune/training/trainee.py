@@ -7,7 +7,8 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,24 @@ class Trainee:
         state = self.module.state_dict()
         return state | {name: state[twin] for name, twin in self.same_as.items()}
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode inside: no dropout, BatchNorm by its running statistics; then each part is as before."""
+        if isinstance(self.module, GraphModule) and self.trained == "program":
+            set_training(self.module, False)
+            try:
+                yield
+            finally:
+                set_training(self.module, True)
+            return
+        modes = [(part, part.training) for part in self.module.modules()]
+        self.module.eval()
+        try:
+            yield
+        finally:
+            for part, mode in modes:
+                part.training = mode
+
 
 def trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
     """The operator's module; the captured program where there is none, or none that can be built any more."""
@@ -96,7 +115,7 @@ def from_program(request: Request, note: str) -> Trainee:
     assert isinstance(module, GraphModule)
     module._forward_pre_hooks.clear()  # the range check of every call
     module._forward_pre_hooks_with_kwargs.clear()
-    switch_to_training(module)
+    set_training(module, True)
     learn(module)
     return Trainee(module, module, "program", note, tied(module))
 
@@ -113,7 +132,7 @@ def learn(module: nn.Module, frozen: Collection[str] = ()) -> None:
         )
 
 
-def switch_to_training(module: GraphModule) -> None:
+def set_training(module: GraphModule, training: bool) -> None:
     """Set the train flag of every operator that has one: dropouts, batch norms, recurrent layers.
 
     A captured program was traced in evaluation, where attention has lost its dropout: that one stays lost.
@@ -124,9 +143,9 @@ def switch_to_training(module: GraphModule) -> None:
         for position, argument in enumerate(node.target._schema.arguments):
             if argument.name in ("train", "training"):
                 if position < len(node.args):
-                    node.update_arg(position, True)
+                    node.update_arg(position, training)
                 else:
-                    node.update_kwarg(argument.name, True)
+                    node.update_kwarg(argument.name, training)
     module.recompile()
 
 

@@ -2,32 +2,27 @@
 
     python -P trainer.py REQUEST.json
 
-Standard output is one JSON object per line (started, step…, then done, failed or cancelled). At the end of standard
-input the server is gone, and this process ends; a line "cancel" in it ends the job after the current step.
-Of this package it loads, by path, only amp.py, trainee.py and task.py of this folder with the files that they import,
-and models/capture/child.py, which knows how a model folder is built.
+Standard output is one JSON object per line (`training_job.py`). At the end of standard input the server is gone, and
+this process ends; a line "cancel" in it ends the job after the current step, and "pause" writes a checkpoint there
+and ends the process.
+Of this package it loads, by path, only the files of this folder, and models/capture/child.py, which knows how a model
+folder is built.
 """
 
 import ctypes
-import hashlib
 import importlib
 import json
-import math
 import os
 import signal
 import sys
 import threading
-import time
 import types
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 HERE = Path(__file__).resolve().parent
 Request = Mapping[str, Any]
@@ -46,18 +41,18 @@ def beside(name: str) -> Any:
     return importlib.import_module(f"{package}.{name}")
 
 
-amp, trainee, task = beside("amp"), beside("trainee"), beside("task")
-child = trainee.child
+trainee, training_job = beside("trainee"), beside("training_job")
+terms, child = beside("training_terms"), trainee.child
 
 
 def main(request_file: str) -> NoReturn:
     report, control = private_pipes()
-    cancelled = threading.Event()
-    threading.Thread(target=watch, args=(control, cancelled), daemon=True).start()
+    orders = training_job.Orders()
+    threading.Thread(target=watch, args=(control, orders), daemon=True).start()
     request = json.loads(Path(request_file).read_text())
     try:
         yield_to_serving(request)
-        last = run(request, report, cancelled)
+        last = training_job.run(request, report, orders)
     except BaseException as error:  # SystemExit of the operator's code too
         last = failure(error, request)
     report(last)
@@ -84,11 +79,10 @@ def private_pipes() -> tuple[Callable[[Line], None], int]:
     return report, control
 
 
-def watch(control: int, cancelled: threading.Event) -> None:
+def watch(control: int, orders: Any) -> None:
     with os.fdopen(control, "rb") as lines:
         for line in lines:
-            if line.strip() == b"cancel":
-                cancelled.set()
+            orders.take(line.strip().decode(errors="replace"))
     leave()
 
 
@@ -112,87 +106,10 @@ def yield_to_serving(request: Request) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
 
 
-def run(request: Request, report: Callable[[Line], None], cancelled: threading.Event) -> Line:
-    """The whole job: its last line, ``done`` or ``cancelled``."""
-    started, parent = time.monotonic(), load_file(request["weights"])
-    torch.manual_seed(request["seed"])
-    settings = amp.Settings(
-        **{name: value for name, value in request["hyperparameters"].items() if value is not None},
-        precision=request["precision"],
-        seed=request["seed"],
-    )
-    pupil = trainee.trainee_of(request, parent)
-    training = task.Task(request, pupil.forward)
-    steps = amp.total_steps(len(training.rows), settings)
-    report({"type": "started", "total_steps": steps, **pupil.facts()})
-    summary = Summary()
-    count, device = len(training.rows), request["device"]
-    for record in amp.train(pupil.module, training.loss, count, settings, device, training.parts):
-        line = {key: number(value) for key, value in asdict(record).items()}
-        line["quarantined"] = training.rows[list(record.quarantined)].tolist()
-        summary.add(record, line["quarantined"])
-        report({"type": "step", **line})
-        if cancelled.is_set():
-            return {"type": "cancelled"}
-    path = write_weights(Path(request["out"]), pupil.state(), parent)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    seconds = round(time.monotonic() - started, 3)
-    facts = {**asdict(summary), "seconds": seconds}
-    return {"type": "done", "weights": str(path), "digest": digest, "summary": facts}
-
-
-def number(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-@dataclass
-class Summary:
-    """Figures of the loss scaler over the job; losses are the finite ones, scales those that steps used."""
-
-    steps: int = 0
-    skipped: int = 0
-    first_loss: float | None = None
-    last_loss: float | None = None
-    scale_min: float = math.inf
-    scale_max: float = 0.0
-    scale_last: float = 1.0
-    quarantined: list[int] = field(default_factory=list)  # rows of the data file
-
-    def add(self, record: Any, quarantined: list[int]) -> None:
-        self.quarantined += quarantined
-        self.steps += 1
-        self.skipped += record.skipped
-        if math.isfinite(record.loss):
-            self.first_loss = record.loss if self.first_loss is None else self.first_loss
-            self.last_loss = record.loss
-        self.scale_min, self.scale_max = min(self.scale_min, record.scale), max(self.scale_max, record.scale)
-        self.scale_last = record.scale
-
-
-def write_weights(folder: Path, state: Mapping[str, Tensor], parent: Mapping[str, Tensor]) -> Path:
-    """The parent's names in the parent's dtypes; the file appears whole or not at all."""
-    tensors = {
-        name: state[name].detach().to("cpu", old.dtype).contiguous().clone() for name, old in parent.items()
-    }
-    path, temporary = folder / "weights.safetensors", folder / "weights.safetensors.tmp"
-    save_file(tensors, temporary)
-    sync(temporary)
-    temporary.replace(path)
-    sync(folder)
-    return path
-
-
-def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
-
-
 def failure(error: Any, request: Request) -> Line:
     """The one line of a job that failed: code, sentence, and for the operator's code the traceback's tail."""
     traceback = ""
-    if isinstance(error, amp.Stopped):
+    if isinstance(error, terms.Stopped):
         code, message = error.code, error.message
     elif trainee.out_of_memory(error):
         limit = request["memory_limit_bytes"] / 2**30

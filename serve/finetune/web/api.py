@@ -21,34 +21,33 @@ from ....models.store import Store
 from ...access.access_control import Permit
 from ...http.caller import lease_of
 from ...http.codecs.json_numbers import parse
-from ...http.error_mapping import NotOffered
 from ...http.json_body import read_order
 from ...http.route_scopes import TO_TRAIN, permit_of
 from ..data.files import IN_MEMORY, Files, Upload
 from ..jobs.job_admission import JobAdmission
 from ..jobs.job_store import JobStore
-from ..jobs.job_types import FileRecord
-from .openai_shapes import event_body, file_body, job_body, page_of
+from ..jobs.job_types import FileRecord, step_of
+from .event_stream import streamed
+from .openai_shapes import checkpoint_body, event_body, file_body, job_body, page_of
 
 JOBS = "/v1/fine_tuning/jobs"
 _MOST_EVENTS = 1000
 _CHUNK = 2**20
-_NOT_OFFERED = {
-    "pause": "pausing is not offered: cancel the job, and create it again with the same seed",
-    "resume": "resuming is not offered: create the job again with the same seed",
-}
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
-def router(job_store: JobStore, files: Files, store: Store, wake: Callable[[], None]) -> APIRouter:
+def router(
+    job_store: JobStore, files: Files, store: Store, wake: Callable[[], None], leaving: Callable[[], bool]
+) -> APIRouter:
     """Every route under ``/v1/files`` and ``/v1/fine_tuning``. ``wake`` is called, from any thread, after a job
-    was created or is to be cancelled."""
+    was created, resumed or is to be cancelled. ``leaving``: whether the server is shutting down."""
     routes = APIRouter(tags=["fine-tuning"])
     _add_changes_of_files(routes, job_store, files)
     _add_files(routes, job_store, files)
     _add_jobs(routes, job_store, JobAdmission(job_store, files, store), wake)
     _add_reading(routes, job_store)
+    _add_events(routes, job_store, leaving)
     return routes
 
 
@@ -151,10 +150,17 @@ def _add_jobs(
         wake()
         return _json(job_body(job))
 
-    for verb, way_out in _NOT_OFFERED.items():
-        routes.add_api_route(
-            f"{JOBS}/{{id}}/{verb}", _refusing(way_out), methods=["POST"], include_in_schema=False
-        )
+    @routes.post(JOBS + "/{id}/pause", dependencies=[_may_see(job_store)])
+    def pause(id: str) -> Response:
+        """Pause a job behind its current step, with a checkpoint; 409 for a finished one."""
+        return _json(job_body(job_store.request_pause(id)))
+
+    @routes.post(JOBS + "/{id}/resume", dependencies=[_may_see(job_store)])
+    def resume(id: str) -> Response:
+        """Queue a paused job again; it ends bit for bit as one that was not paused. 409 for a finished one."""
+        job = job_store.request_resume(id)
+        wake()
+        return _json(job_body(job))
 
 
 def _may_see(job_store: JobStore) -> Any:
@@ -170,13 +176,6 @@ def _model_in(asked: Any) -> str | None:
     """The model that a job's request names; None where it names none, which the job's admission refuses."""
     model = asked.get("model") if isinstance(asked, dict) else None
     return model.partition("@")[0] if isinstance(model, str) else None
-
-
-def _refusing(way_out: str) -> Callable[[], Any]:
-    def refuse() -> Response:
-        raise NotOffered(way_out)
-
-    return refuse
 
 
 def _key(key: str | None) -> str | None:
@@ -199,23 +198,18 @@ def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
         """One job: its state, its progress, and at the end its model or its reason."""
         return _json(job_body(job_store.job(id)))
 
-    @routes.get(JOBS + "/{id}/events", dependencies=seen)
-    def events(
-        id: str, after: str | None = None, limit: Limit = 20, order: Literal["asc", "desc"] = "desc"
-    ) -> Response:
-        """What happened to a job, the newest first; `order=asc` with `after` goes on from the last one seen."""
-        return _json(page_of(job_store.events(id, after, limit + 1, order == "asc"), limit, event_body))
-
     @routes.get(JOBS + "/{id}/metrics", dependencies=seen)
     def metrics(id: str, most: Annotated[int, Query(ge=2, le=100_000)] = 2000) -> Response:
         """Loss, loss scale, gradient norm and skips by step; of more than `most` every k-th."""
         return _json({"object": "list", "data": job_store.steps(id, most)})
 
     @routes.get(JOBS + "/{id}/checkpoints", dependencies=seen)
-    def checkpoints(id: str) -> Response:
-        """None are kept: what a job makes is one version, or nothing."""
-        job_store.job(id)
-        return _json({"object": "list", "data": [], "has_more": False})
+    def checkpoints(id: str, after: str | None = None, limit: Limit = 10) -> Response:
+        """The evaluations of a job, the newest first, with their losses; the best one's weights are the version's."""
+        job = job_store.job(id)
+        before = None if after is None else step_of(id, after)
+        found = job_store.evaluations(id, before, limit + 1)
+        return _json(page_of(found, limit, lambda one: checkpoint_body(job, one)))
 
     @routes.get(JOBS + "/{id}/page", dependencies=seen)
     def page(id: str) -> Response:
@@ -225,6 +219,22 @@ def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
         from .job_page import render_job  # brings jinja2: 7 MB that most servers never need
 
         return HTMLResponse(render_job(job, job_store.steps(id), newest[::-1]))
+
+
+def _add_events(routes: APIRouter, job_store: JobStore, leaving: Callable[[], bool]) -> None:
+    @routes.get(JOBS + "/{id}/events", dependencies=[_may_see(job_store)])
+    async def events(
+        request: Request, id: str, after: str | None = None, limit: Limit = 20,
+        order: Literal["asc", "desc"] = "desc", stream: bool = False,
+    ) -> Response:  # fmt: skip
+        """What happened to a job, the newest first; `order=asc` with `after` goes on from the last one seen.
+
+        With `Accept: text/event-stream` or `stream=true`: as server-sent events, the oldest first, until the job has
+        ended; behind `Last-Event-ID` (or `after`)."""
+        if stream or "text/event-stream" in request.headers.get("accept", ""):
+            return await streamed(job_store, id, request.headers.get("last-event-id") or after, leaving)
+        found = await run_in_threadpool(job_store.events, id, after, limit + 1, order == "asc")
+        return _json(page_of(found, limit, event_body))
 
 
 def _metadata(request: Request) -> dict[str, str]:

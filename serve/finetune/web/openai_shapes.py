@@ -7,11 +7,21 @@ Fields that they do not have are in a job's ``halfeven`` object.
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ..jobs.job_types import CANCELLED, FAILED, SUCCEEDED, Event, FileRecord, Job
+from ..jobs.job_types import CANCELLED, FAILED, SUCCEEDED, Evaluation, Event, FileRecord, Job
 from ..jobs.reasons import NOTHING_LEARNT
 
 T = TypeVar("T")
-_OURS = ("version", "attempts", "revision", "cancel_requested", "started_at", "progress", "gate", "summary")
+_OURS = (
+    "version",
+    "attempts",
+    "revision",
+    "cancel_requested",
+    "pause_requested",
+    "started_at",
+    "progress",
+    "gate",
+    "summary",
+)
 
 
 def file_body(record: FileRecord) -> dict[str, Any]:
@@ -86,6 +96,26 @@ def event_body(event: Event) -> dict[str, Any]:
         "type": event.kind,
         "data": event.data or {},
         "number": event.number,
+    }
+
+
+def checkpoint_body(job: Job, evaluation: Evaluation) -> dict[str, Any]:
+    """One evaluation as a checkpoint; its model's name is the version where this step's weights were published."""
+    record, step = evaluation.record, evaluation.step
+    published = job.fine_tuned_model is not None and (job.summary or {}).get("best_step") == step
+    return {
+        "id": evaluation.id,
+        "object": "fine_tuning.job.checkpoint",
+        "created_at": evaluation.created_at,
+        "fine_tuning_job_id": job.id,
+        "fine_tuned_model_checkpoint": job.fine_tuned_model if published else f"{job.id}:step-{step}",
+        "step_number": step,
+        "metrics": {
+            "step": step,
+            "train_loss": record["loss"],
+            "valid_loss": record["held_out_loss"],
+            "full_valid_loss": record["held_out_loss"],
+        },
     }
 
 

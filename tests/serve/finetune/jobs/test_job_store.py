@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halfeven.models.errors import BadInput, DamagedFile, StoreError, UnknownName
+from halfeven.models.errors import BadInput, Conflict, DamagedFile, StoreError, UnknownName
+from halfeven.serve.finetune.jobs.database import _SCHEMA
 from halfeven.serve.finetune.jobs.job_store import JobStore
 from halfeven.serve.finetune.jobs.job_types import (
     CANCELLED,
     FAILED,
     FINAL,
     NEXT,
+    PAUSED,
     QUEUED,
     RUNNING,
     SUCCEEDED,
@@ -65,6 +67,7 @@ WRITER = """
 import sys, time
 from pathlib import Path
 from halfeven.serve.finetune.jobs.job_types import FileRecord, JobRequest
+from halfeven.serve.finetune.jobs.database import _SCHEMA
 from halfeven.serve.finetune.jobs.job_store import JobStore
 
 job_store = JobStore(Path(sys.argv[1]))
@@ -109,13 +112,13 @@ def _to(job_store: JobStore, job: Job, status: str) -> Job:
     """Lead a queued job to a status."""
     if status in (RUNNING, SUCCEEDED):
         job_store.move(job.id, RUNNING)
-    if status in (SUCCEEDED, FAILED, CANCELLED):
+    if status in (SUCCEEDED, FAILED, CANCELLED, PAUSED):
         job_store.move(job.id, status, **(REASON if status == FAILED else {}))
     return job_store.job(job.id)
 
 
-@pytest.mark.parametrize("status", [QUEUED, RUNNING, *sorted(FINAL)])
-@pytest.mark.parametrize("to", [*NEXT, "paused"])
+@pytest.mark.parametrize("status", [QUEUED, RUNNING, PAUSED, *sorted(FINAL)])
+@pytest.mark.parametrize("to", [*NEXT, "asleep"])
 def test_only_the_moves_of_the_state_machine_are_made(
     job_store: JobStore, job: Job, status: str, to: str
 ) -> None:
@@ -144,6 +147,66 @@ def test_a_finished_job_s_row_never_changes(job_store: JobStore, job: Job, statu
         with pytest.raises(IllegalMove, match="never changes"):
             job_store.note(job.id, **change)
     assert job_store.request_cancel(job.id) == before == job_store.job(job.id)
+
+
+def test_a_waiting_job_is_paused_at_once_and_a_running_one_is_asked_to(job_store: JobStore, job: Job) -> None:
+    assert job_store.request_pause(job.id).status == PAUSED == job_store.request_pause(job.id).status
+    assert job_store.next_queued() is None and [one.id for one in job_store.unfinished()] == [job.id]
+    with pytest.raises(BadInput, match=job.id):
+        job_store.delete_file(FILE.id)
+    assert job_store.request_resume(job.id).status == QUEUED == job_store.request_resume(job.id).status
+    job_store.move(job.id, RUNNING)
+    asked = job_store.request_pause(job.id)
+    assert (asked.status, asked.pause_requested) == (RUNNING, True)
+    assert not job_store.request_resume(job.id).pause_requested
+    job_store.request_pause(job.id)
+    assert not job_store.move(job.id, PAUSED).pause_requested
+    assert job_store.request_cancel(job.id).status == CANCELLED
+
+
+@pytest.mark.parametrize("status", sorted(FINAL))
+def test_a_finished_job_is_neither_paused_nor_resumed(job_store: JobStore, job: Job, status: str) -> None:
+    before = _to(job_store, job, status)
+    for ask in (job_store.request_pause, job_store.request_resume):
+        with pytest.raises(Conflict, match=f"{job.id} is {status}"):
+            ask(job.id)
+    assert job_store.job(job.id) == before
+
+
+def test_evaluations_stand_as_of_one_uninterrupted_run(path: Path) -> None:
+    times = iter(range(100, 10_000))
+    job_store = JobStore(path, now=lambda: next(times))
+    job_store.add_file(FILE)
+    job = job_store.create_job(request())[0]
+    losses = {5: 0.5, 10: 0.25, 15: 0.125}
+    for step, loss in losses.items():
+        job_store.record_evaluation(job.id, {"step": step, "held_out_loss": loss})
+    known = job_store.evaluations(job.id)
+    job_store.record_evaluation(job.id, {"step": 5, "held_out_loss": 0.5})
+    assert job_store.evaluations(job.id) == known, "reported again by a training that goes on"
+    job_store.record_evaluation(job.id, {"step": 10, "held_out_loss": 0.75})
+    found = job_store.evaluations(job.id)
+    assert [(one.step, one.record["held_out_loss"]) for one in found] == [(10, 0.75), (5, 0.5)]
+    assert [one.step for one in job_store.evaluations(job.id, before=10, limit=1)] == [5]
+    job_store.close()
+
+
+def test_a_store_of_the_release_before_is_taken_over_with_its_jobs(path: Path) -> None:
+    path.parent.mkdir()
+    old = sqlite3.connect(path)
+    old.executescript(_SCHEMA + "PRAGMA user_version = 1;")
+    old.execute("INSERT INTO files VALUES ('file-1', 'a', 1, 'train.npz', 1, 'fine-tune', 0)")
+    names = "id, created_at, status, model, name, parent_version, training_file, seed, hyperparameters, stage"
+    old.execute(
+        f"INSERT INTO jobs ({names}) VALUES ('ftjob-1', 1, 'running', 'net', 'net', 1, 'file-1', 3, '{{}}', 'x')"
+    )
+    old.commit()
+    old.close()
+    for _ in range(2):  # it is changed once
+        job_store = JobStore(path)
+        assert (job_store.job("ftjob-1").status, job_store.job("ftjob-1").pause_requested) == (RUNNING, False)
+        assert job_store.evaluations("ftjob-1") == []
+        job_store.close()
 
 
 def test_a_move_that_somebody_overtook_is_not_made(job_store: JobStore, job: Job) -> None:
@@ -311,7 +374,7 @@ def _of_another_release(path: Path) -> None:
     ("spoil", "error", "words"),
     [
         (_not_a_database, DamagedFile, "halfeven.db"),
-        (_of_another_release, StoreError, "schema 99, expected 1"),
+        (_of_another_release, StoreError, "schema 99, expected 2"),
     ],
 )
 def test_a_file_that_is_no_ledger_of_ours_is_refused_and_left_alone(

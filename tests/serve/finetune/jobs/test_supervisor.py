@@ -4,11 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +16,11 @@ from halfeven.models.store import Store
 from halfeven.models.zoo import zoo_folder
 from halfeven.serve.bench.callers import Caller, served_version
 from halfeven.serve.cli.demo_digits import shifted, write_training_file
-from halfeven.serve.cli.demo_stage import await_port
 from halfeven.serve.finetune.jobs.job_store import JobStore
 from safetensors.numpy import load_file, save_file
 
 from tests.kept import kept_store
+from tests.serve.finetune.jobs.job_server import ended, processes, served_to_client, until
 
 QUICK = {"n_epochs": 2, "batch_size": 32, "learning_rate": 3e-3, "precision": "bf16"}
 LONG = {"n_epochs": 400, "batch_size": 8, "learning_rate": 1e-4, "precision": "bf16"}
@@ -63,56 +58,6 @@ def unjudged(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-@contextmanager
-def serving(store: Store) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A server process of its own: it can be killed like any other."""
-    log = store.root / "server.log"
-    command = [
-        sys.executable,
-        "-m",
-        "halfeven.serve.cli.main",
-        "serve",
-        "--store",
-        str(store.root),
-        "--port",
-        "0",
-    ]
-    command += ["--drain-seconds", "0"]
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file)
-    try:
-        yield process, await_port(process, log)
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        finally:
-            process.kill()
-
-
-@contextmanager
-def served_to_client(store: Store) -> Iterator[tuple[subprocess.Popen[bytes], int, openai.OpenAI]]:
-    """A server with the digits active, and the `openai` client of it."""
-    with serving(store) as (process, port):
-        until(lambda: served_version(port, "digits"))
-        address = f"http://127.0.0.1:{port}/v1"
-        with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as client:
-            yield process, port, client
-
-
-def until(holds: Callable[[], Any], seconds: float = 90.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.05)
-    return found
-
-
-def ended(client: openai.OpenAI, id: str) -> Any:
-    final = ("succeeded", "failed", "cancelled")
-    return until(lambda: (job := client.fine_tuning.jobs.retrieve(id)).status in final and job)
-
-
 def start(client: openai.OpenAI, file: Path, hyperparameters: dict[str, Any], **more: Any) -> Any:
     uploaded = client.files.create(file=file, purpose="fine-tune")
     method: Any = hyperparameters
@@ -127,21 +72,6 @@ def promotion(job: Any) -> dict[str, Any]:
 
 def training(client: openai.OpenAI, id: str) -> bool:
     return (client.fine_tuning.jobs.retrieve(id).to_dict()["halfeven"]["progress"] or {}).get("step", 0) > 0  # type: ignore[index,union-attr,call-overload]
-
-
-def trainers(store: Store) -> list[int]:
-    """The trainer processes of this store that are alive."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                words = (process / "cmdline").read_bytes()
-                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if b"trainer.py" in words and str(store.root).encode() in words and state != "Z":
-                found.append(int(process.name))
-    return found
 
 
 def accuracy(port: int, images: np.ndarray, labels: np.ndarray) -> tuple[float, str]:
@@ -289,18 +219,19 @@ def test_what_nobody_can_judge_is_held_and_becomes_active_by_hand_alone(
     assert (by_hand["by"], by_hand["over"]) == ("operator", 1)
 
 
-def test_a_trainer_that_is_killed_ends_its_job_with_a_reason_and_the_server_answers(
+def test_a_trainer_that_is_always_killed_ends_its_job_with_a_reason_and_the_server_answers(
     store: Store, new_data: Path
 ) -> None:
     with served_to_client(store) as (_, port, client):
         job = start(client, new_data, LONG)
-        until(lambda: training(client, job.id))
-        (pid,) = trainers(store)
-        os.kill(pid, signal.SIGKILL)
+        for _ in range(3):  # long before the first checkpoint
+            (pid,) = until(lambda: processes(store))
+            os.kill(pid, signal.SIGKILL)
+            until(lambda gone=pid: gone not in processes(store))
         done = ended(client, job.id)
         assert (done.status, done.error.code) == ("failed", "WORKER_LOST")
         assert served_version(port, "digits") is not None
-        assert trainers(store) == []
+        assert processes(store) == []
     assert store.live_number("digits") == 1
 
 
@@ -312,7 +243,7 @@ def test_after_kill_9_of_the_server_no_trainer_runs_and_the_next_server_takes_th
         until(lambda: training(client, running.id))
         process.kill()
         process.wait()
-        until(lambda: trainers(store) == [], 10.0)
+        until(lambda: processes(store) == [], 10.0)
     job_store = JobStore(store.root / "halfeven.db")
     assert {job.id: job.status for job in job_store.unfinished()} == {
         running.id: "running",
@@ -324,7 +255,7 @@ def test_after_kill_9_of_the_server_no_trainer_runs_and_the_next_server_takes_th
             lambda: [
                 event.message
                 for event in client.fine_tuning.jobs.list_events(running.id)
-                if "starts again" in event.message
+                if "goes on from its last checkpoint" in event.message
             ]
         )
         assert events

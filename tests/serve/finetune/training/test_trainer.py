@@ -6,8 +6,6 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,14 @@ import torch
 from halfeven.models.archive.archive import save_program
 from halfeven.models.zoo.digits.model import build
 from halfeven.serve.finetune.training import trainee as subject
-from halfeven.serve.finetune.training import trainer
 from halfeven.serve.finetune.training.task import LOSSES, Task
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-TRAINER = Path(trainer.__file__)
+from tests.serve.finetune.training.trainer_runs import TRAINER, Line, job, run, started
+
 DIGITS = TRAINER.parents[3] / "models" / "zoo" / "digits"
 PARENT = load_file(DIGITS / "weights.safetensors")
-Line = dict[str, Any]
 
 SMALL = """
 import os, subprocess, sys, threading
@@ -68,19 +65,6 @@ def small(tmp_path: Path) -> Line:
     return request | {"weights": str(tmp_path / "parent.safetensors")}
 
 
-def job(folder: Path, data: Mapping[str, Tensor], inputs: list[str], output: str, loss: str) -> Line:
-    (folder / "out").mkdir()
-    save_file({name: tensor.contiguous() for name, tensor in data.items()}, folder / "data.safetensors")
-    return {
-        "source": None, "program": None, "weights": "", "data": str(folder / "data.safetensors"),
-        "rows": list(range(0, len(data[inputs[0]]), 2)), "inputs": [{"name": name, "dims": []} for name in inputs],
-        "outputs": [output], "losses": {output: loss}, "max_batch_size": 32, "precision": "fp32",
-        "device": "cpu", "threads": 1, "nice": 3, "memory_limit_bytes": 0, "seed": 7,
-        "hyperparameters": {"n_epochs": 2, "batch_size": 16, "learning_rate": 0.003, "growth_interval": None},
-        "out": str(folder / "out"),
-    }  # fmt: skip
-
-
 def with_code(request: Line, forward: str = "pass", build: str = "pass") -> Line:
     folder = Path(request["out"]).parent / "source"
     folder.mkdir()
@@ -100,31 +84,6 @@ def with_program(request: Line, module: nn.Module, example: Tensor) -> Line:
         program.state_dict[name] = nn.Parameter(weight.clone(), requires_grad=False)
     save_program(program, path, weights=True)
     return request | {"source": None, "program": str(path)}
-
-
-@contextmanager
-def started(request: Line) -> Iterator[subprocess.Popen[str]]:
-    file = Path(request["out"]).parent / "request.json"
-    file.write_text(json.dumps(request))
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-P", str(TRAINER), str(file)]
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def run(request: Line) -> tuple[list[Line], str]:
-    """Every line of stdout, which must all be JSON objects, and stderr. The control pipe stays open throughout."""
-    with started(request) as process:
-        assert process.stdout and process.stderr
-        lines = [json.loads(line) for line in process.stdout]
-        errors = process.stderr.read()
-        assert process.wait(60) == (1 if lines and lines[-1]["type"] == "failed" else 0), errors
-    return lines, errors
 
 
 def test_the_operators_module_is_trained_in_training_mode_and_its_weights_are_written(digits: Line) -> None:
@@ -172,6 +131,11 @@ def test_a_captured_program_is_switched_to_training(digits: Line) -> None:
     (one,), (other,) = program.forward(images), program.forward(images)
     assert not torch.equal(one, other)  # dropout is at work
     assert one.requires_grad
+    with program.evaluating():
+        (still,), (as_still,) = program.forward(images), program.forward(images)
+    assert torch.equal(still, as_still) and not torch.equal(still, one)
+    (again,) = program.forward(images)
+    assert not torch.equal(again, program.forward(images)[0]), "it trains again"
     assert not torch.equal(program.module.state_dict()["features.0.1.running_mean"], before)
 
 

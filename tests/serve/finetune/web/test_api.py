@@ -30,6 +30,7 @@ from halfeven.serve.http.routes.infer import InferFront
 from safetensors.numpy import save
 
 from tests.serve.conftest import HISTORY, make_roster, running
+from tests.serve.http.route_table import routes
 
 ROWS, LIMIT = 20, 100_000
 
@@ -58,6 +59,7 @@ class Place:
     address: str
     client: openai.OpenAI
     woken: list[str] = field(default_factory=list)
+    leaving: list[str] = field(default_factory=list)
 
     def upload(self, content: bytes | None = None, name: str = "train.safetensors") -> str:
         return self.client.files.create(file=(name, content or data()), purpose="fine-tune").id
@@ -81,13 +83,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     store.promote(publish(store, "bare", logits, without="weights.safetensors"))
     publish(store, "idle", logits)
     job_store, files = JobStore(root / "halfeven.db"), Files(root / "files", LIMIT)
-    woken: list[str] = []
+    woken, leaving = list[str](), list[str]()
     app = build_app(make_roster(), lambda: b"", HISTORY)
-    app.include_router(router(job_store, files, store, lambda: woken.append("woken")))
+    app.include_router(router(job_store, files, store, lambda: woken.append("woken"), lambda: bool(leaving)))
     with running(app) as address:
         url = f"http://{address}/v1"
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
-            yield Place(job_store, files, store, address, client, woken)
+            yield Place(job_store, files, store, address, client, woken, leaving)
     job_store.close()
 
 
@@ -231,7 +233,6 @@ def test_a_job_is_followed_to_its_model_by_its_events_and_metrics(place: Place) 
     assert [event["number"] for event in first["data"]] == [1, 2, 3] and first["has_more"] is True
     metrics = httpx.get(f"http://{place.address}/v1/fine_tuning/jobs/{id}/metrics").json()["data"]
     assert [row["step"] for row in metrics] == [1, 2, 3, 4] and metrics[3]["loss"] == 0.25
-    assert list(place.client.fine_tuning.jobs.checkpoints.list(id)) == []
     page = httpx.get(f"http://{place.address}/v1/fine_tuning/jobs/{id}/page")
     assert page.status_code == 200 and id in page.text and "step 4" in page.text
 
@@ -489,9 +490,82 @@ def test_a_file_that_only_turns_out_too_large_is_refused_and_nothing_is_left(pla
     assert place.left() == before
 
 
-def test_pausing_is_refused_by_name_with_the_way_out(place: Place) -> None:
-    answer = httpx.post(f"http://{place.address}/v1/fine_tuning/jobs/ftjob-x/pause")
-    assert answer.status_code == 501 and "cancel the job" in answer.json()["detail"]
+def test_the_client_pauses_and_resumes_and_a_finished_job_is_a_conflict(place: Place) -> None:
+    jobs, id = place.client.fine_tuning.jobs, place.create().id
+    assert jobs.pause(id).status == "paused" == jobs.retrieve(id).status
+    woken = len(place.woken)
+    assert jobs.resume(id).status == "queued" and len(place.woken) == woken + 1
+    place.job_store.move(id, "running")
+    assert (jobs.pause(id).model_extra or {})["halfeven"]["pause_requested"] is True
+    place.job_store.move(id, "succeeded", fine_tuned_model="net@3")
+    for ask in (jobs.pause, jobs.resume):
+        with pytest.raises(openai.ConflictError, match=f"{id} is succeeded"):
+            ask(id)
+        with pytest.raises(openai.NotFoundError, match="ftjob-none"):
+            ask("ftjob-none")
+
+
+def events_of(answer: httpx.Response) -> list[tuple[str, str, dict[str, Any]]]:
+    """(id, type, data) of each server-sent event."""
+    found = []
+    for block in answer.text.split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if lines:
+            found.append((lines["id"], lines["event"], json.loads(lines["data"])))
+    return found
+
+
+def test_events_are_streamed_until_the_job_ends_and_go_on_behind_the_last_one_seen(place: Place) -> None:
+    id = place.create().id
+    address = f"http://{place.address}/v1/fine_tuning/jobs/{id}/events"
+    listens = {"accept": "text/event-stream"}
+    with ThreadPoolExecutor(1) as pool, httpx.Client(timeout=30) as client:
+        with client.stream("GET", address, headers=listens) as stream:
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            first = next(line for line in stream.iter_lines() if line.startswith("id: "))[len("id: ") :]
+        later = pool.submit(client.get, address, headers={**listens, "last-event-id": first})
+        place.job_store.move(id, "running")
+        place.job_store.record(id, "info", "step 1", {"loss": 0.5}, kind="metrics")
+        place.job_store.move(id, "failed", code="DIVERGED", message="line\nbreaks stay inside")
+        answer = later.result(20)
+    found = events_of(answer)
+    assert [kind for _, kind, _ in found] == ["message", "metrics", "message"]
+    assert [data["number"] for _, _, data in found] == [2, 3, 4] and found[1][2]["data"] == {"loss": 0.5}
+    assert found[2][2]["message"] == "line\nbreaks stay inside"
+    assert [name for name, _, _ in found] == [data["id"] for _, _, data in found]
+    last = {**listens, "last-event-id": found[-1][0]}
+    assert httpx.get(address, headers=last).status_code == 204, "nothing will come: do not ask again"
+    assert len(events_of(httpx.get(f"{address}?stream=true"))) == 4
+    for wrong in ("ftevent-of-another-1", "7"):
+        assert httpx.get(address, headers={**listens, "last-event-id": wrong}).status_code == 404
+
+
+def test_a_stream_ends_when_the_server_leaves(place: Place) -> None:
+    address = f"http://{place.address}/v1/fine_tuning/jobs/{place.create().id}/events?stream=true"
+    place.leaving.append("leaving")
+    try:
+        assert len(events_of(httpx.get(address, timeout=20))) == 1
+    finally:
+        place.leaving.clear()
+
+
+def test_checkpoints_are_listed_page_by_page_with_their_losses(place: Place) -> None:
+    jobs, id = place.client.fine_tuning.jobs, place.create().id
+    for step in (5, 10, 15):
+        record = {"step": step, "loss": 1 / step, "held_out_loss": 2 / step, "best": step == 5}
+        place.job_store.record_evaluation(id, record)
+    found = list(jobs.checkpoints.list(id, limit=2))
+    assert [one.step_number for one in found] == [15, 10, 5]
+    assert [(one.metrics.train_loss, one.metrics.valid_loss) for one in found] == [
+        (1 / step, 2 / step) for step in (15, 10, 5)
+    ]
+    assert {one.fine_tuning_job_id for one in found} == {id}
+    place.job_store.move(id, "running")
+    place.job_store.move(id, "succeeded", fine_tuned_model="net@3", summary={"best_step": 5})
+    named = {one.step_number: one.fine_tuned_model_checkpoint for one in jobs.checkpoints.list(id)}
+    assert named == {5: "net@3", 10: f"{id}:step-10", 15: f"{id}:step-15"}
+    with pytest.raises(openai.NotFoundError, match="no checkpoint 'ftckpt-x-5'"):
+        jobs.checkpoints.list(id, after="ftckpt-x-5")
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=100000000", "limit=many"])
@@ -504,11 +578,12 @@ def test_a_key_for_some_models_trains_and_sees_those_alone(place: Place, tmp_pat
     limited, _ = keys.add("net-only", ["train"], ["net"])
     other, _ = keys.add("idle-only", ["train"], ["idle"])
     app = build_app(make_roster(), lambda: b"", HISTORY)
-    app.include_router(router(place.job_store, place.files, place.store, lambda: None))
+    app.include_router(router(place.job_store, place.files, place.store, lambda: None, lambda: False))
+    front = InferFront(app, make_roster(), access=AccessControl(keys))
     job, file = place.create().id, place.upload()
     jobs = "/v1/fine_tuning/jobs"
     with (
-        running(InferFront(app, make_roster(), access=AccessControl(keys))) as address,
+        running(front) as address,
         httpx.Client(base_url=f"http://{address}") as client,
     ):
 
@@ -527,7 +602,8 @@ def test_a_key_for_some_models_trains_and_sees_those_alone(place: Place, tmp_pat
                 assert status(key, "POST", jobs, json=asked) == allowed
             assert status(key, "GET", jobs) == status(key, "GET", "/v1/files") == 403
             assert status(key, "DELETE", f"/v1/files/{file}") == 403
-        assert status(other, "POST", f"{jobs}/{job}/cancel") == 403
+        of_a_job = [(method, path.format(id=job)) for method, path in routes(front) if "/jobs/{id}" in path]
+        assert {status(other, method, path) for method, path in of_a_job} == {403} and len(of_a_job) >= 8
         assert place.job_store.job(job).status == "queued"
         assert status(limited, "POST", f"{jobs}/{job}/cancel") == 200
         assert status(limited, "POST", jobs, json={"model": "idle@1", "training_file": file}) == 403
