@@ -12,7 +12,7 @@ import torch
 from ..models.capture.capture import Captured as CapturedProgram
 from ..models.capture.capture import Limits, capture
 from ..models.engines.live_engine import LIVE_FILE, is_current
-from ..models.errors import BadInput, BadSamples, CaptureFailed
+from ..models.errors import BadInput, BadSamples, BadSetting, CaptureFailed
 from ..models.package import ModelFolder, Precision
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
@@ -26,7 +26,7 @@ from .maker import Notify
 from .onnx.conversion import NotPlanned, read_foreign
 from .onnx.forms import foreign_subject
 from .road import travel
-from .subject import Subject
+from .subject import CPU, Subject
 from .torch.forms import ProgramForms
 
 GENERATED = 32
@@ -34,7 +34,7 @@ GENERATED = 32
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a conversion beyond the folder; None: as the folder has it."""
+    """The options of a conversion beyond the folder; None: as the folder has it. ``device``: `Subject.device`."""
 
     forms: tuple[str, ...] = ("torch", "onnx")
     level: str | None = None
@@ -44,6 +44,7 @@ class Options:
     new_signature: bool = False
     capture_limits: Limits | None = None
     search: bool = False
+    device: torch.device = CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,11 @@ def convert(
     """
     options = options or Options()
     asked = _asked(folder_at(folder), options)
+    if options.device.type != "cpu" and (asked.spec.form == "live" or asked.kind == "onnx"):
+        raise BadSetting(
+            f"--device {options.device}: expected cpu for an ONNX file and for a live model, which are proven on other "
+            "devices when they are loaded there; only a captured program is planned for one"
+        )
     fingerprint = _fingerprint(asked, options)
     newest = store.newest(asked.spec.name)
     converted = _last_converted(store, asked.spec.name)
@@ -113,6 +119,7 @@ def convert(
         origin=origin,
         notes=(*asked.notes, *captured.notes),
         search=options.search,
+        device=options.device,
     )
     version = travel(subject, ProgramForms(subject), store, notify)
     return Conversion(version, facts_of(version))
@@ -209,7 +216,7 @@ def _check_signature(spec: ModelSpec, newest: Version | None, options: Options) 
 
 def _fingerprint(folder: ModelFolder, options: Options) -> str:
     """A digest that is equal for equal work: of the folder's bytes, the options, and the libraries."""
-    here = sorted(environment(torch.device("cpu")).items())
+    here = sorted(environment(options.device).items())
     digest = hashlib.sha256(repr((folder.precision, folder.guessed, options, here)).encode())
     named = [path for path in (folder.weights, folder.samples, options.samples, *folder.source_files) if path]
     found = (file for path in named for file in (path.rglob("*") if path.is_dir() else (path,)))

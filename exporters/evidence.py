@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..models.errors import CannotConvert
 from ..models.store import Draft, Version
 from .environment import environment
@@ -111,7 +109,7 @@ class Evidence:
 
     def write(self, draft: Draft, reference_run: ReferenceRun, planning: int) -> None:
         """Plan, parity report and page, into the draft. ``planning`` counts the samples that chose."""
-        subject, here = self.subject, environment(torch.device("cpu"))
+        subject, here = self.subject, environment(self.subject.device)
         reports = {name: form.report.to_json() for name, form in self.forms.items() if form.report}
         findings = self.maker.findings(reference_run) | self._worst()
         plan = self.maker.plan_json()
@@ -168,7 +166,7 @@ class Evidence:
             "samples": {"source": self.subject.samples.source, "count": self.subject.samples.count},
             "forms": {name: form.facts for name, form in self.forms.items()},
             "gate": self.further and dict(self.further.numbers),
-            "environment": environment(torch.device("cpu")),
+            "environment": environment(self.subject.device),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "seconds": round(seconds, 2),
             **self.subject.origin,

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.export import ExportedProgram
 
 from ..models.package import Precision
 from ..models.spec import ModelSpec
 from .inputs.samples import Samples
 from .prove import Answers
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,8 @@ class Subject:
     ``source``: the folder whose text is kept with the version, or the text of its model.toml where that is all.
     ``origin``: what the manifest says of where it comes from. ``further`` judges the proven forms once more
     (a fine-tuned model must also be good); where it refuses, the version is kept as refused. ``search``: look
-    for kept nodes at O3 too, which otherwise means exactly what was asked.
+    for kept nodes at O3 too, which otherwise means exactly what was asked. ``device``: the plan asks its kernels, and
+    the proof runs on it.
     """
 
     program: ExportedProgram | None
@@ -45,6 +49,7 @@ class Subject:
     notes: tuple[str, ...] = ()
     further: Further | None = None
     search: bool = False
+    device: torch.device = CPU
 
     @property
     def exported(self) -> ExportedProgram:

@@ -21,6 +21,7 @@ from ..models.engines.device_choice import resolve_device
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import BadSetting, HalfevenError, StoreUnusable
 from ..models.store import Store
+from .access.access_control import AccessControl
 from .batching.counters import Phase
 from .batching.device import DeviceThread
 from .batching.place import Place
@@ -94,6 +95,7 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
         dialect,
         WebGuard(settings.host, read_names(settings.allowed_hosts)),
         _bounds(settings),
+        AccessControl(settings.keys, settings.needs_keys),
     )
     return front, roster
 
@@ -112,6 +114,7 @@ def _rules(settings: Settings) -> Rules:
 
 def serve(settings: Settings, store: Store, notify: Notify) -> None:
     """Serve until a signal comes. Raises BadSetting where the address cannot be had."""
+    certificates = settings.certificates
     one_heap()
     if settings.models is not None:
         convert_all(settings.models, store, notify)
@@ -131,6 +134,9 @@ def serve(settings: Settings, store: Store, notify: Notify) -> None:
         server_header=False,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
     )
+    if certificates is not None:
+        config.load()
+        config.ssl = certificates.server_context()
     server = _Announcing(config, settings.drain_seconds, roster, notify)
     try:
         server.run()
@@ -166,7 +172,8 @@ class _Announcing(PoliteServer):
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self._notify(f"halfeven listens on http://{host}:{port}")
+            scheme = "http" if self.config.ssl is None else "https"
+            self._notify(f"halfeven listens on {scheme}://{host}:{port}")
             asyncio.get_running_loop().run_in_executor(None, self._print_ready)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -44,8 +44,6 @@ from .onnx_form.export import remove_onnx, write_onnx
 from .program_graph import ProgramGraph, exact_answers, program_graph
 from .program_operations import program_operations
 
-CPU = torch.device("cpu")
-
 
 @dataclass(slots=True)
 class ProgramForms:
@@ -70,7 +68,7 @@ class ProgramForms:
     def whole(self) -> Answers:
         if self._whole is None:
             spec = self.subject.spec
-            engine = TorchEngine(self.subject.exported, "fp32", CPU, spec=spec)
+            engine = TorchEngine(self.subject.exported, "fp32", self.subject.device, spec=spec)
             self._whole = answers_of(spec, engine)
         return self._whole
 
@@ -78,7 +76,10 @@ class ProgramForms:
         subject = self.subject
         tie_tolerance = ties_of(runnable(subject.exported), subject.spec, subject.precision.dtype, judging)
         exact = exact_answers(runnable(subject.exported), subject.spec)
-        return ask_reference(subject.spec, judging, self.whole(), tie_tolerance, self.row_operations, exact)
+        device = str(subject.device)
+        return ask_reference(
+            subject.spec, judging, self.whole(), tie_tolerance, self.row_operations, exact, device
+        )
 
     def plan(self, planning: Samples, share: float, notify: Notify) -> bool:
         subject = self.subject
@@ -112,9 +113,9 @@ class ProgramForms:
         return Made("whole.onnx", self._onnx(draft.folder / "whole.onnx", "fp32"))
 
     def storage(self) -> Answers:
-        """The half program in true half kernels."""
-        spec, dtype = self.subject.spec, self.subject.precision.dtype
-        return answers_of(spec, TorchEngine(self.half.program, dtype, CPU, spec=spec))
+        """The half program in true half kernels of the subject's device."""
+        spec, dtype, device = self.subject.spec, self.subject.precision.dtype, self.subject.device
+        return answers_of(spec, TorchEngine(self.half.program, dtype, device, spec=spec))
 
     def facts(self) -> dict[str, Any]:
         half = self.half
@@ -150,8 +151,13 @@ class ProgramForms:
     def _taken_packed(self, reference_run: ReferenceRun) -> list[Taken]:
         """The answers with packed kernels, where a server may choose them for a half that this processor multiplies
         itself: every way in which the half may serve is judged."""
-        engine = TorchEngine(self.half.program, self.subject.precision.dtype, CPU, CpuSetup(passes=PACKED))
-        if self.subject.precision.dtype != "bf16" or not engine.setup.passes:
+        subject = self.subject
+        if subject.precision.dtype != "bf16" or subject.device.type != "cpu":
+            return []
+        engine = TorchEngine(
+            self.half.program, subject.precision.dtype, subject.device, CpuSetup(passes=PACKED)
+        )
+        if not engine.setup.passes:
             return []
         return [take(reference_run, answers_of(self.subject.spec, engine))]
 
@@ -166,7 +172,8 @@ class ProgramForms:
         if not path.exists():
             write_onnx(self.subject.exported, spec, path, {"model": spec.name, "precision": "fp32"})
             try:
-                engine = OnnxEngine(path, "fp32", CPU, CpuSetup(torch.get_num_threads()), packed=False)
+                threads = CpuSetup(torch.get_num_threads())
+                engine = OnnxEngine(path, "fp32", self.subject.device, threads, packed=False)
                 check_whole_form(reference_run, answers_of(spec, engine))
             except HalfevenError:
                 remove_onnx(path)
@@ -178,13 +185,15 @@ class ProgramForms:
         about = {"model": spec.name, "precision": asked.dtype, "level": asked.level, "kept": kept}
         write_onnx(self.half.program, spec, path, about)
         serves = self._onnx(path, asked.dtype)
+        if self.subject.device.type != "cpu":
+            return Made("half.onnx", serves, [take(reference_run, serves)])
         # ONNX Runtime computes FP16 chains in FP32 on a CPU: the file is judged with true half storage as well. It has
         # more nodes than the program where the program's own are composite (attention), and rounds after each.
         storage = half_storage(read_model(path, draft.folder))
         return Made("half.onnx", serves, [take(reference_run, storage), take(reference_run, serves)])
 
     def _onnx(self, path: Path, precision: str) -> Answers:
-        engine = OnnxEngine(path, precision, CPU, CpuSetup(torch.get_num_threads()))
+        engine = OnnxEngine(path, precision, self.subject.device, CpuSetup(torch.get_num_threads()))
         return answers_of(self.subject.spec, engine)
 
 

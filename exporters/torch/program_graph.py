@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
@@ -32,7 +31,7 @@ from .autocast.composites import open_composites
 from .autocast.dtypes import Typing
 from .autocast.emulation import Emulation, half_rounding, mantissa_rounding
 from .autocast.in_double import InDouble
-from .autocast.kernels import keep_without_kernel
+from .autocast.kernels import OF_CPU, HalfKernels, half_kernels, keep_without_kernel
 from .autocast.ledger import Ledger, weigh
 from .autocast.placement import place
 from .autocast.plan import PrecisionPlan, make_plan, op_name
@@ -40,14 +39,13 @@ from .autocast.policy import CUDA
 from .autocast.rewrite import HalfProgram, rewrite
 from .program_operations import program_operations
 
-CPU = torch.device("cpu")
-
 
 @dataclass(frozen=True)
 class ProgramGraph:
     """``module``: prepared (`models.program.runnable`), repaired or not; ``plan``: by the level's rules.
 
-    ``inputs``: a batch of each, to trace with. ``weighed`` and ``profiled`` are None at O0, which plans nothing.
+    ``inputs``: a batch of each, to trace with. ``kernels``: of the device that it is planned for. ``weighed`` and
+    ``profiled`` are None at O0, which plans nothing.
     """
 
     module: GraphModule
@@ -56,6 +54,7 @@ class ProgramGraph:
     inputs: Sequence[Tensor]
     onnx: bool = False
     search: bool = False
+    kernels: HalfKernels = OF_CPU
     weighed: Ledger | None = None
     profiled: Profile | None = None
     repaired_by: tuple[Repair, ...] = ()
@@ -163,7 +162,8 @@ def program_graph(subject: Subject, planning: Samples, example: Sequence[Tensor]
     if precision.level == "O0":
         return ProgramGraph(module, subject.spec, make_plan(module, precision), example, onnx)
     open_composites(module, CUDA)
-    plan = make_plan(module, precision)
+    kernels = half_kernels(subject.device)
+    plan = make_plan(module, precision, half_loops=kernels.of_loops)
     if precision.level == "O3":
         lift_guards(module, plan.dtype)
     profiled = profile(module, _batches(subject.spec, planning), plan.dtype)
@@ -175,6 +175,7 @@ def program_graph(subject: Subject, planning: Samples, example: Sequence[Tensor]
         example,
         onnx,
         subject.search,
+        kernels,
         profiled=profiled,
         repaired_by=masks.repairs,
         masked=masks.keep,
@@ -184,11 +185,11 @@ def program_graph(subject: Subject, planning: Samples, example: Sequence[Tensor]
 
 def _ruled(graph: ProgramGraph) -> ProgramGraph:
     """The graph with the plan that the rules give its module."""
-    plan = make_plan(graph.module, graph.precision)
+    plan = make_plan(graph.module, graph.precision, half_loops=graph.kernels.of_loops)
     if graph.masked:
         touches = graph.typing.under(plan).touches_half
         plan = plan.keeping([kept for kept in graph.masked if touches(kept.node)])
-    plan = keep_without_kernel(graph.module, plan, graph.inputs, CPU, onnx=graph.onnx)
+    plan = keep_without_kernel(graph.module, plan, graph.inputs, graph.kernels, onnx=graph.onnx)
     searched = graph.search and graph.precision.level == "O3"
     weighed, plan = weigh(graph.module, plan, graph.inputs, searched)
     return replace(graph, plan=plan, weighed=weighed)

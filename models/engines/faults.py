@@ -20,6 +20,14 @@ _NO_MEMORY = (
     "allocation_failed",
     "find was unable to find an engine",  # cuDNN, where no algorithm's workspace fits
 )
+# Torch's dispatcher and its kernels, cuFFT.
+_NO_HALF_KERNEL = (
+    "not implemented for 'half'",
+    "not implemented for 'bfloat16'",
+    "unsupported dtype half",
+    "unsupported dtype bfloat16",
+    "when computing in half precision",
+)
 _OF_CUDA = ("cuda", "cublas", "cudnn")
 # CUDA errors after which the process's context answers nothing but the same error (CUDA Runtime API, "sticky" errors).
 _GONE = (
@@ -49,6 +57,11 @@ def out_of_memory(error: BaseException) -> bool:
         isinstance(one, torch.OutOfMemoryError | MemoryError) or _mentions(one, _NO_MEMORY)
         for one in _causes(error)
     )
+
+
+def no_half_kernel(error: BaseException) -> bool:
+    """Whether an operation has no kernel for halves on the device, which may compute it in FP32."""
+    return any(_mentions(one, _NO_HALF_KERNEL) for one in _causes(error))
 
 
 def device_lost(error: BaseException) -> bool:

@@ -1,7 +1,7 @@
 """Runs an ONNX file with ONNX Runtime, on its CPU or its CUDA execution provider."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,11 @@ from ..errors import EngineFailed
 from ..opened_file import OpenedFile
 from .arrays import joined
 from .cpu.setup import BRIEF_SPINNING, NO_SPINNING, PLAIN, CpuSetup
-from .engine import BRIEF_SECONDS
-from .torch_engine import seconds_of
+from .engine import BRIEF_SECONDS, Launched
+from .onnx_on_cuda import BoundRuns, provider_settings
+from .onnx_placement import RECORD, Placement, placement_of
+from .staging import SLOTS, Staging, cuda_streams
+from .torch_engine import Postponed, run_in_every_slot, seconds_of
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # Measured on two cores: as fast alone as without an end (1.00 to 1.09, batches of 1 to 32), and beside one busy process
@@ -27,12 +30,13 @@ class OnnxEngine:
     """One session on one device. It runs on the requested provider or raises; there is no silent fall-back.
 
     ``setup`` says how a CPU is used. ``packed`` False: without copies of the weights in the kernels' layout; slower, in
-    half the memory.
+    half the memory. On CUDA it takes the next batch while one is computing (`staging.py`), and has ``placement``.
     """
 
     form = "onnx"
     assemble_ns = 0  # of the last batch: how long its requests took to be joined
     brief = False
+    placement: Placement | None = None
 
     def __init__(
         self,
@@ -51,20 +55,53 @@ class OnnxEngine:
         self._session = _session(path, readable, device, self.setup, packed, unfused)
         self.device, self.provider = str(device), self._session.get_providers()[0]
         self._names = [value.name for value in self._session.get_inputs()]
+        self._staging: Staging | None = None
+        if device.type == "cuda":
+            self.placement = placement_of(self._session, readable)
+            self._runs: Callable[..., list[torch.Tensor]]
+            self._runs = BoundRuns(self._session, device, waits=bool(self.placement.on_cpu))
+            self._staging = Staging(cuda_streams(device), lambda *inputs: self._runs(*inputs))
+
+    @property
+    def in_flight(self) -> int:
+        """How many batches it takes ahead."""
+        return 1 if self._staging is None else SLOTS
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
-        """Run a few times; on a CPU with one thread also find out whether that takes longer than to wake a thread."""
+        """Run a few times, on CUDA in every slot; on a CPU with one thread also find out whether that takes longer than
+        to wake a thread."""
+        if self._staging is not None:
+            run_in_every_slot(self, parts)
+            return
         self.run(parts)
         if self.device == "cpu" and self.setup.threads == 1:
             self.brief = seconds_of(lambda: self.run(parts))[0] < BRIEF_SECONDS
 
+    def launch(self, parts: Sequence[Sequence[np.ndarray]]) -> Launched:
+        """Begin one batch and return at once; on a CPU it runs when it is waited for."""
+        if self._staging is None:
+            return Postponed(lambda: self.run(parts))
+        staged = self._staging.launch(parts)
+        self.assemble_ns = self._staging.assemble_ns
+        return staged
+
+    def change_inputs(self, change: Callable[..., Sequence[torch.Tensor]]) -> None:
+        """On CUDA: from now on ``change`` gets every batch's tensors, on the device, before the session does."""
+        runs = self._runs
+        self._runs = lambda *inputs: runs(*change(*inputs))
+
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+        if self._staging is not None:
+            return self.launch(parts).wait()
         began_ns = time.monotonic_ns()
         feed = {name: joined(part) for name, part in zip(self._names, parts, strict=True)}
         self.assemble_ns = time.monotonic_ns() - began_ns
         return [np.asarray(output) for output in self._session.run(None, feed)]
 
     def close(self) -> None:
+        if self._staging is not None:
+            self._staging = None
+            del self._runs
         del self._session
 
 
@@ -82,6 +119,12 @@ def _session(
             f"{path.name} is to run on {device}, but this ONNX Runtime ({onnxruntime.__version__}) offers "
             f"{onnxruntime.get_available_providers()}; run `halfeven doctor` to see what to install"
         )
+    on_cuda = device.type == "cuda"
+    if on_cuda and not torch.cuda.is_available():
+        raise EngineFailed(
+            f"{path.name} is to run on {device}, but torch {torch.__version__} sees no CUDA device, and ONNX Runtime "
+            "would fall back to CPUExecutionProvider; run `halfeven doctor` to see what is missing"
+        )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = setup.threads
@@ -90,7 +133,8 @@ def _session(
     elif BRIEF_SPINNING in setup.passes:
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(BRIEF_SPIN_US))
     options.add_session_config_entry("session.disable_prepacking", "0" if packed else "1")
-    settings = {"device_id": str(device.index or 0), "use_tf32": "0"} if device.type == "cuda" else {}
+    options.add_session_config_entry(RECORD, "1" if on_cuda else "0")
+    settings = provider_settings(device, cuda_streams(device).computing) if on_cuda else {}
     try:
         session = onnxruntime.InferenceSession(
             readable, options, providers=[(provider, settings)], disabled_optimizers=unfused

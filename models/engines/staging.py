@@ -67,6 +67,11 @@ class CudaStreams:
         reached.record(stream)
         return reached
 
+    @property
+    def computing(self) -> int:
+        """The address of the stream "compute", for libraries beside torch."""
+        return self._streams["compute"].cuda_stream
+
     def adopt(self) -> None:
         """Compute nothing before the current stream's work is done (the copy of a program's weights)."""
         self._streams["compute"].wait_stream(torch.cuda.current_stream(self._device))

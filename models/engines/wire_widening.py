@@ -6,6 +6,7 @@ either datatype: samples have the model's, requests the wire's.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -20,15 +21,21 @@ from .torch_engine import TorchEngine
 def widened(engine: Engine, spec: ModelSpec) -> Engine:
     """The engine, taking the wire datatypes of ``spec`` (the version's own, not its ``on_the_wire()``) as well.
 
-    Torch programs convert on their device; for others the host converts.
+    The device that computes converts; the host does so for ONNX Runtime on a CPU.
     """
     changes = [None if t.wire is None else Widening.of(t, spec.batched) for t in spec.inputs]
     if not any(changes):
         return engine
-    if isinstance(engine, TorchEngine):
-        engine.change_inputs(_on_device(changes))
+    if isinstance(engine, TorchEngine) or engine.device != "cpu":
+        cast(_ChangesInputs, engine).change_inputs(_on_device(changes))
         return engine
     return _OnHost(engine, changes)
+
+
+class _ChangesInputs(Protocol):
+    """Every engine on a device other than a CPU."""
+
+    def change_inputs(self, change: Callable[..., Sequence[torch.Tensor]]) -> None: ...
 
 
 def as_sent(spec: ModelSpec, parts: Sequence[Sequence[np.ndarray]]) -> list[Sequence[np.ndarray]] | None:

@@ -13,7 +13,10 @@ from rich.table import Table
 from ...models.errors import DamagedFile
 from .bringing import import_models, init
 from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
+from .key_commands import app as keys
 from .measuring import bench, tune
+from .other_engines import export, prove
+from .serve_command import serve
 from .training import finetune, reproduce, version_named
 
 app = typer.Typer(
@@ -51,6 +54,7 @@ def convert(
     search: Annotated[
         bool, typer.Option("--search", help="Look for nodes to keep in FP32 at O3 too.")
     ] = False,
+    device: Annotated[str, typer.Option(help="Whose kernels the plan asks: auto, cpu or cuda:N.")] = "cpu",
     as_json: Json = False,
 ) -> None:
     """Capture, convert, prove and publish a model folder, or a bare file (`init` tells which)."""
@@ -58,10 +62,13 @@ def convert(
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from ...exporters.convert import Options, convert
         from ...exporters.report.page import render_terminal
+        from ...models.engines.device_choice import resolve_device
         from ..http.routes.history import store_at
 
         options = Options(
-            _forms(form), level, dtype, tuple(keep or ()), samples, new_signature, search=search
+            *(_forms(form), level, dtype, tuple(keep or ()), samples, new_signature),
+            search=search,
+            device=resolve_device(device),
         )
         with errors.status("converting") as status:
             done = convert(folder, store_at(store, writes=True), options, status.update)
@@ -110,69 +117,6 @@ def parity(
             facts = judge_again(target, store_at(store), samples, device, notify)
         passed = all(form["passed"] for form in facts["forms"].values())
         return facts, render_terminal(facts), 0 if passed else 3
-
-    finish(work, as_json)
-
-
-@app.command()
-def serve(
-    store: Annotated[Path | None, typer.Option(help="The folder of the store.")] = None,
-    models: Annotated[Path | None, typer.Option(help="Also convert the model folders found here.")] = None,
-    host: Annotated[str | None, typer.Option(help="The address to listen on; default loopback.")] = None,
-    port: Annotated[int | None, typer.Option(help="0 takes a free one.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda:N.")] = None,
-    fallback: Annotated[str | None, typer.Option(help="fp32 or none: when a half is refused.")] = None,
-    expose_without_auth: Annotated[
-        bool | None, typer.Option("--expose-without-auth", help="Listen beyond this machine without keys.")
-    ] = None,
-    allowed_hosts: Annotated[
-        str | None, typer.Option(help="Further names of this server: models.example.com,*.lan or *.")
-    ] = None,
-    triton_strict: Annotated[
-        bool | None,
-        typer.Option("--triton-strict", help="Answer as Triton does where halfeven differs."),
-    ] = None,
-    server_name: Annotated[
-        str | None, typer.Option(help="The server's name in GET /v2; default halfeven.")
-    ] = None,
-    parity_sample: Annotated[
-        float | None,
-        typer.Option(help="Share of a half's live requests that its FP32 whole checks; default 0.001."),
-    ] = None,
-    keep_previous_seconds: Annotated[
-        float | None,
-        typer.Option(help="Seconds that a replaced version stays loaded and the new one is on trial."),
-    ] = None,
-    rescue: Annotated[
-        bool | None, typer.Option("--rescue/--no-rescue", help="Keep the FP32 whole loaded beside a half.")
-    ] = None,
-    drain_seconds: Annotated[
-        float | None,
-        typer.Option(help="Seconds after SIGTERM in which the server is not ready but answers; default 5."),
-    ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="text, or json: one object a line.")] = None,
-    access_log: Annotated[bool | None, typer.Option("--access-log", help="Log every infer request.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Serve every live version in the store, and follow the store."""
-
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..http.routes.history import store_at
-        from ..logs import set_up
-        from ..server import serve
-        from ..settings import read_settings
-
-        settings = read_settings(
-            store=store, models=models, host=host, port=port, device=device, fallback=fallback,
-            expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts, log_level=log_level,
-            log_format=log_format, access_log=access_log, triton_strict=triton_strict, server_name=server_name,
-            parity_sample=parity_sample, keep_previous_seconds=keep_previous_seconds, rescue=rescue,
-            drain_seconds=drain_seconds,
-        )  # fmt: skip
-        set_up(settings.log_level, settings.log_format, settings.access_log)
-        serve(settings, store_at(settings.store, writes=True), notify)
-        return {"status": "stopped"}, None, 0
 
     finish(work, as_json)
 
@@ -323,8 +267,12 @@ def demo(
 
 app.command()(init)
 app.command("import")(import_models)
+app.command()(serve)
+app.command()(export)
+app.command()(prove)
 app.command()(bench)
 app.command()(tune)
+app.add_typer(keys)
 app.command()(finetune)
 app.command()(reproduce)
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 from unittest.mock import patch
 
 import torch
+from halfeven.exporters.torch.autocast.kernels import half_kernels
 from halfeven.models.engines import torch_engine
 
 from .memory import Allocator
@@ -33,7 +34,7 @@ class SimulatedGpu:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        torch_engine.cuda_streams.cache_clear()
+        _forget()
         for name, replacement in _replacements(self).items():
             self._stack.enter_context(patch.object(torch.cuda, name, replacement))
         self._stack.enter_context(self.operations)
@@ -41,7 +42,7 @@ class SimulatedGpu:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
-        torch_engine.cuda_streams.cache_clear()
+        _forget()
         self.queues.lost = "the simulation has ended"
 
     def current(self) -> Any:
@@ -66,12 +67,19 @@ class SimulatedGpu:
         self.memory.fail_at = self.memory.count + allocations
 
 
+def _forget() -> None:
+    """Drop what is kept of a device for as long as the process lives: the next one is another."""
+    torch_engine.cuda_streams.cache_clear()
+    half_kernels.cache_clear()
+
+
 def _stream_type(gpu: SimulatedGpu) -> type:
     queues = gpu.queues
 
     class Stream:
         def __init__(self, device: object = None, priority: int = 0, number: int | None = None) -> None:
             self.number = queues.new_stream() if number is None else number
+            self.cuda_stream = self.number  # its address, for libraries beside torch
 
         def wait_event(self, event: Any) -> None:
             if event.point is not None:  # one that was never recorded is not waited for

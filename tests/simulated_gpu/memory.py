@@ -38,6 +38,7 @@ class Allocator:
         self.fail_at: int | None = None
         self._queues = queues
         self._free: dict[int, list[Tensor]] = {}
+        self._ever: list[Tensor] = []  # so that an address that is read too late is rubbish and not a crash
 
     @property
     def cached(self) -> int:
@@ -76,7 +77,8 @@ class Allocator:
         if self.taken + size > self.capacity:
             raise _out_of_memory(nbytes)
         self.fresh += 1
-        return torch.full((size,), RUBBISH, dtype=torch.uint8)
+        self._ever.append(torch.full((size,), RUBBISH, dtype=torch.uint8))
+        return self._ever[-1]
 
     def _give_back(self, memory: Tensor, stream: int) -> None:
         with self._queues.changed:

@@ -40,6 +40,9 @@ class DeviceTensor(Tensor):
     def device(self) -> torch.device:  # type: ignore[override]
         return DEVICE
 
+    def data_ptr(self) -> int:
+        return self.content.data_ptr()
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         (first, *_) = [one for one in tree_leaves((args, kwargs)) if isinstance(one, cls)]
@@ -48,6 +51,7 @@ class DeviceTensor(Tensor):
 
 class Operations(TorchDispatchMode):
     """``stream`` gives the current stream of the calling thread. ``waits`` names each operation that blocked the host.
+    ``without_half``: the operations that the device has no half kernel for.
 
     Works on tensors of any thread; a tensor is made on the device only by a thread that has entered it.
     """
@@ -55,6 +59,7 @@ class Operations(TorchDispatchMode):
     def __init__(self, queues: WorkQueues, allocator: Allocator, stream: Callable[[], int]) -> None:
         super().__init__()
         self.waits: list[str] = []
+        self.without_half: set[str] = set()
         self._queues, self._allocator, self._stream = queues, allocator, stream
         self._pinned: dict[int, Tensor] = {}  # by address; never given back, so that no address comes twice
 
@@ -90,6 +95,11 @@ class Operations(TorchDispatchMode):
         return made
 
     def _on_the_device(self, func: Any, args: Any, kwargs: Any, asked: Any) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        if name in self.without_half and any(
+            isinstance(one, Tensor) and one.dtype is torch.float16 for one in tree_leaves(args)
+        ):
+            raise RuntimeError(f"\"{name}\" not implemented for 'Half'")
         if func is _aten.copy_.default:
             return self._copy(*args, **kwargs)
         if func is _aten._to_copy.default and asked is not None and torch.device(asked).type == "cpu":

@@ -1,13 +1,15 @@
-"""Which ops of a plan have no half kernel on the device that will run them: they stay FP32.
+"""Which ops of a plan have no half kernel on the device that the plan is for: they stay FP32.
 
 Found by trying: each kind of op that would get half tensors runs once on the device, on the smallest tensors that the
-program gives it. An op that fails in half and works in FP32 has no half kernel there.
+program gives it. An op that fails in half and works in FP32 has no half kernel there. What one device says holds for
+no other.
 """
 
 import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,8 +27,7 @@ from .dtypes import Dtypes, tensors_of
 from .plan import PrecisionPlan
 from .rewrite import Autocast
 
-_Kind = tuple[OpOverload, tuple[torch.dtype, ...], tuple[str, ...], str]
-_known: dict[_Kind, str] = {}
+_Kind = tuple[OpOverload, tuple[torch.dtype, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,12 @@ class _Call:
     args: Any
     kwargs: Any
 
-    def kind(self, device: torch.device) -> _Kind:
+    def kind(self) -> _Kind:
         """Calls of one kind take the same kernel: op, dtypes and modes are equal."""
         words: list[str] = []
         map_aggregate((self.args, self.kwargs), lambda v: words.append(v) if isinstance(v, str) else None)
         dtypes = tuple(tensor.dtype for tensor in tensors_of((self.args, self.kwargs)))
-        return self.op, dtypes, tuple(words), device.type
+        return self.op, dtypes, tuple(words)
 
     @property
     def op_name(self) -> str:
@@ -53,14 +54,61 @@ class _Call:
         return sum(tensor.numel() for tensor in tensors_of((self.args, self.kwargs)))
 
 
+class HalfKernels:
+    """What is known of a device's half kernels."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._known: dict[_Kind, str] = {}
+
+    @property
+    def of_loops(self) -> bool:
+        """Whether recurrent layers may be tried in half: only cuDNN computes them so."""
+        return self.device.type == "cuda"
+
+    def fault(self, call: _Call) -> str:
+        """The device's own message why it cannot run calls of this kind in half; empty where it can."""
+        kind = call.kind()
+        if kind not in self._known:
+            fault = self.raised(call, None)
+            self._known[kind] = fault if fault and not self.raised(call, torch.float32) else ""
+        return self._known[kind]
+
+    def raised(self, call: _Call, instead: torch.dtype | None) -> str:
+        """The first line of what the call raises on the device; empty where it runs. ``instead``: of half tensors."""
+
+        def real(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            wide = instead if value.dtype in (torch.float16, torch.bfloat16) else None
+            make = torch.ones if value.is_floating_point() else torch.zeros  # a zero is a good index
+            return make(value.shape, dtype=wide or value.dtype, device=self.device)
+
+        try:
+            with torch.no_grad():
+                call.op(*map_aggregate(call.args, real), **map_aggregate(call.kwargs, real))
+        except (RuntimeError, NotImplementedError) as error:
+            return _first_line(error)
+        return ""
+
+
+OF_CPU = HalfKernels(torch.device("cpu"))
+
+
+@cache
+def half_kernels(device: torch.device) -> HalfKernels:
+    """Those of a device, asked once in a process."""
+    return OF_CPU if device.type == "cpu" else HalfKernels(device)
+
+
 def keep_without_kernel(
     module: GraphModule,
     plan: PrecisionPlan,
     example: Sequence[Tensor],
-    device: torch.device,
+    kernels: HalfKernels = OF_CPU,
     onnx: bool = False,
 ) -> PrecisionPlan:
-    """The plan with every op in FP32 that has no half kernel on ``device``; with ``onnx``, in ONNX Runtime either.
+    """The plan with every op in FP32 that has no half kernel on the device; with ``onnx``, in ONNX Runtime either.
 
     ``module`` is the prepared whole, ``example`` one tensor per input. Call it before any other use of a plan: the
     dtypes of some ops without a kernel cannot be inferred. An FP32 result instead of a half one may lead to calls of
@@ -70,13 +118,12 @@ def keep_without_kernel(
         found = _recorded(module, plan, example)
         kinds: dict[_Kind, list[_Call]] = {}
         for call in found.calls.values():
-            kinds.setdefault(call.kind(device), []).append(call)
+            kinds.setdefault(call.kind(), []).append(call)
         kept = []
-        for kind, alike in kinds.items():
-            fault = found.faults.get(alike[0].node) or _fault(kind, min(alike, key=_Call.size), device)
-            kept += [
-                Kept(c.node, c.op_name, f"no half kernel on {device.type}", fault) for c in alike if fault
-            ]
+        for alike in kinds.values():
+            fault = found.faults.get(alike[0].node) or kernels.fault(min(alike, key=_Call.size))
+            reason = f"no half kernel on {kernels.device.type}"
+            kept += [Kept(call.node, call.op_name, reason, fault) for call in alike if fault]
         if onnx:
             kept += [
                 Kept(c.node, c.op_name, "no half kernel in ONNX Runtime", "it refuses a Scatter that reduces")
@@ -158,27 +205,3 @@ def _scatters_and_reduces(call: _Call) -> bool:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
-
-
-def _fault(kind: _Kind, call: _Call, device: torch.device) -> str:
-    """The device's own message why it cannot run the call in half; None where it can."""
-    if kind not in _known:
-        fault = _raised(call, device, None)
-        _known[kind] = fault if fault and not _raised(call, device, torch.float32) else ""
-    return _known[kind]
-
-
-def _raised(call: _Call, device: torch.device, instead: torch.dtype | None) -> str:
-    def real(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        wide = instead if value.dtype in (torch.float16, torch.bfloat16) else None
-        make = torch.ones if value.is_floating_point() else torch.zeros  # a zero is a good index
-        return make(value.shape, dtype=wide or value.dtype, device=device)
-
-    try:
-        with torch.no_grad():
-            call.op(*map_aggregate(call.args, real), **map_aggregate(call.kwargs, real))
-    except (RuntimeError, NotImplementedError) as error:
-        return _first_line(error)
-    return ""

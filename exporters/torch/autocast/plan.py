@@ -83,8 +83,12 @@ class PrecisionPlan:
         return row | ({"reason": self.islands[name]} if name in self.islands else {})
 
 
-def make_plan(module: GraphModule, precision: Precision, lists: str = "cuda") -> PrecisionPlan:
+def make_plan(
+    module: GraphModule, precision: Precision, lists: str = "cuda", half_loops: bool = False
+) -> PrecisionPlan:
     """Plan a whole program (`models.program.runnable`, prepared) under a level and its keep patterns.
+
+    ``half_loops``: recurrent layers are half where the level allows it, as live autocast has them on CUDA.
 
     A keep pattern is ``op:NAME``, a node's name, or a module's path (both with ``*``). Raises BadSetting
     for a pattern that matches no node: a misspelt pattern must not look like a kept node.
@@ -92,20 +96,24 @@ def make_plan(module: GraphModule, precision: Precision, lists: str = "cuda") ->
     nodes = {name: node for name, node in walk(module) if isinstance(node.target, OpOverload)}
     alone = _of_constants_alone(module, precision)
     actions = {
-        name: Action.INPUT if name in alone else _action(node, precision, LISTS[lists])
+        name: Action.INPUT if name in alone else _action(node, precision, LISTS[lists], half_loops)
         for name, node in nodes.items()
     }
     islands: dict[str, str] = {}
     if precision.level != "O0":
         islands = {name: _island(node) for name, node in nodes.items() if _island(node)}
     actions |= {name: Action.FP32 for name in islands if not is_mutable(nodes[name])}
-    return PrecisionPlan(precision, lists, actions, tuple(_kept(nodes, actions, precision)), islands)
+    return PrecisionPlan(
+        precision, lists, actions, tuple(_kept(nodes, actions, precision, half_loops)), islands
+    )
 
 
-def _kept(nodes: Mapping[str, Node], actions: dict[str, Action], precision: Precision) -> list[Kept]:
+def _kept(
+    nodes: Mapping[str, Node], actions: dict[str, Action], precision: Precision, half_loops: bool
+) -> list[Kept]:
     """The nodes that the level or the operator keeps in FP32; their ``actions`` are set to it."""
     kept = []
-    if precision.level in ("O2", "O3"):  # at O1 they are FP32 by policy
+    if precision.level in ("O2", "O3") and not half_loops:  # at O1 they are FP32 by policy
         loops = [(name, node) for name, node in nodes.items() if has(op_name(node), Trait.RECURRENT)]
         kept += [Kept(name, op_name(node), NO_HALF_KERNEL) for name, node in loops]
     for name, pattern in _matches(nodes, precision.keep):
@@ -143,9 +151,11 @@ def foldable(plan: PrecisionPlan, node: Node) -> bool:
     return plan.precision.level != "O1" or plan.actions.get(node.name) is not Action.HALF
 
 
-def _action(node: Node, precision: Precision, lists: OpLists) -> Action:
+def _action(node: Node, precision: Precision, lists: OpLists, half_loops: bool) -> Action:
     name, target = op_name(node), node.target
     assert isinstance(target, OpOverload)
+    if half_loops and has(name, Trait.RECURRENT) and precision.level != "O0":
+        return Action.HALF
     if precision.level == "O1" and not has(name, Trait.RECURRENT, Trait.EMBEDDING):
         return _BY_RULE[lists.rule(target)]
     if precision.level in ("O2", "O3") and is_mutable(node):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ....models.errors import BadInput, CannotServe, NotReady, TooLarge, UnknownName
+from ...access.client_key import key_headers
 
 JOBS = "/v1/fine_tuning/jobs"
 _CHUNK = 2**20
@@ -139,7 +140,7 @@ def _send(
     chunks = iter([body] if isinstance(body, bytes) else body)
     length = {"content-length": str(len(body))} if isinstance(body, bytes) and method != "GET" else {}
     connection.putrequest(method, path, skip_accept_encoding=True)
-    for name, value in {**length, **headers}.items():
+    for name, value in {**length, **key_headers(), **headers}.items():
         connection.putheader(name, value)
     connection.endheaders()
     try:

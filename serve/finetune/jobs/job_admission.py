@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ....models.errors import BadInput, BadSamples, UnknownName
-from ....models.store import NAME, Store, Version
+from ....models.model_name import NAME
+from ....models.store import Store, Version
 from ..data.data_findings import findings_of
 from ..data.datasets import TrainingData, check_no_overlap, learnable_outputs, read_training, split
 from ..data.files import Files

@@ -9,18 +9,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from ....models.errors import BadInput
 from ....models.store import Store
+from ...access.access_control import Permit
 from ...http.caller import lease_of
 from ...http.codecs.json_numbers import parse
 from ...http.json_body import read_order
+from ...http.route_scopes import TO_TRAIN, permit_of
 from ..data.files import IN_MEMORY, Files, Upload
 from ..jobs.job_admission import JobAdmission
 from ..jobs.job_store import JobStore
@@ -121,8 +123,9 @@ def _chunks(path: Path) -> Iterator[bytes]:
 def _add_jobs(
     routes: APIRouter, job_store: JobStore, admission: JobAdmission, wake: Callable[[], None]
 ) -> None:
-    def admit(body: bytes, key: str | None) -> Response:
+    def admit(body: bytes, key: str | None, permit: Permit) -> Response:
         asked = parse(body)
+        permit.check(TO_TRAIN, _model_in(asked))
         if key and isinstance(asked, dict) and (known := job_store.replayed(key, asked)):
             return _json(job_body(known), {"idempotent-replayed": "true"})
         request = admission.read(asked)
@@ -138,26 +141,41 @@ def _add_jobs(
         """Create a job; it is on the disk when this answers. `Idempotency-Key`: once however often it is sent."""
         key = _key(request.headers.get("idempotency-key"))
         body = await read_order(request)
-        return await run_in_threadpool(admit, body, key)
+        return await run_in_threadpool(admit, body, key, permit_of(request.scope))
 
-    @routes.post(JOBS + "/{id}/cancel")
+    @routes.post(JOBS + "/{id}/cancel", dependencies=[_may_see(job_store)])
     def cancel(id: str) -> Response:
         """Cancel a job; of a finished one this is its state."""
         job = job_store.request_cancel(id)
         wake()
         return _json(job_body(job))
 
-    @routes.post(JOBS + "/{id}/pause")
+    @routes.post(JOBS + "/{id}/pause", dependencies=[_may_see(job_store)])
     def pause(id: str) -> Response:
         """Pause a job behind its current step, with a checkpoint; 409 for a finished one."""
         return _json(job_body(job_store.request_pause(id)))
 
-    @routes.post(JOBS + "/{id}/resume")
+    @routes.post(JOBS + "/{id}/resume", dependencies=[_may_see(job_store)])
     def resume(id: str) -> Response:
         """Queue a paused job again; it ends bit for bit as one that was not paused. 409 for a finished one."""
         job = job_store.request_resume(id)
         wake()
         return _json(job_body(job))
+
+
+def _may_see(job_store: JobStore) -> Any:
+    """The route's dependency that refuses a key for other models than the job's, with Forbidden."""
+
+    def check(id: str, request: Request) -> None:
+        permit_of(request.scope).check(TO_TRAIN, job_store.job(id).name)
+
+    return Depends(check)
+
+
+def _model_in(asked: Any) -> str | None:
+    """The model that a job's request names; None where it names none, which the job's admission refuses."""
+    model = asked.get("model") if isinstance(asked, dict) else None
+    return model.partition("@")[0] if isinstance(model, str) else None
 
 
 def _key(key: str | None) -> str | None:
@@ -167,23 +185,25 @@ def _key(key: str | None) -> str | None:
 
 
 def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
+    seen = [_may_see(job_store)]
+
     @routes.get(JOBS)
     def listing(request: Request, after: str | None = None, limit: Limit = 20) -> Response:
         """Every job, the newest first; `metadata[key]=value` chooses."""
         found = job_store.jobs(after, limit + 1, _metadata(request))
         return _json(page_of(found, limit, job_body))
 
-    @routes.get(JOBS + "/{id}")
+    @routes.get(JOBS + "/{id}", dependencies=seen)
     def retrieve(id: str) -> Response:
         """One job: its state, its progress, and at the end its model or its reason."""
         return _json(job_body(job_store.job(id)))
 
-    @routes.get(JOBS + "/{id}/metrics")
+    @routes.get(JOBS + "/{id}/metrics", dependencies=seen)
     def metrics(id: str, most: Annotated[int, Query(ge=2, le=100_000)] = 2000) -> Response:
         """Loss, loss scale, gradient norm and skips by step; of more than `most` every k-th."""
         return _json({"object": "list", "data": job_store.steps(id, most)})
 
-    @routes.get(JOBS + "/{id}/checkpoints")
+    @routes.get(JOBS + "/{id}/checkpoints", dependencies=seen)
     def checkpoints(id: str, after: str | None = None, limit: Limit = 10) -> Response:
         """The evaluations of a job, the newest first, with their losses; the best one's weights are the version's."""
         job = job_store.job(id)
@@ -191,7 +211,7 @@ def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
         found = job_store.evaluations(id, before, limit + 1)
         return _json(page_of(found, limit, lambda one: checkpoint_body(job, one)))
 
-    @routes.get(JOBS + "/{id}/page")
+    @routes.get(JOBS + "/{id}/page", dependencies=seen)
     def page(id: str) -> Response:
         """The job for people."""
         job = job_body(job_store.job(id))
@@ -202,7 +222,7 @@ def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
 
 
 def _add_events(routes: APIRouter, job_store: JobStore, leaving: Callable[[], bool]) -> None:
-    @routes.get(JOBS + "/{id}/events")
+    @routes.get(JOBS + "/{id}/events", dependencies=[_may_see(job_store)])
     async def events(
         request: Request, id: str, after: str | None = None, limit: Limit = 20,
         order: Literal["asc", "desc"] = "desc", stream: bool = False,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ....models.errors import BadInput, HalfevenError, NotReady
+from ...access.access_control import AccessControl
 from ...batching.counters import Phase
 from ...batching.interface import Answer, Roster, Served
 from ...logs import requests
@@ -25,6 +26,7 @@ from ..limits.bounds import Bounds
 from ..limits.memory_budget import Lease, json_bytes
 from ..limits.worker_threads import WorkerThreads
 from ..page_headers import PageHeaders
+from ..route_scopes import admit
 from ..web_guard import WebGuard
 from .infer_headers import NOTHING, HeaderFields, scan
 
@@ -66,9 +68,11 @@ class InferFront:
         dialect: Dialect = OURS,
         guard: WebGuard | None = None,
         bounds: Bounds | None = None,
+        access: AccessControl | None = None,
     ) -> None:
         self._app = app
         self.guard = guard or WebGuard()
+        self.access = access or AccessControl()
         self._roster = roster
         self._dialect = dialect
         self.compress_lists = dialect.compress_lists
@@ -81,21 +85,26 @@ class InferFront:
         self._worker_threads = WorkerThreads()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan" and (error := self._foreign(scope)) is not None:
-            await self._turn_away(error, scope, receive, send)
-            return
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
+            return
+        try:
+            # A WebSocket counts as a change.
+            self.guard.check(scope.get("method", "CONNECT"), scope["headers"])
+            permit = admit(self.access, scope)
+        except HalfevenError as error:
+            await self._turn_away(error, scope, receive, send)
             return
         lease = lend(scope, self.bounds.budget)
         try:
             await self._route(scope, receive, send)
         finally:
             lease.close()
+            permit.close()
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = _asked(scope)
-        if asked is None and scope["method"] == "HEAD":
+        asked = _asked(scope) if scope["type"] == "http" else None
+        if asked is None and scope.get("method") == "HEAD":
             await answer_head(self._app, scope, receive, send)
         elif asked is None:
             await self._app(scope, receive, send)
@@ -105,18 +114,11 @@ class InferFront:
         else:
             await self._answer(asked, scope, receive, send)
 
-    def _foreign(self, scope: Scope) -> HalfevenError | None:
-        """Why a page of another origin may not send this request; None where it may. A WebSocket counts as a change."""
-        try:
-            self.guard.check(scope.get("method", "CONNECT"), scope["headers"])
-        except HalfevenError as error:
-            return error
-        return None
-
     async def _turn_away(self, error: HalfevenError, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             body, kind = body_of(error, scope["path"])
-            await _send(send, status_of(error), [(b"content-type", kind.encode())], body)
+            more = [(key.encode(), value.encode()) for key, value in headers_of(error).items()]
+            await _send(send, status_of(error), [(b"content-type", kind.encode()), *more], body)
 
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})

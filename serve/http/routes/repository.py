@@ -8,11 +8,11 @@ from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from ....models.errors import BadInput, BadRequest, HalfevenError
-from ....models.store import NAME
+from ....models.model_name import NAME
 from ...batching.interface import ControlledRoster
 from ..codecs.metadata import index_entry
 from ..codecs.repository import read_index, read_load, read_unload
-from ..error_mapping import LoadFailed, NotOffered
+from ..error_mapping import LoadFailed, NotOffered, without_folders
 from ..json_body import read_order
 from .v2 import config_of
 
@@ -37,7 +37,10 @@ def add_repository(
         """Every model in the store: its versions and their state; `{"ready": true}` leaves out what does not serve."""
         body = await read_order(request, timeout_s=body_timeout_s, needs_type=False)
         only_ready = read_index(body)
-        found = [index_entry(*entry) for entry in await run_in_threadpool(roster.index)]
+        found = [
+            index_entry(*entry[:3], without_folders(entry[3]))
+            for entry in await run_in_threadpool(roster.index)
+        ]
         shown = [entry for entry in found if entry["state"] == "READY" or not only_ready]
         return Response(orjson.dumps(shown), media_type="application/json")
 

@@ -5,12 +5,13 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 import orjson
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 
 from ....models.errors import NotReady
 from ...batching.interface import Roster, Served
 from ..codecs.metadata import model_config, model_metadata, model_statistics, server_metadata
-from ..error_mapping import Unready, status_of
+from ..error_mapping import Unready, status_of, without_folders
+from ..route_scopes import permit_of
 
 _VERSION = installed_version("halfeven")
 
@@ -37,11 +38,13 @@ def _add_server(app: FastAPI, roster: Roster, server_name: str, as_triton: bool)
         return _json({"live": True})
 
     @app.get("/v2/health/ready", tags=["server"])
-    async def ready() -> Response:
-        """Every model has an active version; the reasons otherwise."""
+    async def ready(request: Request) -> Response:
+        """Every model has an active version; the reasons otherwise, where the server has keys only with one."""
         if roster.ready:
             return _json({"ready": True})
-        reasons = roster.not_ready_reasons()
+        reasons = ["a key of this server is needed to read why"]
+        if permit_of(request.scope).known:
+            reasons = [without_folders(one) for one in roster.not_ready_reasons()]
         fault = Unready("not ready: " + "; ".join(reasons))
         said = {"ready": False, "reasons": reasons, "error": str(fault)}
         return _json(said, status_of(fault, as_triton))
@@ -119,7 +122,7 @@ def _metadata(served: Served, loaded_versions: Sequence[Served]) -> dict[str, An
     properties = {
         "halfeven_precision": prepared.precision,
         "halfeven_digest": prepared.digest,
-        "halfeven_reason": prepared.reason,
+        "halfeven_reason": without_folders(prepared.reason),
         "halfeven_device": prepared.engine.device,
         "halfeven_batch_invariance": prepared.invariance,
     }

@@ -14,7 +14,7 @@ from ....exporters.inputs.samples import Samples, stored_samples
 from ....exporters.reprove import holds_here, reprove
 from ....models.buckets import buckets_of
 from ....models.engines.engine import Engine
-from ....models.engines.faults import out_of_memory
+from ....models.engines.faults import no_half_kernel, out_of_memory
 from ....models.engines.load import load_half, load_whole
 from ....models.engines.wire_widening import widened
 from ....models.errors import DamagedFile, HalfevenError, NotReady
@@ -37,6 +37,7 @@ from .candidate_forms import (
     warm_candidate,
 )
 from .kept_setups import measured_setup
+from .planned_again import plan_again
 from .tuned import tuned_for
 from .useful_rows import AHEAD, ONE_BY_ONE, batch_sizes, measure_useful_rows, shortest_seconds
 
@@ -84,13 +85,19 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
         precision=chosen.engine.precision,
         useful_rows=chosen.useful_rows,
         engine=chosen.engine,
-        reason="; ".join([(reason or why) + beside, *damaged]),
+        reason="; ".join([(reason or why) + beside, *damaged, *_placed(chosen.engine)]),
         whole=whole,
         ceiling=chosen.ceiling,
         invariance=_invariance(spec, samples, chosen, place),
         probe=[part[0] for part in batch_of(spec, samples, 1)],
         setup=getattr(chosen.engine, "setup", None) if place.device.type == "cpu" else None,
     )
+
+
+def _placed(engine: Engine) -> list[str]:
+    """A sentence about nodes that ONNX Runtime computes on the CPU beside a device; none where there are none."""
+    placement = getattr(engine, "placement", None)
+    return [sentence] if placement is not None and (sentence := placement.sentence()) else []
 
 
 def _chosen(
@@ -166,7 +173,10 @@ def proven_halves(
             faults.append(str(error))
             refusals.append(f"the {form} form: {error}")
         except Exception as error:  # whatever the fault of a half, its whole can still serve
-            refusals.append(f"the {form} form: {error}")
+            again = no_half_kernel(error) and plan_again(version, place.device)
+            refusals.append(
+                f"the {form} form: {error}" + ("; it is planned again for this device" if again else "")
+            )
     if proven and damaged is not None:
         damaged += faults
     return proven, [] if proven else refusals

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from halfeven.models.engines.faults import device_answers, device_lost, out_of_memory
+from halfeven.models.engines.faults import device_answers, device_lost, no_half_kernel, out_of_memory
 from halfeven.models.errors import EngineFailed
 
 
@@ -103,3 +103,21 @@ def test_other_errors_ask_the_device_nothing(
 ) -> None:
     monkeypatch.setattr(torch, "ones", lambda *_, **__: pytest.fail("the device was asked"))
     assert device_answers(error, device)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("\"sinc_cuda\" not implemented for 'Half'", True),
+        (
+            "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision",
+            True,
+        ),
+        ("\"sinc_cuda\" not implemented for 'ComplexFloat'", False),
+        ("CUDA error: an illegal memory access was encountered", False),
+    ],
+)
+def test_a_missing_half_kernel_is_neither_too_little_memory_nor_a_lost_device(text: str, found: bool) -> None:
+    error = RuntimeError(text)
+    assert no_half_kernel(error) is no_half_kernel(raised_from(error)) is found
+    assert not out_of_memory(error) and not (found and device_lost(error))

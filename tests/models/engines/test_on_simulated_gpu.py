@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from halfeven.models.engines import staging, torch_engine
+from halfeven.models.engines.engine import Engine, Launching
 from halfeven.models.engines.faults import device_lost, out_of_memory
 from halfeven.models.engines.staging import SLOTS
 from halfeven.models.engines.torch_engine import TorchEngine
@@ -56,7 +57,7 @@ def differs(came: list[np.ndarray], expected: list[np.ndarray]) -> bool:
     )
 
 
-def trial(gpu: SimulatedGpu, there: TorchEngine, here: TorchEngine, batches: list[Parts]) -> list[str]:
+def trial(gpu: SimulatedGpu, there: Launching, here: Engine, batches: list[Parts]) -> list[str]:
     """What goes wrong while the batches pass, two in flight; answers are looked at when all have come."""
     flying: deque[tuple[Any, Parts]] = deque()
     taken: list[tuple[list[np.ndarray], Parts]] = []

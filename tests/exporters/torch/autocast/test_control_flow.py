@@ -138,7 +138,7 @@ def test_a_kept_node_of_a_body_computes_in_fp32() -> None:
 def test_bodies_have_their_place_in_the_ledger_and_their_kernels_are_asked_for(name: str) -> None:
     model = captured(name)
     module = runnable(model.program)
-    plan = keep_without_kernel(module, make_plan(module, Precision("O3")), model.example, CPU)
+    plan = keep_without_kernel(module, make_plan(module, Precision("O3")), model.example)
     ledger, weighed = weigh(module, plan, model.example)
     assert plan.kept == weighed.kept == ()
     assert {entry.weight for entry in ledger.entries} == {

@@ -1,20 +1,21 @@
 """An op without a half kernel on the device stays FP32, in the device's own words."""
 
+from typing import Any
+
 import pytest
 import torch
 from halfeven.exporters.graph.actions import Action
-from halfeven.exporters.torch.autocast.kernels import keep_without_kernel
+from halfeven.exporters.torch.autocast.kernels import HalfKernels, keep_without_kernel
 from halfeven.exporters.torch.autocast.plan import make_plan
 from halfeven.exporters.torch.autocast.rewrite import rewrite
 from halfeven.models.package import Precision
-from halfeven.models.program import runnable
+from halfeven.models.program import runnable, walk
 from torch import Tensor, nn
 
+from tests.corpus import captured
 from tests.nets import NETS
 from tests.programs import whole
 from tests.slow import slow_but
-
-CPU = torch.device("cpu")
 
 
 class Odd(nn.Module):
@@ -33,7 +34,7 @@ class Odd(nn.Module):
 def test_what_has_no_half_kernel_stays_fp32_and_says_what_the_device_said(level: str) -> None:
     model = whole(Odd(), {"x": torch.randn(8, 4)})
     module = runnable(model.program)
-    plan = keep_without_kernel(module, make_plan(module, Precision(level)), model.example, CPU)
+    plan = keep_without_kernel(module, make_plan(module, Precision(level)), model.example)
     kept = {one.op: one for one in plan.kept}
     assert set(kept) == {"special_bessel_j0", "fft_rfft"}
     assert {one.reason for one in plan.kept} == {"no half kernel on cpu"}
@@ -52,7 +53,7 @@ def test_what_has_kernels_is_left_alone(name: str, level: str) -> None:
     model = whole(NETS[name].build(), NETS[name].inputs(8))
     module = runnable(model.program)
     plan = make_plan(module, Precision(level))
-    assert keep_without_kernel(module, plan, model.example, CPU) == plan
+    assert keep_without_kernel(module, plan, model.example) == plan
 
 
 def test_an_op_that_is_given_fp32_is_not_asked_about() -> None:
@@ -62,7 +63,65 @@ def test_an_op_that_is_given_fp32_is_not_asked_about() -> None:
 
     model = whole(Wide(), {"x": torch.randn(8, 4)})
     module = runnable(model.program)
-    assert keep_without_kernel(module, make_plan(module, Precision()), model.example, CPU).kept == ()
+    assert keep_without_kernel(module, make_plan(module, Precision()), model.example).kept == ()
+
+
+class FakeKernels(HalfKernels):
+    """A device that says of each operation whether it has a half kernel."""
+
+    def __init__(self, *lacking: str) -> None:
+        super().__init__(torch.device("cuda:0"))
+        self.lacking, self.asked = lacking, list[str]()
+
+    def raised(self, call: Any, instead: torch.dtype | None) -> str:
+        self.asked.append(call.op_name)
+        return (
+            f"\"{call.op_name}\" not implemented for 'Half'"
+            if call.op_name in self.lacking and not instead
+            else ""
+        )
+
+
+def test_each_device_has_its_own_kernels_and_is_asked_once_for_each_kind() -> None:
+    class Bessel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.special.bessel_j0(self.linear(self.linear(x)))
+
+    model = whole(Bessel(), {"x": torch.randn(8, 4)})
+    module = runnable(model.program)
+
+    def kept(kernels: HalfKernels) -> dict[str, str]:
+        plan = keep_without_kernel(module, make_plan(module, Precision("O3")), model.example, kernels)
+        return {one.op: one.reason for one in plan.kept}
+
+    assert kept(HalfKernels(torch.device("cpu"))) == {"special_bessel_j0": "no half kernel on cpu"}
+    assert kept(FakeKernels()) == {}
+    there = FakeKernels("linear")
+    assert kept(there) == {"linear": "no half kernel on cuda"}
+    asked = len(there.asked)
+    assert kept(there) == {"linear": "no half kernel on cuda"} and len(there.asked) == asked
+
+
+@pytest.mark.parametrize("level", ["O1", "O3"])
+def test_a_recurrent_layer_is_half_where_the_plan_may_and_the_device_has_the_kernel(level: str) -> None:
+    model = captured("lstm")
+    module = runnable(model.program)
+
+    def action(half_loops: bool, kernels: HalfKernels) -> Action:
+        plan = make_plan(module, Precision(level), half_loops=half_loops)
+        plan = keep_without_kernel(module, plan, model.example, kernels)
+        return next(
+            plan.actions[name] for name, node in walk(module) if str(node.target) == "aten.lstm.input"
+        )
+
+    assert FakeKernels().of_loops and not HalfKernels(torch.device("cpu")).of_loops
+    assert action(True, FakeKernels()) is Action.HALF
+    assert action(True, FakeKernels("lstm")) is Action.FP32
+    assert action(False, FakeKernels()) is Action.FP32
 
 
 class Scattered(nn.Module):
@@ -88,5 +147,5 @@ class Scattered(nn.Module):
 def test_what_scatters_and_reduces_stays_fp32_for_onnx_alone(onnx: bool, kept: set[str]) -> None:
     model = whole(Scattered(), {"x": torch.randn(8, 4)})
     module = runnable(model.program)
-    plan = keep_without_kernel(module, make_plan(module, Precision("O3")), model.example, CPU, onnx=onnx)
+    plan = keep_without_kernel(module, make_plan(module, Precision("O3")), model.example, onnx=onnx)
     assert {one.op for one in plan.kept} == kept and len(plan.kept) == len(kept)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,13 +20,17 @@ import openai
 import pytest
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import Store, Version
+from halfeven.serve.access.access_control import AccessControl
+from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs.job_store import JobStore
 from halfeven.serve.finetune.web.api import router
 from halfeven.serve.http.routes.app import build_app
+from halfeven.serve.http.routes.infer import InferFront
 from safetensors.numpy import save
 
 from tests.serve.conftest import HISTORY, make_roster, running
+from tests.serve.http.route_table import routes
 
 ROWS, LIMIT = 20, 100_000
 
@@ -566,3 +571,40 @@ def test_checkpoints_are_listed_page_by_page_with_their_losses(place: Place) -> 
 @pytest.mark.parametrize("query", ["limit=0", "limit=100000000", "limit=many"])
 def test_a_page_has_a_sensible_size(place: Place, query: str) -> None:
     assert httpx.get(f"http://{place.address}/v1/fine_tuning/jobs?{query}").status_code == 400
+
+
+def test_a_key_for_some_models_trains_and_sees_those_alone(place: Place, tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys.json")
+    limited, _ = keys.add("net-only", ["train"], ["net"])
+    other, _ = keys.add("idle-only", ["train"], ["idle"])
+    app = build_app(make_roster(), lambda: b"", HISTORY)
+    app.include_router(router(place.job_store, place.files, place.store, lambda: None, lambda: False))
+    front = InferFront(app, make_roster(), access=AccessControl(keys))
+    job, file = place.create().id, place.upload()
+    jobs = "/v1/fine_tuning/jobs"
+    with (
+        running(front) as address,
+        httpx.Client(base_url=f"http://{address}") as client,
+    ):
+
+        def status(key: str, method: str, path: str, **more: Any) -> int:
+            return client.request(
+                method, path, headers={"authorization": f"Bearer {key}"}, **more
+            ).status_code
+
+        parts = ("", "/events", "/metrics", "/checkpoints", "/page")
+        for key, allowed in ((limited, 200), (other, 403)):
+            assert {part: status(key, "GET", f"{jobs}/{job}{part}") for part in parts} == dict.fromkeys(
+                parts, allowed
+            )
+            for model in ("net", "net@1"):
+                asked = {"model": model, "training_file": file}
+                assert status(key, "POST", jobs, json=asked) == allowed
+            assert status(key, "GET", jobs) == status(key, "GET", "/v1/files") == 403
+            assert status(key, "DELETE", f"/v1/files/{file}") == 403
+        of_a_job = [(method, path.format(id=job)) for method, path in routes(front) if "/jobs/{id}" in path]
+        assert {status(other, method, path) for method, path in of_a_job} == {403} and len(of_a_job) >= 8
+        assert place.job_store.job(job).status == "queued"
+        assert status(limited, "POST", f"{jobs}/{job}/cancel") == 200
+        assert status(limited, "POST", jobs, json={"model": "idle@1", "training_file": file}) == 403
+        assert status(other, "POST", jobs, json={"model": 7}) == 400

@@ -1,0 +1,54 @@
+"""A half that this device has no kernels for is planned again by what the device says, in a process of its own.
+
+    python -m halfeven.serve.versions.loading.planned_again STORE NAME NUMBER DEVICE
+
+The new version is published, and the roster follows the store. A trial of kernels may end a CUDA context for good: it
+has one of its own.
+"""
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ....exporters.for_device import planned_for, was_planned_for_a_device
+from ....models.store import Store, Version
+
+logger = logging.getLogger("halfeven.roster")
+
+
+def plan_again(version: Version, device: torch.device) -> threading.Thread | None:
+    """Begin to plan the version again for the device, in the background. None where it was made for a device already,
+    or has no captured program."""
+    if was_planned_for_a_device(version) or not version.has("whole.pt2"):
+        return None
+    store = version.folder.parents[2]
+    command = [sys.executable, "-m", __name__, str(store), version.name, str(version.number), str(device)]
+    thread = threading.Thread(target=_run, args=(command, f"{version} for {device}"), daemon=True)
+    thread.start()
+    return thread
+
+
+def _run(command: Sequence[str], subject: str) -> None:
+    logger.warning("planning %s again: it has no half kernel for a part of the half", subject)
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        logger.error("%s could not be planned again: %s", subject, done.stderr[-800:])
+    else:
+        logger.info("%s was planned again: %s", subject, done.stdout.strip())
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the new version with its status."""
+    root, name, number, device = arguments
+    store = Store(Path(root))
+    made = planned_for(store.version(name, int(number)), store, torch.device(device), lambda _: None)
+    print(f"{made} is {made.status}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

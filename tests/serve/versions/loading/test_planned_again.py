@@ -1,0 +1,110 @@
+"""A half that was proven on a CPU and has no kernels on the device is planned again for it. The device is simulated."""
+
+import contextlib
+import io
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from halfeven.exporters.inputs.samples import Samples, stored_samples
+from halfeven.exporters.road import travel
+from halfeven.exporters.subject import Subject
+from halfeven.exporters.torch.forms import ProgramForms
+from halfeven.models.package import Precision
+from halfeven.models.store import Store, Version
+from halfeven.serve.batching.device import DeviceThread
+from halfeven.serve.batching.place import Place
+from halfeven.serve.versions.loading import planned_again
+from halfeven.serve.versions.loading.planned_again import plan_again
+from halfeven.serve.versions.loading.ready import proven_halves
+from torch import Tensor, nn
+
+from tests.programs import whole
+from tests.simulated_gpu import SimulatedGpu
+
+
+class Net(nn.Module):
+    """Two products with a sine between them, which O3 has in half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.sin(self.first(x)))
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    net = whole(Net(), {"x": torch.randn(8, 4)})
+    samples = Samples({"x": np.random.default_rng().standard_normal((32, 4)).astype(np.float32)})
+    return Subject(net.program, net.spec, samples, Precision("O3"), ("torch",), "name = 'net'", {})
+
+
+@pytest.fixture
+def published(subject: Subject, tmp_path: Path) -> Version:
+    return travel(subject, ProgramForms(subject), Store(tmp_path), lambda _: None)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    thread = DeviceThread()
+    thread.start()
+    with SimulatedGpu(Random(0)) as gpu:
+        gpu.operations.without_half = {"sin"}
+        thread.call(gpu.operations.__enter__).result(30)
+        yield Place(gpu.device, thread)
+        thread.stop(5)
+
+
+@pytest.fixture
+def begun(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The processes that are begun, each carried out in a thread of this one."""
+    threads: list[threading.Thread] = []
+
+    def run(command: Sequence[str], **_: Any) -> SimpleNamespace:
+        assert list(command[1:3]) == ["-m", planned_again.__name__]
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            place.call(lambda: planned_again.main(command[3:]))
+        return SimpleNamespace(returncode=0, stdout=printed.getvalue(), stderr="")
+
+    def noted(version: Version, device: torch.device) -> threading.Thread | None:
+        if (thread := plan_again(version, device)) is not None:
+            threads.append(thread)
+        return thread
+
+    monkeypatch.setattr(planned_again.subprocess, "run", run)
+    monkeypatch.setattr("halfeven.serve.versions.loading.ready.plan_again", noted)
+    return threads
+
+
+def test_what_the_device_lacks_is_kept_in_the_next_version_which_is_active_and_proven_there(
+    published: Version, place: Place, begun: list[threading.Thread]
+) -> None:
+    store = Store(published.folder.parents[2])
+    halves, refusals = proven_halves(published, published.spec(), stored_samples(published), place)
+    assert halves == []
+    assert "not implemented for 'Half'" in refusals[0] and "planned again for this device" in refusals[0]
+    begun[0].join(60)
+    assert store.live_number("net") == 2
+    again = store.version("net", 2)
+    assert [(one["op"], one["reason"]) for one in again.json("precision.json")["kept"]] == [
+        ("sin", "no half kernel on cuda")
+    ]
+    (half,), refusals = proven_halves(again, again.spec(), stored_samples(again), place)
+    assert refusals == [] and half.engine.precision == "fp16" and len(begun) == 1
+
+
+def test_a_version_that_was_planned_for_a_device_is_not_planned_again(
+    published: Version, place: Place, begun: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(published.manifest, "lineage", {"by": "device", "device": "cuda:0"})
+    _, refusals = proven_halves(published, published.spec(), stored_samples(published), place)
+    assert "not implemented for 'Half'" in refusals[0] and "planned again" not in refusals[0] and begun == []

@@ -1,0 +1,415 @@
+"""Errors of order, lifetime and fault handling, planted in engines, memory, batches and threads: each breaks a claim.
+
+The staging's own are in `models/engines/test_on_simulated_gpu.py`. Claims are tests, or scenes on the simulated device.
+"""
+
+import random
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from halfeven.models.engines import faults, onnx_on_cuda, torch_engine
+from halfeven.models.engines.engine import Launching
+from halfeven.models.engines.index_guard import GuardedLaunch
+from halfeven.models.engines.onnx_engine import OnnxEngine
+from halfeven.models.engines.onnx_on_cuda import BoundRuns
+from halfeven.models.engines.torch_engine import TorchEngine
+from halfeven.models.errors import BadRequest, EngineFailed
+from halfeven.serve.batching import warming
+from halfeven.serve.batching.arrivals import Arrivals
+from halfeven.serve.batching.engine_runner import EngineRunner
+from halfeven.serve.batching.execution import Execution
+from halfeven.serve.batching.scheduler import BatchScheduler
+from torch import Tensor, nn
+
+from tests.models.engines import test_on_simulated_gpu as on_gpu
+from tests.models.engines import test_onnx_on_simulated_gpu as onnx_on_gpu
+from tests.planting import broken, plant
+from tests.programs import Whole, whole
+from tests.serve.batching import test_memory_in_flight as in_memory
+from tests.serve.batching import test_on_late_device as on_late_device
+from tests.serve.batching.by_hand import ByHand
+from tests.serve.batching.stage import prepared, rows_of, spec
+from tests.simulated_gpu import SimulatedGpu
+from tests.simulated_gpu.onnx_session import onnx_runtime_on
+
+CPU = torch.device("cpu")
+SEEDS = range(6)
+
+
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :1] * 2 + 0
+
+
+class Looked(nn.Module):
+    """Its index is computed, so that it may be out of range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(x[:, 0].long())
+
+
+@cache
+def program(net: type[nn.Module]) -> Whole:
+    return whole(net(), {"x": torch.rand(8, 4)})
+
+
+@cache
+def onnx_file() -> Path:
+    return onnx_on_gpu.write_net(Path(tempfile.mkdtemp()) / "net.onnx")
+
+
+# Claims.
+
+
+def torch_engines_answer_right() -> None:
+    net = whole_net()
+    assert [fault for seed in SEEDS for fault in on_gpu.problems(net, seed)] == []
+
+
+@cache
+def whole_net() -> Whole:
+    return whole(on_gpu.Net(), {"x": torch.randn(8, on_gpu.WIDTH)})
+
+
+def onnx_engines_answer_right(**placed: Any) -> None:
+    for seed in SEEDS:
+        with SimulatedGpu(random.Random(seed), on_gpu.PACES[seed % 3]) as gpu, onnx_runtime_on(gpu):
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                if placed:
+                    onnx_on_gpu.placed(monkeypatch, **placed)
+                there = OnnxEngine(onnx_file(), "fp16", gpu.device)
+            here, waits = OnnxEngine(onnx_file(), "fp16", CPU), len(gpu.operations.waits)
+            wrong = on_gpu.trial(gpu, there, here, [on_gpu.rows(n) for n in (2, 3, 1, 4)])
+            assert [fault for fault in wrong if not placed or "waited" not in fault] == []
+            assert placed or len(gpu.operations.waits) == waits
+
+
+def weights_made_at_load_are_there() -> None:
+    for seed in SEEDS:
+        with SimulatedGpu(random.Random(seed), pace=0.0) as gpu:
+            assert on_gpu.computed_when_loaded(gpu) == []
+
+
+def every_slot_is_warm() -> None:
+    with SimulatedGpu(random.Random(0)) as gpu:
+        there = TorchEngine(program(Doubled).program, "fp32", gpu.device)
+        there.warm_up([rows_of(1, 2)])
+        fresh = gpu.memory.fresh
+        for one in [there.launch([rows_of(1, 2)]) for _ in range(there.in_flight)]:
+            one.wait()
+        assert gpu.memory.fresh == fresh
+
+
+def an_index_out_of_range_is_refused() -> None:
+    with SimulatedGpu(random.Random(0)) as gpu:
+        there = TorchEngine(program(Looked).program, "fp32", gpu.device)
+        assert len(there.run([rows_of(7)])) == 1
+        with pytest.raises(BadRequest):
+            there.run([rows_of(8)])
+        launched = there.launch([rows_of(3)])
+        gpu.queues.pace = 0.0
+        launched = there.launch([rows_of(3)])
+        launched.synchronize()  # type: ignore[attr-defined]
+        assert all(not queue for queue in gpu.queues._queues.values()), "the waiting thread rings too early"
+
+
+def on_hand(seed: int, net: type[nn.Module] = Doubled) -> tuple[SimulatedGpu, Callable[[], ByHand]]:
+    gpu = SimulatedGpu(random.Random(seed), pace=0.3)
+
+    def make() -> ByHand:
+        return ByHand(Blocking(TorchEngine(program(net).program, "fp32", gpu.device)))
+
+    return gpu, make
+
+
+class Blocking:
+    """An engine whose batches say where the device thread waited for one that had not arrived."""
+
+    def __init__(self, engine: Launching) -> None:
+        self._engine = engine
+        self.form, self.precision, self.device, self.in_flight = "torch", "fp32", "cuda:0", engine.in_flight
+        self.under_way = self.calls = 0
+        self.faults: list[str] = []
+
+    def run(self, parts: Any) -> list[np.ndarray]:
+        self.calls += 1
+        return self._engine.run(parts)
+
+    def launch(self, parts: Any) -> "_Launched":
+        self.calls += 1
+        if self.under_way == self.in_flight:
+            self.faults.append("a batch is launched without a free slot")
+        return _Launched(self, self._engine.launch(parts))
+
+
+@dataclass(eq=False)
+class _Launched:
+    engine: Blocking
+    launched: Any
+    arrived: bool = field(default=False)
+
+    def __post_init__(self) -> None:
+        self.engine.under_way += 1
+
+    def synchronize(self) -> None:
+        self.launched.synchronize()
+        self.arrived = True
+
+    def wait(self) -> list[np.ndarray]:
+        self.engine.under_way -= 1
+        if not self.arrived:
+            self.engine.faults.append("the device thread blocks")
+        return self.launched.wait()
+
+
+def batches_by_hand_are_answered() -> None:
+    for seed in SEEDS:
+        gpu, make = on_hand(seed)
+        with gpu:
+            hand = make()
+            for first in range(0, 20, 5):
+                hand.send(*[rows_of(first + n) for n in range(5)])
+                hand.turn()
+            hand.finish()
+            assert hand.answered == {n: [[2.0 * n]] for n in range(20)}
+            assert hand.scheduler.prepared.engine.faults == []  # type: ignore[attr-defined]
+
+
+def a_swap_leaves_nothing_under_way() -> None:
+    gpu, make = on_hand(0)
+    with gpu:
+        hand = make()
+        hand.send(*[rows_of(n) for n in range(4)])
+        for _ in range(2):
+            hand.turn()
+        old = hand.scheduler.prepared.engine
+        assert old.under_way == 2  # type: ignore[attr-defined]
+        hand.scheduler.swap(prepared(make().scheduler.prepared.engine, "2"), spec(rows=2))
+        assert old.under_way == 0 and set(hand.answered) == set(range(4))  # type: ignore[attr-defined]
+
+
+def a_lost_device_answers_nothing_more() -> None:
+    gpu, make = on_hand(0)
+    with gpu:
+        hand = make()
+        hand.send(rows_of(1))
+        hand.finish()
+        gpu.fail(2)
+        hand.send(*[rows_of(n) for n in range(6)])
+        hand.finish()
+        assert hand.lost is not None and "illegal memory access" in hand.lost
+        failed = [hand.answered[n] for n in range(1, 7)]
+        assert all(isinstance(one, EngineFailed) and "is lost" in str(one) for one in failed)
+        engine: Any = hand.scheduler.prepared.engine
+        calls = engine.calls
+        hand.send(rows_of(1))
+        hand.finish()
+        assert "is lost" in str(hand.answered[7]) and engine.calls == calls
+
+
+def an_unknown_fault_is_asked_about() -> None:
+    gpu, make = on_hand(0)
+    with gpu:
+        hand = make()
+        hand.send(rows_of(1))
+        hand.finish()
+        gpu.fail(1, "something that no list has")
+        hand.send(rows_of(2))
+        hand.finish()
+        assert hand.lost is not None
+
+
+def one_bad_request_fails_alone() -> None:
+    gpu, make = on_hand(0, Looked)
+    with gpu:
+        hand = make()
+        hand.send(rows_of(1), rows_of(9), rows_of(2), rows_of(3))
+        hand.finish()
+        assert isinstance(hand.answered[1], BadRequest)
+        assert all(isinstance(hand.answered[n], list) for n in (0, 2, 3)) and hand.lost is None
+
+
+def memory_for_one_and_a_half_batches() -> None:
+    in_memory.test_the_real_engine_on_a_device_with_memory_for_one_and_a_half_batches()
+
+
+def known_is_not_tried() -> None:
+    in_memory.test_rows_that_fit_alone_leave_no_ceiling_and_the_next_such_batch_is_not_begun_beside_another(
+        Path(tempfile.mkdtemp())
+    )
+
+
+def a_lack_seen_at_the_wait_is_tried_alone() -> None:
+    in_memory.test_a_lack_of_memory_seen_at_the_wait_is_tried_alone_once_the_batch_behind_has_ended()
+
+
+def warm_up_finds_what_fits() -> None:
+    in_memory.test_warm_up_keeps_a_bucket_that_fits_alone_and_measures_with_a_batch_in_every_slot()
+
+
+def warm_up_has_every_wire_datatype() -> None:
+    on_late_device.test_after_the_warm_up_no_bucket_in_any_slot_and_datatype_takes_memory_or_blocks()
+
+
+def the_waiting_thread_rings_after_each_batch_and_survives_an_error() -> None:
+    arrivals, held, order = Arrivals("test"), threading.Event(), list[str]()
+    rung = [threading.Event() for _ in range(2)]
+
+    def failing() -> None:
+        assert held.wait(5)
+        order.append("ended")
+        raise RuntimeError("the device's error")
+
+    silent, threading.excepthook = threading.excepthook, lambda _: None
+    try:
+        arrivals.watch(failing, lambda: (order.append("rung"), rung[0].set()))  # type: ignore[arg-type, func-returns-value]
+        held.set()
+        assert rung[0].wait(2) and order == ["ended", "rung"]
+        arrivals.watch(lambda: None, rung[1].set)
+        assert rung[1].wait(2)
+    finally:
+        arrivals.stop()
+        threading.excepthook = silent
+
+
+class Lent:
+    """A value's address without the value: nothing keeps its memory."""
+
+    def __init__(self, value: Any) -> None:
+        self.gpu, self._facts = value.gpu, (value.tensor_size_in_bytes(), value.data_ptr())
+
+    def tensor_size_in_bytes(self) -> int:
+        return self._facts[0]
+
+    def data_ptr(self) -> int:
+        return self._facts[1]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """``old`` in the function's source becomes ``new``; then the claim must not hold."""
+
+    function: Any
+    old: str
+    new: str
+    claim: Callable[[], object]
+
+
+on_cpu = partial(onnx_engines_answer_right, CPU=[("Relu", "positive")])
+ERRORS = {
+    "an engine does not wait for what was made at load": Planted(
+        TorchEngine._stage, "streams.adopt()", "pass", weights_made_at_load_are_there
+    ),
+    "only one slot is warmed up": Planted(
+        torch_engine.run_in_every_slot, "range(engine.in_flight)", "range(1)", every_slot_is_warm
+    ),
+    "the flags of indices are taken for an output": Planted(
+        TorchEngine.launch, "staged if self._guard is None else GuardedLaunch(staged, self._guard)", "staged",
+        an_index_out_of_range_is_refused,
+    ),
+    "a guarded batch is not waited for": Planted(
+        GuardedLaunch.synchronize, "self.launched.synchronize()", "pass", an_index_out_of_range_is_refused
+    ),
+    "ONNX Runtime has a stream of its own": Planted(
+        onnx_on_cuda.provider_settings, '"user_compute_stream": str(stream),', "", onnx_engines_answer_right
+    ),
+    "ONNX Runtime waits for each run": Planted(
+        BoundRuns.__init__, '"0" if waits else "1"', '"0"', onnx_engines_answer_right
+    ),
+    "a node on the CPU begins before its input is there": Planted(
+        BoundRuns.__call__, "binding.synchronize_inputs()", "pass", on_cpu
+    ),
+    "an output of ONNX Runtime is given back while it is copied": Planted(
+        onnx_on_cuda.tensor_of, "_Memory(value)", "_Memory(Lent(value))", onnx_engines_answer_right
+    ),
+    "a batch is launched without a free slot": Planted(
+        BatchScheduler._may_go_ahead, "len(self._under_way) < self._depth", "len(self._under_way) <= self._depth",
+        batches_by_hand_are_answered,
+    ),
+    "the newest batch is landed first": Planted(
+        BatchScheduler.land, "popleft()", "pop()", batches_by_hand_are_answered
+    ),
+    "the device thread is not rung at the end of a batch": Planted(
+        BatchScheduler._watch, "self._device.ring()", "pass", batches_by_hand_are_answered
+    ),
+    "a batch that computes is not noted": Planted(
+        BatchScheduler._watch, "one.computing = True", "pass", batches_by_hand_are_answered
+    ),
+    "a swap leaves the old version's batches under way": Planted(
+        BatchScheduler.finish_begun, "while self.land():\n        pass", "pass", a_swap_leaves_nothing_under_way
+    ),
+    "a lost device is not noted": Planted(
+        EngineRunner._fault, "lost=lost", "lost=False", a_lost_device_answers_nothing_more
+    ),
+    "requests behind a lost device are run": Planted(
+        Execution.finish, "if self.condition.lost is not None:", "if False:", a_lost_device_answers_nothing_more
+    ),
+    "a fault without a name is taken for the request's": Planted(
+        faults.device_answers, "return False", "return True", an_unknown_fault_is_asked_about
+    ),
+    "a failed batch is not divided": Planted(
+        Execution._after_failure, "if not condition.worth_dividing():", "if True:", one_bad_request_fails_alone
+    ),
+    "a lack of memory is taken for any fault": Planted(
+        EngineRunner._fault, "memory=out_of_memory(error)", "memory=False", memory_for_one_and_a_half_batches
+    ),
+    "out of memory is not tried alone": Planted(
+        EngineRunner.finish, "run.beside and _ran_out(run)", "False", memory_for_one_and_a_half_batches
+    ),
+    "what has to be alone does not wait for the others": Planted(
+        EngineRunner._alone_on_the_device,
+        "self._wait(other)",
+        "pass",
+        a_lack_seen_at_the_wait_is_tried_alone,
+    ),
+    "a batch that was waited for is run once more": Planted(
+        EngineRunner._alone_on_the_device,
+        "other.ended = True",
+        "pass",
+        a_lack_seen_at_the_wait_is_tried_alone,
+    ),
+    "what did not fit beside another is tried there again": Planted(
+        EngineRunner._may_go_beside, "run.filled <= self._beside.rows(_row_elements(run.items))", "True",
+        known_is_not_tried,
+    ),
+    "the warm-up measures one batch where two are in flight": Planted(
+        torch_engine.run_in_every_slot, "range(engine.in_flight)", "range(1)", warm_up_finds_what_fits
+    ),
+    "the warm-up leaves out the wire's datatype": Planted(
+        warming._warm_up, "sent is not None", "False", warm_up_has_every_wire_datatype
+    ),
+    "the waiting thread rings before the end": Planted(
+        Arrivals._live, "with suppress(Exception):\n            synchronize()\n        arrived()",
+        "arrived()\n        with suppress(Exception):\n            synchronize()",
+        the_waiting_thread_rings_after_each_batch_and_survives_an_error,
+    ),
+    "the waiting thread ends with a batch's error": Planted(
+        Arrivals._live, "with suppress(Exception):\n            synchronize()", "synchronize()",
+        the_waiting_thread_rings_after_each_batch_and_survives_an_error,
+    ),
+}  # fmt: skip
+CLAIMS = {planted.claim for planted in ERRORS.values()}
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: getattr(claim, "__name__", "on the CPU"))
+def test_a_claim_holds_without_a_planted_error(claim: Callable[[], object]) -> None:
+    claim()
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_a_planted_error_breaks_its_claim(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = ERRORS[name]
+    plant(monkeypatch, one.function, one.old, one.new, Lent=Lent)
+    assert broken(one.claim)
