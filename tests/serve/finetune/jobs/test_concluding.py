@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from halfeven.models.promotions import record_promotion
 from halfeven.models.store import LIVE, REFUSED, Store, Version
 from halfeven.serve.finetune.jobs.concluding import Cancelled, Conclusion, JobFailed
 from halfeven.serve.finetune.jobs.job_store import JobStore
@@ -175,6 +176,16 @@ def test_after_a_crash_behind_the_promotion_the_job_ends_as_promoted(place: Plac
     place.job_store.note(place.id, stage="swapping")
     place.store.promote_over(1, version, "fine-tuning")
     assert place.conclude(version).status == "succeeded"
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_after_a_crash_within_the_promotion_it_is_done(place: Place, recorded: bool) -> None:
+    """Before anything was written, and between the record and the alias."""
+    version = learnt(place.store)
+    place.job_store.note(place.id, stage="swapping")
+    if recorded:
+        record_promotion(place.store.root / "models/net", version.number, 1, "fine-tuning")
+    assert place.conclude(version).status == "succeeded" and place.store.live_number("net") == 2
 
 
 def test_after_a_crash_in_the_promotion_an_operator_s_rollback_is_not_undone(place: Place) -> None:
