@@ -124,7 +124,8 @@ class Version:
     def at(cls, folder: Path) -> "Version":
         """The version that a folder outside of a store holds (`exporters/exported`). Raises DamagedFile."""
         manifest = _read_manifest(folder / "manifest.json")
-        return cls(str(manifest.get("model")), int(manifest.get("version") or 0), folder, manifest)
+        number = manifest.get("version")
+        return cls(str(manifest.get("model")), number if isinstance(number, int) else 0, folder, manifest)
 
 
 class Store:

@@ -21,6 +21,7 @@ class Settings(BaseSettings):
     models: Path | None = None
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
+    grpc_port: int | None = Field(None, ge=0, le=65535)  # None: no gRPC
     device: str = "auto"
     compute_nice: int = Field(5, ge=0, le=19)
     fallback: Literal["fp32", "none"] = "fp32"

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from halfeven.models.engines import faults, onnx_on_cuda, torch_engine
+from halfeven.models.engines import cuda_graphs, faults, onnx_on_cuda, torch_engine
+from halfeven.models.engines.cuda_graphs import Graphs
 from halfeven.models.engines.engine import Launching
 from halfeven.models.engines.index_guard import GuardedLaunch
 from halfeven.models.engines.onnx_engine import OnnxEngine
@@ -29,6 +30,7 @@ from halfeven.serve.batching.execution import Execution
 from halfeven.serve.batching.scheduler import BatchScheduler
 from torch import Tensor, nn
 
+from tests.models.engines import test_cuda_graphs as graphs
 from tests.models.engines import test_on_simulated_gpu as on_gpu
 from tests.models.engines import test_onnx_on_simulated_gpu as onnx_on_gpu
 from tests.planting import broken, plant
@@ -94,6 +96,31 @@ def onnx_engines_answer_right(**placed: Any) -> None:
             wrong = on_gpu.trial(gpu, there, here, [on_gpu.rows(n) for n in (2, 3, 1, 4)])
             assert [fault for fault in wrong if not placed or "waited" not in fault] == []
             assert placed or len(gpu.operations.waits) == waits
+
+
+def recorded_batches_are_right() -> None:
+    for seed in SEEDS:
+        with SimulatedGpu(random.Random(seed), on_gpu.PACES[seed % 3]) as gpu:
+            graphs.test_recorded_batches_two_in_flight_are_right_and_the_host_waits_for_nothing(
+                whole_net(), gpu
+            )
+
+
+def replays_keep_their_memory() -> None:
+    for seed in SEEDS:
+        with SimulatedGpu(random.Random(seed), on_gpu.PACES[seed % 3]) as gpu:
+            graphs.test_a_replay_takes_no_memory_and_no_one_else_gets_its_memory(gpu)
+
+
+def a_replay_that_differs_is_not_used() -> None:
+    with SimulatedGpu(random.Random(0)) as gpu:
+        graphs.test_a_replay_that_differs_from_the_program_is_not_used(whole_net(), gpu)
+
+
+def what_needs_the_host_is_not_recorded() -> None:
+    graphs.test_a_program_that_needs_the_host_is_not_recorded_and_goes_on_as_it_is(
+        lambda x: x * x.nonzero().sum(), "nonzero"
+    )
 
 
 def weights_made_at_load_are_there() -> None:
@@ -333,6 +360,26 @@ ERRORS = {
     ),
     "an output of ONNX Runtime is given back while it is copied": Planted(
         onnx_on_cuda.tensor_of, "_Memory(value)", "_Memory(Lent(value))", onnx_engines_answer_right
+    ),
+    "a recording is replayed for the other slot's memory": Planted(
+        cuda_graphs._key, "tensor.data_ptr()", "0", recorded_batches_are_right
+    ),
+    "a recording is replayed for another batch size": Planted(
+        cuda_graphs._key, "tuple(tensor.shape)", "()", recorded_batches_are_right
+    ),
+    "every batch is recorded anew": Planted(
+        TorchEngine.record, "finally:\n        self._compute = self._graphs", "finally:\n        pass",
+        recorded_batches_are_right,
+    ),
+    "a recording's memory is of no pool of its own": Planted(
+        Graphs.record, "pool=self._pool", "pool=None", replays_keep_their_memory
+    ),
+    "a recording is not compared with the program": Planted(
+        Graphs.record, "if not all(map(_same_bits, outputs, expected)):", "if False:",
+        a_replay_that_differs_is_not_used,
+    ),
+    "what needs the host is recorded": Planted(
+        TorchEngine.record, "if self.host_reads:", "if False:", what_needs_the_host_is_not_recorded
     ),
     "a batch is launched without a free slot": Planted(
         BatchScheduler._may_go_ahead, "len(self._under_way) < self._depth", "len(self._under_way) <= self._depth",

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from ...models.engines.true_fp32 import use_true_fp32
-from ...models.errors import BadSetting, Conflict
+from ...models.errors import BadInput, BadSetting, Conflict
 from ...models.store import LIVE, Version, write_manifest
 from ..inputs.samples import stored_samples
 from ..reprove import reference_run_of
 from .build_commands import BY_ENGINE, commands_for
 from .file_rows import write_rows
-from .onnx_pair import CPU, check_exportable, put_pair
+from .onnx_pair import CPU, WHOLE, check_exportable, put_pair
 from .readme import readme
 
 COPIED = ("spec.json", "precision.json", "samples.safetensors")
@@ -58,6 +58,17 @@ def export(
         (folder / "README.md").write_text(readme(folder, facts, proof, commands))
         write_manifest(folder, LIVE, facts)
     return facts | {"folder": str(target), "files": Version.at(target).manifest["files"]}
+
+
+def exported_version(folder: Path) -> Version:
+    """The version that an exported folder holds. Raises BadInput for any other folder: none of its code is run."""
+    version = Version.at(folder)
+    if "exported" not in version.manifest or version.has("whole.pt2") or not version.has(WHOLE):
+        raise BadInput(
+            f"{folder} is not a folder that `halfeven export` wrote: expected its manifest.json, with {WHOLE} beside "
+            "it; give such a folder, or NAME or NAME@VERSION of the store"
+        )
+    return version
 
 
 def _manifest(version: Version, engine: str, proof: dict[str, Any]) -> dict[str, Any]:

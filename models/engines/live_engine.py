@@ -70,6 +70,7 @@ class LiveEngine(TorchEngine):
     """
 
     form = "live"
+    host_reads = ("the model's own code",)
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from .cpu.packed import pack_weights, packable
 from .cpu.row_shares import FEWEST_SHARED, RowShares, wait_for_all_shares
 from .cpu.scripted import without_the_lock
 from .cpu.setup import PACKED, PLAIN, SHARED_ROWS, WITHOUT_LOCK, CpuSetup
+from .cuda_graphs import Graphs, NotRecorded, host_reads
 from .engine import BRIEF_SECONDS, Launched, Launching
 from .index_guard import Guard, GuardedLaunch, guard_indices, rows_alone
 from .staging import SLOTS, Staging, cuda_streams
@@ -37,7 +38,9 @@ class TorchEngine:
     form = "torch"
     assemble_ns = 0  # of the last batch: how long its requests took to be joined
     brief = False
+    host_reads: Sequence[str] = ()  # operations of the program that no CUDA graph can hold
     _guard: Guard | None = None
+    _graphs: Graphs | None = None
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class TorchEngine:
         if device.type == "cpu":
             self._module = self._prepared_for_cpu(module, spec, rows_apart)
         else:  # another version's ranges may have let a request in, and there an index out of range is fatal
+            self.host_reads = host_reads(module)
             self._module = _written(module)
             self._guard = guard_indices(self._module, rows_alone(spec))
         self._stage()
@@ -119,8 +123,34 @@ class TorchEngine:
         program = self._module
         self._module = lambda *inputs: program(*change(*inputs))
 
+    def record(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
+        """Record batches of these shapes in every slot, to be replayed from now on (`cuda_graphs.py`); on CUDA alone,
+        after the largest batch has been run.
+
+        Raises NotRecorded naming the operation where the program needs the host, and what `Graphs.record` raises.
+        """
+        if self._staging is None:
+            raise NotRecorded(f"{self.device} records nothing")
+        if self.host_reads:
+            raise NotRecorded(f"the host has to know the result of {', '.join(self.host_reads)}")
+        if self._graphs is None:
+            self._graphs = Graphs(lambda *inputs: self._module(*inputs))
+        self._compute = self._graphs.record
+        try:
+            run_in_every_slot(self, parts)
+        finally:
+            self._compute = self._graphs
+
+    def forget_recordings(self) -> None:
+        """Compute every batch operation by operation again."""
+        self._compute, self._graphs = self._eagerly, None
+
+    def _eagerly(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        return self._module(*inputs)
+
     def close(self) -> None:
         self._end_shares()
+        self.forget_recordings()
         del self._module
         self._staging = None
         if self._device.type == "cuda":
@@ -143,7 +173,8 @@ class TorchEngine:
         if self._device.type == "cuda":
             streams = cuda_streams(self._device)
             streams.adopt()
-            self._staging = Staging(streams, lambda *inputs: self._module(*inputs))
+            self._compute: Callable[..., Sequence[torch.Tensor]] = self._eagerly
+            self._staging = Staging(streams, lambda *inputs: self._compute(*inputs))
 
     def _run_on_cpu(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         if self._are_shared(parts):

@@ -71,10 +71,7 @@ class AccessControl:
         ``model`` may be None (no model is concerned) or `EVERY_MODEL`. Raises Unauthenticated, Forbidden,
         KeyLimitReached; NotReady where the keys cannot be read.
         """
-        now_s = self._clock()
-        if now_s >= self._look_at_s:
-            self._look_at_s = now_s + LOOK_EVERY_S
-            self._look()
+        now_s = self._now()
         if not self._needed:
             return OPEN
         if not scopes:
@@ -85,6 +82,20 @@ class AccessControl:
         if limits is not None:
             limits.enter(now_s)
         return Permit(record, True, limits)
+
+    def check(self, authorization: str | None, scopes: Collection[str]) -> None:
+        """As `admit`, before it is known which model is concerned; no limit is counted."""
+        self._now()
+        if self._needed and scopes:
+            _check(self._record_of(authorization), scopes, None)
+
+    def _now(self) -> float:
+        """The clock's seconds; where it is time, the file has been looked at."""
+        now_s = self._clock()
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_EVERY_S
+            self._look()
+        return now_s
 
     def _recognised(self, authorization: str | None) -> Permit:
         try:

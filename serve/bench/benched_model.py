@@ -20,7 +20,7 @@ from ...models.batch_axis import array_batch_back, batch_first
 from ...models.datatypes import DATATYPES
 from ...models.errors import BadInput, BadSetting, UnknownName
 from ...models.spec import Dim, ModelSpec, TensorSpec
-from ..access.client_key import key_headers
+from ..access.client_key import request_headers
 from ..http.codecs.infer_client import write_binary, write_json
 from .loadgen import Target
 
@@ -72,7 +72,7 @@ def find(url: str, name: str, shapes: Sequence[str], headers: Sequence[str]) -> 
     parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadSetting(f"URL {url!r}: expected http://HOST:PORT or https://…")
-    sent = _headers(headers)
+    sent = request_headers(headers)
     path = f"{parts.path.rstrip('/')}/v2/models/{urllib.parse.quote(name, safe='')}"
     said = ask(f"{parts.scheme}://{parts.netloc}{path}", sent)
     try:
@@ -125,14 +125,6 @@ def ask(url: str, headers: Mapping[str, str], body: bytes | None = None) -> Any:
         return json.loads(content) if body is None else None
     except ValueError:
         raise BadInput(f"{url} does not answer with JSON: is it an inference server?") from None
-
-
-def _headers(given: Sequence[str]) -> dict[str, str]:
-    pairs = [line.partition(":") for line in given]
-    if wrong := [line for line, (name, colon, _) in zip(given, pairs, strict=True) if not (name and colon)]:
-        raise BadSetting(f"--header {wrong[0]!r}: expected 'NAME: VALUE'")
-    sent = {name.strip(): value.strip() for name, _, value in pairs}
-    return sent if "authorization" in map(str.lower, sent) else {**key_headers(), **sent}
 
 
 def _sizes(given: Sequence[str]) -> dict[str, list[int]]:

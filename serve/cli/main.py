@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from ...models.errors import DamagedFile
+from ...models.version import __version__
 from .bringing import import_models, init
 from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
 from .key_commands import app as keys
@@ -21,9 +22,7 @@ from .training import finetune, reproduce, version_named
 
 app = typer.Typer(
     name="halfeven",
-    help="Half precision, even answers: an inference server that proves FP16 equal before it serves it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -34,6 +33,22 @@ def main() -> None:
         level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
     )
     app()
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"halfeven {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Half precision, even answers: an inference server that proves FP16 equal before it serves it."""
 
 
 @app.command()

@@ -43,6 +43,9 @@ def prove(
     store: StoreAt = DEFAULT_STORE,
     samples: Annotated[Path | None, typer.Option(help="Judge with these instead of the stored ones.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for each request to a server.")] = 60.0,
+    header: Annotated[
+        list[str] | None, typer.Option(help="'NAME: VALUE', sent with every request to a server.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Hold another engine's answers against the FP32 original, by the rules that judge a half."""
@@ -50,7 +53,7 @@ def prove(
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from .prove_command import prove_against, shown
 
-        facts = prove_against(target, store, against, samples, timeout, notify)
+        facts = prove_against(target, store, against, samples, timeout, header or (), notify)
         return facts, shown(facts), 0 if facts["status"] == "equal" else 3
 
     finish(work, as_json)

@@ -1,18 +1,19 @@
 """``halfeven prove --against``: which version, which engine, and what the terminal shows of the verdict."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
+from ...exporters.exported.folder import exported_version
 from ...exporters.inputs.samples import load_samples, stored_samples
 from ...exporters.other_engine import OtherEngine, answers_file, onnx_file, prove_engine
 from ...exporters.report.page import number_text, render_terminal
 from ...models.errors import BadInput, BadSetting
-from ...models.store import Version
+from ..access.client_key import request_headers
 from ..http.routes.history import store_at
 from .parity_command import version_called
 from .v2_engine import v2_engine
@@ -24,6 +25,7 @@ def prove_against(
     against: str,
     samples: Path | None,
     timeout_s: float,
+    headers: Sequence[str],
     notify: Callable[[str], None],
 ) -> dict[str, Any]:
     """The facts of the proof (`other_engine.prove_engine`). ``target``: NAME, NAME@VERSION or an exported folder.
@@ -34,15 +36,15 @@ def prove_against(
     if not 0 < timeout_s < math.inf:
         raise BadSetting(f"--timeout {timeout_s}: expected a number of seconds above 0")
     exported = (Path(target) / "manifest.json").is_file()
-    version = Version.at(Path(target)) if exported else version_called(target, store_at(store))
-    engine = _engine(against, version.name, timeout_s)
+    version = exported_version(Path(target)) if exported else version_called(target, store_at(store))
+    engine = _engine(against, version.name, timeout_s, headers)
     judging = load_samples(samples, version.spec()) if samples else stored_samples(version)
     return prove_engine(version, judging, engine, notify)
 
 
-def _engine(against: str, model: str, timeout_s: float) -> OtherEngine:
+def _engine(against: str, model: str, timeout_s: float, headers: Sequence[str]) -> OtherEngine:
     if "://" in against:
-        engine = v2_engine(against, model, timeout_s)
+        engine = v2_engine(against, model, timeout_s, request_headers(headers))
         return OtherEngine("V2 server", engine.url, engine)
     path = Path(against)
     if not path.is_file():

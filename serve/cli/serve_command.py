@@ -17,6 +17,7 @@ Store = Annotated[Path | None, _option("The folder of the store.")]
 Models = Annotated[Path | None, _option("Also convert the model folders found here.")]
 Host = Annotated[str | None, _option("The address to listen on; default loopback.")]
 Port = Annotated[int | None, _option("0 takes a free one.")]
+GrpcPort = Annotated[int | None, _option("Speak gRPC too, at this port (8001 by custom); default not.")]
 Device = Annotated[str | None, _option("auto, cpu or cuda:N.")]
 Fallback = Annotated[str | None, _option("fp32 or none: when a half is refused.")]
 KeyFile = Annotated[Path | None, _option("The file of the keys; default: in the store (`halfeven keys`).")]
@@ -46,6 +47,7 @@ def serve(
     models: Models = None,
     host: Host = None,
     port: Port = None,
+    grpc_port: GrpcPort = None,
     device: Device = None,
     fallback: Fallback = None,
     key_file: KeyFile = None,
@@ -73,7 +75,7 @@ def serve(
         from ..settings import read_settings
 
         settings = read_settings(
-            store=store, models=models, host=host, port=port, device=device, fallback=fallback,
+            store=store, models=models, host=host, port=port, grpc_port=grpc_port, device=device, fallback=fallback,
             key_file=key_file, tls_cert=tls_cert, tls_key=tls_key,
             expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts,
             triton_strict=triton_strict, server_name=server_name, parity_sample=parity_sample,

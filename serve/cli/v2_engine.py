@@ -42,6 +42,7 @@ class V2Engine:
     output_axes: Mapping[str, int]
     binary: bool
     timeout_s: float
+    headers: Mapping[str, str]
 
     def __call__(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The answers to one batch. Raises EngineFailed with the server's words, BadInput for another signature."""
@@ -53,7 +54,7 @@ class V2Engine:
                     "as the model has it"
                 )
         body, headers = write_binary(sent) if self.binary else write_json(sent)
-        answer, head = _ask(f"{self.url}/infer", self.timeout_s, body, headers)
+        answer, head = _ask(f"{self.url}/infer", self.timeout_s, {**self.headers, **headers}, body)
         try:
             outputs = read_outputs(answer, head)
         except BadInput as error:
@@ -63,9 +64,9 @@ class V2Engine:
         }
 
 
-def v2_engine(url: str, name: str, timeout_s: float) -> V2Engine:
+def v2_engine(url: str, name: str, timeout_s: float, headers: Mapping[str, str]) -> V2Engine:
     """The model at ``url``: a server's address (then the model is called ``name`` there), or that of a model of it,
-    ``http://…/v2/models/NAME[/versions/V]``.
+    ``http://…/v2/models/NAME[/versions/V]``. ``headers`` go with every request.
 
     Raises BadSetting for another URL, NotReady where no server answers, EngineFailed where it has no such model.
     """
@@ -77,8 +78,8 @@ def v2_engine(url: str, name: str, timeout_s: float) -> V2Engine:
     base, found, model = url.rstrip("/").partition("/v2/models/")
     model = model if found else urllib.parse.quote(name, safe="")
     where = f"{base}/v2/models/{model}"
-    server = _json(f"{base}/v2", timeout_s)
-    said = _json(where, timeout_s)
+    server = _json(f"{base}/v2", timeout_s, headers)
+    said = _json(where, timeout_s, headers)
     try:
         datatypes = {tensor["name"]: str(tensor["datatype"]) for tensor in said["inputs"]}
         inputs, outputs = ({t["name"]: _batch_axis(t) for t in said[key]} for key in ("inputs", "outputs"))
@@ -87,7 +88,7 @@ def v2_engine(url: str, name: str, timeout_s: float) -> V2Engine:
             f"{where} does not describe the model as the V2 protocol does: {error!r}"
         ) from None
     binary = "binary_tensor_data" in (server.get("extensions") or ()) if isinstance(server, dict) else False
-    return V2Engine(where, datatypes, inputs, outputs, binary, timeout_s)
+    return V2Engine(where, datatypes, inputs, outputs, binary, timeout_s, headers)
 
 
 def _batch_axis(tensor: Mapping[str, Any]) -> int:
@@ -95,8 +96,8 @@ def _batch_axis(tensor: Mapping[str, Any]) -> int:
     return int(tensor.get("parameters", {}).get("batch_axis", 0))
 
 
-def _json(url: str, timeout_s: float) -> Any:
-    body, _ = _ask(url, timeout_s)
+def _json(url: str, timeout_s: float, headers: Mapping[str, str]) -> Any:
+    body, _ = _ask(url, timeout_s, headers)
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -104,11 +105,11 @@ def _json(url: str, timeout_s: float) -> Any:
 
 
 def _ask(
-    url: str, timeout_s: float, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    url: str, timeout_s: float, headers: Mapping[str, str], body: bytes | None = None
 ) -> tuple[bytes, str | None]:
     """The answer's body and its Inference-Header-Content-Length; a GET where there is no body."""
     deadline = time.monotonic() + timeout_s
-    request = urllib.request.Request(url, body, dict(headers or {}))
+    request = urllib.request.Request(url, body, dict(headers))
     try:
         with urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout_s) as answer:
             return _read(answer, url, deadline), answer.headers.get(HEADER_LENGTH)

@@ -113,6 +113,19 @@ _TRITON_STATUS = {
     Unready: HTTPStatus.BAD_REQUEST,
     UnreadableTensor: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
+# The gRPC status of an HTTP status. Source: the gRPC status codes' own descriptions.
+_GRPC = {
+    HTTPStatus.BAD_REQUEST: "INVALID_ARGUMENT",
+    HTTPStatus.UNAUTHORIZED: "UNAUTHENTICATED",
+    HTTPStatus.FORBIDDEN: "PERMISSION_DENIED",
+    HTTPStatus.NOT_FOUND: "NOT_FOUND",
+    HTTPStatus.CONFLICT: "FAILED_PRECONDITION",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "RESOURCE_EXHAUSTED",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "FAILED_PRECONDITION",
+    HTTPStatus.TOO_MANY_REQUESTS: "RESOURCE_EXHAUSTED",
+    HTTPStatus.NOT_IMPLEMENTED: "UNIMPLEMENTED",
+    HTTPStatus.SERVICE_UNAVAILABLE: "UNAVAILABLE",
+}
 _EXIT: dict[type[BaseException], int] = {
     errors.BadInput: 2,
     errors.ParityRefused: 3,
@@ -129,6 +142,11 @@ _HIDDEN = "internal error: this is a bug in halfeven, not in the request; the se
 def status_of(error: BaseException, as_triton: bool = False) -> int:
     """The HTTP status of an error; ``as_triton``: the one that Triton answers with."""
     return int(_nearest(_TRITON_STATUS if as_triton else _STATUS, error))
+
+
+def grpc_status_of(error: BaseException) -> str:
+    """The name of the gRPC status of an error."""
+    return _GRPC.get(_nearest(_STATUS, error), "INTERNAL")
 
 
 def exit_code_of(error: BaseException) -> int:

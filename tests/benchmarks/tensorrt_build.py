@@ -17,6 +17,7 @@ from onnx import TensorProto
 
 TYPES: dict[int, str] = {
     TensorProto.FLOAT: "FLOAT",
+    TensorProto.DOUBLE: "FLOAT",  # TensorRT has no FP64: it computes such values in FP32
     TensorProto.FLOAT16: "HALF",
     TensorProto.BFLOAT16: "BF16",
     TensorProto.INT64: "INT64",
@@ -28,7 +29,7 @@ TYPES: dict[int, str] = {
 
 
 def types_of(path: Path) -> dict[str, str]:
-    """Every value that a node of the file's graph gives, with its type."""
+    """Every value that a node of the file's graph gives, with the type that it has in TensorRT."""
     model = onnx.shape_inference.infer_shapes(onnx.load(path), data_prop=True)
     values = (*model.graph.value_info, *model.graph.output)
     known = {value.name: TYPES.get(value.type.tensor_type.elem_type, "other") for value in values}

@@ -4,7 +4,7 @@
 
 Each model is converted, exported for tensorrt, and built by TensorRT-RTX as a strongly typed network for the shapes on
 the exported page. That needs no GPU; the package tensorrt-rtx is proprietary and is nobody's dependency. The exit code
-is 1 where an engine is not built or a tensor has another type than in the file.
+is 1 where an engine is not built or a tensor has another type than in the file (but FP64, which TensorRT has not).
 """
 
 import argparse

@@ -17,6 +17,7 @@ from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.settings import read_settings
 
 from tests.serve.access.authority import Pair
+from tests.serve.grpc.theirs import triton
 
 _LISTENING = "0A"  # the state in /proc/net/tcp, proc(5)
 
@@ -78,6 +79,21 @@ def test_beyond_loopback_a_server_with_keys_listens_and_answers_nobody_without_o
     with started(tmp_path / "store", "--host", "0.0.0.0") as (process, port):
         assert listened_on(process) == {("00000000", port)}
         assert [status_of(port), status_of(port, key + "x"), status_of(port, key)] == [401, 401, 200]
+
+
+@pytest.mark.skipif(sys.byteorder != "little", reason="the kernel writes addresses in its own byte order")
+def test_grpc_has_a_port_of_its_own_on_loopback_where_it_is_asked_for(tmp_path: Path) -> None:
+    with started(tmp_path / "store", "--grpc-port", "0") as (process, port):
+        ((address, grpc_port),) = listened_on(process) - {("0100007F", port)}
+        assert address in ("0100007F", "0000000000000000FFFF00000100007F"), "also as ::ffff:127.0.0.1"
+        with triton.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
+            assert client.is_server_live() and client.get_server_metadata().name == "halfeven"
+        taken = subprocess.run(
+            [sys.executable, "-m", "halfeven.serve.cli.main", "serve", "--store", str(tmp_path / "other"),
+             "--port", "0", "--grpc-port", str(grpc_port), "--device", "cpu"],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert taken.returncode == 2 and "--grpc-port" in taken.stderr, taken.stderr
 
 
 def test_a_server_with_a_certificate_speaks_tls(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 from unittest.mock import patch
@@ -29,6 +29,7 @@ class SimulatedGpu:
         self.queues = WorkQueues(chance, pace)
         self.memory = Allocator(self.queues, capacity)
         self.operations = Operations(self.queues, self.memory, lambda: self.current().number)
+        self.replays = 0
         self._current = threading.local()
         self._default = _stream_type(self)(number=0)
         self._stack = ExitStack()
@@ -115,6 +116,38 @@ def _event_type(gpu: SimulatedGpu) -> type:
     return Event
 
 
+def _graph_type(gpu: SimulatedGpu) -> type:
+    class CUDAGraph:
+        """Its work is done again on the same addresses, in the current stream."""
+
+        def __init__(self) -> None:
+            self.work: list[Callable[[], object]] = []
+
+        def replay(self) -> None:
+            gpu.replays += 1
+            for do in self.work:
+                gpu.queues.put(gpu.current().number, do)
+
+    return CUDAGraph
+
+
+@contextmanager
+def _capture(
+    gpu: SimulatedGpu, graph: Any, pool: object, stream: Any, capture_error_mode: str
+) -> Iterator[None]:
+    """What the stream is given meanwhile is not carried out; its memory is of the pool."""
+    assert capture_error_mode == "thread_local", "another thread's calls would end the capture"
+    gpu.queues.synchronize()
+    with gpu.queues.changed:
+        gpu.queues.captured[stream.number], gpu.memory.pool = graph.work, pool
+        try:
+            with gpu.on(stream):
+                yield
+        finally:
+            del gpu.queues.captured[stream.number]
+            gpu.memory.pool = None
+
+
 def _replacements(gpu: SimulatedGpu) -> dict[str, Any]:
     memory = gpu.memory
 
@@ -139,4 +172,9 @@ def _replacements(gpu: SimulatedGpu) -> dict[str, Any]:
         "reset_peak_memory_stats": reset_peak,
         "mem_get_info": lambda device=None: (memory.capacity - memory.taken - memory.cached, memory.capacity),
         "_lazy_init": lambda: None,
+        "CUDAGraph": _graph_type(gpu),
+        "graph": lambda graph, pool, stream, capture_error_mode: _capture(
+            gpu, graph, pool, stream, capture_error_mode
+        ),
+        "graph_pool_handle": object,
     }

@@ -37,7 +37,8 @@ class Allocator:
         self.taken = self.peak = self.count = self.fresh = 0
         self.fail_at: int | None = None
         self._queues = queues
-        self._free: dict[int, list[Tensor]] = {}
+        self.pool: object = None  # that a capture takes memory of
+        self._free: dict[object, list[Tensor]] = {}  # by stream; the memory of a capture by its pool
         self._ever: list[Tensor] = []  # so that an address that is read too late is rubbish and not a crash
 
     @property
@@ -49,27 +50,30 @@ class Allocator:
         with self._queues.changed:
             self.count += 1
             size = -(-max(nbytes, 1) // _ROUND) * _ROUND
-            kept = self._free.setdefault(stream, [])
+            owner = (stream, self.pool)
+            kept = self._free.setdefault(owner, [])
             fitting = [memory for memory in kept if size <= memory.numel() <= 2 * size]
             if self.count == self.fail_at:
                 raise _out_of_memory(nbytes)
             if fitting:
-                memory = min(fitting, key=Tensor.numel)
+                memory = min(reversed(fitting), key=Tensor.numel)  # what was freed last: the soonest use
                 kept[:] = [other for other in kept if other is not memory]
             else:
                 memory = self._new(size, nbytes)
             self.taken += memory.numel()
             self.peak = max(self.peak, self.taken)
             block = Block(memory)
-            weakref.finalize(block, self._give_back, memory, stream)
+            weakref.finalize(block, self._give_back, memory, stream, owner)
             return block
 
     def empty_cache(self) -> None:
         """Waits for the device, as cudaFree does."""
         with self._queues.changed:
-            if any(self._free.values()):
+            own = [owner for owner in self._free if owner[1] is None]  # type: ignore[index]
+            if any(self._free[owner] for owner in own):
                 self._queues.synchronize()
-            self._free.clear()
+            for owner in own:
+                del self._free[owner]
 
     def _new(self, size: int, nbytes: int) -> Tensor:
         if self.taken + self.cached + size > self.capacity:
@@ -80,12 +84,12 @@ class Allocator:
         self._ever.append(torch.full((size,), RUBBISH, dtype=torch.uint8))
         return self._ever[-1]
 
-    def _give_back(self, memory: Tensor, stream: int) -> None:
+    def _give_back(self, memory: Tensor, stream: int, owner: object) -> None:
         with self._queues.changed:
             self.taken -= memory.numel()
             if self._queues.lost is None:
                 self._queues.put(stream, lambda: memory.fill_(RUBBISH))
-                self._free.setdefault(stream, []).append(memory)
+                self._free.setdefault(owner, []).append(memory)
 
 
 def _out_of_memory(nbytes: int) -> torch.OutOfMemoryError:

@@ -15,6 +15,7 @@ from .work_queues import WorkQueues
 _aten = torch.ops.aten
 DEVICE = torch.device("cuda:0")
 _READ_BY_THE_HOST = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_SCALARS = (_aten.item.default, _aten.is_nonzero.default)  # under inference mode they come as they are
 
 
 class DeviceTensor(Tensor):
@@ -215,4 +216,4 @@ def _gives_a_view(func: Any) -> bool:
 def _reads_on_the_host(func: Any, args: Any) -> bool:
     if func is _aten.index.Tensor:  # only a mask's count is known to the device alone
         return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
-    return bool(_READ_BY_THE_HOST & set(func.tags))
+    return func in _SCALARS or bool(_READ_BY_THE_HOST & set(func.tags))

@@ -44,6 +44,9 @@ class WorkQueues:
         self.changed = threading.Condition(threading.RLock())
         self._chance = chance
         self._held = False
+        self.captured: dict[
+            int, list[Callable[[], object]]
+        ] = {}  # of streams that are captured: their work so far
         self._queues: dict[int, deque[_Work]] = {0: deque()}
 
     def new_stream(self) -> int:
@@ -54,12 +57,16 @@ class WorkQueues:
     def put(self, stream: int, do: Callable[[], object]) -> None:
         with self.changed:
             self.check()
+            if stream in self.captured:
+                self.captured[stream].append(do)
+                return
             self._queues[stream].append(_Work(do))
             self.advance()
 
     def point(self, stream: int) -> Point:
         with self.changed:
             self.check()
+            self.check_capture(stream)
             point = Point()
             self._queues[stream].append(_Work(reaches=point))
             self.points += 1
@@ -70,6 +77,7 @@ class WorkQueues:
         """Let the stream wait for the point, not the host."""
         with self.changed:
             self.check()
+            self.check_capture(stream)
             self._queues[stream].append(_Work(needs=point))
 
     def wait_for(self, point: Point) -> None:
@@ -84,6 +92,7 @@ class WorkQueues:
 
     def synchronize(self, stream: int | None = None) -> None:
         with self.changed:
+            self.check_capture(stream)
             for point in [self.point(one) for one in self._queues if stream in (None, one)]:
                 self.wait_for(point)
 
@@ -96,6 +105,11 @@ class WorkQueues:
         with self.changed:
             self._held = False
             self.changed.notify_all()
+
+    def check_capture(self, stream: int | None) -> None:
+        """Raise where the stream (None: any) is captured: nothing of it may be waited for."""
+        if self.captured if stream is None else stream in self.captured:
+            raise torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
 
     def check(self) -> None:
         if self.lost is not None:

@@ -36,6 +36,7 @@ from .candidate_forms import (
     put_away,
     warm_candidate,
 )
+from .graph_choice import choose_graphs
 from .kept_setups import measured_setup
 from .planned_again import plan_again
 from .tuned import tuned_for
@@ -78,6 +79,7 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
         chosen.useful_rows = _useful_rows(spec, samples, chosen, place)
     if chosen.seconds and chosen.load is not None and not alone:
         chosen = anew(spec, samples, chosen, chosen.load, place)
+    graphs = choose_graphs(spec, samples, chosen, place)
     whole, beside = _whole_beside(version, spec, samples, chosen, place)
     return PreparedVersion(
         version=str(version.number),
@@ -85,7 +87,7 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
         precision=chosen.engine.precision,
         useful_rows=chosen.useful_rows,
         engine=chosen.engine,
-        reason="; ".join([(reason or why) + beside, *damaged, *_placed(chosen.engine)]),
+        reason="; ".join([(reason or why) + beside, *damaged, *graphs, *_placed(chosen.engine)]),
         whole=whole,
         ceiling=chosen.ceiling,
         invariance=_invariance(spec, samples, chosen, place),

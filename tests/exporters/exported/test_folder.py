@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 
@@ -13,7 +14,7 @@ import onnx
 import pytest
 from halfeven.exporters.convert import Options, convert
 from halfeven.exporters.exported import folder as exporting
-from halfeven.exporters.exported.folder import export
+from halfeven.exporters.exported.folder import export, exported_version
 from halfeven.exporters.inputs.samples import stored_samples
 from halfeven.exporters.other_engine import answers_file, onnx_file, prove_engine
 from halfeven.models.errors import BadInput, BadSetting, Conflict, DamagedFile, ExportFailed, ParityRefused
@@ -95,7 +96,7 @@ def test_the_folder_alone_proves_its_half_again(
 ) -> None:
     facts = export(version(name), "onnxruntime", tmp_path / "out")
     moved = Path(shutil.move(tmp_path / "out", tmp_path / "elsewhere"))
-    found = Version.at(moved)
+    found = exported_version(moved)
     assert (found.name, found.number, found.manifest["half"]) == (name, 1, "fp16")
     assert facts["files"] == {file: sha256_of(moved / file) for file in found.manifest["files"]}
     for engine in (onnx_file(moved / "half.onnx"), onnx_file(moved / "whole.onnx")):
@@ -215,6 +216,15 @@ def test_a_changed_file_of_the_folder_is_not_judged_by(
         prove_engine(found, stored_samples(found), onnx_file(tmp_path / "out" / "half.onnx"))
 
 
+@pytest.mark.parametrize("name", ["live", "both"])
+def test_the_folder_of_another_version_is_not_taken_for_an_exported_one(
+    name: str, version: Callable[[str], Version]
+) -> None:
+    """A live version would run its code."""
+    with pytest.raises(BadInput, match="not a folder that `halfeven export` wrote"):
+        exported_version(version(name).folder)
+
+
 def test_an_unknown_engine_is_refused_by_name(version: Callable[[str], Version], tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match="tensorrt, onnxruntime, openvino"):
         export(version("both"), "tvm", tmp_path / "out")
@@ -253,3 +263,20 @@ def test_the_program_on_the_page_answers_the_rows_and_its_answers_pass(
     expected, came = np.load(folder / "expected.npz"), np.load(folder / "answers.npz")
     assert expected["y"].shape == came["y"].shape and len(came["y"]) == 32
     assert not np.array_equal(expected["y"], came["y"]), "the half answered, not the whole"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("openvino") is None, reason="needs the package openvino")
+def test_openvinos_commands_build_an_engine_that_passes(
+    version: Callable[[str], Version], tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    text = page(version("free"), "openvino", folder)
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    (folder / "ask.py").write_text(dedent(program))
+    build = text.split("```console\n")[1].split("```")[0].replace("ovc", "-m openvino.tools.ovc", 1)
+    for command in (build.split(), ["ask.py"]):
+        subprocess.run([sys.executable, *command], cwd=folder, check=True, capture_output=True, timeout=120)
+    found = Version.at(folder)
+    proof = prove_engine(found, stored_samples(found), answers_file(folder / "answers.npz"))
+    assert proof["status"] == "equal" and proof["forms"]["engine"]["max_error_u"] > 0

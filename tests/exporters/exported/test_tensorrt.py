@@ -7,6 +7,12 @@ import pytest
 from tests.benchmarks.same_plans import names_of
 from tests.benchmarks.tensorrt_engines import row_of
 
+# Operations that TensorRT-RTX 1.7 does not have, with its own words.
+MISSING = {
+    "spectrum": "Plugin not found",  # DFT
+    "scatter add": "Unsupported reduction type",  # ScatterElements that adds
+    "index put": "ScatterND with reduction is not supported",
+}
 CASES = [(road, name) for road in ("zoo", "program") for name in names_of(road)]
 
 pytestmark = [
@@ -25,5 +31,8 @@ def test_a_proven_half_is_built_as_a_strongly_typed_network_with_the_types_of_th
     row = row_of(road, name)
     if row is None:
         pytest.skip("no half of it is proven as ONNX")
+    if words := MISSING.get(name):
+        assert words in row.refused
+        return
     assert row.holds, row
     assert row.half > 0 and row.compared >= row.nodes / 2

@@ -10,6 +10,7 @@ class Pair:
     """An authority and the two files of the server."""
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
         self.authority = trustme.CA()
         self.certificate, self.key = folder / "tls.crt", folder / "tls.key"
         self.renew()

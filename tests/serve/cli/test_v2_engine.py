@@ -21,7 +21,9 @@ MODEL = {"inputs": [TENSOR], "outputs": [{**TENSOR, "name": "y"}]}
 
 
 @contextmanager
-def odd(answers: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+def odd(
+    answers: dict[str, Any], needs: tuple[str, str] | None = None
+) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
     """A server with these answers by path: a body, or (status, headers, body); also gives what it was asked."""
     asked: list[tuple[str, bytes]] = []
 
@@ -30,6 +32,8 @@ def odd(answers: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, bytes]]]
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             asked.append((self.path, body))
             said = answers.get(self.path, (404, {}, b"no such path"))
+            if needs and self.headers.get(needs[0]) != needs[1]:
+                said = (401, {}, b"no key")
             said = said(body) if callable(said) else said
             status, headers, content = said if isinstance(said, tuple) else (200, {}, said)
             content = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -62,7 +66,7 @@ def doubled(body: bytes) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", ["", "/", "/v2/models/double", "/v2/models/double/versions/3"])
 def test_a_server_with_binary_tensors_is_asked_in_binary(path: str, server: str, roster: FakeRoster) -> None:
-    engine = v2_engine(f"http://{server}{path}", "double", 10)
+    engine = v2_engine(f"http://{server}{path}", "double", 10, {})
     assert engine.binary
     outputs = engine({"x": ROWS})
     assert outputs.keys() == {"y"} and np.array_equal(outputs["y"], 2 * ROWS)
@@ -72,7 +76,7 @@ def test_a_server_with_binary_tensors_is_asked_in_binary(path: str, server: str,
 def test_one_without_is_asked_in_json() -> None:
     paths = {"/v2": {"extensions": []}, "/v2/models/m": MODEL, "/v2/models/m/infer": doubled}
     with odd(paths) as (url, asked):
-        engine = v2_engine(url, "m", 10)
+        engine = v2_engine(url, "m", 10, {})
         assert not engine.binary
         assert np.array_equal(engine({"x": ROWS[:1]})["y"], 2 * ROWS[:1])
     assert json.loads(asked[-1][1]) == {
@@ -80,18 +84,27 @@ def test_one_without_is_asked_in_json() -> None:
     }
 
 
+def test_headers_go_with_every_request() -> None:
+    paths = {"/v2": {"extensions": []}, "/v2/models/m": MODEL, "/v2/models/m/infer": doubled}
+    with odd(paths, needs=("Authorization", "Bearer k")) as (url, asked):
+        assert v2_engine(url, "m", 10, {"Authorization": "Bearer k"})({"x": ROWS[:1]}).keys() == {"y"}
+        with pytest.raises(EngineFailed, match="answers 401"):
+            v2_engine(url, "m", 10, {})
+    assert len(asked) == 4
+
+
 def test_what_the_server_refuses_is_the_engines_failure_with_its_words(
     server: str, roster: FakeRoster
 ) -> None:
     with pytest.raises(EngineFailed, match="answers 400"):
-        v2_engine(f"http://{server}", "double", 10)({"x": ROWS[:, :3]})
+        v2_engine(f"http://{server}", "double", 10, {})({"x": ROWS[:, :3]})
     with pytest.raises(EngineFailed, match="answers 404"):
-        v2_engine(f"http://{server}", "nobody", 10)
+        v2_engine(f"http://{server}", "nobody", 10, {})
 
 
 def test_an_input_of_another_datatype_is_refused_before_it_is_sent(server: str, roster: FakeRoster) -> None:
     with pytest.raises(BadInput, match="'x' is FP64 in the model and FP32 at"):
-        v2_engine(f"http://{server}", "double", 10)({"x": ROWS.astype(np.float64)})
+        v2_engine(f"http://{server}", "double", 10, {})({"x": ROWS.astype(np.float64)})
     assert roster.models["double"].rows == []
 
 
@@ -101,7 +114,7 @@ def test_a_redirect_is_not_followed() -> None:
         odd({"/v2": (302, {"location": f"{other}/v2"}, b"")}) as (url, _),
     ):
         with pytest.raises(EngineFailed, match="answers 302"):
-            v2_engine(url, "m", 10)
+            v2_engine(url, "m", 10, {})
         assert asked == []
 
 
@@ -123,7 +136,7 @@ def test_a_redirect_is_not_followed() -> None:
 )
 def test_an_answer_that_is_none_of_the_protocol_is_the_engines_failure(answer: Any) -> None:
     with odd({"/v2": {}, "/v2/models/m": MODEL, "/v2/models/m/infer": answer}) as (url, _):
-        engine = v2_engine(url, "m", 10)
+        engine = v2_engine(url, "m", 10, {})
         with pytest.raises(EngineFailed, match="it is not the V2 protocol's"):
             engine({"x": ROWS})
 
@@ -131,31 +144,31 @@ def test_an_answer_that_is_none_of_the_protocol_is_the_engines_failure(answer: A
 @pytest.mark.parametrize("said", [b"<html>", {"inputs": 3, "outputs": []}, {}, []])
 def test_a_description_that_is_none_of_the_protocol_is_the_engines_failure(said: Any) -> None:
     with odd({"/v2": {}, "/v2/models/m": said}) as (url, _), pytest.raises(EngineFailed):
-        v2_engine(url, "m", 10)
+        v2_engine(url, "m", 10, {})
 
 
 def test_an_answer_beyond_the_bound_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "MOST_BYTES", 1000)
     with odd({"/v2": b" " * 1001}) as (url, _), pytest.raises(EngineFailed, match="more than 1000 bytes"):
-        v2_engine(url, "m", 10)
+        v2_engine(url, "m", 10, {})
 
 
 def test_a_server_that_answers_late_or_never_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
     with odd({"/v2": lambda _: ended.wait(20) and {}}) as (url, _):
         with pytest.raises(NotReady, match=r"within 0\.1 s"):
-            v2_engine(url, "m", 0.1)
+            v2_engine(url, "m", 0.1, {})
         ended.set()
     clock = iter(range(0, 1000, 6))  # every look at the clock is 6 seconds later
     monkeypatch.setattr(client.time, "monotonic", lambda: float(next(clock)))
     with odd({"/v2": b" " * (3 << 20)}) as (url, _), pytest.raises(NotReady, match="goes on beyond it"):
-        v2_engine(url, "m", 10)
+        v2_engine(url, "m", 10, {})
 
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "http://", "file:///etc/passwd"])
 def test_another_kind_of_url_is_refused(url: str) -> None:
     with pytest.raises(BadSetting, match="expected http://HOST:PORT"):
-        v2_engine(url, "m", 10)
+        v2_engine(url, "m", 10, {})
 
 
 def test_a_batch_on_another_axis_is_sent_and_read_there() -> None:
@@ -168,6 +181,6 @@ def test_a_batch_on_another_axis_is_sent_and_read_there() -> None:
 
     h = np.arange(6, dtype=np.float32).reshape(3, 2)
     with odd({"/v2": {}, "/v2/models/m": model, "/v2/models/m/infer": same}) as (url, asked):
-        assert np.array_equal(v2_engine(url, "m", 10)({"h": h})["y"], h)
+        assert np.array_equal(v2_engine(url, "m", 10, {})({"h": h})["y"], h)
     (sent,) = json.loads(asked[-1][1])["inputs"]
     assert sent["shape"] == [2, 3] and sent["data"] == [0, 2, 4, 1, 3, 5]

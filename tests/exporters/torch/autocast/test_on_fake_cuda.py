@@ -12,6 +12,7 @@ from halfeven.exporters.torch.autocast.composites import open_composites
 from halfeven.exporters.torch.autocast.plan import make_plan
 from halfeven.exporters.torch.autocast.policy import LISTS
 from halfeven.exporters.torch.autocast.rewrite import rewrite
+from halfeven.models.engines.cuda_graphs import host_reads
 from halfeven.models.package import Precision
 from halfeven.models.program import runnable
 from torch import Tensor, nn
@@ -64,6 +65,9 @@ def test_no_result_is_on_the_cpu_and_what_the_host_waits_for_is_named(name: str)
     half = on_fake_cuda(half_program(name), inputs_of(name), autocast=False)
     assert half.elsewhere == []
     assert half.synchronises == SYNCHRONISES.get(name, [])
+    assert len(host_reads(runnable(half_program(name)))) == len(half.synchronises), (
+        "what the engine looks for"
+    )
 
 
 class Asking(nn.Module):

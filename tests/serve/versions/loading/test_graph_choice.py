@@ -1,0 +1,99 @@
+"""CUDA graphs serve where they were measured faster, and what speaks against them is said. The GPU is simulated."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from halfeven.exporters.inputs.samples import Samples
+from halfeven.models.engines.torch_engine import TorchEngine
+from halfeven.serve.batching.device import DeviceThread
+from halfeven.serve.batching.place import Place
+from halfeven.serve.versions.loading import graph_choice
+from halfeven.serve.versions.loading.candidate_forms import Candidate, warm_candidate
+from halfeven.serve.versions.loading.graph_choice import choose_graphs
+from torch import Tensor, nn
+
+from tests.programs import Whole, whole
+from tests.simulated_gpu import SimulatedGpu
+
+
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class Chosen(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.nonzero().sum()
+
+
+def net(module: nn.Module) -> Whole:
+    made = whole(module, {"x": torch.rand(8, 3) + 1})
+    return replace(made, spec=made.spec.with_max_batch_size(4))
+
+
+@contextmanager
+def loaded(model: Whole) -> Iterator[tuple[SimulatedGpu, Place, Candidate, Samples]]:
+    thread = DeviceThread("cuda:0")
+    thread.start()
+    samples = Samples({"x": np.ones((8, 3), np.float32)})
+    with SimulatedGpu(Random(0)) as gpu:
+        thread.call(gpu.operations.__enter__).result(30)
+        place = Place(gpu.device, thread)
+        chosen = Candidate(place.call(lambda: TorchEngine(model.program, "fp16", gpu.device)), "half.pt2")
+        warm_candidate(model.spec, samples, chosen, place)
+        yield gpu, place, chosen, samples
+        thread.stop(30)
+
+
+def timed(gpu: SimulatedGpu, seconds: float) -> Callable[[Callable[[], Any]], float]:
+    """A run takes a second, and ``seconds`` where it is replayed."""
+
+    def look(run: Callable[[], Any]) -> float:
+        before = gpu.replays
+        run()
+        return seconds if gpu.replays > before else 1.0
+
+    return look
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sentence", "used"), [(0.5, "2 times as fast", True), (0.99, "not faster", False)]
+)
+def test_recordings_stay_where_they_are_clearly_faster(
+    seconds: float, sentence: str, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = net(Doubled())
+    with loaded(model) as (gpu, place, chosen, samples):
+        monkeypatch.setattr(graph_choice, "shortest_seconds", timed(gpu, seconds))
+        (found,) = choose_graphs(model.spec, samples, chosen, place)
+        assert sentence in found
+        for rows in (1, 2, 4):
+            before = gpu.replays
+            place.call(lambda rows=rows: chosen.engine.run([[np.ones((rows, 3), np.float32)]]))
+            assert (gpu.replays > before) is used
+
+
+def test_a_model_that_needs_the_host_is_said_and_served_as_it_is() -> None:
+    model = net(Chosen())
+    with loaded(model) as (gpu, place, chosen, samples):
+        (found,) = choose_graphs(model.spec, samples, chosen, place)
+        assert found.startswith("no CUDA graphs") and "nonzero" in found
+        (came,) = place.call(lambda: chosen.engine.run([[np.ones((2, 3), np.float32)]]))
+        assert gpu.replays == 0 and came.shape == (2, 3)
+
+
+def test_too_little_memory_for_recordings_is_said_and_the_batches_are_computed() -> None:
+    model = net(Doubled())
+    with loaded(model) as (gpu, place, chosen, samples):
+        gpu.memory.capacity = gpu.memory.taken
+        (found,) = choose_graphs(model.spec, samples, chosen, place)
+        assert "out of memory" in found
+        gpu.memory.capacity = 1 << 40
+        (came,) = place.call(lambda: chosen.engine.run([[np.ones((2, 3), np.float32)]]))
+        assert came.tolist() == [[2.0] * 3] * 2 and gpu.replays == 0
