@@ -40,6 +40,9 @@ def finetune(
     early_stopping_patience: Annotated[
         int | None, typer.Option(help="End after so many evaluations without a gain; 0: never.")
     ] = None,
+    trainable: Annotated[
+        list[str] | None, typer.Option(help="Only parameters of such names learn, 'head.*'; may be repeated.")
+    ] = None,
     suffix: Annotated[str | None, typer.Option(help="A text of your own, kept with the job.")] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Watch until it ends.")] = True,
     as_json: Json = False,
@@ -51,6 +54,7 @@ def finetune(
 
         asked = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
         asked |= {"precision": precision, "stale_parent": stale_parent, "bad_rows": bad_rows}
+        asked |= {"trainable": trainable or None}
         asked |= {"checkpoint_every": checkpoint_every, "early_stopping_patience": early_stopping_patience}
         facts = fine_tune(
             url, name, data, validation=validation, suffix=suffix, seed=seed,

@@ -13,14 +13,18 @@ What ``auto`` means:
 
 ``stale_parent`` says what becomes of a job whose parent is not active any more when it ends: its version is refused,
 judged against the active version and its judging set, or trained again from it. ``bad_rows``: whether a row that cannot
-be learnt from refuses the file, or is left out and named. ``early_stopping_patience``: the training ends after so many
-evaluations without a smaller held-out loss; 0: it never does. The weights of the best evaluation are the job's.
+be learnt from refuses the file, or is left out and named.
+
+``early_stopping_patience``: the training ends after so many evaluations without a smaller held-out loss; 0: it never
+does. The weights of the best evaluation are the job's. ``trainable``: patterns of the parameters that learn
+(``head.*``); the others stay as they are.
 """
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from ....models.errors import BadInput
@@ -73,7 +77,9 @@ RANGES: Mapping[str, Range] = {
     "validation_split": Range(0.001, 0.5, AUTO, auto=True),
     "forgetting_tolerance": Range(0, 1, 0.02),
 }
-KNOWN = (*RANGES, *WORDS)
+TRAINABLE = "trainable"
+MOST_PATTERNS, LONGEST_PATTERN = 64, 256
+KNOWN = (*RANGES, *WORDS, TRAINABLE)
 
 
 def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,6 +98,7 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
         values[name] = asked.get(name) or words[0]
         if values[name] not in words:
             raise _bad(name, f"expected one of {', '.join(words)}, got {_show(values[name])}")
+    values[TRAINABLE] = _patterns(asked.get(TRAINABLE))
     if values["learning_rate"] != AUTO and values["learning_rate_multiplier"] != AUTO:
         raise _bad("learning_rate", "and learning_rate_multiplier are both given; expected one of them")
     if values["scale_floor"] > values["init_scale"]:
@@ -155,6 +162,34 @@ def _value(name: str, value: Any) -> Any:
     if not number or not allowed.low <= value <= allowed.high or (allowed.whole and value != int(value)):
         raise _bad(name, f"expected {allowed}, got {_show(value)}")
     return int(value) if allowed.whole else float(value)
+
+
+def _patterns(value: Any) -> list[str] | None:
+    """Patterns of parameters' names; None: all of them learn."""
+    if value is None:
+        return None
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list) or not 1 <= len(found) <= MOST_PATTERNS:
+        raise _bad(
+            TRAINABLE, f'expected one to {MOST_PATTERNS} patterns such as "head.*", got {_show(value)}'
+        )
+    for pattern in found:
+        if not isinstance(pattern, str) or not 1 <= len(pattern) <= LONGEST_PATTERN:
+            raise _bad(
+                TRAINABLE, f"expected patterns of 1 to {LONGEST_PATTERN} characters, got {_show(pattern)}"
+            )
+    return found
+
+
+def check_trainable(patterns: Sequence[str] | None, weights: Iterable[str]) -> None:
+    """Raises BadHyperparameter naming the pattern that fits no weight of the model."""
+    names = sorted(weights)
+    for pattern in patterns or ():
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = ", ".join(difflib.get_close_matches(pattern, names, n=5, cutoff=0.0))
+            raise _bad(
+                TRAINABLE, f"{pattern!r} fits no weight of the model; some of its {len(names)} are {near}"
+            )
 
 
 def _show(value: Any) -> str:

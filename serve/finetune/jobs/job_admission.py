@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from safetensors import safe_open
 
 from ....models.errors import BadInput, BadSamples, UnknownName
 from ....models.model_name import NAME
@@ -14,7 +15,14 @@ from ....models.store import Store, Version
 from ..data.data_findings import findings_of
 from ..data.datasets import TrainingData, check_no_overlap, learnable_outputs, read_training, split
 from ..data.files import Files
-from .hyperparameters import QUARANTINE, held_out_share, read_hyperparameters, resolve
+from .hyperparameters import (
+    QUARANTINE,
+    TRAINABLE,
+    check_trainable,
+    held_out_share,
+    read_hyperparameters,
+    resolve,
+)
 from .job_store import JobStore
 from .job_types import JobRequest
 
@@ -61,6 +69,9 @@ class JobAdmission:
         suffix, metadata = _suffix(body), _metadata(body)
         assert model and training_file
         parent = self._parent(model)
+        if values[TRAINABLE] is not None:
+            with safe_open(parent.file("weights.safetensors"), "numpy") as weights:
+                check_trainable(values[TRAINABLE], weights.keys())
         rows, findings = self._check_data(parent, training_file, validation_file, values, seed)
         return JobRequest(
             model=model,

@@ -97,6 +97,7 @@ def training_request(
         "nice": place.nice,
         "memory_limit_bytes": 0,
         "hyperparameters": {name: hyperparameters[name] for name in _AMP if name in hyperparameters},
+        "trainable": hyperparameters.get("trainable"),
         "checkpoint_every": hyperparameters.get("checkpoint_every", 0),
         "patience": hyperparameters.get("early_stopping_patience", 0),
         "seed": seed,

@@ -7,9 +7,10 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def from_source(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
     if fit.unexpected_keys:
         raise child.Refused(f"the module has no {fit.unexpected_keys[:5]}, which the weights have")
     flat = child.Flat(module, request)
-    learn(module.to(request["device"]).train(), module.frozen_when_built)
+    learn(module.to(request["device"]).train(), module.frozen_when_built, request.get("trainable"))
     return Trainee(module, flat.module, "module")
 
 
@@ -116,19 +117,21 @@ def from_program(request: Request, note: str) -> Trainee:
     module._forward_pre_hooks.clear()  # the range check of every call
     module._forward_pre_hooks_with_kwargs.clear()
     set_training(module, True)
-    learn(module)
+    learn(module, trainable=request.get("trainable"))
     return Trainee(module, module, "program", note, tied(module))
 
 
-def learn(module: nn.Module, frozen: Collection[str] = ()) -> None:
-    """Every parameter learns but those that the operator's code froze."""
+def learn(module: nn.Module, frozen: Collection[str] = (), trainable: Sequence[str] | None = None) -> None:
+    """Every parameter learns but those that the operator's code froze; with ``trainable`` those alone whose names fit
+    one of the patterns (`fnmatch`)."""
     for name, parameter in module.named_parameters():
-        parameter.requires_grad_(parameter.is_floating_point() and name not in frozen)
+        chosen = trainable is None or any(fnmatchcase(name, pattern) for pattern in trainable)
+        parameter.requires_grad_(parameter.is_floating_point() and name not in frozen and chosen)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise Stopped(
             "NO_TRAINABLE_PARAMS",
-            "the module has no parameter that learns: the code that builds it froze every one. Leave requires_grad as "
-            "it is for those that are to learn.",
+            "the module has no parameter that learns: the code that builds it froze every one, or every one that fits "
+            "`trainable`. Leave requires_grad as it is for those that are to learn.",
         )
 
 

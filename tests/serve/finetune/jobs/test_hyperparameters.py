@@ -8,6 +8,7 @@ from halfeven.models.errors import BadInput
 from halfeven.serve.finetune.jobs.hyperparameters import (
     AUTO,
     RANGES,
+    check_trainable,
     held_out_share,
     read_hyperparameters,
     resolve,
@@ -58,6 +59,17 @@ def test_what_is_given_is_kept_and_the_method_s_own_place_wins() -> None:
     found = resolve(read_hyperparameters(asked), 100, 8)
     assert (found["n_epochs"], found["batch_size"], found["precision"]) == (9, 5, "fp32")
     assert read_hyperparameters({"hyperparameters": {"n_epochs": AUTO}})["n_epochs"] == AUTO
+
+
+def test_patterns_of_parameters_are_checked_against_the_model_s_names() -> None:
+    read = read_hyperparameters({"hyperparameters": {"trainable": "head.*"}})["trainable"]
+    assert read == ["head.*"] and read_hyperparameters({})["trainable"] is None
+    check_trainable(read, ["body.weight", "head.weight"])
+    with pytest.raises(BadInput, match=r"trainable: 'haed\.\*' fits no weight of the model; .* head\.weight"):
+        check_trainable(["haed.*"], ["body.weight", "head.weight"])
+    for wrong in ([], [""], [3], "x" * 257, {"a": 1}, ["x"] * 65):
+        with pytest.raises(BadInput, match="trainable: expected"):
+            read_hyperparameters({"hyperparameters": {"trainable": wrong}})
 
 
 def test_numbers_are_whole_where_they_count_and_come_back_as_such() -> None:

@@ -40,8 +40,9 @@ class Net(nn.Module):
             KILL.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         hidden = self.norm(self.first(x))
+        noise = 0.01 * (random.random() + float(np.random.rand()) + torch.rand(1))  # drawn in evaluations too
         if self.training:
-            hidden = hidden + 0.01 * (random.random() + float(np.random.rand()))
+            hidden = hidden + noise
         return self.last(self.drop(hidden.relu()))
 
 def build():
@@ -165,7 +166,7 @@ def test_killed_behind_its_last_step_it_makes_no_step_again(hard: Line, expected
         process.wait(60)
     lines, _ = run(hard)
     assert [line["step"] for line in lines if line["type"] == "resumed"] == [STEPS]
-    assert all(line["replayed"] for line in lines if line["type"] == "step")
+    assert [line["replayed"] for line in lines if line["type"] == "step"] == [True] * STEPS
     assert outcome(hard, lines) == expected
 
 

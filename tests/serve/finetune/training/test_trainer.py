@@ -174,6 +174,18 @@ def test_what_the_code_froze_stays_as_it_is(small: Line) -> None:
     assert torch.equal(new["first.weight"], torch.zeros(3, 4)) and bool((new["first.bias"] != 0).all())
 
 
+@pytest.mark.parametrize("form", ["module", "program"])
+def test_with_patterns_only_the_parameters_that_fit_learn(form: str, digits: Line) -> None:
+    module = build()
+    module.load_state_dict(PARENT)
+    request = digits if form == "module" else with_program(digits, module, torch.rand(3, 1, 8, 8))
+    lines, _ = run(request | {"trainable": ["classify.bias", "cl*.weight"]})
+    new, trained = load_file(lines[-1]["weights"]), {name for name, _ in module.named_parameters()}
+    moved = {name for name in trained if not torch.equal(new[name], PARENT[name])}
+    assert (lines[0]["trained"], moved) == (form, {name for name in trained if name.startswith("classify.")})
+    assert lines[0]["parameters"] == sum(PARENT[name].numel() for name in moved)
+
+
 def test_code_that_froze_everything_is_refused_with_its_reason(small: Line) -> None:
     lines, _ = run(with_code(small, build="return Net().requires_grad_(False)"))
     assert [(line["type"], line["code"]) for line in lines] == [("failed", "NO_TRAINABLE_PARAMS")]
