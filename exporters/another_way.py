@@ -1,7 +1,6 @@
 """The whole evaluated another way: what it then answers otherwise is FP32's own noise (`gate/noise.py`)."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -55,18 +54,5 @@ def _first(spec: ModelSpec, questions: Iterable[Question], rows: int) -> Iterato
     for one in questions:
         if rows <= 0:
             return
-        yield (
-            one
-            if not spec.batched
-            else replace(
-                one,
-                samples=one.samples[:rows],
-                inputs=_cut(one.inputs, rows),
-                reference=_cut(one.reference, rows),
-            )
-        )
+        yield one.first(rows) if spec.batched else one
         rows -= len(one.samples)
-
-
-def _cut(arrays: Arrays, rows: int) -> dict[str, np.ndarray]:
-    return {name: array[:rows] for name, array in arrays.items()}

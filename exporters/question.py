@@ -19,3 +19,10 @@ class Question:
     inputs: Arrays
     reference: Arrays
     name: str = ""
+
+    def first(self, rows: int) -> "Question":
+        """The first ``rows`` rows, of a model that is batched."""
+        inputs, reference = (
+            {name: array[:rows] for name, array in side.items()} for side in (self.inputs, self.reference)
+        )
+        return Question(self.samples[:rows], inputs, reference, self.name)

@@ -9,7 +9,6 @@ import torch
 
 from ..models.engines.engine import Engine
 from ..models.engines.load import load_whole, whole_module
-from ..models.spec import ModelSpec
 from ..models.store import Version
 from .environment import environment
 from .gate.verdict import ParityReport
@@ -48,47 +47,51 @@ def reprove(
 
     ``samples`` are divided as at conversion: the part that chose the plan does not judge.
     """
-    spec = version.spec()
-    whole = on_device(partial(load_whole, version, _whole_form(version, half), device))
+    run = reference_run_of(version, half.precision, device, samples, on_device)
+    return judged(run, half.precision, list(_takes(version, half, device, run, on_device)))
+
+
+def reference_run_of(
+    version: Version, dtype: str, device: torch.device, samples: Samples, on_device: OnDevice[Any] = at_once
+) -> ReferenceRun:
+    """The answers of the version's whole on ``device`` to every question of a proof. ``dtype`` is the half's."""
+    spec, form = version.spec(), _whole_form(version)
+    _, judging = samples.split()
+    whole = on_device(partial(load_whole, version, form, device))
     try:
-        _, judging = samples.split()
-        reference_run = ask_reference(
+        return ask_reference(
             spec,
             judging,
             _on(on_device, answers_of(spec, whole)),
-            _tie_tolerance(version, half, judging),
+            _tie_tolerance(version, dtype, judging),
             version.manifest.get("row_operations", 0),
-            _exact(version, half),
+            _exact(version, form),
             str(device),
         )
-        trials = list(_trials(version, spec, half, device, reference_run, on_device))
-        return judged(reference_run, half.precision, trials)
     finally:
         on_device(whole.close)
 
 
-def _whole_form(version: Version, half: Engine) -> str:
-    """The reference: the program, or what a version has instead (a foreign file, a live module)."""
-    if half.form == "live":
-        return "live"
-    return "torch" if version.has("whole.pt2") else "onnx"
+def _whole_form(version: Version) -> str:
+    """The reference: the program, or what a version has instead (an ONNX file, a live module)."""
+    return "torch" if version.has("whole.pt2") else "onnx" if version.has("whole.onnx") else "live"
 
 
-def _tie_tolerance(version: Version, half: Engine, judging: Samples) -> TieTolerance | None:
+def _tie_tolerance(version: Version, dtype: str, judging: Samples) -> TieTolerance | None:
     if not version.has("whole.pt2") and version.has("whole.onnx"):
         from .onnx.stored import stored_ties  # brings onnx, which no other form needs here
 
-        return stored_ties(version, half.precision, judging)
+        return stored_ties(version, dtype, judging)
     if not version.has("whole.pt2") or all(tensor.type.is_float for tensor in version.spec().outputs):
         return None
-    return ties_of(whole_module(version), version.spec(), half.precision, judging)
+    return ties_of(whole_module(version), version.spec(), dtype, judging)
 
 
-def _exact(version: Version, half: Engine) -> Answers | None:
+def _exact(version: Version, form: str) -> Answers | None:
     """The whole evaluated another way; None for a live module."""
-    if half.form == "live":
+    if form == "live":
         return None
-    if version.has("whole.pt2"):
+    if form == "torch":
         from .torch.autocast.in_double import InDouble
 
         return emulated(version.spec(), InDouble(whole_module(version)))
@@ -97,20 +100,15 @@ def _exact(version: Version, half: Engine) -> Answers | None:
     return stored_whole(version)
 
 
-def _trials(
-    version: Version,
-    spec: ModelSpec,
-    half: Engine,
-    device: torch.device,
-    reference_run: ReferenceRun,
-    on_device: OnDevice[Any],
+def _takes(
+    version: Version, half: Engine, device: torch.device, run: ReferenceRun, on_device: OnDevice[Any]
 ) -> Iterator[Taken]:
-    yield take(reference_run, _on(on_device, answers_of(spec, half)))
+    yield take(run, _on(on_device, answers_of(version.spec(), half)))
     if half.form == "onnx" and device.type == "cpu":
         # ONNX Runtime's CPU provider computes FP16 in FP32: the file is judged with true half storage as well
         from .onnx.stored import stored_oracle
 
-        yield take(reference_run, stored_oracle(version))
+        yield take(run, stored_oracle(version))
 
 
 def _on(on_device: OnDevice[Any], answers: Answers) -> Answers:

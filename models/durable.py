@@ -16,14 +16,14 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str, mode: int = READABLE) -> None:
     """Put ``text`` in the place of a file by one atomic rename. Durable when this returns. Raises OSError."""
     handle, draft = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
     try:
         with os.fdopen(handle, "w") as file:
             file.write(text)
             file.flush()
-            os.fchmod(handle, READABLE)  # mkstemp's is for its owner alone; the server may be another user
+            os.fchmod(handle, mode)  # mkstemp's is for its owner alone; the server may be another user
             os.fsync(handle)
         Path(draft).replace(path)
     except OSError:

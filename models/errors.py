@@ -9,6 +9,8 @@ mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into
     │   ├── TooLarge                    a size, depth or count beyond its bound
     │   ├── UnknownName                 no model, version or file of that name
     │   ├── Conflict                    the state of the store does not allow it
+    │   ├── Unauthenticated             the request has no key, or one that this server does not know
+    │   ├── Forbidden                   its key does not allow this
     │   └── BadSetting                  an option or environment variable
     ├── CannotConvert                   the model as it is has no half form
     │   ├── CaptureFailed               user code raised, hung, ate memory, or cannot be traced
@@ -20,6 +22,7 @@ mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into
     │   └── DamagedFile                 a file is missing or is not what its manifest says
     └── CannotServe                     the server's fault, not the caller's
         ├── Overloaded                  the queue is full: retry later
+        │   └── KeyLimitReached         the key's own limit is reached: retry later
         ├── TimedOut                    the request's own timeout passed while it waited
         ├── NotReady                    starting, draining or without an active version
         └── EngineFailed                the device or the runtime raised while running a batch
@@ -60,6 +63,14 @@ class UnknownName(BadInput):
 
 class Conflict(BadInput):
     code = "conflict"
+
+
+class Unauthenticated(BadInput):
+    code = "unauthenticated"
+
+
+class Forbidden(BadInput):
+    code = "forbidden"
 
 
 class BadSetting(BadInput):
@@ -113,6 +124,12 @@ class Overloaded(CannotServe):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class KeyLimitReached(Overloaded):
+    """The key sends more requests per second, or at once, than it may."""
+
+    code = "key_limit_reached"
 
 
 class TimedOut(CannotServe):

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
+_HANDLES = Path("/proc/self/fd")
+
 
 class OpenedFile(AbstractContextManager["OpenedFile"]):
     """A regular file, open for reading: ``path`` is its name, for messages alone.
@@ -29,8 +31,13 @@ class OpenedFile(AbstractContextManager["OpenedFile"]):
 
     @property
     def again(self) -> Path:
-        """A path to this very file, while it is open: for readers that take no handle."""
-        return Path(f"/proc/self/fd/{self.handle.fileno()}")
+        """A path to this very file, while it is open: for readers that take no handle.
+
+        Where the system has none (only Linux has), the file's own path, which names this file as long as nobody moves
+        another one to it.
+        """
+        linked = _HANDLES / str(self.handle.fileno())
+        return linked if _HANDLES.is_dir() else self.path
 
     def sha256(self) -> str:
         self.handle.seek(0)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import BadFolder
+from .model_name import NAME
 from .spec import FORMS, Batching, ModelSpec, ParityLimits
-from .store import NAME
 from .tensor_reader import TensorReader
 from .toml_reader import one_of
 

@@ -9,6 +9,7 @@ number (the rename that succeeds takes the number). A draft that is not publishe
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -23,11 +24,11 @@ from typing import Any
 
 from .durable import READABLE, fsync, replace_text
 from .errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownName
+from .model_name import NAME
 from .opened_file import OpenedFile
 from .promotions import Promotions, alias_lock, read_promotions, record_promotion
 from .spec import ModelSpec
 
-NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 _NUMBER = re.compile(r"^[1-9][0-9]{0,17}$")
 LIVE, REFUSED = "live", "refused"
 OPERATOR, ROLLBACK = "operator", "rollback"  # by whose order a version becomes active
@@ -118,6 +119,13 @@ class Version:
 
     def spec(self) -> ModelSpec:
         return ModelSpec.from_json(self.json("spec.json"))
+
+    @classmethod
+    def at(cls, folder: Path) -> "Version":
+        """The version that a folder outside of a store holds (`exporters/exported`). Raises DamagedFile."""
+        manifest = _read_manifest(folder / "manifest.json")
+        number = manifest.get("version")
+        return cls(str(manifest.get("model")), number if isinstance(number, int) else 0, folder, manifest)
 
 
 class Store:
@@ -247,14 +255,31 @@ class Store:
 
     @contextmanager
     def draft(self, name: str) -> Iterator["Draft"]:
-        """A folder to fill. It vanishes when the block ends, unless it was published."""
+        """A folder to fill. It vanishes when the block ends, unless it was published; where this process is killed,
+        `remove_dead_drafts` deletes it."""
         folder = self._folder(name)
         folder.mkdir(parents=True, exist_ok=True)
-        path = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
+        path, lock = _locked_draft(folder)
         try:
             yield Draft(self, name, path)
         finally:
             shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+    def remove_dead_drafts(self) -> None:
+        """Delete the drafts of processes that were killed: their locks are gone."""
+        for path in self._models.glob("*/.draft-*"):
+            try:
+                lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:
+                continue  # published or deleted meanwhile
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            except BlockingIOError:
+                pass
+            finally:
+                os.close(lock)
 
     def _folder(self, name: str) -> Path:
         if not NAME.fullmatch(name):
@@ -278,18 +303,7 @@ class Draft:
 
         A version is not active before `Store.promote`.
         """
-        files = {
-            path.relative_to(self.folder).as_posix(): sha256_of(path)
-            for path in sorted(self.folder.rglob("*"))
-            if path.is_file()
-        }
-        digest = hashlib.sha256("".join(f"{name}\0{sha}\n" for name, sha in files.items()).encode())
-        self.write_json(
-            "manifest.json", {**facts, "status": status, "digest": digest.hexdigest(), "files": files}
-        )
-        for path in [*self.folder.rglob("*"), self.folder]:
-            path.chmod(READABLE | (0o111 if path.is_dir() else 0))  # safetensors writes for its owner alone
-            fsync(path)
+        write_manifest(self.folder, status, facts)
         number = max(self._store.numbers(self._name), default=0)
         while True:
             number += 1
@@ -302,6 +316,36 @@ class Draft:
                 continue
             fsync(target.parent)
             return self._store.version(self._name, number)
+
+
+def write_manifest(folder: Path, status: str, facts: Mapping[str, Any]) -> None:
+    """Write ``manifest.json``: ``facts`` beside the digests of all files of the folder. Every file is readable for all
+    and on the disk when this returns."""
+    files = {
+        path.relative_to(folder).as_posix(): sha256_of(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    digest = hashlib.sha256("".join(f"{name}\0{sha}\n" for name, sha in files.items()).encode())
+    manifest = {**facts, "status": status, "digest": digest.hexdigest(), "files": files}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
+    for path in [*folder.rglob("*"), folder]:
+        path.chmod(READABLE | (0o111 if path.is_dir() else 0))  # safetensors writes for its owner alone
+        fsync(path)
+
+
+def _locked_draft(folder: Path) -> tuple[Path, int]:
+    """A new draft, and its lock: an open folder, which the system closes however the process ends."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.is_dir():  # nobody removed it before it was locked
+            return path, lock
+        os.close(lock)
 
 
 def sha256_of(path: Path) -> str:

@@ -15,22 +15,23 @@ from typing import IO
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import ASGIApp
 
 from ..models.engines.device_choice import resolve_device
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import BadSetting, HalfevenError, StoreUnusable
 from ..models.store import Store
+from .access.access_control import AccessControl
+from .access.certificates import Certificates
 from .batching.counters import Phase
 from .batching.device import DeviceThread
 from .batching.place import Place
-from .finetune.api import router
-from .finetune.files import Files
-from .finetune.job_store import JobStore
-from .finetune.supervisor import Supervisor
+from .finetune.data.files import Files
+from .finetune.jobs.job_store import JobStore
+from .finetune.jobs.supervisor import Supervisor
+from .finetune.web.api import router
 from .http.codecs.dialect import OURS, STRICT
 from .http.connection.hot_protocol import HotProtocol
-from .http.connection.polite_server import PoliteServer
+from .http.connection.polite_server import Beside, PoliteServer
 from .http.limits.bounds import Bounds
 from .http.limits.connections import Connections, backlog_of, connection_limit
 from .http.limits.memory_budget import MemoryBudget, default_limit
@@ -52,7 +53,7 @@ logger = logging.getLogger("halfeven")
 Notify = Callable[[str], None]
 
 
-def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
+def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
     """The ASGI application (its lifespan starts and stops the roster) and the roster behind it."""
     use_true_fp32()
     store.root.mkdir(parents=True, exist_ok=True)
@@ -82,7 +83,7 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
     job_store = JobStore(store.root / "halfeven.db")
     files = Files(store.root / "files", settings.max_upload_mib * 2**20)
     supervisor = Supervisor(job_store, files, store, roster, place, settings.trainer_threads)
-    app.include_router(router(job_store, files, store, supervisor.wake))
+    app.include_router(router(job_store, files, store, supervisor.wake, lambda: roster.leaving))
     app.include_router(rollout_router(director))
     app.router.lifespan_context = _lifespan(roster, supervisor, job_store, lock, settings.shutdown_seconds)
     front = InferFront(
@@ -94,6 +95,7 @@ def build(settings: Settings, store: Store) -> tuple[ASGIApp, Roster]:
         dialect,
         WebGuard(settings.host, read_names(settings.allowed_hosts)),
         _bounds(settings),
+        AccessControl(settings.keys, settings.needs_keys),
     )
     return front, roster
 
@@ -112,6 +114,7 @@ def _rules(settings: Settings) -> Rules:
 
 def serve(settings: Settings, store: Store, notify: Notify) -> None:
     """Serve until a signal comes. Raises BadSetting where the address cannot be had."""
+    certificates = settings.certificates
     one_heap()
     if settings.models is not None:
         convert_all(settings.models, store, notify)
@@ -131,13 +134,26 @@ def serve(settings: Settings, store: Store, notify: Notify) -> None:
         server_header=False,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
     )
-    server = _Announcing(config, settings.drain_seconds, roster, notify)
+    if certificates is not None:
+        config.load()
+        config.ssl = certificates.server_context()
+    beside = None if settings.grpc_port is None else _grpc_server(settings, app, roster, certificates)
+    server = _Announcing(config, settings.drain_seconds, roster, notify, beside)
     try:
         server.run()
     except SystemExit as error:  # uvicorn's word for a port that is taken
         raise BadSetting(
             f"cannot listen on {settings.host}:{settings.port}: is another server there? Choose another --port"
         ) from error
+
+
+def _grpc_server(
+    settings: Settings, front: InferFront, roster: Roster, certificates: Certificates | None
+) -> Beside:
+    from .grpc.grpc_server import GrpcServer  # grpcio is 20 MB that a server without gRPC does not need
+
+    port = settings.grpc_port or 0
+    return GrpcServer(front, roster, settings.host, port, settings.name_on_the_wire, certificates)
 
 
 def convert_all(folder: Path, store: Store, notify: Notify) -> None:
@@ -157,8 +173,15 @@ def convert_all(folder: Path, store: Store, notify: Notify) -> None:
 class _Announcing(PoliteServer):
     """Announces the address once it listens: with port 0 the system chooses the port."""
 
-    def __init__(self, config: uvicorn.Config, grace_s: float, roster: Roster, notify: Notify) -> None:
-        super().__init__(config, grace_s, roster.leave)
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        grace_s: float,
+        roster: Roster,
+        notify: Notify,
+        beside: Beside | None = None,
+    ) -> None:
+        super().__init__(config, grace_s, roster.leave, beside=beside)
         self._roster = roster
         self._notify = notify
 
@@ -166,7 +189,10 @@ class _Announcing(PoliteServer):
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self._notify(f"halfeven listens on http://{host}:{port}")
+            scheme = "http" if self.config.ssl is None else "https"
+            if self.beside is not None:
+                self._notify(f"halfeven listens for gRPC on {host}:{self.beside.port}")
+            self._notify(f"halfeven listens on {scheme}://{host}:{port}")
             asyncio.get_running_loop().run_in_executor(None, self._print_ready)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

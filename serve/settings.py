@@ -7,6 +7,8 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..models.errors import BadSetting
+from .access.certificates import Certificates
+from .access.key_file import NAME_IN_STORE, KeyFile
 from .http.web_guard import is_loopback, read_names
 
 
@@ -19,10 +21,14 @@ class Settings(BaseSettings):
     models: Path | None = None
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
+    grpc_port: int | None = Field(None, ge=0, le=65535)  # None: no gRPC
     device: str = "auto"
     compute_nice: int = Field(5, ge=0, le=19)
     fallback: Literal["fp32", "none"] = "fp32"
     expose_without_auth: bool = False
+    key_file: Path | None = None  # by default in the store
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     allowed_hosts: str = ""  # further names of this server, separated by commas
     triton_strict: bool = False
     server_name: str | None = Field(None, min_length=1, max_length=128)
@@ -52,22 +58,45 @@ class Settings(BaseSettings):
         return ",".join(read_names(value))
 
     @property
+    def certificates(self) -> Certificates | None:
+        """The pair that the server shows; None: it speaks no TLS. Raises BadSetting."""
+        if self.tls_cert is None or self.tls_key is None:
+            if self.tls_cert is not self.tls_key:
+                raise BadSetting(
+                    "--tls-cert and --tls-key are needed together: a certificate, and its private key"
+                )
+            return None
+        return Certificates(self.tls_cert, self.tls_key)
+
+    @property
+    def keys(self) -> KeyFile:
+        """The file of the keys, which need not exist."""
+        return KeyFile(self.key_file or self.store / NAME_IN_STORE)
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether requests are refused where there is no key file too."""
+        return not is_loopback(self.host) and not self.expose_without_auth
+
+    @property
     def name_on_the_wire(self) -> str:
         """The server's name in GET /v2; Triton's own examples look for ``triton``."""
         return self.server_name or ("triton" if self.triton_strict else "halfeven")
 
 
 def read_settings(**given: object) -> Settings:
-    """Arguments that are None were not given. Raises BadSetting naming the option and what it expects."""
+    """Arguments that are None were not given. Raises BadSetting naming the option and what it expects; StoreUnusable
+    or DamagedFile where there must be keys and their file cannot be read."""
     try:
         settings = Settings(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors()[0]
         name = "--" + "-".join(str(part) for part in first["loc"]).replace("_", "-")
         raise BadSetting(f"{name} = {first['input']!r}: {first['msg']}") from None
-    if not is_loopback(settings.host) and not settings.expose_without_auth:
+    keys = settings.keys.read() if settings.needs_keys else None
+    if settings.needs_keys and (keys is None or not keys.by_id):
         raise BadSetting(
-            f"--host {settings.host} listens beyond this machine, and there are no keys yet: every program that "
-            "reaches the port could use the models. Give --expose-without-auth if a proxy or a network keeps others out"
+            f"--host {settings.host} listens beyond this machine, and there is no key in {settings.keys.path}: "
+            "`halfeven keys add NAME` makes one. Give --expose-without-auth if a proxy or a network keeps others out"
         )
     return settings

@@ -4,6 +4,8 @@ import fnmatch
 import json
 import re
 import shlex
+import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from halfeven.serve.batching.counters import Counters
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.http.routes.metrics import metrics_text, new_registry
 from halfeven.serve.settings import Settings
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKER = ROOT / "docker"
@@ -220,3 +223,27 @@ def test_every_metric_of_dashboard_and_alerts_is_one_that_the_server_writes(quer
     plain = re.sub(r'"[^"]*"|\[[^]]*\]', "", query)
     names = set(re.findall(r"[A-Za-z_]\w+", plain)) - FUNCTIONS - {"job"}
     assert names and names <= exposed() | OTHERS
+
+
+def test_the_cpu_target_asks_for_the_plain_onnx_runtime_alone(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    command = next(rest for word, rest in stages()["installed-cpu"] if word == "RUN" and "sed" in rest)
+    subprocess.run(command.partition("&&")[0], shell=True, cwd=tmp_path, check=True)
+    asked = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert [one for one in asked if one.startswith("onnxruntime")] == ["onnxruntime>=1.27"]
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "wheel"),
+    [
+        ("linux", "x86_64", "onnxruntime-gpu"),
+        ("linux", "aarch64", "onnxruntime"),
+        ("darwin", "arm64", "onnxruntime"),
+        ("darwin", "x86_64", "onnxruntime"),
+    ],
+)
+def test_the_wheel_of_onnx_runtime_is_one_that_exists_there(system: str, machine: str, wheel: str) -> None:
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    there = {"sys_platform": system, "platform_machine": machine}
+    found = [one for one in map(Requirement, asked) if one.name.startswith("onnxruntime")]
+    assert [one.name for one in found if one.marker is None or one.marker.evaluate(there)] == [wheel]

@@ -29,6 +29,7 @@ _STEPS = {
 }
 _HOW = "(--keep PATTERN, or keep = [...] under [precision])"
 _KEEP = f"keep the node behind it in FP32 {_HOW}"
+_KEEP_HEAD = f"keep the head behind it in FP32 {_HOW}"
 _OURS = "this is a fault of the rewritten program, not of the model: please report it"
 
 
@@ -166,8 +167,8 @@ def ties(spec: TensorSpec, order: OrderVerdict) -> Failure:
         "ties",
         f"output '{spec.name}' ({spec.kind}) gives the same number to {order.tied} of {order.pairs} pairs that are "
         f"distinct in FP32, in {order.lists} ranking(s) of {order.rows} samples: expected at most "
-        f"{100 * order.max_ties:g} % of them, got {100 * order.tied_share:.3g} %; keep the head behind it in FP32 "
-        f"{_HOW}{_accept('max_ties', order.tied_share)}",
+        f"{100 * order.max_ties:g} % of them, got {100 * order.tied_share:.3g} %; {_KEEP_HEAD}"
+        f"{_accept('max_ties', order.tied_share)}",
     )
 
 
@@ -208,6 +209,14 @@ def perturbed(failure: Failure) -> Failure:
     origin."""
     way = "with 64 samples and more (--samples FILE), of which every second one judges, none are made"
     return Failure(failure.rule, f"on a perturbed copy of the few samples, {failure.message}; {way}")
+
+
+def of_engine(failure: Failure) -> Failure:
+    """The same failure of an engine that is not ours: without what to do about a half of ours."""
+    message = failure.message
+    for advice in (_KEEP, _KEEP_HEAD, _OURS):
+        message = message.replace(f"; {advice}", "")
+    return Failure(failure.rule, message)
 
 
 def section_of_range(output: OutputVerdict, floor_u: float, dtype: str, where: str) -> str:

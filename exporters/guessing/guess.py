@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...models.model_name import NAME
 from ...models.spec import Batching, ModelSpec, TensorSpec
-from ...models.store import NAME
 
 CONFIRM = "confirm"  # the word that begins the comment beside every guess
 GUESSED = "guessed: "  # how every sentence about a guess begins

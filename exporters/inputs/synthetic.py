@@ -44,6 +44,11 @@ def adversarial(spec: ModelSpec, samples: Samples) -> list[tuple[str, Arrays]]:
     return [*_rescaled(spec, real), *_padded(spec, real), *_resized(spec, real)]
 
 
+def longest(dim: Dim, seen: int) -> int:
+    """The largest size of a free dimension that is tried; ``seen``: its size in the samples."""
+    return min(dim.maximum or 2 * seen, max(LONGEST, dim.minimum))
+
+
 # Plausible inputs.
 
 
@@ -195,7 +200,7 @@ def _is_mask(tensor: TensorSpec) -> bool:
 def _resized(spec: ModelSpec, real: Arrays) -> list[tuple[str, Arrays]]:
     ends: dict[str, Callable[[Dim, int], int]] = {
         "shortest": lambda dim, _: max(dim.minimum, 1),
-        "longest": lambda dim, seen: min(dim.maximum or 2 * seen, max(LONGEST, dim.minimum)),
+        "longest": longest,
     }
     found = []
     for name, end in ends.items():

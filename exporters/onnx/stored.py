@@ -1,6 +1,7 @@
 """A foreign version of the store, judged again: the part of this package that a server needs."""
 
-from onnx import ModelProto, numpy_helper
+import numpy as np
+from onnx import ModelProto
 
 from ...models.store import Version
 from ..inputs.samples import Samples
@@ -8,6 +9,7 @@ from ..question import Answers, TieTolerance
 from .precision.oracle import Oracle, to_half_and_back
 from .precision.ties import ties_of
 from .reading.bounded_file import read_model
+from .reading.normalise import close_bodies, named_and_lifted
 
 
 def stored_ties(version: Version, dtype: str, judging: Samples) -> TieTolerance | None:
@@ -21,18 +23,19 @@ def stored_oracle(version: Version) -> Answers:
 
 
 def half_storage(model: ModelProto) -> Answers:
-    """A half graph with true half storage; its constants are taken out of ``model``."""
-    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    del model.graph.initializer[:]
-    return Oracle(model, weights, to_half_and_back).run
+    """A half graph with true half storage."""
+    return Oracle(*_bare(model), to_half_and_back).run
 
 
 def stored_whole(version: Version) -> Answers:
     """A version's FP32 file node by node: with its sums in another order than ONNX Runtime's."""
-    model = _stored(version, "whole.onnx")
-    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    del model.graph.initializer[:]
-    return Oracle(model, weights).run
+    return Oracle(*_bare(_stored(version, "whole.onnx"))).run
+
+
+def _bare(model: ModelProto) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    """The model and its constants by name. A file that was written from a program has some in its bodies."""
+    close_bodies(model)
+    return named_and_lifted(model)
 
 
 def _stored(version: Version, name: str) -> ModelProto:

@@ -1,6 +1,7 @@
 """Unseen samples on which a plan is tried once it passes on its own: those that fail are asked ever after."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,8 +14,11 @@ from ..question import Question
 from ..search.ranking import RANKED
 from .batched import Batch
 
-OPERATIONS = 1 << 37  # for the whole's answers: a large model is tried on fewer
+OPERATIONS = 1 << 36  # for the whole's answers: a large model is tried on fewer
 ANSWERS_BYTES = 1 << 28  # that the whole's answers may take
+PART_OPERATIONS = (
+    1 << 33
+)  # of a trial on unseen samples, before it is seen whether they fail; then twice as many
 ORDER_OPERATIONS = 1 << 33  # for the order of unseen samples, in every trial
 WORST = 4  # sets of samples that join those that are asked, after one search
 # Of the error that the gate allows, for there are samples that are never tried: with 0.95 the corpus' 'rotary by a
@@ -58,18 +62,36 @@ class Counterexamples:
         return found
 
     def search(self, ask: Ask) -> bool:
-        """Whether a half fails any unseen sample; the worst sets are asked of every half from now on."""
-        questions = [one for batch in self.unseen for one in batch.questions]
-        self.tried = sum(len(one.samples) for one in questions)
-        start = self.spent()
-        trials = list(ask(self.unseen))
-        operations = (self.spent() - start) // max(len(trials), 1)  # of one question
+        """Whether a half fails any unseen sample; the worst sets are asked of every half from now on.
+
+        The samples are asked in parts, each twice as large as the one before: a half that fails some of the first is
+        not asked the others.
+        """
+        left, trials, part = deque(self.unseen), list[Trial](), PART_OPERATIONS
+        self.tried, start = sum(len(one.samples) for batch in left for one in batch.questions), self.spent()
+        while left:
+            end = self.spent() + part
+            while left and self.spent() < end:
+                trials += ask([left.popleft()])
+            part *= 2
+            whole_sets = trials if not left else _but_the_last_set(trials, self.rows)
+            operations = (self.spent() - start) // len(trials)  # of one question
+            if self._fails(whole_sets) | self._breaks_order(trials, max(operations, 1)):
+                return True
+        return False
+
+    def _fails(self, trials: Sequence[Trial]) -> bool:
+        """Whether a half fails some of these sets; the worst join those that are asked."""
         failed = [(excess(report), number) for number, report in self._reports(trials)]
         worst = sorted((one for one in failed if not one[0] <= 1), key=lambda one: -one[0])[:WORST]
         numbers = {number for _, number in worst}
-        self.found += [one for one in questions if one.samples[0] // self.rows in numbers]
+        self.found += [one for one in self._questions if one.samples[0] // self.rows in numbers]
         self._batches = list(self.join(self.found))
-        return self._breaks_order(questions, trials, max(operations, 1)) or bool(worst)
+        return bool(worst)
+
+    @property
+    def _questions(self) -> list[Question]:
+        return [one for batch in self.unseen for one in batch.questions]
 
     def failed(self, ask: Ask) -> ParityReport | None:
         """The report on the first counterexample known that a half fails."""
@@ -85,7 +107,7 @@ class Counterexamples:
         for number, of_set in groupby(trials, key=lambda trial: trial.samples[0] // self.rows):
             yield number, self.judge(list(of_set))
 
-    def _breaks_order(self, questions: Sequence[Question], trials: Sequence[Trial], operations: int) -> bool:
+    def _breaks_order(self, trials: Sequence[Trial], operations: int) -> bool:
         """Whether a half breaks the order of `RANKED` rows. If so, those rows that err most are ranked in every trial
         from now on: as many as `ORDER_OPERATIONS` allow, twice as many each time that a half breaks the order again.
         ``operations``: of one question.
@@ -96,6 +118,7 @@ class Counterexamples:
         held = sum(len(batch.questions) for batch in self._ranked)
         most = min(max(ORDER_OPERATIONS // operations, 2 * held, 2), len(trials))
         worst = sorted(range(len(trials)), key=lambda place: -self.judge([trials[place]]).max_error_u)[:most]
+        questions = self._questions
         self._ranked = list(self.join([questions[place] for place in sorted(worst)]))
         return True
 
@@ -107,6 +130,12 @@ def _first(rows: int, trials: Iterable[Trial]) -> Iterator[Trial]:
         rows -= len(trial.samples)
         if rows <= 0:
             return
+
+
+def _but_the_last_set(trials: Sequence[Trial], rows: int) -> Sequence[Trial]:
+    """Without the trials of the last set, of which not all samples may have been asked."""
+    last = trials[-1].samples[0] // rows
+    return [trial for trial in trials if trial.samples[0] // rows != last]
 
 
 def excess(report: ParityReport) -> float:

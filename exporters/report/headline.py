@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 CONFIDENCE = 0.95
+PASSED = ("live", "equal")  # a version, another engine
 GENERATED = "judged on generated samples"
 FEW = "judged on few samples: 64 (every second one judges) need no perturbed ones; give more with --samples FILE"
 
 
 def headline(facts: Mapping[str, Any]) -> str:
     """The verdict. Where nothing is half nothing was proven of a half (``half`` is None)."""
-    if facts["status"] != "live":
+    if facts["status"] not in PASSED:
         return str(facts["status"]).capitalize()
     if facts.get("half", "") is None:
         return "FP32"

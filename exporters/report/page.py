@@ -34,7 +34,7 @@ from rich.text import Text
 
 from ..gate.gate_rows import few_pairs, gate_rows
 from ..search.delta_debugging import EXHAUSTED
-from .headline import FEW, GENERATED, headline, is_generated, judged_samples, perturbed_samples
+from .headline import FEW, GENERATED, PASSED, headline, is_generated, judged_samples, perturbed_samples
 from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, curve_plot, error_bar, error_plot, slice_plot
 
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
@@ -67,7 +67,7 @@ def render_terminal(facts: Mapping[str, Any]) -> Group:
 
 def _verdict(facts: Mapping[str, Any]) -> Iterable[Text]:
     """The verdict under the table, where the number of samples belongs to it."""
-    if facts["status"] == "live" and facts.get("half", "") is not None and judged_samples(facts):
+    if facts["status"] in PASSED and facts.get("half", "") is not None and judged_samples(facts):
         yield Text(headline(facts), style="bold")
     if is_generated(facts):
         yield Text(f"! {GENERATED}: give real ones with samples.safetensors or --samples", style="yellow")

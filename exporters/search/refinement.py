@@ -32,14 +32,15 @@ def refined(
     still adds nodes until the counterexamples pass.
     """
     end, before, needed, share = spent() + budget.operations, None, 0, 2
-    smallest: Sequence[str] = ()  # that unseen samples passed
+    passed = list[tuple[str, ...]]()  # sets that unseen samples passed
 
     def fails_unseen(kept: Sequence[str]) -> bool:
-        nonlocal smallest
-        failed = counterexamples(kept)
-        if not failed and (not smallest or len(kept) < len(smallest)):
-            smallest = tuple(kept)
-        return failed
+        if any(set(kept) == set(one) for one in passed):
+            return False
+        if counterexamples(kept):
+            return True
+        passed.append(tuple(kept))
+        return False
 
     for search in range(ROUNDS + 1):
         found = smallest_set(
@@ -61,9 +62,9 @@ def refined(
             candidates, needed, share, reorder = list(found.kept), len(found.kept) - 1, 1, None
             continue
         notify(f"search: with {len(found.kept)} kept, perturbed samples are not equal; once more with them")
-        order = dict.fromkeys([*found.kept, *smallest, *candidates])
+        order = dict.fromkeys([*found.kept, *min(passed, key=len, default=()), *candidates])
         candidates, before, needed, share = list(order), found, len(found.kept), 2
-    return before and _spent(before, smallest, judge, notify)
+    return before and _spent(before, min(passed, key=len, default=()), judge, notify)
 
 
 def _spent(before: Found, smallest: Sequence[str], judge: Judge, notify: Callable[[str], None]) -> Found:

@@ -128,8 +128,13 @@ def loaded(torch, request, attention):
 
 
 def limit_memory(limit):
+    """Bytes. Where the system refuses such a limit (only Linux has to have it), there is none."""
     if limit:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        try:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        except (OSError, ValueError):
+            if sys.platform == "linux":
+                raise
 
 
 def build(torch, request, folder, attention="sdpa"):

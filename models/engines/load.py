@@ -22,6 +22,12 @@ def whole_program(version: Version) -> ExportedProgram:
         return load_program(file, _weights(version))
 
 
+def half_program(version: Version) -> ExportedProgram:
+    """The half with its weights. Raises DamagedFile naming the file."""
+    with version.opened("half.pt2") as file:
+        return load_program(file)
+
+
 def whole_module(version: Version) -> GraphModule:
     """The same as a graph that runs, on a CPU. Raises DamagedFile naming the file."""
     program = _runnable(version, "whole.pt2", torch.device("cpu"), _weights(version))

@@ -51,7 +51,7 @@ class OnnxEngine:
         self.possible = {BRIEF_SPINNING, NO_SPINNING} if several else set[str]()
         self.setup = setup.only(self.possible)
         unfused = [] if precision == "fp32" else DEADLY_IN_HALF
-        path, readable = (source, source) if isinstance(source, Path) else (source.path, _by_handle(source))
+        path, readable = (source, source) if isinstance(source, Path) else (source.path, source.again)
         self._session = _session(path, readable, device, self.setup, packed, unfused)
         self.device, self.provider = str(device), self._session.get_providers()[0]
         self._names = [value.name for value in self._session.get_inputs()]
@@ -103,11 +103,6 @@ class OnnxEngine:
             self._staging = None
             del self._runs
         del self._session
-
-
-def _by_handle(source: OpenedFile) -> Path:
-    """The same file that was opened and checked, also where its path names another one by now."""
-    return Path(f"/proc/self/fd/{source.handle.fileno()}")
 
 
 def _session(

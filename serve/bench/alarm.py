@@ -7,6 +7,8 @@ import ctypes
 import os
 from collections.abc import Callable
 
+from ...models.errors import BadSetting
+
 _MONOTONIC, _NONBLOCK = 1, os.O_NONBLOCK | os.O_CLOEXEC
 _SOONEST_NS = 1_000  # zero would disarm it
 
@@ -21,7 +23,10 @@ class Alarm:
     """Calls ``ring`` on this event loop once after each ``set``. Close it."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
+        """Raises BadSetting where the system has no such timer."""
         self._libc = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(self._libc, "timerfd_create"):
+            raise BadSetting("--rate needs Linux: this system cannot time single requests; use --concurrency")
         self._handle: int = self._libc.timerfd_create(_MONOTONIC, _NONBLOCK)
         if self._handle < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult
 
-import numpy as np
-import orjson
-
 from ...exporters.inputs.samples import load_samples
 from ...exporters.inputs.synthetic import USUAL_LENGTH, generate
 from ...models.batch_axis import array_batch_back, batch_first
-from ...models.datatypes import DATATYPES, name_of
+from ...models.datatypes import DATATYPES
 from ...models.errors import BadInput, BadSetting, UnknownName
 from ...models.spec import Dim, ModelSpec, TensorSpec
+from ..access.client_key import request_headers
+from ..http.codecs.infer_client import write_binary, write_json
 from .loadgen import Target
 
 WIRES = ("binary", "json")
@@ -73,7 +72,7 @@ def find(url: str, name: str, shapes: Sequence[str], headers: Sequence[str]) -> 
     parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadSetting(f"URL {url!r}: expected http://HOST:PORT or https://…")
-    sent = _headers(headers)
+    sent = request_headers(headers)
     path = f"{parts.path.rstrip('/')}/v2/models/{urllib.parse.quote(name, safe='')}"
     said = ask(f"{parts.scheme}://{parts.netloc}{path}", sent)
     try:
@@ -100,9 +99,7 @@ def bodies(
     made, size = [], 0
     for _, rows_first in samples.batches(rows if spec.batched else 0, MOST_REQUESTS):
         arrays = {t.name: array_batch_back(rows_first[t.name], t.batch_axis) for t in spec.inputs}
-        made.append(
-            _binary(arrays) if wire == "binary" else (_json(arrays), {"Content-Type": "application/json"})
-        )
+        made.append(write_binary(arrays) if wire == "binary" else write_json(arrays))
         size += len(made[-1][0])
         if size > MOST_BYTES:
             break
@@ -128,13 +125,6 @@ def ask(url: str, headers: Mapping[str, str], body: bytes | None = None) -> Any:
         return json.loads(content) if body is None else None
     except ValueError:
         raise BadInput(f"{url} does not answer with JSON: is it an inference server?") from None
-
-
-def _headers(given: Sequence[str]) -> dict[str, str]:
-    pairs = [line.partition(":") for line in given]
-    if wrong := [line for line, (name, colon, _) in zip(given, pairs, strict=True) if not (name and colon)]:
-        raise BadSetting(f"--header {wrong[0]!r}: expected 'NAME: VALUE'")
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _sizes(given: Sequence[str]) -> dict[str, list[int]]:
@@ -181,26 +171,3 @@ def _fixed(tensor: TensorSpec, batched: bool, sizes: list[int] | None) -> Tensor
             f"--shape {tensor.name}={sizes}: the model has {tensor.as_called().describe_shape()}"
         )
     return replace(tensor, shape=(*batch, *(Dim.parse(size) for size in sizes)))
-
-
-def _binary(arrays: Mapping[str, np.ndarray]) -> tuple[bytes, dict[str, str]]:
-    raw = [np.ascontiguousarray(array).tobytes() for array in arrays.values()]
-    tensors = [
-        {**_described(name, array), "parameters": {"binary_data_size": len(part)}}
-        for (name, array), part in zip(arrays.items(), raw, strict=True)
-    ]
-    head = orjson.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}})
-    headers = {
-        "Content-Type": "application/octet-stream",
-        "Inference-Header-Content-Length": str(len(head)),
-    }
-    return head + b"".join(raw), headers
-
-
-def _json(arrays: Mapping[str, np.ndarray]) -> bytes:
-    tensors = [{**_described(name, array), "data": array.ravel().tolist()} for name, array in arrays.items()]
-    return orjson.dumps({"inputs": tensors})
-
-
-def _described(name: str, array: np.ndarray) -> dict[str, Any]:
-    return {"name": name, "shape": list(array.shape), "datatype": name_of(array.dtype)}

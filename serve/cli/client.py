@@ -13,8 +13,10 @@ import orjson
 from safetensors.numpy import load_file
 
 from ...exporters.inputs.samples import TARGET
-from ...models.datatypes import DATATYPES, name_of
+from ...models.datatypes import DATATYPES
 from ...models.errors import BadInput, NotReady
+from ..access.client_key import key_headers
+from ..http.codecs.infer_client import write_json
 from ..http.codecs.json_numbers import array_of
 from ..http.codecs.numpy_files import write_npz
 
@@ -37,7 +39,7 @@ def predict_file(
         return _into(out, *_post(model, body, kind, _accept(out), timeout_s))
     if named is not None or file.suffix in (".npz", ".safetensors"):
         arrays = _read(file) if named is None else named
-        model, body = f"{url}/v2/models/{urllib.parse.quote(name)}/infer", orjson.dumps(_v2(arrays))
+        model, (body, _) = f"{url}/v2/models/{urllib.parse.quote(name)}/infer", write_json(arrays)
         kind = "application/json"
     headers, answer = _post(model, body, kind, "application/json", timeout_s)
     return {"status": 200, "headers": headers, **json.loads(answer)}
@@ -78,19 +80,6 @@ def _named(url: str, name: str, file: Path, timeout_s: float) -> dict[str, np.nd
     return {key: array_of(data, datatypes[key], f"{file}: '{key}'") for key, data in message.items()}
 
 
-def _v2(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    tensors = [
-        {
-            "name": key,
-            "shape": list(array.shape),
-            "datatype": name_of(array.dtype),
-            "data": array.ravel().tolist(),
-        }
-        for key, array in arrays.items()
-    ]
-    return {"inputs": tensors}
-
-
 def _accept(out: Path) -> str:
     if out.suffix not in _ANSWERS:
         raise BadInput(f"--out {out}: expected a name that ends with one of {', '.join(_ANSWERS)}")
@@ -124,7 +113,8 @@ def _post(
     """A POST, or a GET where there is no body."""
     if not url.startswith(("http://", "https://")):
         raise BadInput(f"--url: expected http://… or https://…, got {url[:80]!r}")
-    request = urllib.request.Request(url, body, {"content-type": kind, "accept": accept})
+    headers = {"content-type": kind, "accept": accept, **key_headers()}
+    request = urllib.request.Request(url, body, headers)
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return _ours(answer.headers), answer.read()

@@ -23,7 +23,7 @@ from ...models.engines.load import load_whole
 from ...models.package import read_folder
 from ...models.store import Store, Version
 from ..bench.callers import Caller, Traffic
-from ..finetune.command import fine_tune
+from ..finetune.client.job_command import fine_tune
 from ..http.routes.history import store_at
 from .demo_digits import OUTPUT, SEED, shifted_samples, write_training_file
 from .demo_stage import MODEL, Notify, await_version, own_folder, server

@@ -1,7 +1,7 @@
 """``halfeven doctor``: what this machine can do, and what to install."""
 
-import os
 import platform
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -11,6 +11,7 @@ import onnxruntime
 import torch
 
 from ...models.engines.cpu.packed import multiplies_bf16
+from ...models.engines.cpu.setup import usable_cores
 from ...models.version import __version__
 
 TESTED_TORCH = ("2.11", "2.13")
@@ -23,14 +24,27 @@ def examine() -> dict[str, Any]:
     return {"checks": checks, "cuda": torch.cuda.is_available()}
 
 
+_ELSEWHERE = (
+    "only Linux bounds the memory of child processes, holds files against replacement while they are read, and times "
+    "single requests (bench --rate): convert models of your own alone here"
+)
+
+
 def _check(what: str, found: str, advice: str = "") -> dict[str, str]:
     return {"what": what, "found": found, "advice": advice}
 
 
 def _machine() -> list[dict[str, str]]:
-    cores = len(os.sched_getaffinity(0))
-    found = f"{cores} cores, {torch.backends.cpu.get_cpu_capability()}{', bf16' if multiplies_bf16() else ''}"
-    return [_check("python", platform.python_version()), _check("cpu", found, _cpu_advice())]
+    found = f"{usable_cores()} cores, {torch.backends.cpu.get_cpu_capability()}{', bf16' if multiplies_bf16() else ''}"
+    return [
+        _check("python", platform.python_version()),
+        _check(
+            "system",
+            f"{platform.system()} {platform.machine()}",
+            "" if sys.platform == "linux" else _ELSEWHERE,
+        ),
+        _check("cpu", found, _cpu_advice()),
+    ]
 
 
 def _cpu_advice() -> str:

@@ -11,15 +11,18 @@ import typer
 from rich.table import Table
 
 from ...models.errors import DamagedFile
+from ...models.version import __version__
 from .bringing import import_models, init
 from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
+from .key_commands import app as keys
 from .measuring import bench, tune
+from .other_engines import export, prove
+from .serve_command import serve
+from .training import finetune, reproduce, version_named
 
 app = typer.Typer(
     name="halfeven",
-    help="Half precision, even answers: an inference server that proves FP16 equal before it serves it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -30,6 +33,22 @@ def main() -> None:
         level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
     )
     app()
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"halfeven {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Half precision, even answers: an inference server that proves FP16 equal before it serves it."""
 
 
 @app.command()
@@ -118,69 +137,6 @@ def parity(
 
 
 @app.command()
-def serve(
-    store: Annotated[Path | None, typer.Option(help="The folder of the store.")] = None,
-    models: Annotated[Path | None, typer.Option(help="Also convert the model folders found here.")] = None,
-    host: Annotated[str | None, typer.Option(help="The address to listen on; default loopback.")] = None,
-    port: Annotated[int | None, typer.Option(help="0 takes a free one.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda:N.")] = None,
-    fallback: Annotated[str | None, typer.Option(help="fp32 or none: when a half is refused.")] = None,
-    expose_without_auth: Annotated[
-        bool | None, typer.Option("--expose-without-auth", help="Listen beyond this machine without keys.")
-    ] = None,
-    allowed_hosts: Annotated[
-        str | None, typer.Option(help="Further names of this server: models.example.com,*.lan or *.")
-    ] = None,
-    triton_strict: Annotated[
-        bool | None,
-        typer.Option("--triton-strict", help="Answer as Triton does where halfeven differs."),
-    ] = None,
-    server_name: Annotated[
-        str | None, typer.Option(help="The server's name in GET /v2; default halfeven.")
-    ] = None,
-    parity_sample: Annotated[
-        float | None,
-        typer.Option(help="Share of a half's live requests that its FP32 whole checks; default 0.001."),
-    ] = None,
-    keep_previous_seconds: Annotated[
-        float | None,
-        typer.Option(help="Seconds that a replaced version stays loaded and the new one is on trial."),
-    ] = None,
-    rescue: Annotated[
-        bool | None, typer.Option("--rescue/--no-rescue", help="Keep the FP32 whole loaded beside a half.")
-    ] = None,
-    drain_seconds: Annotated[
-        float | None,
-        typer.Option(help="Seconds after SIGTERM in which the server is not ready but answers; default 5."),
-    ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="text, or json: one object a line.")] = None,
-    access_log: Annotated[bool | None, typer.Option("--access-log", help="Log every infer request.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Serve every live version in the store, and follow the store."""
-
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..http.routes.history import store_at
-        from ..logs import set_up
-        from ..server import serve
-        from ..settings import read_settings
-
-        settings = read_settings(
-            store=store, models=models, host=host, port=port, device=device, fallback=fallback,
-            expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts, log_level=log_level,
-            log_format=log_format, access_log=access_log, triton_strict=triton_strict, server_name=server_name,
-            parity_sample=parity_sample, keep_previous_seconds=keep_previous_seconds, rescue=rescue,
-            drain_seconds=drain_seconds,
-        )  # fmt: skip
-        set_up(settings.log_level, settings.log_format, settings.access_log)
-        serve(settings, store_at(settings.store, writes=True), notify)
-        return {"status": "stopped"}, None, 0
-
-    finish(work, as_json)
-
-
-@app.command()
 def predict(
     name: str,
     file: Annotated[
@@ -220,43 +176,6 @@ def samples(
 
         facts = pack(target, pictures, out, store_at(store))
         return facts, f"{facts['file']}: {facts['rows']} rows", 0
-
-    finish(work, as_json)
-
-
-@app.command()
-def finetune(
-    name: Annotated[str, typer.Argument(help="NAME (the active version) or NAME@VERSION.")],
-    data: Annotated[Path, typer.Option("--data", help="Rows with target:OUTPUT, or a folder of pictures.")],
-    validation: Annotated[Path | None, typer.Option(help="Held-out rows of your own.")] = None,
-    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows per step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="AdamW's.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp16, bf16 or fp32.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the split and the order of the data.")] = None,
-    stale_parent: Annotated[
-        str | None, typer.Option(help="If another version is active at the end: refuse, rejudge or retrain.")
-    ] = None,
-    bad_rows: Annotated[
-        str | None, typer.Option(help="Rows with NaN and the like: refuse, quarantine.")
-    ] = None,
-    suffix: Annotated[str | None, typer.Option(help="A text of your own, kept with the job.")] = None,
-    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Watch until it ends.")] = True,
-    as_json: Json = False,
-) -> None:
-    """Fine-tune a model at a running server; Ctrl-C cancels the job."""
-
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..finetune.command import exit_code, fine_tune, sentence_of
-
-        asked = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
-        asked |= {"precision": precision, "stale_parent": stale_parent, "bad_rows": bad_rows}
-        facts = fine_tune(
-            url, name, data, validation=validation, suffix=suffix, seed=seed,
-            hyperparameters=asked, follow=follow, notify=notify, console=errors,
-        )  # fmt: skip
-        return facts, sentence_of(facts), exit_code(facts, follow)
 
     finish(work, as_json)
 
@@ -318,12 +237,9 @@ def promote(
     """Make a version the active one by hand; a running server follows within two seconds."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ...models.errors import BadInput
         from ..http.routes.history import promote, store_at
 
-        name, _, number = target.partition("@")
-        if not number:
-            raise BadInput(f"{target!r}: expected NAME@VERSION; `halfeven models` lists the versions")
+        name, number = version_named(target)
         facts = promote(store_at(store), name, number)
         return facts, f"{target} is active", 0
 
@@ -366,8 +282,14 @@ def demo(
 
 app.command()(init)
 app.command("import")(import_models)
+app.command()(serve)
+app.command()(export)
+app.command()(prove)
 app.command()(bench)
 app.command()(tune)
+app.add_typer(keys)
+app.command()(finetune)
+app.command()(reproduce)
 
 
 if __name__ == "__main__":

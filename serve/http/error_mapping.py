@@ -4,6 +4,7 @@ No other file knows both sides.
 """
 
 import math
+import re
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -93,10 +94,13 @@ _STATUS: dict[type[BaseException], HTTPStatus] = {
     SlowBody: HTTPStatus.REQUEST_TIMEOUT,
     ForeignHost: HTTPStatus.MISDIRECTED_REQUEST,
     ForeignPage: HTTPStatus.FORBIDDEN,
+    errors.Unauthenticated: HTTPStatus.UNAUTHORIZED,
+    errors.Forbidden: HTTPStatus.FORBIDDEN,
     NotJson: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.CannotConvert: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.ParityRefused: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.CannotServe: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.KeyLimitReached: HTTPStatus.TOO_MANY_REQUESTS,
     errors.EngineFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
     LoadFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
     BaseException: HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -109,6 +113,19 @@ _TRITON_STATUS = {
     Unready: HTTPStatus.BAD_REQUEST,
     UnreadableTensor: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
+# The gRPC status of an HTTP status. Source: the gRPC status codes' own descriptions.
+_GRPC = {
+    HTTPStatus.BAD_REQUEST: "INVALID_ARGUMENT",
+    HTTPStatus.UNAUTHORIZED: "UNAUTHENTICATED",
+    HTTPStatus.FORBIDDEN: "PERMISSION_DENIED",
+    HTTPStatus.NOT_FOUND: "NOT_FOUND",
+    HTTPStatus.CONFLICT: "FAILED_PRECONDITION",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "RESOURCE_EXHAUSTED",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "FAILED_PRECONDITION",
+    HTTPStatus.TOO_MANY_REQUESTS: "RESOURCE_EXHAUSTED",
+    HTTPStatus.NOT_IMPLEMENTED: "UNIMPLEMENTED",
+    HTTPStatus.SERVICE_UNAVAILABLE: "UNAVAILABLE",
+}
 _EXIT: dict[type[BaseException], int] = {
     errors.BadInput: 2,
     errors.ParityRefused: 3,
@@ -118,12 +135,18 @@ _EXIT: dict[type[BaseException], int] = {
     BaseException: 1,
 }
 _LONGEST = 4000  # characters: a message quotes the request, which may be of any length
+_FOLDERS = re.compile(r"(?<![\w./:])/(?!v[12]/)(?:[^\s/'\"]+/)+")
 _HIDDEN = "internal error: this is a bug in halfeven, not in the request; the server's log has the traceback"
 
 
 def status_of(error: BaseException, as_triton: bool = False) -> int:
     """The HTTP status of an error; ``as_triton``: the one that Triton answers with."""
     return int(_nearest(_TRITON_STATUS if as_triton else _STATUS, error))
+
+
+def grpc_status_of(error: BaseException) -> str:
+    """The name of the gRPC status of an error."""
+    return _GRPC.get(_nearest(_STATUS, error), "INTERNAL")
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -143,20 +166,32 @@ def retry_after_of(error: BaseException) -> int | None:
 
 
 def headers_of(error: BaseException) -> dict[str, str]:
-    """The headers of an error's answer: when to retry, which codings are read, or that the connection is closed."""
+    """The headers of an error's answer: when to retry, how to send a key, which codings are read, or that the
+    connection is closed."""
     headers = {}
     if isinstance(error, SlowBody):  # what still comes of the body belongs to no request
         headers["connection"] = "close"
     if (seconds := retry_after_of(error)) is not None:
         headers["retry-after"] = str(seconds)
+    if isinstance(error, errors.Unauthenticated):  # Basic: a browser then asks its user (RFC 7617)
+        headers["www-authenticate"] = 'Bearer realm="halfeven", Basic realm="halfeven"'
     if isinstance(error, UnknownCoding):
         headers["accept-encoding"] = "gzip, deflate"
     return headers
 
 
 def message_of(error: BaseException) -> str:
-    """The message that the caller may read: our own errors' text; other errors' text stays in the log."""
-    return str(error)[:_LONGEST] if isinstance(error, errors.HalfevenError) else _HIDDEN
+    """The message that the caller may read: our own errors' text without folders; other errors' text stays in the
+    log."""
+    return without_folders(str(error)[:_LONGEST]) if isinstance(error, errors.HalfevenError) else _HIDDEN
+
+
+def without_folders(text: str) -> str:
+    """The text with the names of files instead of their paths: where the store lies is not the caller's business.
+
+    Paths of routes (``/v1/…``, ``/v2/…``) stay.
+    """
+    return _FOLDERS.sub("", text)
 
 
 def v2_body(message: str) -> bytes:

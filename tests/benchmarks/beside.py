@@ -23,7 +23,7 @@ from halfeven.models.zoo import zoo_folder
 from halfeven.serve.bench.callers import Caller
 from halfeven.serve.cli.demo_digits import write_training_file
 from halfeven.serve.cli.demo_stage import await_version, server
-from halfeven.serve.finetune.remote import Remote
+from halfeven.serve.finetune.client.remote import Remote
 
 CALLERS = 4
 SECONDS = 8.0

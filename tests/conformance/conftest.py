@@ -28,10 +28,11 @@ SIMPLE = "/v2/models/simple/infer"
 
 @dataclass(frozen=True)
 class Serving:
-    """A running server: ``host:port`` and its process."""
+    """A running server: its process, and ``host:port`` of HTTP and of gRPC (empty where it speaks none)."""
 
     address: str
     process: subprocess.Popen[str]
+    grpc: str = ""
 
     @property
     def resident_bytes(self) -> int:
@@ -64,27 +65,29 @@ def served(store: Path, names: Sequence[str], **settings: Any) -> Iterator[Servi
     )
     with process:
         assert process.stderr is not None
-        address = _address(process.stderr, set(names))
+        address, grpc = _addresses(process.stderr, set(names))
         reader = threading.Thread(target=process.stderr.read)  # or the pipe fills up
         reader.start()
         try:
-            yield Serving(address, process)
+            yield Serving(address, process, grpc)
             assert process.poll() is None, "the server did not live through its tests"
         finally:
             process.terminate()
             reader.join(60)
 
 
-def _address(lines: IO[str], missing: set[str]) -> str:
+def _addresses(lines: IO[str], missing: set[str]) -> tuple[str, str]:
     """Read what the server says until it has said everything that was waited for."""
-    address, said = "", []
+    address, grpc, said = "", "", []
     for line in lines:
         said.append(line)
+        if " listens for gRPC on " in line:
+            grpc = line.split(" on ")[1].strip()
         if " listens on http://" in line:
             address = line.split("http://")[1].strip()
         missing.discard(line.split("@")[0])
         if address and not missing:
-            return address
+            return address, grpc
     raise AssertionError(f"the server ended before {sorted(missing)} were active:\n{''.join(said)}")
 
 
@@ -102,7 +105,7 @@ def hosted() -> Path:
 def serving(hosted: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """The server that all tests share, with small limits."""
     store = shutil.copytree(hosted, tmp_path_factory.mktemp("shared") / "store")
-    with served(store, list(MODELS), max_body_mib=1, body_seconds=BODY_SECONDS) as server:
+    with served(store, list(MODELS), max_body_mib=1, body_seconds=BODY_SECONDS, grpc_port=0) as server:
         yield server
 
 

@@ -44,6 +44,34 @@ def hidden(store: Store) -> list[str]:
     return [path.name for path in store.root.rglob(".*")]
 
 
+WRITER = """
+import sys, time
+from pathlib import Path
+from halfeven.models.store import Store
+with Store(Path(sys.argv[1])).draft("net") as draft:
+    print(draft.folder, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_draft_of_a_dead_process_is_deleted_and_that_of_a_living_one_stays(store: Store) -> None:
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(store.root)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        dead, living = [Path(writer.stdout.readline().strip()) for writer in writers if writer.stdout]
+        writers[0].kill()
+        writers[0].wait(20)
+        assert dead.is_dir() and living.is_dir()
+        store.remove_dead_drafts()
+        assert not dead.exists() and living.is_dir()
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
+
+
 def test_a_published_version_has_its_files_its_facts_and_their_digests(store: Store) -> None:
     version = publish(store)
     assert (version.name, version.number, version.status, str(version)) == ("net", 1, LIVE, "net@1")

@@ -1,6 +1,7 @@
 """A roster whose batchers answer at once (or when told to), and a real server around it in a thread."""
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -224,12 +225,17 @@ def running(app: Any, seconds: int = 1) -> Iterator[str]:
 
 
 @contextmanager
-def started(app: Any, port: int = 0, seconds: int = 1, **more: Any) -> Iterator[PoliteServer]:
+def started(
+    app: Any, port: int = 0, seconds: int = 1, tls: ssl.SSLContext | None = None, **more: Any
+) -> Iterator[PoliteServer]:
     """The server itself; ``more`` is for `PoliteServer`, which otherwise closes idle connections at once."""
     config = uvicorn.Config(
         app, port=port, http=HotProtocol, log_level="error", access_log=False, timeout_graceful_shutdown=seconds,
         proxy_headers=False,
     )  # fmt: skip
+    if tls is not None:
+        config.load()
+        config.ssl = tls
     server = PoliteServer(config, **{"quiet_s": 0.0, **more})
     is_up = threading.Event()
     startup = server.startup

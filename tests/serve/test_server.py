@@ -230,6 +230,9 @@ def test_a_damaged_file_is_refused_by_name_and_others_go_on(store: Store, sample
         status, _, answer = get(address, "/v2/health/ready")
         assert status == 503
         assert "weights.safetensors is damaged" in answer["error"]
+        assert str(store.root) not in str(answer)
+        index = get(address, "/v2/repository/index", b"{}")[2]
+        assert "is damaged" in str(index) and str(store.root) not in str(index)
         assert get(address, "/v2/models/twin/infer", b"{}")[0] == 503
         assert roster.find("digits").prepared.version == "1"
 

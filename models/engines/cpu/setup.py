@@ -49,8 +49,9 @@ PLAIN = CpuSetup()
 
 
 def usable_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """The cores that this process may use; all of them where the system does not tell (only Linux does)."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 @cache

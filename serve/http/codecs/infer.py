@@ -19,7 +19,7 @@ from ...batching.interface import NO_TERMS, Terms
 from .classification import bytes_tensor, classify
 from .dialect import OURS, Dialect, UnreadableTensor
 from .infer_fields import DeclaredInput, read_inputs, read_outputs
-from .infer_parameters import read_wishes
+from .infer_parameters import Wishes, read_wishes
 from .json_numbers import array_of, dump_flat, parse, writable
 
 _HEADER_LENGTH = re.compile(r"[0-9]{1,12}")
@@ -69,6 +69,16 @@ class _Plan(NamedTuple):
     nan_as: str
 
 
+class _Head(NamedTuple):
+    """What the fields of a request say, with every input declared and none read."""
+
+    id: str | None
+    wishes: Wishes
+    rows: int
+    declared: list[DeclaredInput]
+    outputs: tuple[RequestedOutput, ...]
+
+
 class InferCodec:
     """Reads requests for one model and writes its answers.
 
@@ -95,7 +105,18 @@ class InferCodec:
 
         Raises BadRequest naming the tensor, what was expected and what came.
         """
-        request = self._read(body, header_length)
+        return self._checked(self._read(body, header_length))
+
+    def read_message(self, message: Mapping[str, Any], tensors: Sequence[bytes]) -> InferRequest:
+        """Read a request of another wire: the JSON's fields, and each input's bytes in the order of its ``inputs``.
+
+        Raises as `read` does.
+        """
+        head = self._understood(message)
+        arrays = [np.ndarray(item.shape, item.dtype, tensors[item.position]) for item in head.declared]
+        return self._checked(InferRequest(head.id, arrays, head.rows, head.outputs, *head.wishes))
+
+    def _checked(self, request: InferRequest) -> InferRequest:
         if self._moves:
             request = request._replace(arrays=list(map(array_batch_first, request.arrays, self._axes_in)))
         if self._has_ranges:
@@ -119,12 +140,7 @@ class InferCodec:
         message = parse(text)
         if not isinstance(message, dict):
             raise BadRequest('an inference request is a JSON object: {"inputs": [...]}')
-        id = message.get("id")
-        if id is not None and not isinstance(id, str):
-            raise BadRequest(f"the request's 'id' must be a string, got {type(id).__name__}")
-        wishes = read_wishes(message, id)
-        rows, declared = read_inputs(self._called, message, self._dialect)
-        outputs = self._asked(message)
+        id, wishes, rows, declared, outputs = self._understood(message)
         places = self._places(declared, head, len(body))
         arrays = [
             np.ndarray(item.shape, item.dtype, body, place)
@@ -135,6 +151,14 @@ class InferCodec:
         if remember and id is None and None not in places:
             self._remember(text, declared, places, (len(body), rows, outputs, wishes.terms, wishes.nan_as))
         return InferRequest(id, arrays, rows, outputs, *wishes)
+
+    def _understood(self, message: Mapping[str, Any]) -> _Head:
+        id = message.get("id")
+        if id is not None and not isinstance(id, str):
+            raise BadRequest(f"the request's 'id' must be a string, got {type(id).__name__}")
+        wishes = read_wishes(message, id)
+        rows, declared = read_inputs(self._called, message, self._dialect)
+        return _Head(id, wishes, rows, declared, self._asked(message))
 
     def _asked(self, message: Mapping[str, Any]) -> tuple[RequestedOutput, ...]:
         """The outputs that the request names; all of them where it names none, as most do."""
@@ -229,6 +253,22 @@ class InferCodec:
         version: str,
         parameters: Mapping[str, Any],
     ) -> InferResponse:
+        entries, chunks = self.entries(request, outputs)
+        message = {"model_name": self.spec.name, "model_version": version, "parameters": parameters}
+        if request.id is not None:
+            message = {"id": request.id, **message}
+        message["outputs"] = entries
+        text = orjson.dumps(message, option=_NUMPY)
+        if b"null" in text:  # orjson's word for a number that is not finite
+            text = _with_nan(message, request.nan_as)
+        if not chunks:
+            return InferResponse(text, None)
+        return InferResponse(b"".join((text, *chunks)), len(text))
+
+    def entries(
+        self, request: InferRequest, outputs: Sequence[np.ndarray]
+    ) -> tuple[list[dict[str, Any]], list[memoryview | bytes]]:
+        """The fields of each asked output, and the bytes of the binary ones that have any, in the same order."""
         entries: list[dict[str, Any]] = []
         chunks: list[memoryview | bytes] = []
         for asked in request.outputs:
@@ -248,16 +288,7 @@ class InferCodec:
             else:
                 entry["data"] = writable(array).reshape(-1)
             entries.append(entry)
-        message = {"model_name": self.spec.name, "model_version": version, "parameters": parameters}
-        if request.id is not None:
-            message = {"id": request.id, **message}
-        message["outputs"] = entries
-        text = orjson.dumps(message, option=_NUMPY)
-        if b"null" in text:  # orjson's word for a number that is not finite
-            text = _with_nan(message, request.nan_as)
-        if not chunks:
-            return InferResponse(text, None)
-        return InferResponse(b"".join((text, *chunks)), len(text))
+        return entries, chunks
 
 
 def _head_size(text: str, length: int) -> int:

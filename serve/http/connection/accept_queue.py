@@ -45,6 +45,6 @@ def waiting_in(listener: socket.socket) -> int:
     """Connections that wait to be accepted; 0 where the system does not tell."""
     try:
         info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_QUEUE + 4)
-    except OSError:
+    except (OSError, AttributeError):  # only Linux has the constant
         return 0
     return struct.unpack_from("I", info, _TCP_INFO_QUEUE)[0] if len(info) >= _TCP_INFO_QUEUE + 4 else 0

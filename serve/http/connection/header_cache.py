@@ -21,17 +21,24 @@ class KnownHead:
     asked: Asked
     header_length: str | None
     keep_alive: bool
+    authorization: str | None = None  # asked about again: a key may have been revoked meanwhile
 
     @classmethod
     def of(
-        cls, piece: bytes, body_size: int, asked: Asked, header_length: str | None, keep_alive: bool
+        cls,
+        piece: bytes,
+        body_size: int,
+        asked: Asked,
+        header_length: str | None,
+        keep_alive: bool,
+        authorization: str | None = None,
     ) -> "KnownHead | None":
         """The head of ``piece``, the bytes that came together. None where they are more than this one request, or its
         head is long."""
         end = piece.find(_END) + len(_END)
         if end + body_size != len(piece) or end > _LONGEST:
             return None
-        return cls(piece[:end], len(piece), asked, header_length, keep_alive)
+        return cls(piece[:end], len(piece), asked, header_length, keep_alive, authorization)
 
     def body_of(self, piece: bytes) -> bytes | None:
         """The body where ``piece`` is this head with a whole body and nothing else."""

@@ -18,9 +18,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from ....models.errors import HalfevenError, NotReady
+from ...access.access_control import Permit
 from ...batching.interface import Answer, Served
 from ..content_coding import chosen_coding
 from ..limits.memory_budget import Lease
+from ..route_scopes import TO_INFER
 from ..routes.infer import SMALL_JSON, Begun, InferFront, asked_of, is_small_json
 from ..web_guard import WebGuard
 from .guarded_protocol import GuardedProtocol
@@ -45,19 +47,33 @@ class _Silent:
 class HotCycle:
     """One infer request and its answer, with the fields that uvicorn's protocol looks at."""
 
-    __slots__ = ("body", "disconnected", "future", "header_length", "keep_alive", "lease", "message_event",
-                 "response_complete", "served")  # fmt: skip
+    __slots__ = ("authorization", "body", "disconnected", "future", "header_length", "keep_alive", "lease",
+                 "message_event", "permit", "response_complete", "served")  # fmt: skip
 
-    def __init__(self, served: Served, header_length: str | None, keep_alive: bool, lease: Lease) -> None:
+    def __init__(
+        self,
+        served: Served,
+        header_length: str | None,
+        keep_alive: bool,
+        lease: Lease,
+        permit: Permit,
+        authorization: str | None,
+    ) -> None:
         self.served = served
         self.header_length = header_length
         self.keep_alive = keep_alive
-        self.lease = lease
+        self.lease, self.permit = lease, permit
+        self.authorization = authorization
         self.body: bytes | bytearray = b""
         self.response_complete = False
         self.disconnected = False
         self.message_event = _SILENT
         self.future: asyncio.Future[Answer] | None = None
+
+    def close(self) -> None:
+        """The request has ended: give back what it holds. It may be called again."""
+        self.lease.close()
+        self.permit.close()
 
 
 _SILENT = _Silent()
@@ -146,7 +162,7 @@ class HotProtocol(GuardedProtocol):
             hot.disconnected = True
             if hot.future is not None:
                 hot.future.cancel()  # so that no batch computes it
-            hot.lease.close()
+            hot.close()
         super().connection_lost(exc)
 
     def _time_is_up(self) -> None:
@@ -195,19 +211,23 @@ class HotProtocol(GuardedProtocol):
             return None
         try:
             served = front.find(asked)
-        except Exception:  # the ASGI application answers with the error
+            permit = front.access.admit(plain[2], TO_INFER, asked[0])
+        except Exception:  # the ASGI application answers with the error: that of the key, where it has none
             return None
         if len(self._asked) >= _URLS:
             self._asked.clear()
         if len(self.url) <= _LONGEST_URL:
             self._asked[self.url] = asked
-        return HotCycle(served, plain[1], parser.should_keep_alive(), front.bounds.budget.lease())
+        lease = front.bounds.budget.lease()
+        return HotCycle(served, plain[1], parser.should_keep_alive(), lease, permit, plain[2])
 
     def _learn(self, hot: HotCycle) -> None:
         """Remember the head of a request that came in one piece."""
         asked = self._asked_of(self.url)
         if self._piece is not None and asked is not None:
-            self._known = KnownHead.of(self._piece, len(hot.body), asked, hot.header_length, hot.keep_alive)
+            self._known = KnownHead.of(
+                self._piece, len(hot.body), asked, hot.header_length, hot.keep_alive, hot.authorization
+            )
 
     def _is_asked_again(self, known: KnownHead, data: bytes) -> bool:
         """Submit a request with the head of the last one. False where the parser is to read it."""
@@ -220,10 +240,12 @@ class HotProtocol(GuardedProtocol):
         try:
             served = self._front.find(known.asked)
             lease.add(len(body))
+            permit = self._front.access.admit(known.authorization, TO_INFER, known.asked[0])
         except Exception:  # the ASGI application answers with the error
+            lease.close()
             return False
         self._close_at = None
-        hot = HotCycle(served, known.header_length, known.keep_alive, lease)
+        hot = HotCycle(served, known.header_length, known.keep_alive, lease, permit, known.authorization)
         hot.body = body
         self.cycle = cast(Any, hot)
         self._hot = hot
@@ -280,7 +302,7 @@ class HotProtocol(GuardedProtocol):
         if hot.disconnected or future.cancelled():
             if hot.disconnected:
                 self._hot = None
-                hot.lease.close()
+                hot.close()
             else:
                 gone = NotReady("the model was taken away while the request waited; send it again")
                 self._respond(hot, *self._refusal(hot, gone))
@@ -323,7 +345,7 @@ class HotProtocol(GuardedProtocol):
         else:
             self.transport.writelines((b"".join(parts), body))
         hot.response_complete = True
-        hot.lease.close()
+        hot.close()
         self._hot = None
         if not hot.keep_alive:
             self.transport.close()
@@ -332,10 +354,11 @@ class HotProtocol(GuardedProtocol):
 
 def _plain(
     headers: list[tuple[bytes, bytes]], compress_lists: bool, guard: WebGuard
-) -> tuple[int, str | None] | None:
-    """Content length and Inference-Header-Content-Length; None where a header needs the ASGI application."""
+) -> tuple[int, str | None, str | None] | None:
+    """Content length, Inference-Header-Content-Length and Authorization; None where a header needs the ASGI
+    application."""
     length = -1
-    header_length = None
+    header_length = authorization = None
     accepts = False
     for name, value in headers:
         if name == b"content-length":
@@ -346,6 +369,10 @@ def _plain(
             if header_length is not None:
                 return None
             header_length = value.decode("latin-1")
+        elif name == b"authorization":
+            if authorization is not None:
+                return None
+            authorization = value.decode("latin-1")
         elif name == b"host":
             if not guard.knows(value):
                 return None
@@ -357,4 +384,4 @@ def _plain(
             return None
     if length <= 0 or (length > SMALL_JSON and not is_small_json(header_length)):
         return None
-    return length, header_length
+    return length, header_length, authorization

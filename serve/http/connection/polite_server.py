@@ -18,6 +18,7 @@ import socket
 import threading
 from collections.abc import Callable, Generator
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 from uvicorn.server import HANDLED_SIGNALS
@@ -33,8 +34,21 @@ _LOOK_EVERY_S = 0.02
 _TICK_S = 1.0  # the answers' Date
 
 
+class Beside(Protocol):
+    """A server of another protocol over the same application. ``port`` is the real one after `start`."""
+
+    port: int
+
+    async def start(self) -> None: ...
+
+    async def stop(self, grace_s: float | None) -> None:
+        """Take no new requests, answer those under way for at most ``grace_s`` seconds (None: until they end)."""
+        ...
+
+
 class PoliteServer(uvicorn.Server):
-    """``grace_s``: seconds that the port stays open after SIGTERM; ``on_leaving``: makes the server not ready.
+    """``grace_s``: seconds that the port stays open after SIGTERM; ``on_leaving``: makes the server not ready;
+    ``beside`` starts before this server does, and ends with it.
 
     uvicorn's ``timeout_graceful_shutdown`` bounds the wait for requests under way.
     """
@@ -45,11 +59,17 @@ class PoliteServer(uvicorn.Server):
         grace_s: float = 0.0,
         on_leaving: Callable[[], None] = lambda: None,
         quiet_s: float = QUIET_S,
+        beside: Beside | None = None,
     ) -> None:
         super().__init__(config)
         self._state = self.server_state = PoliteState()
         self.grace_s, self._quiet_s, self._on_leaving = grace_s, quiet_s, on_leaving
-        self._hurried = False
+        self._hurried, self.beside = False, beside
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.beside is not None:
+            await self.beside.start()
+        await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called at each signal, which goes one step further. A signal may come between any two instructions."""
@@ -86,8 +106,12 @@ class PoliteServer(uvicorn.Server):
         for connection in self._connections():
             connection.shutdown()
         await self._wait_out_the_grace()
+        grace_s = self.config.timeout_graceful_shutdown
+        other = None if self.beside is None else asyncio.ensure_future(self.beside.stop(grace_s))
         await self._close_port(sockets)
         await self._answer_the_rest()
+        if other is not None:
+            await other
         if not self.force_exit:
             await self.lifespan.shutdown()
 

@@ -3,6 +3,7 @@
 Bodies are read as bytes: V2 clients send no content type, and the content type of a request decides nothing.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
@@ -15,11 +16,11 @@ from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
 
 from ....models.engines.cpu.setup import processor
-from ....models.errors import BadRequest, HalfevenError, UnknownName
+from ....models.errors import BadRequest, HalfevenError, StoreError, UnknownName
 from ...batching.interface import ControlledRoster, Roster, Served
 from ..caller import CallerLeft
 from ..codecs.dialect import OURS, Dialect
-from ..error_mapping import body_for, body_of, headers_of, status_of
+from ..error_mapping import body_for, body_of, headers_of, status_of, without_folders
 from .infer import MAX_BODY_BYTES
 from .metrics import CONTENT_TYPE
 from .openapi import with_infer
@@ -29,6 +30,7 @@ from .repository import add_repository
 from .v2 import add_v2
 
 _VERSION = installed_version("halfeven")
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ def _add_errors(app: FastAPI, as_triton: bool) -> None:
         path = request.url.path
         body, kind = body_of(error, path)
         status = status_of(error, as_triton and path.startswith("/v2/"))
+        if isinstance(error, StoreError):  # with the paths that the caller does not read
+            _LOG.error("a request failed: %s", error)
         return Response(body, status, headers_of(error), kind)
 
     async def nobody_s(request: Request, error: Exception) -> Response:
@@ -162,7 +166,7 @@ def _in_short(served: Served) -> dict[str, Any]:
         "version": prepared.version,
         "digest": prepared.digest,
         "precision": prepared.precision,
-        "reason": prepared.reason,
+        "reason": without_folders(prepared.reason),
         "form": prepared.engine.form,
         "device": prepared.engine.device,
         **({"provider": provider} if (provider := getattr(prepared.engine, "provider", None)) else {}),

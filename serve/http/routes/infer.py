@@ -12,6 +12,7 @@ from typing import NamedTuple
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ....models.errors import BadInput, HalfevenError, NotReady
+from ...access.access_control import AccessControl
 from ...batching.counters import Phase
 from ...batching.interface import Answer, Roster, Served
 from ...logs import requests
@@ -25,6 +26,7 @@ from ..limits.bounds import Bounds
 from ..limits.memory_budget import Lease, json_bytes
 from ..limits.worker_threads import WorkerThreads
 from ..page_headers import PageHeaders
+from ..route_scopes import admit
 from ..web_guard import WebGuard
 from .infer_headers import NOTHING, HeaderFields, scan
 
@@ -66,9 +68,11 @@ class InferFront:
         dialect: Dialect = OURS,
         guard: WebGuard | None = None,
         bounds: Bounds | None = None,
+        access: AccessControl | None = None,
     ) -> None:
         self._app = app
         self.guard = guard or WebGuard()
+        self.access = access or AccessControl()
         self._roster = roster
         self._dialect = dialect
         self.compress_lists = dialect.compress_lists
@@ -78,24 +82,29 @@ class InferFront:
         self.urls: dict[bytes, tuple[str, str | None]] = {}  # `hot_protocol.py` remembers paths here
         self.written = {} if written is None else written  # by model, for as long as the server lives
         self._codecs: dict[str, InferCodec] = {}
-        self._worker_threads = WorkerThreads()
+        self.worker_threads = WorkerThreads()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan" and (error := self._foreign(scope)) is not None:
-            await self._turn_away(error, scope, receive, send)
-            return
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
+            return
+        try:
+            # A WebSocket counts as a change.
+            self.guard.check(scope.get("method", "CONNECT"), scope["headers"])
+            permit = admit(self.access, scope)
+        except HalfevenError as error:
+            await self._turn_away(error, scope, receive, send)
             return
         lease = lend(scope, self.bounds.budget)
         try:
             await self._route(scope, receive, send)
         finally:
             lease.close()
+            permit.close()
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = _asked(scope)
-        if asked is None and scope["method"] == "HEAD":
+        asked = _asked(scope) if scope["type"] == "http" else None
+        if asked is None and scope.get("method") == "HEAD":
             await answer_head(self._app, scope, receive, send)
         elif asked is None:
             await self._app(scope, receive, send)
@@ -105,18 +114,11 @@ class InferFront:
         else:
             await self._answer(asked, scope, receive, send)
 
-    def _foreign(self, scope: Scope) -> HalfevenError | None:
-        """Why a page of another origin may not send this request; None where it may. A WebSocket counts as a change."""
-        try:
-            self.guard.check(scope.get("method", "CONNECT"), scope["headers"])
-        except HalfevenError as error:
-            return error
-        return None
-
     async def _turn_away(self, error: HalfevenError, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             body, kind = body_of(error, scope["path"])
-            await _send(send, status_of(error), [(b"content-type", kind.encode())], body)
+            more = [(key.encode(), value.encode()) for key, value in headers_of(error).items()]
+            await _send(send, status_of(error), [(b"content-type", kind.encode()), *more], body)
 
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -151,7 +153,7 @@ class InferFront:
         lease = lease_of(scope)
         body = await read_body(scope, receive, self.max_body_bytes, self.body_timeout_s)
         if fields.coding is not None:
-            body = await decoded(body, fields.coding, self.max_body_bytes, lease, self._worker_threads.run)
+            body = await decoded(body, fields.coding, self.max_body_bytes, lease, self.worker_threads.run)
         served = self.find(asked)  # again: another version may have taken its place while the body came
         if len(body) <= SMALL_JSON or is_small_json(header_length):
             begun = self.begin(served, header_length, body)
@@ -162,7 +164,7 @@ class InferFront:
         headers, body = self.finish(begun, answer, fields)
         begun.written.add(perf_counter_ns() - began_ns)
         if fields.accepted is not None and (coding := chosen_coding(fields.accepted, self.compress_lists)):
-            body = await encoded(body, coding, self._worker_threads.run)
+            body = await encoded(body, coding, self.worker_threads.run)
             headers.append((b"content-encoding", coding.encode()))
         return headers, body
 
@@ -173,7 +175,7 @@ class InferFront:
     def begin(self, served: Served, header_length: str | None, body: bytes) -> Begun:
         """Read a whole body and queue the request. Raises BadRequest, Overloaded, NotReady."""
         since_ns = perf_counter_ns()
-        codec = self._codec(served)
+        codec = self.codec(served)
         request = codec.read(body, header_length)
         future = served.submit(request.arrays, request.rows, request.terms)
         return Begun(codec, request, future, since_ns, self.written[served.name])
@@ -188,15 +190,15 @@ class InferFront:
     ) -> Begun:
         """The same for a large body: read in a thread, so that the event loop goes on."""
         since_ns = perf_counter_ns()
-        codec = self._codec(served)
+        codec = self.codec(served)
 
         def read() -> InferRequest:
             with lease.meanwhile(json_bytes(body)):
                 return codec.read(body, header_length)
 
-        request = await self._worker_threads.run(read)
+        request = await self.worker_threads.run(read)
         served = self.find(asked)
-        if self._codec(served) is not codec and served.spec.signature() != codec.spec.signature():
+        if self.codec(served) is not codec and served.spec.signature() != codec.spec.signature():
             raise NotReady(
                 f"model '{served.name}' changed its inputs while the request was read; send it again"
             )
@@ -215,7 +217,7 @@ class InferFront:
             headers.append((b"content-type", b"application/octet-stream"))
             headers.append((b"inference-header-content-length", b"%d" % response.header_length))
         if requests.isEnabledFor(logging.INFO):
-            _log_answer(begun, answer, fields.request_id)
+            log_answer(begun, answer, fields.request_id)
         return headers, response.body
 
     def refusal(
@@ -236,7 +238,7 @@ class InferFront:
         """The error for a body that takes too long."""
         return SlowBody(f"the request's body did not arrive within {self.body_timeout_s:g} s; send it faster")
 
-    def _codec(self, served: Served) -> InferCodec:
+    def codec(self, served: Served) -> InferCodec:
         """The model's codec, made again where its spec has changed."""
         codec = self._codecs.get(served.name)
         if codec is None or codec.spec is not served.spec:
@@ -269,7 +271,7 @@ def is_small_json(header_length: str | None) -> bool:
     )
 
 
-def _log_answer(begun: Begun, answer: Answer, request_id: str | None) -> None:
+def log_answer(begun: Begun, answer: Answer, request_id: str | None) -> None:
     own_id = (begun.request.id or "")[:_LONGEST_ID] or None
     requests.info(
         "answered",

@@ -8,11 +8,11 @@ from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from ....models.errors import BadInput, BadRequest, HalfevenError
-from ....models.store import NAME
+from ....models.model_name import NAME
 from ...batching.interface import ControlledRoster
 from ..codecs.metadata import index_entry
 from ..codecs.repository import read_index, read_load, read_unload
-from ..error_mapping import LoadFailed, NotOffered
+from ..error_mapping import LoadFailed, NotOffered, without_folders
 from ..json_body import read_order
 from .v2 import config_of
 
@@ -36,16 +36,14 @@ def add_repository(
     async def index(request: Request) -> Response:
         """Every model in the store: its versions and their state; `{"ready": true}` leaves out what does not serve."""
         body = await read_order(request, timeout_s=body_timeout_s, needs_type=False)
-        only_ready = read_index(body)
-        found = [index_entry(*entry) for entry in await run_in_threadpool(roster.index)]
-        shown = [entry for entry in found if entry["state"] == "READY" or not only_ready]
-        return Response(orjson.dumps(shown), media_type="application/json")
+        found = await run_in_threadpool(index_of, roster, read_index(body))
+        return Response(orjson.dumps(found), media_type="application/json")
 
     @app.post("/v2/repository/models/{m}/load", tags=["models"])
     async def load(m: str, request: Request) -> Response:
         """Load a model's live version; answers when it is active. The version before serves until then."""
         body = await read_order(request, max_body_bytes, body_timeout_s, needs_type=False)
-        await run_in_threadpool(_load, roster, m, body)
+        await run_in_threadpool(load_model, roster, m, body)
         return Response()
 
     @app.post("/v2/repository/models/{m}/unload", tags=["models"])
@@ -53,15 +51,22 @@ def add_repository(
         """Unload a model and free its memory; requests that were accepted are still answered."""
         body = await read_order(request, timeout_s=body_timeout_s, needs_type=False)
         read_unload(body)
-        await run_in_threadpool(_unload, roster, m)
+        await run_in_threadpool(unload_model, roster, m)
         return Response()
 
     for path, way_out in _WAYS_OUT.items():
         app.add_api_route(path, _refusing(way_out), methods=["GET", "POST"], include_in_schema=False)
 
 
-def _load(roster: ControlledRoster, name: str, body: bytes) -> None:
-    """Raises what the roster does, in Triton's words: clients look for ``failed to load``."""
+def index_of(roster: ControlledRoster, only_ready: bool) -> list[dict[str, str]]:
+    """The repository's index. It touches the disk."""
+    found = [index_entry(*entry[:3], without_folders(entry[3])) for entry in roster.index()]
+    return [entry for entry in found if entry["state"] == "READY" or not only_ready]
+
+
+def load_model(roster: ControlledRoster, name: str, body: bytes) -> None:
+    """Load a model as the load request in ``body`` says. Raises what the roster does, in Triton's words: clients look
+    for ``failed to load``."""
     try:
         _check_name(name)
         serving = [served for served in roster.all() if served.name == name]
@@ -72,7 +77,8 @@ def _load(roster: ControlledRoster, name: str, body: bytes) -> None:
         raise LoadFailed(f"failed to load '{name[:128]}', {error}") from error
 
 
-def _unload(roster: ControlledRoster, name: str) -> None:
+def unload_model(roster: ControlledRoster, name: str) -> None:
+    """Raises BadRequest, UnknownName."""
     _check_name(name)
     roster.unload(name)
 

@@ -5,12 +5,13 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 import orjson
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 
 from ....models.errors import NotReady
 from ...batching.interface import Roster, Served
 from ..codecs.metadata import model_config, model_metadata, model_statistics, server_metadata
-from ..error_mapping import Unready, status_of
+from ..error_mapping import Unready, status_of, without_folders
+from ..route_scopes import permit_of
 
 _VERSION = installed_version("halfeven")
 
@@ -37,11 +38,13 @@ def _add_server(app: FastAPI, roster: Roster, server_name: str, as_triton: bool)
         return _json({"live": True})
 
     @app.get("/v2/health/ready", tags=["server"])
-    async def ready() -> Response:
-        """Every model has an active version; the reasons otherwise."""
+    async def ready(request: Request) -> Response:
+        """Every model has an active version; the reasons otherwise, where the server has keys only with one."""
         if roster.ready:
             return _json({"ready": True})
-        reasons = roster.not_ready_reasons()
+        reasons = ["a key of this server is needed to read why"]
+        if permit_of(request.scope).known:
+            reasons = [without_folders(one) for one in roster.not_ready_reasons()]
         fault = Unready("not ready: " + "; ".join(reasons))
         said = {"ready": False, "reasons": reasons, "error": str(fault)}
         return _json(said, status_of(fault, as_triton))
@@ -51,13 +54,13 @@ def _add_models(app: FastAPI, roster: Roster) -> None:
     @app.get("/v2/models/stats", tags=["models"])
     async def all_statistics() -> Response:
         """The counters of every version that is loaded."""
-        return _statistics([loaded for served in roster.all() for loaded in served.loaded_versions()])
+        return _json(statistics_of(roster))
 
     @app.get("/v2/models/{m}/versions/{v}", tags=["models"])
     @app.get("/v2/models/{m}", tags=["models"])
     async def metadata(m: str, v: str | None = None) -> Response:
         """Inputs, outputs, the versions that are loaded, the precision and why it is that one."""
-        return _json(_metadata(roster.find(m, v), _loaded_versions(roster, m)))
+        return _json(metadata_of(roster, m, v))
 
     @app.get("/v2/models/{m}/versions/{v}/ready", tags=["models"])
     @app.get("/v2/models/{m}/ready", tags=["models"])
@@ -75,14 +78,13 @@ def _add_models(app: FastAPI, roster: Roster) -> None:
     @app.get("/v2/models/{m}/config", tags=["models"])
     async def config(m: str, v: str | None = None) -> Response:
         """Triton's ModelConfig, as perf_analyzer reads it."""
-        return _json(config_of(roster.find(m, v), _loaded_versions(roster, m)))
+        return _json(configuration_of(roster, m, v))
 
     @app.get("/v2/models/{m}/versions/{v}/stats", tags=["models"])
     @app.get("/v2/models/{m}/stats", tags=["models"])
     async def statistics(m: str, v: str | None = None) -> Response:
         """The counters of one version, or of every one of a model that is loaded."""
-        found = roster.find(m, v)
-        return _statistics(_loaded_versions(roster, m) if v is None else [found])
+        return _json(statistics_of(roster, m, v))
 
 
 def _loaded_versions(roster: Roster, name: str) -> list[Served]:
@@ -98,12 +100,20 @@ def _age(loaded: Served) -> tuple[int, str]:
     return (int(version) if version.isdecimal() else 0, version)
 
 
-def _statistics(loaded_versions: Sequence[Served]) -> Response:
-    each = [
-        model_statistics(loaded.name, loaded.prepared.version, loaded.statistics())
-        for loaded in loaded_versions
-    ]
-    return _json({"model_stats": each})
+def statistics_of(roster: Roster, name: str | None = None, version: str | None = None) -> dict[str, Any]:
+    """The counters of one version, of every loaded one of a name, or of every loaded one. Raises as `Roster.find`."""
+    if name is None:
+        found = [loaded for served in roster.all() for loaded in served.loaded_versions()]
+    else:
+        served = roster.find(name, version)
+        found = _loaded_versions(roster, name) if version is None else [served]
+    each = [model_statistics(one.name, one.prepared.version, one.statistics()) for one in found]
+    return {"model_stats": each}
+
+
+def configuration_of(roster: Roster, name: str, version: str | None = None) -> dict[str, Any]:
+    """The ModelConfig of a version. Raises as `Roster.find`."""
+    return config_of(roster.find(name, version), _loaded_versions(roster, name))
 
 
 def config_of(served: Served, loaded_versions: Sequence[Served]) -> dict[str, Any]:
@@ -114,12 +124,14 @@ def config_of(served: Served, loaded_versions: Sequence[Served]) -> dict[str, An
     )
 
 
-def _metadata(served: Served, loaded_versions: Sequence[Served]) -> dict[str, Any]:
+def metadata_of(roster: Roster, name: str, version: str | None = None) -> dict[str, Any]:
+    """The metadata of a version. Raises as `Roster.find`."""
+    served, loaded_versions = roster.find(name, version), _loaded_versions(roster, name)
     prepared = served.prepared
     properties = {
         "halfeven_precision": prepared.precision,
         "halfeven_digest": prepared.digest,
-        "halfeven_reason": prepared.reason,
+        "halfeven_reason": without_folders(prepared.reason),
         "halfeven_device": prepared.engine.device,
         "halfeven_batch_invariance": prepared.invariance,
     }

@@ -10,10 +10,12 @@ from halfeven.exporters.gate.parity import judge
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.gate.verdict import ParityReport
 from halfeven.exporters.operations import Meter, Operations
+from halfeven.exporters.plan import counterexamples
 from halfeven.exporters.plan.batched import Batch
 from halfeven.exporters.plan.counterexamples import (
     OPERATIONS,
     ORDER_OPERATIONS,
+    PART_OPERATIONS,
     WORST,
     Ask,
     Counterexamples,
@@ -146,9 +148,10 @@ def test_sets_that_each_pass_and_lose_their_order_together_are_ranked_in_every_t
     assert found.misordered(exact) is None
 
 
-def test_where_ranking_all_costs_too_much_those_that_err_most_are_ranked_and_more_where_they_do_not_show_it() -> (
-    None
-):
+def test_where_ranking_all_costs_too_much_those_that_err_most_are_ranked_and_more_where_they_do_not_show_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(counterexamples, "PART_OPERATIONS", 1 << 60)  # all in one part
     meter, asked = Meter(Operations(fixed=ORDER_OPERATIONS // 4)), list[int]()
     samples = [One(0.2 * (number == 7), size=1.0 + number / 10_000) for number in range(40)]
 
@@ -165,6 +168,24 @@ def test_where_ranking_all_costs_too_much_those_that_err_most_are_ranked_and_mor
     for expected in (4, 8, 16, 32, 40, 40):
         assert found.search(costly)
         assert found.misordered(half) is not None and len(asked) == expected and 7 in asked
+
+
+def test_a_half_that_fails_some_of_the_first_samples_is_not_asked_the_others() -> None:
+    meter, asked = Meter(Operations(fixed=PART_OPERATIONS // 4)), list[int]()
+
+    def costly(batches: Iterable[Batch]) -> Iterator[Trial]:
+        for trial in half(batches):
+            meter.on(lambda _: {})({})
+            asked.append(trial.samples[0])
+            yield trial
+
+    samples = [One(1.5 * (number == 5)) for number in range(40)]
+    found = replace(unseen(*samples), spent=meter.spent)
+    assert found.search(costly) and asked == list(range(12)), "four, then eight more"
+    assert [question.samples for question in found.found] == [(5,)]
+    asked.clear()
+    assert not replace(unseen(*[One(0.5)] * 40), spent=meter.spent).search(costly)
+    assert asked == list(range(40))
 
 
 def test_a_plan_holds_on_many_more_inputs_than_it_was_made_from() -> None:

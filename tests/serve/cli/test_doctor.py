@@ -1,5 +1,7 @@
 """The doctor finds what a list of providers does not show: missing kernels and libraries. The GPU is a fake."""
 
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -81,3 +83,13 @@ def test_onnx_runtime_is_asked_to_compute_on_the_gpu_and_not_for_its_list(
 ) -> None:
     found = gpu(session=session)["onnxruntime"]
     assert advice in found and bool(found) is bool(advice)
+
+
+def test_a_system_without_the_calls_of_linux_has_cores_and_its_limits_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    found = {check["what"]: check for check in examine()["checks"]}
+    assert found["cpu"]["found"].startswith(f"{os.cpu_count()} cores")
+    assert "only Linux bounds the memory of child processes" in found["system"]["advice"]

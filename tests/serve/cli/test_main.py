@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.store import Store
+from halfeven.models.version import __version__
 from halfeven.serve.cli.main import app
 from typer.testing import CliRunner
 
@@ -264,3 +265,8 @@ def test_the_doctor_says_what_this_machine_has() -> None:
     found = {check["what"]: check["found"] for check in facts["checks"]}
     assert found["torch"].startswith("2.")
     assert "CPUExecutionProvider" in found["onnxruntime"]
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.stdout) == (0, f"halfeven {__version__}\n")

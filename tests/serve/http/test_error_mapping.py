@@ -27,6 +27,9 @@ EXPECTED = {
     errors.TooLarge: (413, 2),
     errors.UnknownName: (404, 2),
     errors.Conflict: (409, 2),
+    errors.Unauthenticated: (401, 2),
+    errors.Forbidden: (403, 2),
+    errors.KeyLimitReached: (429, 1),
     NotOffered: (501, 2),
     SlowBody: (408, 2),
     errors.CannotConvert: (422, 4),
@@ -76,6 +79,19 @@ def test_a_stranger_s_error_is_not_shown_to_callers() -> None:
     for path in ("/v2/models", "/v1/models"):
         body, _ = body_of(KeyError("/secret/path"), path)
         assert b"secret" not in body and b"bug in halfeven" in body
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/srv/my-store/models/net/3/half.pt2 is damaged", "half.pt2 is damaged"),
+        ("failed to load 'net', '/srv/x.json': gone", "failed to load 'net', 'x.json': gone"),
+        ("see GET /v1/models/net/versions and /v2/health/ready", None),
+        ("expected image/png, or https://host/a/b; 3/4 of …/infer, /metrics", None),
+    ],
+)
+def test_a_message_names_files_and_not_their_folders(text: str, shown: str | None) -> None:
+    assert json.loads(body_of(errors.DamagedFile(text), "/v2/x")[0])["error"] == (shown or text)
 
 
 def test_only_a_full_queue_says_when_to_come_back_in_whole_seconds() -> None:

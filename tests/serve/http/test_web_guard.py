@@ -22,8 +22,8 @@ from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 
 from tests.serve.conftest import running
+from tests.serve.http.route_table import filled, routes
 
-INFER = ("POST", "/v2/models/{m}/infer"), ("POST", "/v2/models/{m}/versions/{v}/infer")
 # What browsers send for a page on another site, another port, a sandboxed frame, and in place of Origin.
 HOSTILE = [
     {"origin": "https://evil.example"},
@@ -49,29 +49,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[InferFront
     assert isinstance(app, InferFront)
     with running(app) as address:
         yield app, address
-
-
-def routes(front: InferFront) -> list[tuple[str, str]]:
-    """Every (method, path) that the server has, from its own table, and the two that stand in front of it."""
-    table: Any = front._app
-    while not hasattr(table, "routes"):
-        table = table._app
-    found = list(_walked(table.routes))
-    assert len(found) > 50
-    return [*found, *INFER]
-
-
-def _walked(table: Any) -> Iterator[tuple[str, str]]:
-    for route in table:
-        if (included := getattr(route, "original_router", None)) is not None:
-            yield from _walked(included.routes)
-        else:
-            assert route.methods, f"{route}: another kind of route; let this test ask it"
-            yield from ((method, route.path) for method in sorted(route.methods))
-
-
-def filled(path: str) -> str:
-    return re.sub(r"\{\w+(:path)?\}", "1", path)
 
 
 @pytest.fixture

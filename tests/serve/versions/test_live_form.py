@@ -14,7 +14,7 @@ from halfeven.models.errors import BadInput, EngineFailed
 from halfeven.models.store import LIVE, REFUSED, Store
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
-from halfeven.serve.finetune.admission import JobAdmission
+from halfeven.serve.finetune.jobs.job_admission import JobAdmission
 from halfeven.serve.versions.loading import ready as readying
 from halfeven.serve.versions.loading.ready import make_ready
 

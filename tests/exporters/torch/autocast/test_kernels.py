@@ -66,7 +66,7 @@ def test_an_op_that_is_given_fp32_is_not_asked_about() -> None:
     assert keep_without_kernel(module, make_plan(module, Precision()), model.example).kept == ()
 
 
-class Told(HalfKernels):
+class FakeKernels(HalfKernels):
     """A device that says of each operation whether it has a half kernel."""
 
     def __init__(self, *lacking: str) -> None:
@@ -99,8 +99,8 @@ def test_each_device_has_its_own_kernels_and_is_asked_once_for_each_kind() -> No
         return {one.op: one.reason for one in plan.kept}
 
     assert kept(HalfKernels(torch.device("cpu"))) == {"special_bessel_j0": "no half kernel on cpu"}
-    assert kept(Told()) == {}
-    there = Told("linear")
+    assert kept(FakeKernels()) == {}
+    there = FakeKernels("linear")
     assert kept(there) == {"linear": "no half kernel on cuda"}
     asked = len(there.asked)
     assert kept(there) == {"linear": "no half kernel on cuda"} and len(there.asked) == asked
@@ -118,10 +118,10 @@ def test_a_recurrent_layer_is_half_where_the_plan_may_and_the_device_has_the_ker
             plan.actions[name] for name, node in walk(module) if str(node.target) == "aten.lstm.input"
         )
 
-    assert Told().of_loops and not HalfKernels(torch.device("cpu")).of_loops
-    assert action(True, Told()) is Action.HALF
-    assert action(True, Told("lstm")) is Action.FP32
-    assert action(False, Told()) is Action.FP32
+    assert FakeKernels().of_loops and not HalfKernels(torch.device("cpu")).of_loops
+    assert action(True, FakeKernels()) is Action.HALF
+    assert action(True, FakeKernels("lstm")) is Action.FP32
+    assert action(False, FakeKernels()) is Action.FP32
 
 
 class Scattered(nn.Module):

@@ -13,7 +13,7 @@ from halfeven.models.errors import BadInput
 from halfeven.models.spec import ModelSpec
 from halfeven.models.value_range import ValueRange
 from halfeven.models.wire import Wire
-from halfeven.serve.finetune.datasets import read_training
+from halfeven.serve.finetune.data.datasets import read_training
 from halfeven.serve.http.codecs.infer import InferCodec
 from halfeven.serve.http.codecs.metadata import model_metadata
 from halfeven.serve.http.codecs.predict_bodies import read_body_of

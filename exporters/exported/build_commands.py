@@ -1,0 +1,134 @@
+"""How each engine builds from the exported half: the exact command, and a program that answers the rows of a file.
+
+Sources: TensorRT 10 and 11, trtexec (strongly typed networks; 11 has no other); ONNX Runtime's Python API; OpenVINO,
+"Precision Control" and "Conversion Parameters" (ovc rounds all weights to FP16 unless it is forbidden).
+"""
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ...models.engines.onnx_engine import DEADLY_IN_HALF
+from ...models.spec import Dim, ModelSpec, TensorSpec
+from ..inputs.synthetic import longest
+from .file_rows import INPUTS
+
+ANSWERS = "answers.npz"
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """``build``: a shell command, ``notes``: what it must not change; ``asks``: a Python program, may be empty."""
+
+    build: str
+    notes: str
+    asks: str = ""
+
+
+def commands_for(engine: str, spec: ModelSpec, samples: Shapes) -> Commands:
+    """``samples``: the shape of one sample of each input, which free dimensions are optimised for."""
+    return BY_ENGINE[engine](spec, samples)
+
+
+def profile_of(spec: ModelSpec, samples: Shapes) -> dict[str, tuple[list[int], list[int], list[int]]]:
+    """Least, usual and largest shape of each input that has a free size: what the proof asks of an engine."""
+    free = [tensor for tensor in spec.inputs if not all(dim.fixed for dim in tensor.shape)]
+    return {
+        tensor.name: (
+            _shape(spec, tensor, samples[tensor.name], "min"),
+            _shape(spec, tensor, samples[tensor.name], "opt"),
+            _shape(spec, tensor, samples[tensor.name], "max"),
+        )
+        for tensor in free
+    }
+
+
+def _tensorrt(spec: ModelSpec, samples: Shapes) -> Commands:
+    words = ["trtexec", "--onnx=half.onnx", "--stronglyTyped", "--noTF32"]
+    profile = profile_of(spec, samples)
+    for place, kind in enumerate(("min", "opt", "max") if profile else ()):
+        named = (f"{name}:{'x'.join(map(str, shapes[place]))}" for name, shapes in profile.items())
+        words.append(f"--{kind}Shapes={','.join(named)}")
+    return Commands(
+        _lines([*words, "--saveEngine=half.engine"]),
+        "The precision of every tensor is in the file, and a strongly typed network keeps it: no `--fp16`, `--best`\n"
+        "or `--int8`; `--noTF32` keeps the FP32 part FP32. TensorRT 11 has strongly typed networks alone and takes\n"
+        "`--stronglyTyped` without effect. The tool of TensorRT-RTX is called `tensorrt_rtx`.",
+    )
+
+
+def _onnxruntime(spec: ModelSpec, samples: Shapes) -> Commands:
+    program = f"""
+        import numpy as np
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(
+            "half.onnx",
+            providers=[("CUDAExecutionProvider", {{"use_tf32": "0"}}), "CPUExecutionProvider"],
+            disabled_optimizers={DEADLY_IN_HALF},
+        )
+        """
+    return Commands(
+        "pip install onnxruntime-gpu",
+        "There is nothing to build. `use_tf32` 0 keeps the FP32 part FP32; the optimiser that is switched off crashes\n"
+        "on some valid half files. Do not run a float16 converter over the file: it is converted.",
+        program + _answer_rows(spec, "session.run(names, {rows})"),
+    )
+
+
+def _openvino(spec: ModelSpec, samples: Shapes) -> Commands:
+    program = """
+        import numpy as np
+        import openvino
+
+        model = openvino.Core().compile_model("half.xml", "CPU", {"EXECUTION_MODE_HINT": "ACCURACY"})
+        """
+    return Commands(
+        "ovc half.onnx --compress_to_fp16=False --output_model half.xml",
+        "`--compress_to_fp16=False` matters: without it every weight that is kept in FP32 is rounded to FP16.\n"
+        "So does `ACCURACY` in the program below: without it the device chooses the precision of every node.",
+        program + _answer_rows(spec, "list(model({rows}).values())"),
+    )
+
+
+BY_ENGINE: dict[str, Callable[[ModelSpec, Shapes], Commands]] = {
+    "tensorrt": _tensorrt,
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+}
+
+
+def _answer_rows(spec: ModelSpec, call: str) -> str:
+    """The rest of a program: the rows of the file in batches, and the answers as a file."""
+    step = max(spec.max_batch_size, 1)
+    rows = f"start : start + {step}" if spec.batched else "start"
+    join = "concatenate" if spec.batched else "stack"
+    fed = f"{{name: array[{rows}] for name, array in inputs.items()}}"
+    return f"""
+        names = {[tensor.name for tensor in spec.outputs]}
+        inputs = dict(np.load("{INPUTS}"))
+        count = len(next(iter(inputs.values())))
+        parts = [{call.format(rows=fed)} for start in range(0, count, {step})]
+        np.savez("{ANSWERS}", **{{name: np.{join}(part) for name, part in zip(names, zip(*parts))}})
+        """
+
+
+def _shape(spec: ModelSpec, tensor: TensorSpec, sample: tuple[int, ...], kind: str) -> list[int]:
+    """The sizes of an input in an optimisation profile."""
+    batch = {"min": 1, "opt": spec.max_batch_size, "max": spec.max_batch_size}[kind]
+    inner = tensor.shape[1:] if spec.batched else tensor.shape
+    return [
+        *([batch] if spec.batched else []),
+        *(_size(dim, seen, kind) for dim, seen in zip(inner, sample, strict=True)),
+    ]
+
+
+def _size(dim: Dim, seen: int, kind: str) -> int:
+    if dim.fixed:
+        return dim.minimum
+    return {"min": max(dim.minimum, 1), "opt": seen, "max": longest(dim, seen)}[kind]
+
+
+def _lines(words: list[str]) -> str:
+    return " \\\n  ".join(map(shlex.quote, words))

@@ -1,0 +1,105 @@
+"""A folder for another engine: the proven half and its whole as ONNX, with all that is needed to prove the half again.
+
+    half.onnx whole.onnx           the proven half, its FP32 original (with weights beside them from 2 GB on)
+    samples.safetensors            the samples: every second one judges
+    inputs.npz expected.npz        what the proof asks, as rows, and what the whole answers (`file_rows.py`)
+    spec.json precision.json parity.json manifest.json      signature, plan, verdict, digests of all files
+    README.md                      the build command of the engine
+
+The folder is a version like those of the store (`Version.at`), so that the gate judges by it as by those.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...models.engines.true_fp32 import use_true_fp32
+from ...models.errors import BadInput, BadSetting, Conflict
+from ...models.store import LIVE, Version, write_manifest
+from ..inputs.samples import stored_samples
+from ..reprove import reference_run_of
+from .build_commands import BY_ENGINE, commands_for
+from .file_rows import write_rows
+from .onnx_pair import CPU, WHOLE, check_exportable, put_pair
+from .readme import readme
+
+COPIED = ("spec.json", "precision.json", "samples.safetensors")
+STATED = ("half", "reason", "notes", "samples", "row_operations", "created")  # of the version's own manifest
+
+
+def export(
+    version: Version, engine: str, target: Path, notify: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """Write the folder ``target``, new or empty, at once: it is whole or not there. Gives its facts.
+
+    Raises BadSetting for an unknown engine, Conflict where the folder is not empty, and as `onnx_pair` does where the
+    version has no proven half as ONNX and none can be made.
+    """
+    if engine not in BY_ENGINE:
+        raise BadSetting(f"--for {engine!r}: expected one of {', '.join(BY_ENGINE)}")
+    check_exportable(version)
+    use_true_fp32()
+    with _new_folder(target) as folder:
+        samples = stored_samples(version)
+        notify(f"answering the samples of {version} in FP32")
+        run = reference_run_of(version, version.manifest["half"], CPU, samples)
+        proof = put_pair(version, run, folder, notify)
+        write_rows(run, folder)
+        for name in COPIED:
+            (folder / name).write_bytes(version.bytes(name))
+        (folder / "parity.json").write_text(json.dumps(proof, indent=2, allow_nan=False) + "\n")
+        shapes = {name: array.shape[1:] for name, array in samples.arrays.items()}
+        facts = _manifest(version, engine, proof)
+        commands = commands_for(engine, version.spec(), shapes)
+        (folder / "README.md").write_text(readme(folder, facts, proof, commands))
+        write_manifest(folder, LIVE, facts)
+    return facts | {"folder": str(target), "files": Version.at(target).manifest["files"]}
+
+
+def exported_version(folder: Path) -> Version:
+    """The version that an exported folder holds. Raises BadInput for any other folder: none of its code is run."""
+    version = Version.at(folder)
+    if "exported" not in version.manifest or version.has("whole.pt2") or not version.has(WHOLE):
+        raise BadInput(
+            f"{folder} is not a folder that `halfeven export` wrote: expected its manifest.json, with {WHOLE} beside "
+            "it; give such a folder, or NAME or NAME@VERSION of the store"
+        )
+    return version
+
+
+def _manifest(version: Version, engine: str, proof: dict[str, Any]) -> dict[str, Any]:
+    (form,) = proof["forms"].values()
+    passed = {key: form[key] for key in ("passed", "max_error_u", "sqnr_db")}
+    return {
+        "model": version.name,
+        "version": version.number,
+        "exported": {"for": engine, "digest": version.digest},
+        **{key: version.manifest.get(key) for key in STATED},
+        "forms": {"onnx": {**passed, "file": "half.onnx"}},
+    }
+
+
+@contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+    """A hidden folder beside ``target`` that takes its place at the end, and vanishes where the block fails."""
+    target = target.resolve()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise _occupied(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        yield folder
+        try:
+            folder.rename(target)
+        except OSError as error:  # it was written into meanwhile: what is not empty is never replaced
+            raise _occupied(target) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _occupied(target: Path) -> Conflict:
+    return Conflict(f"{target} is not an empty folder: expected a new or an empty one; nothing was written")

@@ -1,0 +1,84 @@
+"""The two ONNX files of a version, whole and half: those of the store, or written from its programs and proven now."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...models.engines.cpu.setup import CpuSetup
+from ...models.engines.load import half_program, whole_program
+from ...models.engines.onnx_engine import OnnxEngine
+from ...models.errors import BadInput, ExportFailed, ParityRefused
+from ...models.store import LIVE, Version
+from ..environment import environment
+from ..onnx.reading.bounded_file import read_model
+from ..onnx.stored import half_storage
+from ..prove import ReferenceRun, answers_of, check_whole_form, judged, take
+from ..torch.onnx_form.export import DATA, write_onnx
+
+CPU = torch.device("cpu")
+WHOLE, HALF = "whole.onnx", "half.onnx"
+Notify = Callable[[str], None]
+
+
+def check_exportable(version: Version) -> None:
+    """Raises ParityRefused, BadInput or ExportFailed where the version has no proven half that ONNX can hold."""
+    reason = version.manifest["reason"]
+    if version.status != LIVE:
+        raise ParityRefused(
+            f"{version} was refused by the parity gate, so no engine is given its half: {reason}; convert the model "
+            "again with more in FP32 (--keep, --search, a lower level), or export an older version"
+        )
+    if version.manifest["half"] is None:
+        raise BadInput(
+            f"{version} has no half to export: {reason}; convert the model at a level that has one (--level O1), "
+            "or give the engine the FP32 model itself"
+        )
+    if not (version.has(HALF) or version.has("half.pt2")):
+        raise ExportFailed(
+            f"{version} has the live form alone, and the code of a live module cannot be written as ONNX; export a "
+            'version whose model torch.export captures (without form = "live")'
+        )
+
+
+def put_pair(version: Version, run: ReferenceRun, folder: Path, notify: Notify) -> dict[str, Any]:
+    """Put both files into ``folder``; gives the proof of the half, as ``parity.json`` has it.
+
+    ``run``: the reference run of the version on a CPU. Of a version that has the torch form alone both are written:
+    raises ExportFailed where its programs cannot be, ParityRefused where the half that was written is not equal.
+    """
+    if version.has(HALF) and version.manifest["forms"]["onnx"]["passed"]:
+        for name in (WHOLE, HALF, WHOLE + DATA, HALF + DATA):
+            if version.has(name):
+                with version.opened(name) as file:
+                    shutil.copyfile(file.again, folder / name)
+        proof = version.json("parity.json")
+        return {"environment": proof["environment"], "forms": {"onnx": proof["forms"]["onnx"]}}
+    return _written(version, run, folder, notify)
+
+
+def _written(version: Version, run: ReferenceRun, folder: Path, notify: Notify) -> dict[str, Any]:
+    spec, dtype = version.spec(), version.manifest["half"]
+    notify(f"{version} has the torch form alone: writing its programs as ONNX")
+    write_onnx(whole_program(version), spec, folder / WHOLE, {"model": spec.name, "precision": "fp32"})
+    check_whole_form(run, answers_of(spec, _engine(folder / WHOLE, "fp32")))
+    kept = ",".join(kept["node"] for kept in version.json("precision.json")["kept"])
+    about = {"model": spec.name, "precision": dtype, "kept": kept}
+    write_onnx(half_program(version), spec, folder / HALF, about)
+    notify("proving the ONNX form")
+    # As when a model is converted: ONNX Runtime's CPU computes FP16 chains in FP32, so true half storage judges too.
+    storage = half_storage(read_model(folder / HALF, folder))
+    serves = answers_of(spec, _engine(folder / HALF, dtype))
+    report = judged(run, dtype, [take(run, storage), take(run, serves)])
+    if not report.passed:
+        raise ParityRefused(
+            f"the ONNX form of {version} is not equal, so it is not exported: {report.summary()}; convert the model "
+            "again with --form onnx, which searches for what must stay in FP32 there"
+        )
+    return {"environment": environment(CPU), "forms": {"onnx": report.to_json()}}
+
+
+def _engine(path: Path, precision: str) -> OnnxEngine:
+    return OnnxEngine(path, precision, CPU, CpuSetup(torch.get_num_threads()))

@@ -1,0 +1,172 @@
+"""Whether a request may be answered: its key, the key's scopes and models, and the key's limits.
+
+There is one `AccessControl` in a server, asked by every protocol before anything is looked up for the request. Where no
+key file exists, no key is needed. From the moment that there is one, a key is needed, also after the last key was
+revoked and where the file is removed or cannot be read: nothing but a new start opens a server again.
+"""
+
+import base64
+import binascii
+import logging
+import time
+from collections.abc import Callable, Collection
+
+from ...models.errors import Forbidden, HalfevenError, NotReady, Unauthenticated
+from .key_file import KeyFile, Stamp
+from .key_limits import KeyLimits
+from .keys import EVERY_MODEL, KeyRecord, Keys
+
+LOOK_EVERY_S = 0.25  # a revoked key is refused after at most this
+NO_KEY: frozenset[str] = frozenset()  # the scopes of what needs no key
+_LONGEST_KEY = 4096  # characters of the header
+_HEADER = "send the header Authorization: Bearer KEY"
+_LOG = logging.getLogger(__name__)
+
+
+class Permit:
+    """An admitted request. ``record`` is its key's, None where it has none; ``known``: it may read what is for callers
+    with a key. To be closed when the request has ended, however often."""
+
+    __slots__ = ("_limits", "known", "record")
+
+    def __init__(self, record: KeyRecord | None, known: bool, limits: KeyLimits | None = None) -> None:
+        self.record, self.known, self._limits = record, known, limits
+
+    def check(self, scopes: Collection[str], model: str | None) -> None:
+        """For a route whose URL does not name the model. Raises Forbidden."""
+        if self.record is not None:
+            _check(self.record, scopes, model)
+
+    def close(self) -> None:
+        limits, self._limits = self._limits, None
+        if limits is not None:
+            limits.leave()
+
+
+OPEN = Permit(None, known=True)  # of a server without keys
+_STRANGER = Permit(None, known=False)  # without a key, where none is needed although the server has keys
+
+
+class AccessControl:
+    """The keys of a file, read again when it changes. For one thread.
+
+    ``needed``: requests are refused while there is no file too. ``clock`` gives seconds. Raises StoreUnusable or
+    DamagedFile where the file cannot be read at the start.
+    """
+
+    def __init__(
+        self, file: KeyFile | None = None, needed: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._file, self._needed, self._clock = file, needed, clock
+        self._keys: Keys | None = Keys()  # None: the file cannot be read now
+        self._stamp: Stamp | None = None
+        self._limits: dict[str, tuple[KeyRecord, KeyLimits]] = {}
+        self._look_at_s = clock() + LOOK_EVERY_S
+        if file is not None:
+            self._read(file, file.stamp())
+
+    def admit(self, authorization: str | None, scopes: Collection[str], model: str | None) -> Permit:
+        """Admit a request that needs one of ``scopes`` (`NO_KEY`: none) for ``model``.
+
+        ``model`` may be None (no model is concerned) or `EVERY_MODEL`. Raises Unauthenticated, Forbidden,
+        KeyLimitReached; NotReady where the keys cannot be read.
+        """
+        now_s = self._now()
+        if not self._needed:
+            return OPEN
+        if not scopes:
+            return self._recognised(authorization)
+        record = self._record_of(authorization)
+        _check(record, scopes, model)
+        limits = self._limits_of(record, now_s)
+        if limits is not None:
+            limits.enter(now_s)
+        return Permit(record, True, limits)
+
+    def check(self, authorization: str | None, scopes: Collection[str]) -> None:
+        """As `admit`, before it is known which model is concerned; no limit is counted."""
+        self._now()
+        if self._needed and scopes:
+            _check(self._record_of(authorization), scopes, None)
+
+    def _now(self) -> float:
+        """The clock's seconds; where it is time, the file has been looked at."""
+        now_s = self._clock()
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_EVERY_S
+            self._look()
+        return now_s
+
+    def _recognised(self, authorization: str | None) -> Permit:
+        try:
+            return Permit(self._record_of(authorization), known=True)
+        except HalfevenError:
+            return _STRANGER
+
+    def _record_of(self, authorization: str | None) -> KeyRecord:
+        if self._keys is None:
+            raise NotReady("the server cannot read its keys now; its log says why")
+        if authorization is None:
+            raise Unauthenticated(f"this server needs a key: {_HEADER}; its operator makes one")
+        record = self._keys.find(_key_in(authorization))
+        if record is None:
+            raise Unauthenticated(f"this is no key of this server, or it was revoked; {_HEADER}")
+        return record
+
+    def _limits_of(self, record: KeyRecord, now_s: float) -> KeyLimits | None:
+        if record.rate is None and record.concurrency is None:
+            return None
+        kept = self._limits.get(record.id)
+        if kept is None or kept[0] != record:
+            kept = self._limits[record.id] = record, KeyLimits(record.rate, record.concurrency, now_s)
+        return kept[1]
+
+    def _look(self) -> None:
+        if self._file is None:
+            return
+        try:
+            stamp = self._file.stamp()
+            if stamp != self._stamp:
+                self._read(self._file, stamp)
+        except (HalfevenError, OSError) as error:
+            if self._keys is not None:
+                _LOG.error("every request that needs a key is refused: %s", error)
+            self._needed, self._keys, self._stamp = True, None, None
+
+    def _read(self, file: KeyFile, stamp: Stamp | None) -> None:
+        found = file.read()
+        if found is None and self._needed and self._stamp is not None:
+            _LOG.error("the key file %s is gone: every request that needs a key is refused", file.path)
+        self._needed = self._needed or found is not None
+        self._keys, self._stamp = found or Keys(), stamp
+        self._limits = {id: kept for id, kept in self._limits.items() if id in self._keys.by_id}
+
+
+def _check(record: KeyRecord, scopes: Collection[str], model: str | None) -> None:
+    if not record.allows(scopes):
+        raise Forbidden(
+            f"the key '{record.name}' has the scopes {', '.join(record.scopes)}, and this needs "
+            f"{' or '.join(sorted(scopes))}; ask the operator for another key"
+        )
+    if not record.reaches(model):
+        what = "all models together" if model == EVERY_MODEL else "another model"
+        raise Forbidden(
+            f"the key '{record.name}' is for {', '.join(record.models)[:400]}, and this concerns {what}; ask the "
+            "operator for another key"
+        )
+
+
+def _key_in(authorization: str) -> str:
+    """The key in an Authorization header: ``Bearer KEY``, or Basic with the key as the password, as browsers send.
+
+    Empty where there is none. Source: RFC 6750 §2.1, RFC 7617 §2.
+    """
+    scheme, _, rest = authorization[:_LONGEST_KEY].strip().partition(" ")
+    if scheme.lower() == "bearer":
+        return rest.strip()
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(rest.strip(), validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+    return ""

@@ -1,0 +1,81 @@
+"""The certificate and the private key that the server shows: two files, read again when they change.
+
+Each new connection looks at the files (two calls of stat, beside a handshake that takes a thousand times as long), so
+a renewed certificate needs no signal and no timer. Certificate and key are two files and are rarely replaced at
+once: a pair that does not fit together is not taken, and the one before goes on.
+
+Source: `ssl.SSLContext.sni_callback`, which is called for every handshake, with or without a server name.
+"""
+
+import logging
+import ssl
+from pathlib import Path
+
+from ...models.errors import BadSetting
+
+Stamp = tuple[tuple[int, int, int], ...]
+_LOG = logging.getLogger(__name__)
+
+
+class Certificates:
+    """One pair of PEM files; the key must not be encrypted. Raises BadSetting where they are no pair at the start."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._files = (certificate, key)
+        self._stamp = self._look()
+        try:
+            self._current = self._context()
+        except (OSError, ValueError) as error:
+            raise BadSetting(
+                f"--tls-cert {certificate} and --tls-key {key} cannot be used: {_words(error)}; expected a PEM file "
+                "with the certificate and those that signed it, and one with its private key, which is not encrypted"
+            ) from None
+
+    def server_context(self) -> ssl.SSLContext:
+        """The context to listen with; every handshake has the pair that is in the files then."""
+        outer = self._context()
+
+        def choose(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+            connection.context = self.current()
+
+        outer.sni_callback = choose
+        return outer
+
+    def current(self) -> ssl.SSLContext:
+        """The context of the newest pair that fits together."""
+        stamp = self._look()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._current = self._context()
+            except (OSError, ValueError) as error:
+                _LOG.error(
+                    "the new pair of %s and %s is not taken: %s; the one before goes on",
+                    *self._files,
+                    _words(error),
+                )
+        return self._current
+
+    def pem(self) -> tuple[bytes, bytes]:
+        """(private key, certificate) as they are in the files. Raises OSError."""
+        certificate, key = self._files
+        return key.read_bytes(), certificate.read_bytes()
+
+    def _look(self) -> Stamp:
+        """What differs where a file is another one; empty where one cannot be looked at."""
+        try:
+            found = [path.stat() for path in self._files]
+        except OSError:
+            return ()
+        return tuple((one.st_mtime_ns, one.st_ino, one.st_size) for one in found)
+
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # Without a password function OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(*self._files, password=lambda: "")
+        return context
+
+
+def _words(error: Exception) -> str:
+    return getattr(error, "strerror", None) or getattr(error, "reason", None) or str(error)

@@ -1,0 +1,133 @@
+"""The file of the keys: read by the server, changed by ``halfeven keys``. It has digests of the keys, no key.
+
+A change is one atomic rename under a lock, so a server reads the file before a change or after it, and two changes at
+once are both kept.
+"""
+
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import orjson
+
+from ...models.durable import replace_text
+from ...models.errors import BadInput, Conflict, DamagedFile, StoreUnusable, TooLarge, UnknownName
+from ...models.opened_file import OpenedFile
+from .keys import KeyRecord, Keys, new_key
+
+NAME_IN_STORE = "keys.json"
+MOST_KEYS = 10_000
+_FORMAT = 1
+_MOST_BYTES = 16 * 2**20
+_OWNER_ONLY = 0o600
+
+Stamp = tuple[int, int, int]
+
+
+class KeyFile:
+    """One file of keys, which need not exist."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def stamp(self) -> Stamp | None:
+        """What differs where the file is another one; None where there is none. Raises OSError."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_mtime_ns, found.st_ino, found.st_size
+
+    def read(self) -> Keys | None:
+        """The keys; None where there is no file. Raises StoreUnusable, DamagedFile."""
+        try:
+            # Secrets are often mounted as links: the last one is followed here, and nowhere else.
+            opened = OpenedFile(self.path.resolve())
+        except FileNotFoundError:
+            return None
+        except (OSError, RuntimeError) as error:
+            raise StoreUnusable(
+                f"the key file {self.path} cannot be opened: {getattr(error, 'strerror', error)}; it must be a file "
+                "that the user who runs the server can read"
+            ) from error
+        with opened:
+            found = os.fstat(opened.handle.fileno())
+            if found.st_mode & stat.S_IWOTH:
+                raise DamagedFile(
+                    f"every user may write the key file {self.path}: check it, then chmod o-w {self.path}"
+                )
+            if found.st_size > _MOST_BYTES:
+                raise DamagedFile(
+                    f"the key file {self.path} has {found.st_size} bytes, at most {_MOST_BYTES} are read"
+                )
+            return Keys(self._records(opened.read()))
+
+    def add(
+        self,
+        name: str,
+        scopes: Iterable[str],
+        models: Iterable[str] = (),
+        rate: float | None = None,
+        concurrency: int | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> tuple[str, KeyRecord]:
+        """Make a key and keep its record: (the key, the record). Raises BadInput, Conflict for a name that is taken."""
+        key, record = new_key(name, scopes, models, rate, concurrency, int(now()))
+        with self._changing() as records:
+            if any(one.name == name for one in records):
+                raise Conflict(f"there is a key '{name}' already; choose another name, or revoke it first")
+            if len(records) >= MOST_KEYS:
+                raise TooLarge(f"the file has {MOST_KEYS} keys, which is the most; revoke some first")
+            records.append(record)
+        return key, record
+
+    def revoke(self, name: str) -> KeyRecord:
+        """Remove the key with this name or identifier. Raises UnknownName."""
+        with self._changing() as records:
+            for record in records:
+                if name in (record.name, record.id):
+                    records.remove(record)
+                    return record
+            raise UnknownName(f"there is no key '{name[:128]}'; `halfeven keys list` shows them")
+
+    @contextmanager
+    def _changing(self) -> Iterator[list[KeyRecord]]:
+        """The records, written back when the block ends without an error."""
+        folder = self.path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise StoreUnusable(f"the folder {folder} cannot be opened: {error.strerror}") from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            keys = self.read() or Keys()
+            records = list(keys.by_id.values())
+            yield records
+            data = {"format": _FORMAT, "keys": [record.to_json() for record in records]}
+            try:
+                replace_text(
+                    self.path, orjson.dumps(data, option=orjson.OPT_INDENT_2).decode() + "\n", _OWNER_ONLY
+                )
+            except OSError as error:
+                raise StoreUnusable(
+                    f"the key file {self.path} cannot be written: {error.strerror}"
+                ) from error
+        finally:
+            os.close(handle)
+
+    def _records(self, content: bytes) -> list[KeyRecord]:
+        try:
+            data = orjson.loads(content)
+            if data["format"] != _FORMAT or len(data["keys"]) > MOST_KEYS:
+                raise ValueError("another format")
+            return [KeyRecord.from_json(item) for item in data["keys"]]
+        except (ValueError, TypeError, KeyError, AttributeError, BadInput) as error:
+            raise DamagedFile(
+                f"the key file {self.path} cannot be read as one: {error}; put a copy back, or remove it and make the "
+                "keys again"
+            ) from error

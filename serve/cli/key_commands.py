@@ -1,0 +1,97 @@
+"""``halfeven keys``: make, list and revoke the keys of a server. A running server follows within a second."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from ..access.key_file import NAME_IN_STORE, KeyFile
+from ..access.keys import INFER, SCOPES, KeyRecord
+from .console import DEFAULT_STORE, Json, StoreAt, finish, notify
+
+app = typer.Typer(name="keys", help="Make, list and revoke the keys of a server.", no_args_is_help=True)
+
+FileAt = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file", envvar="HALFEVEN_KEY_FILE", help="The file of the keys; default: in the store."
+    ),
+]
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="A name of your own, shown in the list and in messages.")],
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(help=f"What it may do: {', '.join(SCOPES)}; default infer. Repeatable."),
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Only for this model; default all. Repeatable.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="At most so many requests per second.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="At most so many requests at once.")] = None,
+    store: StoreAt = DEFAULT_STORE,
+    key_file: FileAt = None,
+    as_json: Json = False,
+) -> None:
+    """Make a key and print it, this once: the file has only its digest."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        key, record = _file(store, key_file).add(name, scope or (INFER,), model or (), rate, concurrency)
+        if not as_json:
+            notify(
+                f"the key '{name}' ({record.id}): it is printed this once, keep it; the server has its digest"
+            )
+            typer.echo(key)
+        return {**_facts(record), "key": key}, None, 0
+
+    finish(work, as_json)
+
+
+@app.command("list")
+def list_keys(store: StoreAt = DEFAULT_STORE, key_file: FileAt = None, as_json: Json = False) -> None:
+    """Show every key: its name, scopes, models and limits; never the key itself."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        file = _file(store, key_file)
+        keys = file.read()
+        records = [] if keys is None else list(keys.by_id.values())
+        table = Table("id", "name", "scopes", "models", "requests/s", "at once")
+        for one in records:
+            limits = [str(limit or "-") for limit in (one.rate, one.concurrency)]
+            table.add_row(one.id, one.name, ", ".join(one.scopes), ", ".join(one.models) or "all", *limits)
+        none = (
+            "no key; a server needs none"
+            if keys is None
+            else "no key is left: a server refuses every request"
+        )
+        return {"keys": [_facts(one) for one in records]}, table if records else f"{file.path}: {none}", 0
+
+    finish(work, as_json)
+
+
+@app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(help="The key's name or id.")],
+    store: StoreAt = DEFAULT_STORE,
+    key_file: FileAt = None,
+    as_json: Json = False,
+) -> None:
+    """Remove a key; a running server refuses it within a second."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        record = _file(store, key_file).revoke(name)
+        return _facts(record), f"the key '{record.name}' ({record.id}) is revoked", 0
+
+    finish(work, as_json)
+
+
+def _file(store: Path, key_file: Path | None) -> KeyFile:
+    return KeyFile(key_file or store / NAME_IN_STORE)
+
+
+def _facts(record: KeyRecord) -> dict[str, Any]:
+    return {key: value for key, value in record.to_json().items() if key != "sha256"}

@@ -1,0 +1,59 @@
+"""The commands for engines that are not ours: ``export`` gives one the proven half, ``prove`` judges its answers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .console import DEFAULT_STORE, Json, StoreAt, finish, notify
+
+
+def export(
+    target: Annotated[str, typer.Argument(help="NAME (the active version) or NAME@VERSION.")],
+    folder: Annotated[Path, typer.Argument(help="A new or an empty folder.")],
+    engine: Annotated[str, typer.Option("--for", help="tensorrt, onnxruntime or openvino.")],
+    store: StoreAt = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Write a proven half as ONNX, with its proof and the build command of another engine."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from rich.text import Text
+
+        from ...exporters.exported.folder import export as write
+        from ..http.routes.history import store_at
+        from .parity_command import version_called
+
+        facts = write(version_called(target, store_at(store)), engine, folder, notify)
+        next_step = f"build it as {folder}/README.md says, then: halfeven prove {folder} --against URL"
+        return facts, Text(f"{facts['model']}@{facts['version']} is in {folder}\n{next_step}"), 0
+
+    finish(work, as_json)
+
+
+def prove(
+    target: Annotated[
+        str, typer.Argument(help="NAME, NAME@VERSION, or a folder that `halfeven export` wrote.")
+    ],
+    against: Annotated[
+        str,
+        typer.Option(help="http://HOST:PORT (a V2 server), FILE.onnx, or FILE.npz: answers to inputs.npz."),
+    ],
+    store: StoreAt = DEFAULT_STORE,
+    samples: Annotated[Path | None, typer.Option(help="Judge with these instead of the stored ones.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for each request to a server.")] = 60.0,
+    header: Annotated[
+        list[str] | None, typer.Option(help="'NAME: VALUE', sent with every request to a server.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Hold another engine's answers against the FP32 original, by the rules that judge a half."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from .prove_command import prove_against, shown
+
+        facts = prove_against(target, store, against, samples, timeout, header or (), notify)
+        return facts, shown(facts), 0 if facts["status"] == "equal" else 3
+
+    finish(work, as_json)

@@ -1,0 +1,89 @@
+"""``halfeven serve``: its options. Each is a setting too (``HALFEVEN_…``); `serve/settings.py` has the rest."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .console import Json, finish, notify
+
+
+def _option(help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help)
+
+
+Store = Annotated[Path | None, _option("The folder of the store.")]
+Models = Annotated[Path | None, _option("Also convert the model folders found here.")]
+Host = Annotated[str | None, _option("The address to listen on; default loopback.")]
+Port = Annotated[int | None, _option("0 takes a free one.")]
+GrpcPort = Annotated[int | None, _option("Speak gRPC too, at this port (8001 by custom); default not.")]
+Device = Annotated[str | None, _option("auto, cpu or cuda:N.")]
+Fallback = Annotated[str | None, _option("fp32 or none: when a half is refused.")]
+KeyFile = Annotated[Path | None, _option("The file of the keys; default: in the store (`halfeven keys`).")]
+Certificate = Annotated[Path | None, _option("Speak TLS: a PEM file with the certificate and its chain.")]
+PrivateKey = Annotated[Path | None, _option("The certificate's private key, a PEM file, not encrypted.")]
+Exposed = Annotated[bool | None, _option("Listen beyond this machine without keys.", "--expose-without-auth")]
+Hosts = Annotated[str | None, _option("Further names of this server: models.example.com,*.lan or *.")]
+Strict = Annotated[bool | None, _option("Answer as Triton does where halfeven differs.", "--triton-strict")]
+ServerName = Annotated[str | None, _option("The server's name in GET /v2; default halfeven.")]
+Sample = Annotated[
+    float | None, _option("Share of a half's live requests that its FP32 whole checks; default 0.001.")
+]
+Kept = Annotated[
+    float | None, _option("Seconds that a replaced version stays loaded and the new one is on trial.")
+]
+Rescue = Annotated[bool | None, _option("Keep the FP32 whole loaded beside a half.", "--rescue/--no-rescue")]
+Drain = Annotated[
+    float | None, _option("Seconds after SIGTERM in which the server is not ready but answers; default 5.")
+]
+LogLevel = Annotated[str | None, _option("debug, info, warning or error.")]
+LogFormat = Annotated[str | None, _option("text, or json: one object a line.")]
+AccessLog = Annotated[bool | None, _option("Log every infer request.", "--access-log")]
+
+
+def serve(
+    store: Store = None,
+    models: Models = None,
+    host: Host = None,
+    port: Port = None,
+    grpc_port: GrpcPort = None,
+    device: Device = None,
+    fallback: Fallback = None,
+    key_file: KeyFile = None,
+    tls_cert: Certificate = None,
+    tls_key: PrivateKey = None,
+    expose_without_auth: Exposed = None,
+    allowed_hosts: Hosts = None,
+    triton_strict: Strict = None,
+    server_name: ServerName = None,
+    parity_sample: Sample = None,
+    keep_previous_seconds: Kept = None,
+    rescue: Rescue = None,
+    drain_seconds: Drain = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+    access_log: AccessLog = None,
+    as_json: Json = False,
+) -> None:
+    """Serve every live version in the store, and follow the store."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..http.routes.history import store_at
+        from ..logs import set_up
+        from ..server import serve
+        from ..settings import read_settings
+
+        settings = read_settings(
+            store=store, models=models, host=host, port=port, grpc_port=grpc_port, device=device, fallback=fallback,
+            key_file=key_file, tls_cert=tls_cert, tls_key=tls_key,
+            expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts,
+            triton_strict=triton_strict, server_name=server_name, parity_sample=parity_sample,
+            keep_previous_seconds=keep_previous_seconds, rescue=rescue, drain_seconds=drain_seconds,
+            log_level=log_level, log_format=log_format, access_log=access_log,
+        )  # fmt: skip
+        set_up(settings.log_level, settings.log_format, settings.access_log)
+        serve(settings, store_at(settings.store, writes=True), notify)
+        return {"status": "stopped"}, None, 0
+
+    finish(work, as_json)

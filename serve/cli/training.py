@@ -1,0 +1,82 @@
+"""``halfeven finetune`` and ``halfeven reproduce``: a version trained at a server, and one trained again here."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...models.errors import BadInput
+from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
+
+
+def version_named(target: str) -> tuple[str, str]:
+    """Name and number of NAME@VERSION. Raises BadInput."""
+    name, _, number = target.partition("@")
+    if not number:
+        raise BadInput(f"{target!r}: expected NAME@VERSION; `halfeven models` lists the versions")
+    return name, number
+
+
+def finetune(
+    name: Annotated[str, typer.Argument(help="NAME (the active version) or NAME@VERSION.")],
+    data: Annotated[Path, typer.Option("--data", help="Rows with target:OUTPUT, or a folder of pictures.")],
+    validation: Annotated[Path | None, typer.Option(help="Held-out rows of your own.")] = None,
+    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows per step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="AdamW's.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp16, bf16 or fp32.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the split and the order of the data.")] = None,
+    stale_parent: Annotated[
+        str | None, typer.Option(help="If another version is active at the end: refuse, rejudge or retrain.")
+    ] = None,
+    bad_rows: Annotated[
+        str | None, typer.Option(help="Rows with NaN and the like: refuse, quarantine.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Steps between two evaluations, each with a checkpoint.")
+    ] = None,
+    early_stopping_patience: Annotated[
+        int | None, typer.Option(help="End after so many evaluations without a gain; 0: never.")
+    ] = None,
+    suffix: Annotated[str | None, typer.Option(help="A text of your own, kept with the job.")] = None,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Watch until it ends.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a model at a running server; Ctrl-C cancels the job."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..finetune.client.job_command import exit_code, fine_tune, sentence_of
+
+        asked = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
+        asked |= {"precision": precision, "stale_parent": stale_parent, "bad_rows": bad_rows}
+        asked |= {"checkpoint_every": checkpoint_every, "early_stopping_patience": early_stopping_patience}
+        facts = fine_tune(
+            url, name, data, validation=validation, suffix=suffix, seed=seed,
+            hyperparameters=asked, follow=follow, notify=notify, console=errors,
+        )  # fmt: skip
+        return facts, sentence_of(facts), exit_code(facts, follow)
+
+    finish(work, as_json)
+
+
+def reproduce(
+    target: Annotated[str, typer.Argument(help="NAME@VERSION: a version that a fine-tuning job made.")],
+    data: Annotated[Path | None, typer.Option(help="Its rows, where the store has them no more.")] = None,
+    validation: Annotated[Path | None, typer.Option(help="Its held-out rows, likewise.")] = None,
+    store: StoreAt = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Train a version again from its recorded rows, settings and seed; 0 if the weights are the same, else 3."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..finetune.jobs.reproducing import reproduce, sentence_of
+        from ..http.routes.history import store_at, version_of
+
+        name, number = version_named(target)
+        opened = store_at(store)
+        facts = reproduce(opened, version_of(opened, name, number), data, validation, notify)
+        return facts, sentence_of(facts), 0 if facts["equal"] else 3
+
+    finish(work, as_json)

@@ -1,0 +1,136 @@
+"""An engine behind the Open Inference Protocol V2 over HTTP, as a function of named arrays.
+
+The operator names it on the command line. Sizes and times are bounded; no redirect is followed.
+"""
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...models.batch_axis import array_batch_back, array_batch_first
+from ...models.datatypes import name_of
+from ...models.errors import BadInput, BadSetting, EngineFailed, NotReady
+from ..http.codecs.infer_client import HEADER_LENGTH, read_outputs, write_binary, write_json
+
+MOST_BYTES = 1 << 30  # of one answer
+_PIECE = 1 << 20
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
+        """Another address than the operator named is not asked: the redirect is the answer, an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class V2Engine:
+    """One model of one server. ``timeout_s`` bounds each request from its first byte to the answer's last.
+
+    ``input_axes``, ``output_axes``: the axis of each one's batch, where it is not the first.
+    """
+
+    url: str
+    datatypes: Mapping[str, str]
+    input_axes: Mapping[str, int]
+    output_axes: Mapping[str, int]
+    binary: bool
+    timeout_s: float
+    headers: Mapping[str, str]
+
+    def __call__(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The answers to one batch. Raises EngineFailed with the server's words, BadInput for another signature."""
+        sent = {name: array_batch_back(array, self.input_axes.get(name, 0)) for name, array in arrays.items()}
+        for name, array in sent.items():
+            if (wanted := self.datatypes.get(name)) not in (None, name_of(array.dtype)):
+                raise BadInput(
+                    f"input '{name}' is {name_of(array.dtype)} in the model and {wanted} at {self.url}: serve it there "
+                    "as the model has it"
+                )
+        body, headers = write_binary(sent) if self.binary else write_json(sent)
+        answer, head = _ask(f"{self.url}/infer", self.timeout_s, {**self.headers, **headers}, body)
+        try:
+            outputs = read_outputs(answer, head)
+        except BadInput as error:
+            raise EngineFailed(f"{self.url} answered, but {error}") from None
+        return {
+            name: array_batch_first(array, self.output_axes.get(name, 0)) for name, array in outputs.items()
+        }
+
+
+def v2_engine(url: str, name: str, timeout_s: float, headers: Mapping[str, str]) -> V2Engine:
+    """The model at ``url``: a server's address (then the model is called ``name`` there), or that of a model of it,
+    ``http://…/v2/models/NAME[/versions/V]``. ``headers`` go with every request.
+
+    Raises BadSetting for another URL, NotReady where no server answers, EngineFailed where it has no such model.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadSetting(
+            f"--against {url[:80]!r}: expected http://HOST:PORT or http://HOST:PORT/v2/models/NAME"
+        )
+    base, found, model = url.rstrip("/").partition("/v2/models/")
+    model = model if found else urllib.parse.quote(name, safe="")
+    where = f"{base}/v2/models/{model}"
+    server = _json(f"{base}/v2", timeout_s, headers)
+    said = _json(where, timeout_s, headers)
+    try:
+        datatypes = {tensor["name"]: str(tensor["datatype"]) for tensor in said["inputs"]}
+        inputs, outputs = ({t["name"]: _batch_axis(t) for t in said[key]} for key in ("inputs", "outputs"))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise EngineFailed(
+            f"{where} does not describe the model as the V2 protocol does: {error!r}"
+        ) from None
+    binary = "binary_tensor_data" in (server.get("extensions") or ()) if isinstance(server, dict) else False
+    return V2Engine(where, datatypes, inputs, outputs, binary, timeout_s, headers)
+
+
+def _batch_axis(tensor: Mapping[str, Any]) -> int:
+    """A word of ours: other servers have the batch first."""
+    return int(tensor.get("parameters", {}).get("batch_axis", 0))
+
+
+def _json(url: str, timeout_s: float, headers: Mapping[str, str]) -> Any:
+    body, _ = _ask(url, timeout_s, headers)
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise EngineFailed(f"{url} does not answer with JSON: is it a V2 server?") from None
+
+
+def _ask(
+    url: str, timeout_s: float, headers: Mapping[str, str], body: bytes | None = None
+) -> tuple[bytes, str | None]:
+    """The answer's body and its Inference-Header-Content-Length; a GET where there is no body."""
+    deadline = time.monotonic() + timeout_s
+    request = urllib.request.Request(url, body, dict(headers))
+    try:
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout_s) as answer:
+            return _read(answer, url, deadline), answer.headers.get(HEADER_LENGTH)
+    except urllib.error.HTTPError as error:
+        words = error.read(4000).decode(errors="replace")
+        raise EngineFailed(f"{url} answers {error.code}: {words}") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise NotReady(
+            f"no answer from {url} within {timeout_s:g} s: {error}; does the server run?"
+        ) from None
+
+
+def _read(answer: http.client.HTTPResponse, url: str, deadline: float) -> bytes:
+    parts, size = list[bytes](), 0
+    while piece := answer.read1(_PIECE):
+        size += len(piece)
+        if size > MOST_BYTES:
+            raise EngineFailed(
+                f"{url} answers with more than {MOST_BYTES} bytes, more than any answer may have"
+            )
+        if time.monotonic() > deadline:
+            raise TimeoutError("the answer goes on beyond it")
+        parts.append(piece)
+    return b"".join(parts)

@@ -1,0 +1,174 @@
+"""A client of the fine-tuning routes of a running server; needs only the standard library."""
+
+import http.client
+import json
+import os
+import urllib.parse
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ....models.errors import BadInput, CannotServe, NotReady, TooLarge, UnknownName
+from ...access.client_key import key_headers
+
+JOBS = "/v1/fine_tuning/jobs"
+_CHUNK = 2**20
+_LONGEST_ANSWER = 2**22
+_REFUSALS: dict[int, type[BadInput]] = {404: UnknownName, 413: TooLarge}
+
+Sent = Callable[[int, int], None]
+
+
+class Remote:
+    """One server by its URL. A connection per call: a job outlives any of them.
+
+    Every call raises BadInput (UnknownName, TooLarge) with the server's own words where it refuses, NotReady
+    where no server answers, CannotServe where the server itself fails. ``timeout_s`` bounds each wait on the wire,
+    ``slow_timeout_s`` those for which the server works through a whole file.
+    """
+
+    def __init__(self, url: str, timeout_s: float = 10.0, slow_timeout_s: float = 120.0) -> None:
+        self.url = url.rstrip("/")
+        self._scheme, self._host, self._port, self._prefix = _parts_of(self.url)
+        self._timeout_s, self._slow_timeout_s = timeout_s, slow_timeout_s
+
+    def job(self, id: str) -> dict[str, Any]:
+        return self._call("GET", _job_path(id))
+
+    def cancel(self, id: str) -> dict[str, Any]:
+        return self._call("POST", f"{_job_path(id)}/cancel")
+
+    def create(self, request: Mapping[str, Any], idempotency_key: str) -> dict[str, Any]:
+        """The job made from ``request``; sent again with the same key, the same job."""
+        headers = {"content-type": "application/json", "idempotency-key": idempotency_key}
+        body = json.dumps(request).encode()
+        # The server reads the file first.
+        return self._call("POST", JOBS, body, headers, self._slow_timeout_s)
+
+    def upload(self, file: Path, sent: Sent = lambda done, total: None) -> dict[str, Any]:
+        """The file object of ``file``, streamed in chunks. ``sent`` is called with (bytes sent, bytes in all)."""
+        try:
+            with file.open("rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                head, tail, kind = _envelope(file.name)
+                headers = {"content-type": kind, "content-length": str(len(head) + size + len(tail))}
+                body = _chunks(stream, size, head, tail, lambda done: sent(done, size))
+                return self._call("POST", "/v1/files", body, headers, self._slow_timeout_s)
+        except IsADirectoryError:
+            raise BadInput(f"{file} is a folder; expected one file of rows") from None
+        except FileNotFoundError:
+            raise BadInput(f"{file}: there is no such file") from None
+        except PermissionError:
+            raise BadInput(f"{file} may not be read by this user") from None
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | Iterator[bytes] = b"",
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[str, Any]:
+        connect = http.client.HTTPSConnection if self._scheme == "https" else http.client.HTTPConnection
+        connection = connect(self._host, self._port, timeout=timeout_s or self._timeout_s)
+        try:
+            connection.connect()
+            _send(connection, method, self._prefix + path, body, headers or {})
+            answer = connection.getresponse()
+            return _read(answer.status, answer.read(_LONGEST_ANSWER + 1))
+        except (OSError, http.client.HTTPException) as error:
+            what = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise NotReady(
+                f"no server answers at {self.url}{path} ({what}); is `halfeven serve` running there?"
+            ) from None
+        finally:
+            connection.close()
+
+
+def _parts_of(url: str) -> tuple[str, str, int | None, str]:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urllib.parse.urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise BadInput(f"--url: expected http://HOST:PORT or https://HOST:PORT, got {url[:80]!r}")
+    return parts.scheme, parts.hostname, port, urllib.parse.quote(parts.path, safe="/%")
+
+
+def _job_path(id: str) -> str:
+    return f"{JOBS}/{urllib.parse.quote(id, safe='')}"
+
+
+def _envelope(name: str) -> tuple[bytes, bytes, str]:
+    """The bytes before and after the file's (RFC 7578), and the body's content type."""
+    boundary = f"halfeven-{uuid.uuid4().hex}"
+    quoted = name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
+    head = (
+        f'--{boundary}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nfine-tune\r\n'
+        f'--{boundary}\r\ncontent-disposition: form-data; name="file"; filename="{quoted}"\r\n'
+        "content-type: application/octet-stream\r\n\r\n"
+    )
+    tail = f"\r\n--{boundary}--\r\n"
+    kind = f"multipart/form-data; boundary={boundary}"
+    return head.encode(errors="replace"), tail.encode(), kind
+
+
+def _chunks(
+    stream: BinaryIO, size: int, head: bytes, tail: bytes, sent: Callable[[int], None]
+) -> Iterator[bytes]:
+    yield head
+    done = 0
+    while done < size:
+        chunk = stream.read(min(_CHUNK, size - done))
+        if not chunk:
+            raise BadInput(f"{stream.name} became shorter while it was sent: {done} of {size} bytes are left")
+        yield chunk
+        done += len(chunk)
+        sent(done)
+    yield tail
+
+
+def _send(
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: bytes | Iterator[bytes],
+    headers: Mapping[str, str],
+) -> None:
+    chunks = iter([body] if isinstance(body, bytes) else body)
+    length = {"content-length": str(len(body))} if isinstance(body, bytes) and method != "GET" else {}
+    connection.putrequest(method, path, skip_accept_encoding=True)
+    for name, value in {**length, **key_headers(), **headers}.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    try:
+        for chunk in chunks:
+            connection.send(chunk)
+    except (BrokenPipeError, ConnectionResetError):
+        return  # a server that refuses early closes the connection; its answer may have arrived before
+
+
+def _read(status: int, body: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(body[:_LONGEST_ANSWER])
+    except ValueError:
+        answer = None
+    if status >= 500:
+        raise CannotServe(f"the server failed with {status}: {_words(answer, body)}")
+    if not 200 <= status < 300:
+        raise _REFUSALS.get(status, BadInput)(f"the server refused with {status}: {_words(answer, body)}")
+    if not isinstance(answer, dict):
+        raise CannotServe(f"expected a JSON object, got {body[:80]!r}; is this a halfeven server?")
+    return answer
+
+
+def _words(answer: Any, body: bytes) -> str:
+    """The sentence of an RFC 9457 problem, of OpenAI's error object or of V2's; else the body's beginning."""
+    if isinstance(answer, dict):
+        error = answer.get("error")
+        sentence = answer.get("detail") or (error.get("message") if isinstance(error, dict) else error)
+        if isinstance(sentence, str):
+            return sentence[:4000]
+    return body[:400].decode(errors="replace")

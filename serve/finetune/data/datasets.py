@@ -1,0 +1,240 @@
+"""A training file, read and checked against the model's spec: its rows, the targets, and the loss of each output.
+
+The layout is that of samples.safetensors (`exporters/inputs/samples.py`): a tensor per input and ``target:<output>``
+for each output to be learnt, axis 0 the rows; or a table with such columns (`tables.py`).
+Nothing is repaired: the error names the bad rows.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from ....exporters.inputs.samples import MAX_BYTES, TARGET, Samples, checked_samples, read_tensors
+from ....models.datatypes import DATATYPES, name_of
+from ....models.errors import BadInput, BadSamples
+from ....models.spec import Dim, ModelSpec, TensorSpec
+from .row_faults import row_faults, without
+from .tables import kind_of, read_apart
+
+CROSS_ENTROPY, NLL, MSE = "cross_entropy", "nll_of_probabilities", "mse"
+_LOSS_OF_KIND = {"logits": CROSS_ENTROPY, "probabilities": NLL, "tensor": MSE, "score": MSE, "embedding": MSE}
+_NAMED = 10  # rows in a message
+_CHUNK_ELEMENTS = 1 << 22  # looked at at a time
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """A file that fits. ``losses`` says by output how it is learnt; row ``i`` is row ``numbers[i]`` of the file.
+
+    ``quarantined``: rows of the file that were left out, with the fault of each.
+    """
+
+    samples: Samples
+    losses: Mapping[str, str]
+    quarantined: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return self.samples.count
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The row of the file that each row is."""
+        return np.delete(np.arange(self.rows + len(self.quarantined)), list(self.quarantined))
+
+    def row_digests(self) -> list[bytes]:
+        return row_digests(self.samples)
+
+
+def row_digests(samples: Samples) -> list[bytes]:
+    """A digest of each row's inputs: equal inputs, equal digests, whatever the targets say."""
+    arrays = [np.ascontiguousarray(array) for _, array in sorted(samples.arrays.items())]
+    return [_digest([array[row] for array in arrays]) for row in range(samples.count)]
+
+
+def read_training(
+    path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES, quarantine: bool = False
+) -> TrainingData:
+    """Read and check a training or validation file; ``max_bytes`` also bounds what a packed one unpacks to.
+    ``quarantine``: rows that cannot be learnt from are left out rather than refused (`row_faults.py`).
+
+    Raises BadSamples naming the tensor, the rows (the first ten and how many), what was expected and what
+    came; BadInput where the model has no output that could be learnt.
+    """
+    learnable = learnable_outputs(spec)
+    # The targets are checked below, all rows of them; load_samples would stop at the first.
+    unjudged = replace(spec, outputs=tuple(replace(tensor, kind="tensor") for tensor in spec.outputs))
+    kind = kind_of(path, spec)
+    tensors = {} if kind else read_tensors(path, max_bytes)
+    try:
+        tensors = read_apart(path, kind, spec, max_bytes) if kind else tensors
+        faults = row_faults(spec, tensors) if quarantine else {}
+        samples = checked_samples(without(tensors, faults) if faults else tensors, unjudged)
+    except BadSamples as error:
+        raise BadSamples(f"{path.name}: {error}") from error
+    _check_count(samples.count)
+    losses = losses_of(spec, samples)
+    sizes = _sizes(spec, samples)
+    for tensor in spec.outputs:
+        if tensor.name in losses:
+            _check_target(
+                samples.targets[tensor.name], tensor, _inner(spec, tensor), learnable[tensor.name], sizes
+            )
+    for name, array in samples.arrays.items():
+        _check_finite(name, array)
+    return TrainingData(samples, losses, faults)
+
+
+def learnable_outputs(spec: ModelSpec) -> dict[str, str]:
+    """The loss of each output that can be learnt. Raises BadInput where there is none."""
+    found = {
+        tensor.name: _LOSS_OF_KIND[tensor.kind]
+        for tensor in spec.outputs
+        if tensor.kind in _LOSS_OF_KIND and tensor.type.is_float
+    }
+    if not found:
+        kinds = ", ".join(f"'{t.name}' ({t.datatype}, kind {t.kind})" for t in spec.outputs)
+        raise BadInput(
+            f"model '{spec.name}' has no output that can be learnt: expected a floating point one of kind "
+            f"{', '.join(_LOSS_OF_KIND)}, it has {kinds}; set the output's kind in model.toml and convert again"
+        )
+    return found
+
+
+def losses_of(spec: ModelSpec, samples: Samples) -> dict[str, str]:
+    """The loss of each output that the samples have a target for. Raises BadSamples where there is none."""
+    learnable = learnable_outputs(spec)
+    wanted = ", ".join(f"'{TARGET}{name}'" for name in learnable)
+    if not samples.targets:
+        raise BadSamples(f"no target to learn from: expected at least one of {wanted} beside the inputs")
+    for name in samples.targets:
+        if name not in learnable:
+            kind = next(tensor for tensor in spec.outputs if tensor.name == name)
+            raise BadSamples(
+                f"tensor '{TARGET}{name}': an output of kind {kind.kind} and datatype {kind.datatype} cannot be "
+                f"learnt; expected {wanted}"
+            )
+    return {name: learnable[name] for name in samples.targets}
+
+
+def split(count: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(rows to train on, rows held out), each rising, disjoint, together all; the same for the same seed.
+
+    At least one row is on each side; ``count`` must be at least 2, ``share`` is that of the held-out rows.
+    """
+    held = min(max(1, round(count * share)), count - 1)
+    order = np.random.default_rng(seed).permutation(count)
+    return np.sort(order[held:]), np.sort(order[:held])
+
+
+def seen_in_training(data: TrainingData, train: np.ndarray, held_out: np.ndarray) -> list[int]:
+    """The held-out rows whose inputs are among the training rows too: they make the score too good."""
+    digests = data.row_digests()
+    known = {digests[row] for row in train}
+    return [int(row) for row in held_out if digests[row] in known]
+
+
+def check_no_overlap(training: TrainingData, validation: TrainingData) -> None:
+    """Raises BadSamples naming the rows of the validation file whose inputs are in the training file."""
+    known = set(training.row_digests())
+    if rows := [row for row, digest in enumerate(validation.row_digests()) if digest in known]:
+        raise BadSamples(
+            f"validation_file: {_rows(rows)}: expected rows that are not in the training file, got the same inputs; "
+            "a score on rows that were trained on says nothing: take them out of one file"
+        )
+
+
+# One target.
+
+
+def _check_count(count: int) -> None:
+    if count < 2:
+        raise BadSamples(f"expected at least 2 rows, one to train on and one held out to judge, got {count}")
+
+
+def _check_target(
+    target: np.ndarray, tensor: TensorSpec, inner: tuple[Dim, ...], loss: str, sizes: Mapping[str, int]
+) -> None:
+    classes = loss in (CROSS_ENTROPY, NLL)
+    if classes and not inner:
+        raise BadSamples(
+            f"tensor '{TARGET}{tensor.name}': the output has no axis of classes, so none can be learnt"
+        )
+    datatype, shape = ("INT64", inner[:-1]) if classes else ("FP32", inner)
+    shape = tuple(_known(dim, sizes) for dim in shape)
+    expected = replace(tensor, shape=(Dim(), *shape), datatype=datatype)
+    if fault := expected.fault(target.shape, name_of(target.dtype)):
+        what = "one class for each decision" if classes else "the output's shape"
+        raise BadSamples(f"tensor '{TARGET}{tensor.name}': {fault} ({what}; first axis = rows)")
+    if classes:
+        _check_classes(f"{TARGET}{tensor.name}", target, _known(inner[-1], sizes))
+    else:
+        _check_finite(f"{TARGET}{tensor.name}", target)
+
+
+def _check_classes(name: str, target: np.ndarray, classes: Dim) -> None:
+    top = classes.minimum if classes.fixed else np.iinfo(np.int64).max
+    wrong = (target < 0) | (target >= top)
+    if wrong.any():
+        rows = np.flatnonzero(wrong.reshape(len(target), -1).any(axis=1))
+        bounds = f"0..{top - 1}" if classes.fixed else "0 or more"
+        came = ", ".join(str(value) for value in np.unique(target[wrong])[:_NAMED])
+        raise BadSamples(f"tensor '{name}', {_rows(rows.tolist())}: expected classes {bounds}, got {came}")
+
+
+def _check_finite(name: str, array: np.ndarray) -> None:
+    if not (name_of(array.dtype) in DATATYPES and DATATYPES[name_of(array.dtype)].is_float):
+        return
+    rows = [row for part in _bad_rows(array) for row in part]
+    if rows:
+        raise BadSamples(
+            f"tensor '{name}', {_rows(rows)}: expected finite numbers, got NaN or infinity; one such row spoils "
+            "every step it is in: correct it or leave it out"
+        )
+
+
+def _bad_rows(array: np.ndarray) -> Iterator[list[int]]:
+    step = max(1, _CHUNK_ELEMENTS * len(array) // max(1, array.size))
+    for start in range(0, len(array), step):
+        bad = ~np.isfinite(array[start : start + step]).reshape(len(array[start : start + step]), -1).all(
+            axis=1
+        )
+        yield (np.flatnonzero(bad) + start).tolist()
+
+
+def _rows(rows: Sequence[int]) -> str:
+    named = ", ".join(str(row) for row in rows[:_NAMED])
+    more = f", … ({len(rows)} rows)" if len(rows) > _NAMED else ""
+    return f"row{'s' if len(rows) > 1 else ''} {named}{more}"
+
+
+# Dimensions.
+
+
+def _inner(spec: ModelSpec, tensor: TensorSpec) -> tuple[Dim, ...]:
+    return tensor.shape[1:] if spec.batched else tensor.shape
+
+
+def _sizes(spec: ModelSpec, samples: Samples) -> dict[str, int]:
+    """The size of each named dimension in this file's inputs."""
+    return {
+        dim.name: size
+        for tensor in spec.inputs
+        for dim, size in zip(_inner(spec, tensor), samples.arrays[tensor.name].shape[1:], strict=True)
+        if dim.name is not None
+    }
+
+
+def _known(dim: Dim, sizes: Mapping[str, int]) -> Dim:
+    size = sizes.get(dim.name) if dim.name is not None else None
+    return dim if size is None else Dim(size, size, dim.name)
+
+
+def _digest(parts: Sequence[np.ndarray]) -> bytes:
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        found.update(part.tobytes())
+    return found.digest()

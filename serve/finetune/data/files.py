@@ -1,0 +1,260 @@
+"""Uploads: streamed to disk while they arrive, named by their content, never whole in memory.
+
+    <store>/files/.upload-…     while it arrives; deleted at start, so that a crash leaves no incomplete file
+    <store>/files/<sha256>      the bytes, once, whatever the file name; written once, never changed
+
+The multipart body is read by python-multipart's streaming parser with bounds of our own on every part of it:
+Starlette's ``request.form()`` bounds neither a file's size nor the whole body.
+"""
+
+import asyncio
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from ....models.durable import fsync
+from ....models.errors import BadInput, BadRequest, DamagedFile, StoreError, TooLarge
+from ...http.caller import CallerLeft
+from ...http.error_mapping import SlowBody
+
+PURPOSE = "fine-tune"
+_FIELDS = ("purpose", "file")
+_MAX_FIELD = 256  # bytes of a plain field
+_MAX_NAME = 255  # characters of a file name
+_ENVELOPE = 16_384  # bytes of a body that are not the file: boundaries, headers, the other field
+_MAX_HEADERS, _MAX_HEADER_BYTES = 8, 2048  # of each part
+_BLOCK = 1 << 20  # parsed, hashed and written at a time, in a thread
+IN_MEMORY = (
+    3 * _BLOCK
+)  # bytes of one upload at most: what has come, the block that is written, the piece that comes
+_LEAST_BYTES_PER_SECOND = 16_384  # on average, after the first silence_s seconds
+_DIGEST = re.compile(r"^[0-9a-f]{64}$")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A whole upload, on the disk under its temporary name until `Files.keep`."""
+
+    sha256: str
+    bytes: int
+    filename: str
+    path: Path
+
+
+class Files:
+    """The folder of uploads. ``max_bytes`` bounds one file, ``silence_s`` the wait for its next bytes."""
+
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        silence_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder, self.max_bytes, self.silence_s = folder, max_bytes, silence_s
+        self._clock = clock
+        folder.mkdir(parents=True, exist_ok=True)
+        for half in folder.glob(".upload-*"):  # folders are tables that were being read
+            shutil.rmtree(half) if half.is_dir() else half.unlink(missing_ok=True)
+
+    def path(self, sha256: str) -> Path:
+        """Raises DamagedFile where the bytes are gone."""
+        path = self.folder / sha256
+        if not _DIGEST.fullmatch(sha256) or not path.is_file():
+            raise DamagedFile(f"{path} is gone, though the job store lists it; upload the file again")
+        return path
+
+    def keep(self, upload: Upload) -> Path:
+        """Give an upload its lasting name. Durable when this returns."""
+        path = upload.path.replace(self.folder / upload.sha256)
+        fsync(self.folder)
+        return path
+
+    def remove(self, sha256: str) -> None:
+        (self.folder / sha256).unlink(missing_ok=True)
+
+    async def receive(self, headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> Upload:
+        """Read one ``multipart/form-data`` body with the fields ``purpose`` and ``file``, and fsync the file.
+
+        Raises BadInput, TooLarge (for a declared length before a byte is read), SlowBody, CallerLeft, and
+        StoreError where the disk is full; nothing is left on the disk then.
+        """
+        known = {name.lower(): value for name, value in headers}
+        boundary = _boundary(known.get(b"content-type", b""))
+        declared = known.get(b"content-length", b"0")
+        if len(declared) > 18 or (declared.isdigit() and int(declared) > self.max_bytes + _ENVELOPE):
+            raise self._too_large(declared.decode("latin-1")[:20])
+        handle, name = await asyncio.to_thread(tempfile.mkstemp, prefix=".upload-", dir=self.folder)
+        form = _Form(handle, Path(name), boundary, self.max_bytes)
+        try:
+            await self._stream(form, receive)
+            return await asyncio.to_thread(form.finish)
+        except OSError as error:
+            raise StoreError(
+                f"the upload cannot be kept ({error.strerror}); is the store's disk full?"
+            ) from error
+        except FormParserError as error:
+            raise BadRequest(
+                f"the body is not the multipart form that its header promises: {error}"
+            ) from error
+        finally:
+            form.close()
+
+    async def _stream(self, form: "_Form", receive: Receive) -> None:
+        begun, received = self._clock(), 0
+        waiting = bytearray()
+        more = True
+        while more:
+            message = await self._next(receive)
+            waiting += message.get("body", b"")
+            received += len(message.get("body", b""))
+            more = message.get("more_body", False)
+            if received > self.max_bytes + _ENVELOPE:
+                raise self._too_large(f"more than {self.max_bytes}")
+            if self._clock() - begun > self.silence_s + received / _LEAST_BYTES_PER_SECOND:
+                raise SlowBody(
+                    f"the upload came at under {_LEAST_BYTES_PER_SECOND} bytes a second; send it faster"
+                )
+            if len(waiting) >= _BLOCK or not more:
+                await asyncio.to_thread(form.write, bytes(waiting))
+                waiting.clear()
+
+    async def _next(self, receive: Receive) -> MutableMapping[str, Any]:
+        try:
+            message = await asyncio.wait_for(receive(), self.silence_s)
+        except TimeoutError:
+            raise SlowBody(f"no byte of the upload came for {self.silence_s:g} s; send it faster") from None
+        if message["type"] != "http.request":
+            raise CallerLeft
+        return message
+
+    def _too_large(self, size: str) -> TooLarge:
+        return TooLarge(_too_large(size, self.max_bytes))
+
+
+class _Form:
+    """The parser's callbacks. Parts are recognised by their headers; the file's bytes go straight to the disk."""
+
+    def __init__(self, handle: int, path: Path, boundary: bytes, max_bytes: int) -> None:
+        self._out, self._path, self._max_bytes = os.fdopen(handle, "wb"), path, max_bytes
+        self._hash, self._bytes = hashlib.sha256(), 0
+        self._fields: dict[str, bytearray] = {}
+        self._part, self._filename = "", ""
+        self._ended, self._finished = False, False
+        self._header, self._value, self._disposition = b"", b"", b""
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_header_field": self._on_header_field,
+                "on_header_value": self._on_header_value,
+                "on_header_end": self._on_header_end,
+                "on_headers_finished": self._on_headers_finished,
+                "on_part_data": self._on_part_data,
+                "on_end": self._on_end,
+            },
+            max_header_count=_MAX_HEADERS,
+            max_header_size=_MAX_HEADER_BYTES,
+        )
+
+    def write(self, block: bytes) -> None:
+        self._parser.write(block)
+
+    def finish(self) -> Upload:
+        """The body is complete: check the form, and fsync the file."""
+        if not self._ended:
+            raise BadRequest("the multipart form breaks off before its last boundary; send it again")
+        if missing := [name for name in _FIELDS if name not in self._fields]:
+            raise BadInput(f"the form has no field '{missing[0]}': expected purpose={PURPOSE} and one file")
+        purpose = self._fields["purpose"].decode(errors="replace").strip()
+        if purpose != PURPOSE:
+            raise BadInput(f"purpose = {purpose!r}: expected '{PURPOSE}', the only one offered here")
+        if self._bytes == 0:
+            raise BadInput(f"the file {self._filename!r} is empty; expected a safetensors or npz file")
+        self._out.flush()
+        os.fsync(self._out.fileno())
+        self._finished = True
+        return Upload(self._hash.hexdigest(), self._bytes, self._filename, self._path)
+
+    def close(self) -> None:
+        """Called in every case: an incomplete upload is deleted."""
+        if not self._finished:
+            self._path.unlink(missing_ok=True)
+        self._out.close()
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _on_header_end(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._header, self._value = b"", b""
+
+    def _on_headers_finished(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        self._disposition = b""
+        self._part = options.get(b"name", b"").decode("utf-8", "replace")
+        if self._part not in _FIELDS or self._part in self._fields:
+            fault = "a second" if self._part in self._fields else "an unknown"
+            raise BadInput(
+                f"the form has {fault} field '{self._part[:80]}': expected {' and '.join(_FIELDS)}, once"
+            )
+        self._fields[self._part] = bytearray()
+        if self._part == "file":
+            self._filename = _clean(options.get(b"filename", b"").decode("utf-8", "replace"))
+
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._part == "file":
+            self._take(data[start:end])
+            return
+        self._fields[self._part] += data[start:end]
+        if len(self._fields[self._part]) > _MAX_FIELD:
+            raise TooLarge(f"the form's field '{self._part}' has more than {_MAX_FIELD} bytes")
+
+    def _take(self, piece: bytes) -> None:
+        self._bytes += len(piece)
+        if self._bytes > self._max_bytes:
+            raise TooLarge(_too_large(f"more than {self._max_bytes}", self._max_bytes))
+        self._hash.update(piece)
+        self._out.write(piece)
+
+    def _on_end(self) -> None:
+        self._ended = True
+
+
+def _boundary(content_type: bytes) -> bytes:
+    kind, options = parse_options_header(content_type.decode("latin-1"))
+    boundary = options.get(b"boundary", b"")
+    if kind != b"multipart/form-data" or not 1 <= len(boundary) <= 70:  # RFC 2046 §5.1.1
+        raise BadRequest(
+            "expected a multipart/form-data body with a boundary of 1 to 70 characters and the fields "
+            f"{' and '.join(_FIELDS)}, got the content type {content_type[:80].decode('latin-1')!r}"
+        )
+    return boundary
+
+
+def _clean(filename: str) -> str:
+    """A name to show; never a path to open."""
+    return _CONTROL.sub("", filename)[-_MAX_NAME:] or "unnamed"
+
+
+def _too_large(size: str, limit: int) -> str:
+    return (
+        f"the upload has {size} bytes, at most {limit} are taken; send fewer rows, or start the server with a "
+        "larger limit"
+    )

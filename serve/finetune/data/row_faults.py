@@ -1,0 +1,66 @@
+"""The rows of a training file that cannot be learnt from, and why: they are left out where the job says so.
+
+A number whose square is infinite in FP32 makes any variance infinite: BatchNorm's running statistics for good, and
+LayerNorm's output zero. Neither the loss nor a gradient need show it.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ....exporters.inputs.samples import TARGET
+from ....models.datatypes import DATATYPES, name_of
+from ....models.errors import BadSamples
+from ....models.spec import ModelSpec
+from ..judging.judging_metrics import classifies
+from ..training.training_terms import MOST_SHARE, most_quarantined
+
+LARGEST = float(np.sqrt(np.finfo(np.float32).max))  # 1.8e19
+
+
+def row_faults(spec: ModelSpec, tensors: Mapping[str, np.ndarray]) -> dict[int, str]:
+    """Row → what is wrong with it. Tensors that do not fit as a whole are left to the checks of the file.
+
+    Raises BadSamples where more than a tenth of the rows is bad.
+    """
+    found: dict[int, str] = {}
+    for name, bad, words in _faults(spec, tensors):
+        for row in np.flatnonzero(bad.reshape(len(bad), -1).any(1)).tolist():
+            found.setdefault(row, f"'{name}': {words}")
+    rows = max((len(array) for array in tensors.values() if array.ndim), default=0)
+    if len(found) > most_quarantined(rows):
+        row, words = next(iter(found.items()))
+        raise BadSamples(
+            f"{len(found)} of {rows} rows cannot be learnt from (row {row}: {words}): at most {MOST_SHARE:.0%} of them "
+            "are left out; correct the file"
+        )
+    return dict(sorted(found.items()))
+
+
+def without(tensors: Mapping[str, np.ndarray], rows: Mapping[int, str]) -> dict[str, np.ndarray]:
+    """The tensors without these rows."""
+    return {
+        name: np.delete(array, list(rows), axis=0) if array.ndim else array for name, array in tensors.items()
+    }
+
+
+def _faults(spec: ModelSpec, tensors: Mapping[str, np.ndarray]):  # type: ignore[no-untyped-def]
+    """(tensor, its bad elements with the rows first, the fault)."""
+    for name, array in tensors.items():
+        known = name_of(array.dtype) in DATATYPES
+        if array.ndim and array.size and known and DATATYPES[name_of(array.dtype)].is_float:
+            finite = np.isfinite(array)
+            yield name, ~finite, "NaN or infinity"
+            large = np.abs(array, where=finite, out=np.zeros_like(array)) > LARGEST
+            yield name, large, f"a number above {LARGEST:.2g}, whose square is infinite"
+    for tensor in spec.inputs:
+        array = tensors.get(tensor.name)
+        if tensor.range is not None and array is not None and array.ndim and array.dtype.kind in "iu":
+            yield tensor.name, tensor.range.outside(array), f"a value outside of {tensor.range}"
+    for tensor in spec.outputs:
+        array = tensors.get(name := TARGET + tensor.name)
+        if array is None or not classifies(tensor) or array.ndim == 0 or array.dtype.kind not in "iu":
+            continue
+        last = tensor.shape[-1] if tensor.shape else None
+        most = last.minimum if last is not None and last.fixed else np.iinfo(np.int64).max
+        yield name, (array < 0) | (array >= most), f"a class outside of 0..{most - 1}"

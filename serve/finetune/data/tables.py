@@ -1,0 +1,223 @@
+"""Parquet, CSV, JSON lines and tars of pictures as tensors, read in a process of its own with a bound on its memory.
+
+    python -m halfeven.serve.finetune.data.tables REQUEST.json
+
+A column has the name of an input or ``target:OUTPUT``, and holds a number or (nested) lists of them in each row; or an
+input of several elements has a column for each: ``x.0``, ``x.1``, … in C order. An empty cell of floats is NaN.
+A tar holds what a folder of pictures does (`exporters/inputs/picture_folder.py`): folders named as the labels.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from ....exporters.inputs.picture_folder import read_pictures
+from ....exporters.inputs.samples import TARGET
+from ....models.errors import BadInput, BadSamples
+from ....models.spec import ModelSpec, TensorSpec
+from ..judging.judging_metrics import classifies
+
+PARQUET, JSON_LINES, CSV, TAR = "parquet", "JSON lines", "CSV", "tar"
+MOST_PICTURES = 1_000_000
+IN_WORK = ".upload-table-"  # beside the upload, where `Files` deletes what a killed server left
+SECONDS = 600.0
+_OWN_BYTES = 2 << 30  # of the process itself; its libraries map much that they do not use
+
+
+def kind_of(path: Path, spec: ModelSpec) -> str | None:
+    """The kind of table that a file is, by its first bytes; None where it is none."""
+    with path.open("rb") as file:
+        head = file.read(1 << 16)
+    if head[:4] == b"PAR1":
+        return PARQUET
+    if head[257:262] == b"ustar":
+        return TAR
+    if head[:2] == b"PK" or head[8:9] == b"{":  # npz; safetensors, behind the length of its header
+        return None
+    try:
+        line = head.split(b"\n")[0].decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        return None
+    if line.startswith("{") and line[1:].lstrip().startswith('"'):
+        return JSON_LINES
+    columns = {column.strip().strip('"').split(".")[0] for column in line.split(",")}
+    return CSV if columns & {tensor.name for tensor in spec.inputs} else None
+
+
+def read_apart(path: Path, kind: str, spec: ModelSpec, max_bytes: int) -> dict[str, np.ndarray]:
+    """The tensors of a table, read in another process. Raises BadSamples with what is wrong, or where it ends."""
+    with tempfile.TemporaryDirectory(prefix=IN_WORK, dir=path.parent) as folder:
+        request, out = Path(folder, "request.json"), Path(folder, "rows.safetensors")
+        asked = {
+            "path": str(path),
+            "kind": kind,
+            "spec": spec.to_json(),
+            "max_bytes": max_bytes,
+            "out": str(out),
+        }
+        request.write_text(json.dumps(asked))
+        command = [sys.executable, "-m", "halfeven.serve.finetune.data.tables", str(request)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            raise BadSamples(f"the {kind} file was not read in {SECONDS:g} s; give fewer rows") from None
+        lines = done.stdout.strip().splitlines()
+        if done.returncode == 0 and lines == ["done"]:
+            return load_file(out)
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        why = lines[-1] if lines else f"the process that read it ended with {done.returncode}: {last[:200]}"
+        raise BadSamples(f"the {kind} file cannot be read: {why}")
+
+
+def main() -> None:
+    asked = json.loads(Path(sys.argv[1]).read_text())
+    bytes = 4 * asked["max_bytes"] + _OWN_BYTES
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (bytes, bytes))
+    except (OSError, ValueError):  # macOS refuses it
+        if sys.platform == "linux":
+            raise
+    try:
+        spec = ModelSpec.from_json(asked["spec"])
+        path, kind, most = Path(asked["path"]), asked["kind"], asked["max_bytes"]
+        read = pictures_of(path, spec, most) if kind == TAR else tensors_of(path, kind, spec, most)
+        save_file(read, asked["out"])
+        print("done")
+    except BadInput as error:
+        print(" ".join(str(error).split()))
+        sys.exit(1)
+    except MemoryError:
+        print(f"it needs more than {bytes / 2**30:.1f} GiB; give fewer rows")
+        sys.exit(1)
+
+
+def tensors_of(path: Path, kind: str, spec: ModelSpec, max_bytes: int) -> dict[str, np.ndarray]:
+    """The tensors that the spec knows, by name; the datatype of each is the spec's, classes are INT64."""
+    table = _table(path, kind, max_bytes)
+    known: dict[str, tuple[TensorSpec, Any]] = {
+        tensor.name: (tensor, tensor.type.numpy) for tensor in spec.inputs
+    }
+    for tensor in spec.outputs:
+        dtype = np.int64 if classifies(tensor) else np.float32
+        known[TARGET + tensor.name] = (tensor, dtype)
+    found: dict[str, np.ndarray] = {}
+    taken: set[str] = set()
+    for name, (_, dtype) in known.items():
+        columns = _columns(name, table.column_names)
+        taken.update(columns)
+        if columns:
+            parts = [_numbers(table.column(column), column, np.dtype(dtype)) for column in columns]
+            found[name] = parts[0] if columns == [name] else np.stack(parts, axis=-1)
+    if unknown := [column for column in table.column_names if column not in taken]:
+        raise BadSamples(
+            f"the columns {unknown[:5]} are unknown: expected {sorted(known)}, or 'NAME.0', 'NAME.1', …"
+        )
+    return {name: np.ascontiguousarray(_shaped(array, *known[name], spec)) for name, array in found.items()}
+
+
+def pictures_of(path: Path, spec: ModelSpec, max_bytes: int) -> dict[str, np.ndarray]:
+    """The rows of a tar of pictures, as those of the folder that it was made of."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pictures-") as folder:
+        try:
+            with tarfile.open(path, "r:") as archive:
+                _unpack(archive, Path(folder), max_bytes)
+        except tarfile.TarError as error:
+            raise BadSamples(str(error)) from error
+        return read_pictures(Path(folder), spec, max_bytes)
+
+
+def _unpack(archive: tarfile.TarFile, folder: Path, max_bytes: int) -> None:
+    """Plain files of at most one folder each, under names of their own parts: nothing is written anywhere else."""
+    size = 0
+    for count, member in enumerate(archive):
+        parts = [part for part in PurePosixPath(member.name).parts if part != "."]
+        if member.isdir():
+            continue
+        size += member.size
+        if not member.isfile() or not 1 <= len(parts) <= 2 or any(part in ("..", "/") for part in parts):
+            raise BadSamples(f"'{member.name[:80]}': expected plain pictures, in folders named as the labels")
+        if size > max_bytes or count >= MOST_PICTURES:
+            raise BadSamples(f"it holds more than {max_bytes} bytes or {MOST_PICTURES} pictures; give fewer")
+        content = archive.extractfile(member)
+        assert content is not None
+        (folder / Path(*parts)).parent.mkdir(exist_ok=True)
+        (folder / Path(*parts)).write_bytes(content.read())
+
+
+def _table(path: Path, kind: str, max_bytes: int) -> Any:
+    import pyarrow
+    from pyarrow import csv, json, parquet
+
+    try:
+        if kind == CSV:
+            return csv.read_csv(path)
+        if kind == JSON_LINES:
+            return json.read_json(path)
+        file, batches, size = parquet.ParquetFile(path), [], 0
+        for batch in file.iter_batches(batch_size=1024):
+            size += batch.nbytes
+            if size > max_bytes:
+                raise BadSamples(f"its rows need more than {max_bytes} bytes; give fewer")
+            batches.append(batch)
+        return pyarrow.Table.from_batches(batches, file.schema_arrow)
+    except pyarrow.ArrowException as error:
+        raise BadSamples(str(error)) from error
+
+
+def _columns(name: str, there: list[str]) -> list[str]:
+    if name in there:
+        return [name]
+    numbered = [f"{name}.{place}" for place in range(len(there))]
+    return [column for column in numbered if column in there]
+
+
+def _numbers(column: Any, name: str, dtype: np.dtype[Any]) -> np.ndarray:
+    """``[rows, …]``: every row has lists of the same lengths."""
+    import pyarrow.types
+
+    values, lengths = column.combine_chunks(), [len(column)]
+    while pyarrow.types.is_nested(values.type) and hasattr(values, "flatten"):
+        fixed = getattr(values.type, "list_size", None)
+        sizes = {fixed} if fixed is not None else set(values.value_lengths().to_pylist())
+        if len(sizes) != 1 or None in sizes or values.null_count:
+            some = ", ".join(sorted(map(str, sizes))[:5])
+            raise BadSamples(f"column '{name}': expected lists of one length in all rows, got {some}")
+        lengths.append(sizes.pop())
+        values = values.flatten()
+    whole = pyarrow.types.is_integer(values.type) or pyarrow.types.is_boolean(values.type)
+    if dtype.kind in "iub" and (not whole or values.null_count):
+        fault = "an empty cell" if whole else f"{values.type}"
+        raise BadSamples(f"column '{name}': expected whole numbers, got {fault}")
+    if not (whole or pyarrow.types.is_floating(values.type)):
+        raise BadSamples(f"column '{name}': expected numbers, got {values.type}")
+    return values.to_numpy(zero_copy_only=False).astype(dtype).reshape(lengths)
+
+
+def _shaped(array: np.ndarray, tensor: TensorSpec, dtype: Any, spec: ModelSpec) -> np.ndarray:
+    """A row that was written flat in the shape of its tensor, where that is known."""
+    inner = tensor.shape[1:] if spec.batched else tensor.shape
+    if array.dtype == np.int64 and classifies(tensor):
+        inner = inner[:-1]
+    sizes = [dim.minimum for dim in inner if dim.fixed]
+    if (
+        len(sizes) == len(inner)
+        and array.ndim == 2
+        and len(sizes) != 1
+        and array[0].size == int(np.prod(sizes))
+    ):
+        return array.reshape(len(array), *sizes)
+    if array.ndim == 1 and sizes == [1] * len(inner):
+        return array.reshape(len(array), *sizes)
+    return array
+
+
+if __name__ == "__main__":
+    main()

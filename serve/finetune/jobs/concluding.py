@@ -1,0 +1,173 @@
+"""The end of a job: its published version is made active, held, or refused; and the exceptions that end a job.
+
+A version becomes active only where a judging set judged what was learnt and it is better on held-out rows, and only in
+place of the parent that it was
+made from and measured against. The comparison and the promotion are one step, whatever is promoted or rolled back
+meanwhile.
+"""
+
+import threading
+import time
+
+from ....models.errors import Conflict
+from ....models.store import LIVE, Store, Version
+from ...versions.roster import Roster
+from .hyperparameters import REFUSE, REJUDGE
+from .job_store import JobStore
+from .job_types import FAILED, SUCCEEDED, Job
+from .reasons import NO_JUDGING_SET, NOTHING_LEARNT, STALE_PARENT
+
+SWAP_SECONDS = 600.0  # another device proves again first
+FINE_TUNING = "fine-tuning"  # by whose order the version becomes active
+
+
+class JobFailed(Exception):
+    """The job failed, with reason code and message. ``version``: the number of the version that was made
+    nevertheless."""
+
+    def __init__(self, code: str, message: str, version: int | None = None) -> None:
+        super().__init__(message)
+        self.code, self.version = code, version
+
+
+class StaleParent(JobFailed):
+    """Another version became active since: what this one replaces is not what it was made from and measured against."""
+
+
+class WorkerLost(JobFailed):
+    """A process of the job ended without a result: it was killed, or ran out of memory."""
+
+
+class Cancelled(Exception):
+    """The caller cancelled the job."""
+
+
+class Paused(Exception):
+    """The caller paused the job; what it has done so far is in its folder."""
+
+
+class ServerStops(Exception):
+    """The server is shutting down; the job is settled by the next one."""
+
+
+class Conclusion:
+    """``stopping`` ends the waiting for the roster."""
+
+    def __init__(self, job_store: JobStore, store: Store, roster: Roster, stopping: threading.Event) -> None:
+        self._job_store, self._store, self._roster, self._stopping = job_store, store, roster, stopping
+
+    def conclude(self, id: str, version: Version) -> None:
+        """Settle a job by the version that it published. Raises JobFailed, Cancelled, ServerStops."""
+        job, gate = self._job_store.job(id), version.manifest["gate"]
+        if version.status != LIVE:
+            refused_by_gate = gate is not None and not gate["passed"]
+            code = "METRIC_REGRESSED" if refused_by_gate else "PARITY_FAILED"
+            message = version.manifest["reason"]
+            self._job_store.move(id, FAILED, code=code, message=message, gate=gate, version=version.number)
+            return
+        if self._store.live_number(version.name) != version.number:
+            if job.cancel_requested:
+                raise Cancelled
+            if why := gate.get("not_judged"):
+                self._leave(job, version, "held", NO_JUDGING_SET, f"and held, not made active: {why}")
+                return
+            alias = self._replaceable(job, version)
+            if why := gate.get("not_learnt"):
+                self._leave(job, version, "not promoted", NOTHING_LEARNT, f"and not made active: {why}")
+                return
+            self._promote(job, version, alias)
+        self._await_active(version)
+        self._job_store.move(
+            id, SUCCEEDED, stage="done", message=f"{version} is active", gate=gate,
+            fine_tuned_model=str(version), version=version.number,
+        )  # fmt: skip
+
+    def _leave(self, job: Job, version: Version, stage: str, code: str, why: str) -> None:
+        """Settle a job whose version is published only."""
+        message = f"{version} is published {why}; {by_hand(version)}"
+        self._job_store.move(
+            job.id, SUCCEEDED, stage=stage, code=code, message=message,
+            gate=version.manifest["gate"], fine_tuned_model=str(version), version=version.number,
+        )  # fmt: skip
+
+    def _replaceable(self, job: Job, version: Version) -> int | None:
+        """The alias, where the version may take the place of the active one: the gate measured that one, and the
+        version was made from it or, with ``stale_parent = "rejudge"``, has kept what it knows."""
+        against, alias = version.manifest["gate"].get("against"), self._store.live_number(version.name)
+        if self._was_replaced(version):
+            raise JobFailed(
+                "NOT_SERVED",
+                f"{version} was active already, and version {alias} took its place: it is not made active again; "
+                f"{by_hand(version)}",
+                version.number,
+            )
+        active = alias if alias is not None else self._serving(version.name)
+        if active not in (against, None) or (
+            active != version.manifest["parent"] and _policy(job) != REJUDGE
+        ):
+            raise _stale(job, version, active)
+        return alias
+
+    def _was_replaced(self, version: Version) -> bool:
+        """Whether a version was made active in place of this one. A server that ends within a promotion may leave it
+        recorded and not done: it is then done again."""
+        promotions = self._store.promotions(version.name).values()
+        return any(
+            entry["over"] == version.number for each in promotions for entry in (each["first"], each["last"])
+        )
+
+    def _promote(self, job: Job, version: Version, alias: int | None) -> None:
+        self._job_store.note(job.id, stage="swapping", gate=version.manifest["gate"])
+        try:
+            self._store.promote_over(alias, version, FINE_TUNING)
+        except Conflict:
+            raise _stale(job, version, self._store.live_number(version.name)) from None
+
+    def _serving(self, name: str) -> int | None:
+        """The version that serves under a name without an alias: one whose half was refused serves its FP32 whole."""
+        self._roster.wait(SWAP_SECONDS)
+        number = self._roster.active(name)
+        return None if number is None else int(number)
+
+    def _await_active(self, version: Version) -> None:
+        deadline = time.monotonic() + SWAP_SECONDS
+        while time.monotonic() < deadline and not self._stopping.is_set():
+            if self._roster.active(version.name) == str(version.number):
+                return
+            if (live := self._store.live_number(version.name)) != version.number:
+                message = f"{version} was made active, but it did not serve: version {live} is active now"
+                raise JobFailed("NOT_SERVED", message, version.number)
+            if fault := self._roster.fault(version.name, version.number):
+                message = f"{version} was published, but the server did not take it: {fault}"
+                raise JobFailed("NOT_SERVED", message, version.number)
+            time.sleep(0.05)
+        if self._stopping.is_set():
+            raise ServerStops
+        message = f"{version} was published but did not become active in {SWAP_SECONDS:g} s"
+        raise JobFailed("NOT_SERVED", message, version.number)
+
+
+def by_hand(version: Version) -> str:
+    """How an operator makes a version active that no job may make active."""
+    return (
+        f"to make it active all the same: `halfeven promote {version}`, or POST /v1/models/{version.name}/promote with "
+        f'{{"version": {version.number}}}'
+    )
+
+
+def _policy(job: Job) -> str:
+    return job.hyperparameters.get("stale_parent", REFUSE)
+
+
+def _stale(job: Job, version: Version, active: int | None) -> StaleParent:
+    name, parent = version.name, version.manifest["parent"]
+    measured = version.manifest["gate"].get("against")
+    measured_against = f" and measured against {name}@{measured}" if measured not in (None, parent) else ""
+    return StaleParent(
+        STALE_PARENT,
+        f"{version} was made from {name}@{parent}{measured_against}, but {name}@{active} is active: making it "
+        "active would undo what came since. It is published and not made active; fine-tune "
+        f'{name} again, or with stale_parent = "rejudge" (judged against the active version) or "retrain" (trained '
+        "again from it); " + by_hand(version),
+        version.number,
+    )

@@ -1,0 +1,135 @@
+"""One SQLite connection that several threads share: its schema, its transactions, its JSON columns.
+
+``synchronous=FULL``: what was committed is on the disk.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ....models.errors import DamagedFile, StoreError
+
+SCHEMA_VERSION = 2
+_SCHEMA = """
+CREATE TABLE files (
+    id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL, filename TEXT NOT NULL,
+    created_at INTEGER NOT NULL, purpose TEXT NOT NULL, deleted INTEGER NOT NULL DEFAULT 0);
+CREATE UNIQUE INDEX same_file_once ON files (sha256, filename) WHERE NOT deleted;
+CREATE TABLE jobs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, revision INTEGER NOT NULL DEFAULT 1,
+    created_at INTEGER NOT NULL, status TEXT NOT NULL, model TEXT NOT NULL, name TEXT NOT NULL,
+    parent_version INTEGER NOT NULL, training_file TEXT NOT NULL REFERENCES files (id),
+    validation_file TEXT REFERENCES files (id), suffix TEXT, seed INTEGER NOT NULL,
+    hyperparameters TEXT NOT NULL, metadata TEXT, stage TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0,
+    cancel_requested INTEGER NOT NULL DEFAULT 0, started_at INTEGER, finished_at INTEGER,
+    estimated_finish INTEGER, code TEXT, message TEXT, param TEXT, fine_tuned_model TEXT, version INTEGER,
+    progress TEXT NOT NULL DEFAULT '{}', summary TEXT, gate TEXT);
+CREATE INDEX jobs_by_status ON jobs (status, number);
+CREATE TABLE idempotency_keys (
+    key TEXT PRIMARY KEY, job TEXT NOT NULL REFERENCES jobs (id), asked TEXT NOT NULL);
+CREATE TABLE events (
+    job TEXT NOT NULL REFERENCES jobs (id), number INTEGER NOT NULL, created_at INTEGER NOT NULL,
+    level TEXT NOT NULL, message TEXT NOT NULL, kind TEXT NOT NULL, data TEXT, PRIMARY KEY (job, number)
+) WITHOUT ROWID;
+CREATE TABLE steps (
+    job TEXT NOT NULL REFERENCES jobs (id), step INTEGER NOT NULL, record TEXT NOT NULL,
+    PRIMARY KEY (job, step)
+) WITHOUT ROWID;
+"""
+_SINCE_1 = """
+ALTER TABLE jobs ADD COLUMN pause_requested INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE evaluations (
+    job TEXT NOT NULL REFERENCES jobs (id), step INTEGER NOT NULL, created_at INTEGER NOT NULL,
+    record TEXT NOT NULL, PRIMARY KEY (job, step)
+) WITHOUT ROWID;
+"""
+_JSON = ("hyperparameters", "metadata", "progress", "summary", "gate", "data", "record")
+
+
+class Database:
+    """Every method may be called from any thread.
+
+    Raises StoreError where the disk fails or another release wrote the file, DamagedFile where it is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.RLock()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._open()
+        except sqlite3.DatabaseError as error:
+            raise DamagedFile(
+                f"{path} cannot be opened as the job store ({error}); restore it, or move it away to begin anew"
+            ) from error
+
+    def _open(self) -> None:
+        self._db.row_factory = sqlite3.Row
+        for pragma in (
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "foreign_keys = ON",
+            "busy_timeout = 5000",
+        ):
+            self._db.execute(f"PRAGMA {pragma}")
+        found = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if found in (0, 1):
+            missing = _SINCE_1 if found else _SCHEMA + _SINCE_1
+            self._db.executescript(f"BEGIN;{missing}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+        elif found != SCHEMA_VERSION:
+            raise StoreError(
+                f"{self._path} has schema {found}, expected {SCHEMA_VERSION}: another release of halfeven wrote "
+                "it; use that one, or another --store"
+            )
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: all or nothing, and on the disk when left; inside another one, a part of it."""
+        with self._lock:
+            if self._db.in_transaction:
+                yield self._db
+                return
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield self._db
+                self._db.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise StoreError(f"{self._path} cannot be written ({error}); is the disk full?") from error
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+
+    # ``rest`` is this package's own SQL; callers' values are bound, never written into it.
+
+    def all(self, columns: str, table: str, rest: str, *values: Any) -> list[sqlite3.Row]:
+        with self._lock:
+            return self._db.execute(f"SELECT {columns} FROM {table} WHERE {rest}", values).fetchall()
+
+    def one(self, columns: str, table: str, rest: str, *values: Any) -> dict[str, Any] | None:
+        rows = self.all(columns, table, f"{rest} LIMIT 1", *values)
+        return dict(rows[0]) if rows else None
+
+
+def encoded(row: Mapping[str, Any]) -> list[Any]:
+    """JSON columns as text; a NaN becomes null."""
+    return [
+        orjson.dumps(value).decode() if name in _JSON and value is not None else value
+        for name, value in row.items()
+    ]
+
+
+def decoded(row: Mapping[str, Any] | sqlite3.Row) -> dict[str, Any]:
+    return {
+        name: orjson.loads(value) if name in _JSON and value is not None else value
+        for name, value in dict(row).items()
+    }

@@ -1,0 +1,167 @@
+"""How to train: every number with its range and its default, checked before a job exists.
+
+What ``auto`` means:
+
+- ``n_epochs``: as many as make about 300 steps, from 3 to 50;
+- ``batch_size``: an eighth of the training rows, from 2 (BatchNorm needs two) to 32, and not above the model's
+  ``max_batch_size``;
+- ``learning_rate_multiplier``: 1, of a learning rate of 1e-4 (AdamW's usual one for going on with a trained
+  model); give ``learning_rate`` instead to name the rate itself;
+- ``validation_split``: a tenth of the rows, at least 20, but never more than a third: a gain shows on enough rows only;
+- ``growth_interval``: a tenth of all steps, from 20 to 2000 (torch's own): a short job must grow its scale too;
+- ``checkpoint_every``: a tenth of all steps: each time the held-out rows are evaluated and a checkpoint is written.
+
+``stale_parent`` says what becomes of a job whose parent is not active any more when it ends: its version is refused,
+judged against the active version and its judging set, or trained again from it. ``bad_rows``: whether a row that cannot
+be learnt from refuses the file, or is left out and named. ``early_stopping_patience``: the training ends after so many
+evaluations without a smaller held-out loss; 0: it never does. The weights of the best evaluation are the job's.
+"""
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ....models.errors import BadInput
+
+BASE_LEARNING_RATE = 1e-4
+REFUSE, REJUDGE, RETRAIN, QUARANTINE = "refuse", "rejudge", "retrain", "quarantine"
+WORDS: Mapping[str, tuple[str, ...]] = {  # the first is the default
+    "precision": ("fp16", "bf16", "fp32"),
+    "stale_parent": (REFUSE, REJUDGE, RETRAIN),
+    "bad_rows": (REFUSE, QUARANTINE),
+}
+AUTO = "auto"
+
+
+class BadHyperparameter(BadInput):
+    """One value out of its range; ``param`` is its name."""
+
+    code = "bad_hyperparameter"
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """``low`` to ``high``, both allowed, finite. ``whole``: no fractions. ``auto``: the word is allowed too."""
+
+    low: float
+    high: float
+    default: float | str
+    whole: bool = False
+    auto: bool = False
+
+    def __str__(self) -> str:
+        kind = "a whole number" if self.whole else "a number"
+        return f"{kind} from {self.low:g} to {self.high:g}" + (' or "auto"' if self.auto else "")
+
+
+RANGES: Mapping[str, Range] = {
+    "n_epochs": Range(1, 1000, AUTO, whole=True, auto=True),
+    "batch_size": Range(1, 65536, AUTO, whole=True, auto=True),
+    "learning_rate_multiplier": Range(1e-6, 1e6, AUTO, auto=True),
+    "learning_rate": Range(1e-10, 10, AUTO, auto=True),
+    "weight_decay": Range(0, 1, 0.01),
+    "clip_norm": Range(1e-6, 1e6, 1.0),
+    "init_scale": Range(1, 2**32, 2**16),
+    "growth_interval": Range(1, 1_000_000, AUTO, whole=True, auto=True),
+    "scale_floor": Range(2**-24, 2**16, 1.0),
+    "max_floor_hits": Range(1, 1000, 8, whole=True),
+    "checkpoint_every": Range(1, 1_000_000, AUTO, whole=True, auto=True),
+    "early_stopping_patience": Range(0, 1000, 0, whole=True),
+    "validation_split": Range(0.001, 0.5, AUTO, auto=True),
+    "forgetting_tolerance": Range(0, 1, 0.02),
+}
+KNOWN = (*RANGES, *WORDS)
+
+
+def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters of a job's body, from ``hyperparameters`` or ``method.supervised.hyperparameters``.
+
+    Every value is in its range, defaults are filled in, ``auto`` may still stand there (see `resolve`).
+    Raises BadHyperparameter naming the field, its range and what came.
+    """
+    asked = {**_table(job, "hyperparameters"), **_of_method(job)}
+    for name in asked:
+        if name not in KNOWN:
+            near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.0)[0]
+            raise _bad(name, f"is unknown; the nearest known one is '{near}'")
+    values: dict[str, Any] = {name: _value(name, asked.get(name)) for name in RANGES}
+    for name, words in WORDS.items():
+        values[name] = asked.get(name) or words[0]
+        if values[name] not in words:
+            raise _bad(name, f"expected one of {', '.join(words)}, got {_show(values[name])}")
+    if values["learning_rate"] != AUTO and values["learning_rate_multiplier"] != AUTO:
+        raise _bad("learning_rate", "and learning_rate_multiplier are both given; expected one of them")
+    if values["scale_floor"] > values["init_scale"]:
+        at_most = f"expected at most init_scale = {values['init_scale']:g}"
+        raise _bad("scale_floor", f"{at_most}, got {values['scale_floor']:g}")
+    return values
+
+
+def held_out_share(value: float | str, rows: int) -> float:
+    """The share of ``rows`` that is held out."""
+    return max(0.1, min(20 / rows, 1 / 3)) if value == AUTO else float(value)
+
+
+def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[str, Any]:
+    """The values with a number for every ``auto``; ``rows``: the number of rows to train on (see this file's head).
+
+    Source: ``auto`` is the word of OpenAI's fine-tuning jobs; the rules are ours.
+    """
+    found = dict(values)
+    if found["batch_size"] == AUTO:
+        found["batch_size"] = min(32, max(2, rows // 8), max(max_batch_size, 1))
+    found["batch_size"] = min(found["batch_size"], rows)
+    steps_per_epoch = math.ceil(rows / found["batch_size"])
+    if found["n_epochs"] == AUTO:
+        found["n_epochs"] = min(50, max(3, math.ceil(300 / steps_per_epoch)))
+    if found["learning_rate_multiplier"] == AUTO:
+        rate = found["learning_rate"]
+        found["learning_rate_multiplier"] = 1.0 if rate == AUTO else rate / BASE_LEARNING_RATE
+    if found["learning_rate"] == AUTO:
+        found["learning_rate"] = BASE_LEARNING_RATE * found["learning_rate_multiplier"]
+    steps = steps_per_epoch * found["n_epochs"]
+    if found["growth_interval"] == AUTO:
+        found["growth_interval"] = min(2000, max(20, steps // 10))
+    if found["checkpoint_every"] == AUTO:
+        found["checkpoint_every"] = math.ceil(steps / 10)
+    return found
+
+
+def _of_method(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    method = _table(job, "method")
+    kind = method.get("type", "supervised")
+    if kind != "supervised":
+        raise _bad("method", f"type: expected 'supervised', the only one offered here, got {_show(kind)}")
+    return _table(_table(method, "supervised"), "hyperparameters")
+
+
+def _table(owner: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = owner.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise _bad(name, f"expected an object, got {_show(value)}")
+    return {key: item for key, item in (value or {}).items() if item is not None}
+
+
+def _value(name: str, value: Any) -> Any:
+    allowed = RANGES[name]
+    if value is None:
+        return allowed.default
+    if allowed.auto and value == AUTO:
+        return value
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not allowed.low <= value <= allowed.high or (allowed.whole and value != int(value)):
+        raise _bad(name, f"expected {allowed}, got {_show(value)}")
+    return int(value) if allowed.whole else float(value)
+
+
+def _show(value: Any) -> str:
+    return repr(value)[:80]
+
+
+def _bad(name: str, fault: str) -> BadHyperparameter:
+    error = BadHyperparameter(f"hyperparameters: {name}: {fault}")
+    error.param = name
+    return error

@@ -1,0 +1,224 @@
+"""The checks of a job's request before the job exists: afterwards its caller has gone, and a failure costs hours."""
+
+import difflib
+import secrets
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ....models.errors import BadInput, BadSamples, UnknownName
+from ....models.model_name import NAME
+from ....models.store import Store, Version
+from ..data.data_findings import findings_of
+from ..data.datasets import TrainingData, check_no_overlap, learnable_outputs, read_training, split
+from ..data.files import Files
+from .hyperparameters import QUARANTINE, held_out_share, read_hyperparameters, resolve
+from .job_store import JobStore
+from .job_types import JobRequest
+
+_NEEDED = ("weights.safetensors", "whole.pt2")
+_KEYS = (
+    "model", "training_file", "validation_file", "hyperparameters", "method", "seed", "suffix", "metadata",
+    "integrations",
+)  # fmt: skip
+_MAX_SEED = 2**31 - 1
+_MAX_SUFFIX, _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 64, 16, 64, 512  # characters and pairs: OpenAI's bounds
+
+
+class BadJob(BadInput):
+    """A job that is refused; ``param`` names the part of its request."""
+
+    code = "bad_job"
+    param: str | None = None
+
+
+class BadTrainingFile(BadSamples):
+    """A file that does not fit the model; ``param`` says which of the job's files."""
+
+    code = "bad_training_file"
+    param: str | None = None
+
+
+class JobAdmission:
+    """Reads a job's request and checks everything that it names against the model. Blocks for the disk.
+
+    One request at a time: a training file is read whole, and ten of them at once would not fit into memory.
+    """
+
+    def __init__(self, job_store: JobStore, files: Files, store: Store) -> None:
+        self._job_store, self._files, self._store = job_store, files, store
+        self._reading = threading.Lock()
+
+    def read(self, asked: Any) -> JobRequest:
+        """Raises BadInput (BadJob, BadHyperparameter, BadTrainingFile) with its ``param``, UnknownName."""
+        body = _table(asked)
+        model, training_file = (_text(body, key) for key in ("model", "training_file"))
+        validation_file = _text(body, "validation_file", needed=False)
+        values = read_hyperparameters(body)
+        seed = _seed(body)
+        suffix, metadata = _suffix(body), _metadata(body)
+        assert model and training_file
+        parent = self._parent(model)
+        rows, findings = self._check_data(parent, training_file, validation_file, values, seed)
+        return JobRequest(
+            model=model,
+            name=parent.name,
+            parent_version=parent.number,
+            training_file=training_file,
+            validation_file=validation_file,
+            hyperparameters=resolve(values, rows, parent.spec().max_batch_size),
+            seed=seed,
+            suffix=suffix,
+            metadata=metadata,
+            asked=body,
+            findings=tuple(findings),
+        )
+
+    def _parent(self, model: str) -> Version:
+        """``name`` is the active version, ``name@version`` that one."""
+        name, at, number = model.partition("@")
+        if not NAME.fullmatch(name) or not self._store.numbers(name):
+            raise UnknownName(f"no model '{name[:80]}' in the store: it has {self._store.names()}")
+        if at and not (number.isascii() and number.isdigit()):
+            raise UnknownName(f"'{name}' has no version {number[:40]!r}: it has {self._store.numbers(name)}")
+        parent = self._store.version(name, int(number[:18])) if at else self._store.live(name)
+        if parent is None:
+            raise _bad(
+                "model",
+                f"'{name}' has no active version; name one of {self._store.numbers(name)}: '{name}@N'",
+            )
+        if parent.spec().form == "live":
+            raise _bad(
+                "model",
+                f"{parent} is served live: it has no captured program that could be trained and converted here; "
+                "train the module yourself and convert its folder with the new weights",
+            )
+        learnable_outputs(parent.spec())
+        if parent.has("whole.onnx") and not parent.has("whole.pt2"):
+            raise _bad(
+                "model",
+                f"{parent} came from an ONNX file, which holds no program that could be trained: fine-tune the model "
+                "that it was written from, or convert that one",
+            )
+        if missing := [file for file in _NEEDED if not parent.has(file)]:
+            raise _bad(
+                "model", f"{parent} has no {missing[0]}, so it cannot be trained; convert the model again"
+            )
+        return parent
+
+    def _check_data(
+        self,
+        parent: Version,
+        training_file: str,
+        validation_file: str | None,
+        values: dict[str, Any],
+        seed: int,
+    ) -> tuple[int, list[str]]:
+        """Check the files against the spec; gives the number of rows to train on, and findings.
+
+        ``values``: the hyperparameters, of which ``validation_split`` becomes a number.
+        """
+        with self._reading:
+            quarantine = values["bad_rows"] == QUARANTINE
+            training = self._data(parent, "training_file", training_file, quarantine)
+            share = values["validation_split"] = held_out_share(values["validation_split"], training.rows)
+            if validation_file is None:
+                train, _ = split(training.rows, share, seed)
+                return len(train), findings_of(parent, training, train)
+            validation = self._data(parent, "validation_file", validation_file, quarantine)
+            try:
+                check_no_overlap(training, validation)
+                _check_same_targets(training, validation)
+            except BadSamples as error:
+                raise _misfit("validation_file", str(error)) from error
+            return training.rows, findings_of(parent, training, np.arange(training.rows))
+
+    def _data(self, parent: Version, param: str, file: str, quarantine: bool) -> TrainingData:
+        record = self._job_store.file(file)
+        try:
+            path = self._files.path(record.sha256)
+            return read_training(path, parent.spec(), self._files.max_bytes, quarantine)
+        except BadSamples as error:
+            sentence = str(error).removeprefix(f"{record.sha256}: ")
+            raise _misfit(param, f"{param} '{record.filename}' ({file}): {sentence}") from error
+
+
+def _check_same_targets(training: TrainingData, validation: TrainingData) -> None:
+    if training.losses.keys() != validation.losses.keys():
+        raise BadSamples(
+            f"validation_file: expected targets for {sorted(training.losses)} as in the training file, got "
+            f"{sorted(validation.losses)}"
+        )
+
+
+def _misfit(param: str, message: str) -> BadTrainingFile:
+    error = BadTrainingFile(message)
+    error.param = param
+    return error
+
+
+# The request's own fields.
+
+
+def _table(asked: Any) -> dict[str, Any]:
+    if not isinstance(asked, dict):
+        raise BadJob('expected a JSON object such as {"model": "digits", "training_file": "file-…"}')
+    for key in asked:
+        if key not in _KEYS:
+            near = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.0)[0]
+            raise _bad(key[:80], f"the key is unknown; the nearest known one is '{near}'")
+    if asked.get("integrations"):
+        raise _bad(
+            "integrations", "not offered: nothing here calls another machine; see /metrics and the events"
+        )
+    return asked
+
+
+def _text(body: Mapping[str, Any], key: str, needed: bool = True) -> str | None:
+    value = body.get(key)
+    if value is None and not needed:
+        return None
+    if not isinstance(value, str) or not value:
+        came = "nothing" if value is None else repr(value)[:80]
+        raise _bad(key, f"expected a string, got {came}")
+    return value
+
+
+def _seed(body: Mapping[str, Any]) -> int:
+    seed = body.get("seed")
+    if seed is None:
+        return secrets.randbelow(_MAX_SEED + 1)
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= _MAX_SEED:
+        raise _bad("seed", f"expected a whole number from 0 to {_MAX_SEED}, got {seed!r:.80}")
+    return seed
+
+
+def _suffix(body: Mapping[str, Any]) -> str | None:
+    suffix = _text(body, "suffix", needed=False)
+    if suffix is not None and len(suffix) > _MAX_SUFFIX:
+        raise _bad("suffix", f"expected at most {_MAX_SUFFIX} characters, got {len(suffix)}")
+    return suffix
+
+
+def _metadata(body: Mapping[str, Any]) -> dict[str, str] | None:
+    metadata = body.get("metadata")
+    if metadata is None:
+        return None
+    if not isinstance(metadata, dict) or len(metadata) > _MAX_PAIRS:
+        raise _bad("metadata", f"expected an object of at most {_MAX_PAIRS} pairs, got {metadata!r:.80}")
+    for key, value in metadata.items():
+        if not isinstance(value, str) or len(key) > _MAX_KEY or len(value) > _MAX_VALUE:
+            raise _bad(
+                "metadata",
+                f"expected strings, keys of at most {_MAX_KEY} and values of at most {_MAX_VALUE} characters, got "
+                f"{key!r:.80}: {value!r:.80}",
+            )
+    return metadata
+
+
+def _bad(param: str, fault: str) -> BadJob:
+    error = BadJob(f"{param}: {fault}")
+    error.param = param
+    return error

@@ -1,0 +1,107 @@
+"""The folder of a job, `<store>/jobs/<id>`, which stands until the job has ended: how far the job is, whoever dies.
+
+    state.json      the pass, the version it starts from, and the result of the training once there is one
+    pass-1/         the files of the first pass: request, rows, checkpoints, weights
+
+A job needs a second pass where another version became active meanwhile (`stale_parent`).
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ....models.durable import replace_text
+
+MOST_STARTS = 3  # of one process without progress between them
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """``trained``: the trainer's last line. ``starts``: of a process since ``progress`` changed."""
+
+    number: int
+    parent: int
+    trained: Mapping[str, Any] | None = None
+    starts: int = 0
+    progress: str = ""
+
+
+class JobFolder:
+    """Every change is on the disk when its method returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def of_pass(self) -> Path:
+        """The folder of the pass that the state names."""
+        state = self.state()
+        return self.path / f"pass-{state.number if state else 1}"
+
+    def state(self) -> JobState | None:
+        """None before the first pass, and where the file is damaged: the job begins anew."""
+        try:
+            return JobState(**json.loads((self.path / "state.json").read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def begin(self, state: JobState) -> None:
+        """A new pass; what the passes before left is deleted, but for the weights that this one goes on with."""
+        kept = state.trained is not None and self.of_pass
+        self.path.mkdir(parents=True, exist_ok=True)
+        place = self.path / f"pass-{state.number}"
+        place.mkdir(exist_ok=True)
+        if kept:
+            weights = "weights.safetensors"
+            shutil.copy(kept / weights, place / weights)
+            state = JobState(
+                state.number, state.parent, {**(state.trained or {}), "weights": str(place / weights)}
+            )
+        self._write(state)
+        for old in self.path.glob("pass-*"):
+            if old != place:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def keep_trained(self, trained: Mapping[str, Any]) -> None:
+        """The training is done; its checkpoints are not needed any more."""
+        self._change(trained=dict(trained))
+        shutil.rmtree(self.of_pass / "checkpoints", ignore_errors=True)
+
+    def starts_again(self) -> bool:
+        """Count the start of a process; whether it may: False after ``MOST_STARTS`` without progress."""
+        state = self._known()
+        progress = self._progress(state)
+        starts = state.starts + 1 if progress == state.progress else 1
+        self._change(starts=starts, progress=progress)
+        return starts <= MOST_STARTS
+
+    def was_interrupted(self) -> None:
+        """The process was ended on purpose: its start does not count."""
+        if self.state() is not None:
+            self._change(starts=0)
+
+    def last_step(self) -> int:
+        """The step of the newest checkpoint; 0 where there is none."""
+        steps = sorted(self.of_pass.glob("checkpoints/step-*"))
+        return int(steps[-1].name.removeprefix("step-")) if steps else 0
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _progress(self, state: JobState) -> str:
+        done = "trained" if state.trained is not None else f"step {self.last_step()}"
+        return f"pass {state.number}, {done}"
+
+    def _known(self) -> JobState:
+        state = self.state()
+        assert state is not None, "a pass was begun"
+        return state
+
+    def _change(self, **values: Any) -> None:
+        self._write(JobState(**{**asdict(self._known()), **values}))
+
+    def _write(self, state: JobState) -> None:
+        replace_text(self.path / "state.json", json.dumps(asdict(state)))

@@ -1,0 +1,247 @@
+"""The stages of one job: its data are checked, a process trains, another converts and scores, the result is promoted.
+
+It writes progress and events into the job store. The end of a job is an exception or a return, which `supervisor.py`
+writes. How far a job is stands in its folder (`job_folder.py`): whichever process ends, its work goes on from there.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from safetensors.numpy import save_file
+
+from ....exporters.inputs.samples import Samples
+from ....models.store import Store, Version
+from ...batching.place import Place
+from ...versions.roster import Roster
+from ..data.datasets import seen_in_training
+from ..data.files import Files
+from ..judging.active_version import ActiveVersion, Measured, same_signature
+from ..judging.judging_sets import classes_not_judged, judging_sets, not_judged, sets_of
+from . import training_request as asked
+from .child_watch import lines_of, result_of
+from .concluding import Conclusion, JobFailed, Paused, ServerStops, StaleParent, WorkerLost
+from .hyperparameters import REFUSE, RETRAIN
+from .job_folder import MOST_STARTS, JobFolder, JobState
+from .job_store import JobStore
+from .job_types import RUNNING, Job
+from .reasons import NO_JUDGING_SET, STALE_PARENT
+from .training_request import TRAINER, JobRows
+from .training_watch import TrainingWatch
+from .worker_process import Child
+
+Result = TypeVar("Result")
+MOST_PASSES = 3  # from or against which one job is made, where the active version changes meanwhile
+
+
+class JobRunner:
+    """Runs jobs, one at a time. ``threads`` and ``nice`` are the trainer's; ``stopping`` interrupts a job at once."""
+
+    def __init__(
+        self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
+        stopping: threading.Event, threads: int, nice: int,
+    ) -> None:  # fmt: skip
+        self._job_store, self._files, self._store, self._roster = job_store, files, store, roster
+        self._place, self._stopping, self._threads, self._nice = place, stopping, threads, nice
+        self._active = ActiveVersion(store, roster, place)
+        self.conclude = Conclusion(job_store, store, roster, stopping).conclude
+
+    def go(self, job: Job) -> None:
+        """Take a queued job through all stages, from where it is. Raises JobFailed, Cancelled, Paused, ServerStops, or
+        an error of ours."""
+        self._job_store.move(job.id, RUNNING, stage="checking")
+        job, folder = self._job_store.job(job.id), self._folder(job.id)
+        try:
+            self._passes(job, folder)
+        except (Paused, ServerStops):
+            folder.was_interrupted()
+            raise
+
+    def published(self, job: Job, number: int | None = None) -> Version | None:
+        """The version that this job published last, or in its pass ``number``; None where there is none."""
+        for found in reversed(self._store.numbers(job.name)):
+            version = self._store.version(job.name, found)
+            lineage = version.manifest["lineage"]
+            if lineage.get("job") == job.id and number in (None, lineage.get("pass", 1)):
+                return version
+        return None
+
+    def remove_ended(self) -> None:
+        """Delete the folders of jobs that have ended, and drafts of versions whose conversion is dead."""
+        kept = {job.id for job in self._job_store.unfinished()}
+        for path in (self._store.root / "jobs").glob("*"):
+            if path.name not in kept:
+                JobFolder(path).remove()
+        self._store.remove_dead_drafts()
+
+    def _folder(self, id: str) -> JobFolder:
+        return JobFolder(self._store.root / "jobs" / id)
+
+    def _passes(self, job: Job, folder: JobFolder) -> None:
+        """Once, or again where another version became active meanwhile and the job says what then (`stale_parent`)."""
+        stale = job.hyperparameters.get("stale_parent", REFUSE)
+        while True:
+            if (state := folder.state()) is None:
+                first = self._active.of(job.name).number if stale == RETRAIN else job.parent_version
+                folder.begin(state := JobState(1, first))
+            version = self.published(job, state.number) or self._pass(job, folder, state)
+            try:
+                self.conclude(job.id, version)
+                return
+            except StaleParent as error:
+                if stale == REFUSE or state.number == MOST_PASSES:
+                    raise
+                self._job_store.record(
+                    job.id, "warn", f"{error}; now it is done ({stale})", {"code": error.code}
+                )
+            if stale == RETRAIN:
+                folder.begin(JobState(state.number + 1, self._active.of(job.name).number))
+            else:
+                known = folder.state() or state
+                folder.begin(JobState(state.number + 1, state.parent, known.trained))
+
+    def _pass(self, job: Job, folder: JobFolder, state: JobState) -> Version:
+        """Train, where that is not done yet, and convert."""
+        parent = self._store.version(job.name, state.parent)
+        rows = self._rows(job, parent)
+        asked.save_rows(rows, folder.of_pass)
+        if (trained := state.trained) is None:
+            if folder.last_step() == 0:
+                self._warn(job, parent, rows)
+            self._job_store.note(job.id, stage="training")
+            trained = self._started_again(job, folder, lambda: self._train(job, parent, rows, folder))
+            folder.keep_trained(trained)
+        self._job_store.note(job.id, stage="converting", summary=trained["summary"])
+
+        def convert() -> Version:
+            published = self.published(job, state.number)  # by a process that could not report it any more
+            return published or self._convert(job, parent, rows, trained, folder)
+
+        return self._started_again(job, folder, convert)
+
+    def _started_again(self, job: Job, folder: JobFolder, work: Callable[[], Result]) -> Result:
+        """The result of a process's work; where the process is killed it is started again, as often as it makes
+        progress between."""
+        lost: WorkerLost | None = None
+        while True:
+            if not folder.starts_again():
+                times = f"a process of this job ended {MOST_STARTS} times without progress between"
+                raise lost or JobFailed(
+                    "WORKER_LOST", f"{times}, with its server or alone: it is not tried again"
+                )
+            try:
+                return work()
+            except WorkerLost as error:
+                lost = error
+                self._store.remove_dead_drafts()
+                self._job_store.record(job.id, "warn", f"{error}; it is started again", {"code": error.code})
+
+    def _rows(self, job: Job, parent: Version) -> JobRows:
+        def path(file: str) -> Any:
+            return self._files.path(self._job_store.file(file).sha256)
+
+        validation = None if job.validation_file is None else path(job.validation_file)
+        return asked.rows_of(
+            parent.spec(), path(job.training_file), validation, job.hyperparameters, job.seed
+        )
+
+    def _warn(self, job: Job, parent: Version, rows: JobRows) -> None:
+        """Record a warning, before the training, where the score will be too good, and where the result will not become
+        active."""
+        if twins := seen_in_training(rows.data, rows.train, rows.held_numbers):
+            sentence = (
+                f"{len(twins)} held-out rows are among the training rows too: they make the score too good"
+            )
+            self._job_store.record(job.id, "warn", sentence, {"rows": twins[:10]})
+        spec, sets = parent.spec(), sets_of(parent, rows.held_out)
+        judges = judging_sets(sets, job.validation_file is not None)
+        if why := not_judged(spec, rows.data.losses, judges):
+            sentence = f"the version that this job makes will be published and held, not made active: {why}"
+            self._job_store.record(job.id, "warn", sentence, {"code": NO_JUDGING_SET})
+        elif why := classes_not_judged(spec, judges):
+            self._job_store.record(job.id, "warn", why)
+        stale = job.hyperparameters.get("stale_parent", REFUSE)
+        if stale == REFUSE and (live := self._store.live_number(job.name)) not in (None, parent.number):
+            sentence = (
+                f"{parent} is not active, {job.name}@{live} is: what this job makes will not be made active"
+            )
+            self._job_store.record(job.id, "warn", sentence, {"code": STALE_PARENT})
+
+    def _train(self, job: Job, parent: Version, rows: JobRows, folder: JobFolder) -> Mapping[str, Any]:
+        place = asked.Place(folder.of_pass, str(self._place.device), self._threads, self._nice)
+        request = asked.training_request(parent, rows, job.hyperparameters, job.seed, job.id, place)
+        child = Child.of_script(TRAINER, request, folder.of_pass / "train")
+        data = rows.data
+
+        def named(found: Sequence[int]) -> list[int]:
+            return data.numbers[list(found)].tolist()
+
+        watch = TrainingWatch(self._job_store, job.id, named)
+        last = watch.follow(child, lines_of(child, job.id, self._job_store, self._stopping, pauses=True))
+        done = result_of(child, last, "trainer")
+        left_out = sorted([*data.quarantined, *named(done["summary"]["quarantined"])])
+        return {**done, "summary": {**done["summary"], "quarantined": left_out}}
+
+    def _convert(
+        self, job: Job, parent: Version, rows: JobRows, trained: Mapping[str, Any], job_folder: JobFolder
+    ) -> Version:  # fmt: skip
+        folder = job_folder.of_pass
+        metrics = parent.manifest.get("training", {}).get("metrics", [])
+        measured = self._measured(job, parent, rows.held_out, metrics)
+        save_file(dict(measured.predictions), folder / "active.safetensors")
+        judges = judging_sets(measured.sets, job.validation_file is not None)
+        request = {
+            "store": str(self._store.root),
+            "model": job.name,
+            "parent": parent.number,
+            "weights": trained["weights"],
+            "held_out": str(folder / "held_out.safetensors"),
+            "seen": str(folder / "seen.safetensors"),
+            "active": str(folder / "active.safetensors"),
+            "terms": {
+                "margin": job.hyperparameters["forgetting_tolerance"],
+                "against": measured.version.number,
+                "metrics": metrics,
+                "not_judged": not_judged(parent.spec(), rows.data.losses, judges),
+            },
+            "lineage": self._lineage(job, rows, trained, folder.name),
+            "threads": self._threads,
+            "nice": self._nice,
+        }
+        child = Child.of_module(
+            "halfeven.serve.finetune.jobs.weights_to_version", request, folder / "convert"
+        )
+        last: Mapping[str, Any] = {}
+        for line in lines_of(child, job.id, self._job_store, self._stopping):
+            if line["type"] == "stage":
+                self._job_store.note(job.id, stage=line["stage"])
+            else:
+                last = line
+        done = result_of(child, last, "conversion")
+        return self._store.version(job.name, done["version"])
+
+    def _measured(self, job: Job, parent: Version, held_out: Samples, metrics: Sequence[str]) -> Measured:
+        active = self._active.of(job.name)
+        if not same_signature(active.spec(), parent.spec()):
+            raise JobFailed(
+                STALE_PARENT,
+                f"{parent} is not active any more, and {active}, which is, has other inputs or outputs: what was "
+                f"trained cannot be compared with it, and is not kept; fine-tune {active} with data that fit it",
+            )
+        return self._active.measured(job.name, held_out, metrics)
+
+    def _lineage(self, job: Job, rows: JobRows, trained: Mapping[str, Any], of_pass: str) -> dict[str, Any]:
+        validation = job.validation_file
+        return {
+            "by": "fine-tuning",
+            "job": job.id,
+            "dataset": self._job_store.file(job.training_file).sha256,
+            "validation": None if validation is None else self._job_store.file(validation).sha256,
+            "rows": rows.data.rows,
+            "pass": int(of_pass.removeprefix("pass-")),
+            "seed": job.seed,
+            "hyperparameters": dict(job.hyperparameters),
+            "scaler": dict(trained["summary"]),
+            "weights": trained["digest"],
+            "trained_with": trained["trained_with"],
+        }

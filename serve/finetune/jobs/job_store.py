@@ -1,0 +1,361 @@
+"""Jobs, their events and the uploaded files in SQLite. When a method returns, its change is on the disk.
+
+The server is the sole writer: one connection, one lock, short transactions. ``synchronous=FULL`` makes each
+commit wait for the disk (1 to 10 ms): note progress some times a second, and steps in batches.
+"""
+
+import hashlib
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ....models.errors import BadInput, Conflict, UnknownName
+from .database import Database, decoded, encoded
+from .job_types import (
+    CANCELLED,
+    FAILED,
+    FINAL,
+    LEVELS,
+    PAUSED,
+    QUEUED,
+    RUNNING,
+    SUCCEEDED,
+    Evaluation,
+    Event,
+    FileRecord,
+    IllegalMove,
+    Job,
+    JobRequest,
+    check_move,
+    entering,
+    number_of,
+)
+
+_JOB = ", ".join(field.name for field in fields(Job))
+_FILE = ", ".join(field.name for field in fields(FileRecord))
+_EVENT = ", ".join(field.name for field in fields(Event))
+_UNFINISHED = f"status NOT IN ({', '.join(repr(status) for status in sorted(FINAL))})"
+
+
+class JobStore:
+    """``<store>/halfeven.db``. Every method may be called from any thread and blocks for the disk.
+
+    Raises StoreError where the disk fails, DamagedFile where the file is not a job store. ``now`` gives Unix seconds.
+    """
+
+    def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
+        self._db = Database(path)
+        self._now = now
+
+    def close(self) -> None:
+        self._db.close()
+
+    # Files.
+
+    def add_file(self, record: FileRecord) -> FileRecord:
+        """Add the record. The same content under the same name again gives the record that is there already."""
+        with self._db.transaction() as db:
+            db.execute(
+                f"INSERT INTO files ({_FILE}) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                [getattr(record, field.name) for field in fields(FileRecord)],
+            )
+            where = "sha256 = ? AND filename = ? AND NOT deleted"
+            return FileRecord(**self._db.one(_FILE, "files", where, record.sha256, record.filename) or {})
+
+    def file(self, id: str) -> FileRecord:
+        """Raises UnknownName."""
+        row = self._db.one(_FILE, "files", "id = ? AND NOT deleted", id)
+        if row is None:
+            raise UnknownName(f"no file '{id[:80]}'; GET /v1/files lists them, POST /v1/files uploads one")
+        return FileRecord(**row)
+
+    def files(self) -> list[FileRecord]:
+        """All of them, the newest first."""
+        return [FileRecord(**row) for row in self._db.all(_FILE, "files", "NOT deleted ORDER BY rowid DESC")]
+
+    def delete_file(self, id: str) -> bool:
+        """Forget a file; True where no other record shares its content, which may then go too.
+
+        Raises UnknownName, BadInput while a job that is not finished needs it.
+        """
+        with self._db.transaction() as db:
+            record = self.file(id)
+            needs = f"(training_file = ? OR validation_file = ?) AND {_UNFINISHED}"
+            if job := self._db.one("id, status", "jobs", needs, id, id):
+                raise BadInput(
+                    f"file '{id}' is needed by job {job['id']}, which is {job['status']}; cancel the job first"
+                )
+            db.execute("UPDATE files SET deleted = 1 WHERE id = ?", [id])
+            return self._db.one("id", "files", "sha256 = ? AND NOT deleted", record.sha256) is None
+
+    # Jobs.
+
+    def create_job(self, request: JobRequest, idempotency_key: str | None = None) -> tuple[Job, bool]:
+        """(the job, queued; whether it is new). A key that was used gives the job it made then.
+
+        Raises UnknownName for a file that is gone, BadInput for a key that came with another request.
+        """
+        with self._db.transaction() as db:
+            if idempotency_key and (known := self.replayed(idempotency_key, request.asked)):
+                return known, False
+            for file in filter(None, (request.training_file, request.validation_file)):
+                self.file(file)
+            id = "ftjob-" + secrets.token_hex(12)
+            row = {field.name: getattr(request, field.name) for field in fields(JobRequest)}
+            del row["asked"], row["findings"]
+            row |= {"id": id, "created_at": int(self._now()), "status": QUEUED, "stage": QUEUED}
+            marks = ", ".join("?" * len(row))
+            db.execute(f"INSERT INTO jobs ({', '.join(row)}) VALUES ({marks})", encoded(row))
+            if idempotency_key:
+                keyed = [idempotency_key, id, _digest(request.asked)]
+                db.execute("INSERT INTO idempotency_keys VALUES (?, ?, ?)", keyed)
+            self.record(id, "info", "the data fit the model: the job is queued", {"status": QUEUED})
+            for finding in request.findings:
+                self.record(id, "warn", finding)
+            return self.job(id), True
+
+    def replayed(self, idempotency_key: str, asked: Mapping[str, Any]) -> Job | None:
+        """The job that this key made, or None. Raises BadInput where it came with another request."""
+        row = self._db.one("job, asked", "idempotency_keys", "key = ?", idempotency_key)
+        if row is None:
+            return None
+        if row["asked"] != _digest(asked):
+            raise BadInput(
+                f"the Idempotency-Key {idempotency_key[:80]!r} was used for job {row['job']} with another request; "
+                "send the same request again, or a new key"
+            )
+        return self.job(row["job"])
+
+    def job(self, id: str) -> Job:
+        """Raises UnknownName."""
+        row = self._db.one(_JOB, "jobs", "id = ?", id)
+        if row is None:
+            raise UnknownName(f"no fine-tuning job '{id[:80]}'; GET /v1/fine_tuning/jobs lists them")
+        return _job(row)
+
+    def jobs(
+        self, after: str | None = None, limit: int = 20, metadata: Mapping[str, str] | None = None
+    ) -> list[Job]:
+        """Jobs, the newest first, from the one after job ``after``; only those that have all of ``metadata``."""
+        where, values = ["1"], list[Any]()
+        if after is not None:
+            self.job(after)
+            where.append("number < (SELECT number FROM jobs WHERE id = ?)")
+            values.append(after)
+        for pair in (metadata or {}).items():
+            where.append("EXISTS (SELECT 1 FROM json_each(metadata) WHERE key = ? AND value = ?)")
+            values.extend(pair)
+        order = " AND ".join(where) + " ORDER BY number DESC LIMIT ?"
+        return [_job(row) for row in self._db.all(_JOB, "jobs", order, *values, limit)]
+
+    def next_queued(self) -> Job | None:
+        """The queued job that has waited longest."""
+        row = self._db.one(_JOB, "jobs", "status = ? ORDER BY number", QUEUED)
+        return None if row is None else _job(row)
+
+    def unfinished(self) -> list[Job]:
+        """The oldest first."""
+        return [_job(row) for row in self._db.all(_JOB, "jobs", f"{_UNFINISHED} ORDER BY number")]
+
+    def move(
+        self,
+        id: str,
+        to: str,
+        *,
+        stage: str | None = None,
+        code: str | None = None,
+        message: str | None = None,
+        param: str | None = None,
+        fine_tuned_model: str | None = None,
+        version: int | None = None,
+        progress: Mapping[str, Any] | None = None,
+        summary: Mapping[str, Any] | None = None,
+        gate: Mapping[str, Any] | None = None,
+        revision: int | None = None,
+    ) -> Job:
+        """Change the state and record an event of it, in one transaction.
+
+        An argument that is None leaves the job's value. With ``revision`` only where the job still has that one. A
+        final state never changes. Raises IllegalMove, UnknownName, ValueError for a failure without its reason.
+        """
+        if to == FAILED and not (code and message):
+            raise ValueError("a failed job needs a code and a message")
+        given = {"stage": stage, "code": code, "message": message, "param": param, "summary": summary}
+        given |= {
+            "fine_tuned_model": fine_tuned_model,
+            "version": version,
+            "progress": progress,
+            "gate": gate,
+        }
+        with self._db.transaction():
+            job = self.job(id)
+            check_move(job, to)
+            if revision is not None and revision != job.revision:
+                raise IllegalMove(
+                    f"job {id} moved meanwhile: expected revision {revision}, it is {job.revision}"
+                )
+            changes = {key: value for key, value in given.items() if value is not None}
+            self._set(id, changes | entering(job, to, int(self._now())))
+            event = {"status": to} | ({"code": code} if code else {})
+            level = "error" if to == FAILED else "warn" if to == SUCCEEDED and code else "info"
+            self.record(id, level, message or f"the job is {to}", event)
+            return self.job(id)
+
+    def note(
+        self,
+        id: str,
+        *,
+        stage: str | None = None,
+        progress: Mapping[str, Any] | None = None,
+        summary: Mapping[str, Any] | None = None,
+        gate: Mapping[str, Any] | None = None,
+        estimated_finish: int | None = None,
+    ) -> None:
+        """Write the given values; ``progress`` updates the stored one. Raises IllegalMove for a finished job."""
+        given = {"stage": stage, "summary": summary, "gate": gate, "estimated_finish": estimated_finish}
+        with self._db.transaction():
+            job = self.job(id)
+            if job.finished:
+                raise IllegalMove(f"job {id} is {job.status}: its row never changes again")
+            changes = {key: value for key, value in given.items() if value is not None}
+            self._set(id, changes | ({"progress": {**job.progress, **progress}} if progress else {}))
+
+    def request_cancel(self, id: str) -> Job:
+        """Queued: cancelled at once. Running: ``cancel_requested`` is set. Finished: its state, no error."""
+        with self._db.transaction():
+            job = self.job(id)
+            if job.status == RUNNING and not job.cancel_requested:
+                self._set(id, {"cancel_requested": True})
+                self.record(id, "info", "cancelling was asked for: the job stops after its current step")
+            elif not job.finished and job.status != RUNNING:
+                when = "while it was paused" if job.status == PAUSED else "before it began"
+                return self.move(id, CANCELLED, code="CANCELLED", message=f"cancelled {when}")
+            return self.job(id)
+
+    def request_pause(self, id: str) -> Job:
+        """Queued: paused at once. Running: ``pause_requested`` is set. Paused: its state. Finished: raises Conflict."""
+        with self._db.transaction():
+            job = self.job(id)
+            if job.finished:
+                raise Conflict(f"job {id} is {job.status}: what is finished cannot be paused")
+            if job.status == RUNNING and not job.pause_requested:
+                self._set(id, {"pause_requested": True})
+                self.record(id, "info", "pausing was asked for: the job stops behind its current step")
+            elif job.status == QUEUED:
+                return self.move(id, PAUSED, stage=PAUSED, message="paused before it began or went on")
+            return self.job(id)
+
+    def request_resume(self, id: str) -> Job:
+        """Paused: queued again. Running, and to be paused: it goes on. Else its state. Finished: raises Conflict."""
+        with self._db.transaction():
+            job = self.job(id)
+            if job.finished:
+                raise Conflict(f"job {id} is {job.status}: create a new one from the same file and seed")
+            if job.status == PAUSED:
+                return self.move(
+                    id, QUEUED, stage=QUEUED, message="resumed: it goes on from its last checkpoint"
+                )
+            if job.pause_requested:
+                self._set(id, {"pause_requested": False})
+                self.record(id, "info", "resumed before it was paused")
+            return self.job(id)
+
+    def _set(self, id: str, changes: Mapping[str, Any]) -> None:
+        if changes:
+            names = ", ".join(f"{name} = ?" for name in changes)
+            with self._db.transaction() as db:
+                db.execute(f"UPDATE jobs SET {names} WHERE id = ?", [*encoded(changes), id])
+
+    # Events and steps.
+
+    def record(
+        self,
+        id: str,
+        level: str,
+        message: str,
+        data: Mapping[str, Any] | None = None,
+        kind: str = "message",
+    ) -> Event:
+        """Append an event; its number is the next one."""
+        if level not in LEVELS:
+            raise ValueError(f"level {level!r}: expected one of {', '.join(LEVELS)}")
+        with self._db.transaction() as db:
+            self.job(id)
+            last = db.execute("SELECT MAX(number) FROM events WHERE job = ?", [id]).fetchone()[0] or 0
+            event = Event(id, last + 1, int(self._now()), level, message, kind, data)
+            row = {field.name: getattr(event, field.name) for field in fields(Event)}
+            db.execute(f"INSERT INTO events ({_EVENT}) VALUES (?, ?, ?, ?, ?, ?, ?)", encoded(row))
+            return event
+
+    def events(
+        self, id: str, after: str | None = None, limit: int = 20, oldest_first: bool = False
+    ) -> list[Event]:
+        """The newest first (OpenAI's order), from the one behind event ``after`` in that order.
+
+        Raises UnknownName for the job, and for an ``after`` that is no event of it.
+        """
+        self.job(id)
+        where, values = "job = ?", [id, *([] if after is None else [number_of(id, after)])]
+        if after is not None:
+            where += " AND number > ?" if oldest_first else " AND number < ?"
+        order = f"{where} ORDER BY number {'ASC' if oldest_first else 'DESC'} LIMIT ?"
+        return [Event(**decoded(row)) for row in self._db.all(_EVENT, "events", order, *values, limit)]
+
+    def record_steps(self, id: str, steps: Sequence[Mapping[str, Any]]) -> None:
+        """Append training steps, rising by their ``step``. Rows from the first one on are replaced, so that
+        a job that starts again leaves the rows of one uninterrupted run."""
+        if not steps:
+            return
+        rows = [(id, step["step"], orjson.dumps(step).decode()) for step in steps]
+        with self._db.transaction() as db:
+            self.job(id)
+            db.execute("DELETE FROM steps WHERE job = ? AND step >= ?", [id, rows[0][1]])
+            db.executemany("INSERT INTO steps VALUES (?, ?, ?)", rows)
+
+    def record_evaluation(self, id: str, record: Mapping[str, Any]) -> None:
+        """Write one evaluation of a training, by its ``step``; evaluations behind it are forgotten, unless this one is
+        known already."""
+        with self._db.transaction() as db:
+            if self._db.one("record", "evaluations", "job = ? AND step = ?", id, record["step"]) == {
+                "record": (text := orjson.dumps(record).decode())
+            }:
+                return
+            db.execute("DELETE FROM evaluations WHERE job = ? AND step >= ?", [id, record["step"]])
+            row = [id, record["step"], int(self._now()), text]
+            db.execute("INSERT INTO evaluations VALUES (?, ?, ?, ?)", row)
+
+    def evaluations(self, id: str, before: int | None = None, limit: int = 10) -> list[Evaluation]:
+        """The newest first, from the one before the step ``before``."""
+        self.job(id)
+        where = "job = ? AND step < ? ORDER BY step DESC LIMIT ?"
+        values = (id, 2**62 if before is None else before, limit)
+        return [Evaluation(**decoded(row)) for row in self._db.all("*", "evaluations", where, *values)]
+
+    def steps(self, id: str, most: int = 2000) -> list[dict[str, Any]]:
+        """The recorded steps; of more than ``most`` every k-th, and always the first and the last."""
+        self.job(id)
+        span = (
+            self._db.one("MIN(step) AS low, MAX(step) AS high, COUNT(*) AS count", "steps", "job = ?", id)
+            or {}
+        )
+        every = max(1, -(-(span["count"] - 1) // max(most - 1, 1)))
+        where = "job = ? AND ((step - ?) % ? = 0 OR step = ?) ORDER BY step"
+        rows = self._db.all("record", "steps", where, id, span["low"], every, span["high"])
+        return [orjson.loads(row["record"]) for row in rows]
+
+
+def _job(row: Mapping[str, Any] | sqlite3.Row) -> Job:
+    values = decoded(row)
+    for name in ("cancel_requested", "pause_requested"):
+        values[name] = bool(values[name])
+    return Job(**values)
+
+
+def _digest(asked: Mapping[str, Any]) -> str:
+    return hashlib.sha256(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -1,0 +1,181 @@
+"""The types of the job store: files, jobs, events, and the one state machine.
+
+    validating_files ─▶ queued ⇄ running ─▶ succeeded        every one that is not final ─▶ failed · cancelled
+                        queued ⇄ paused ◀─ running
+
+The states are OpenAI's; our finer stages (training, converting, gating…) stand beside them in ``stage``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ....models.errors import StoreError, UnknownName
+
+VALIDATING, QUEUED, RUNNING, PAUSED = "validating_files", "queued", "running", "paused"
+SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
+FINAL = frozenset((SUCCEEDED, FAILED, CANCELLED))
+# Running goes back to queued when the server that ran it is gone.
+NEXT: Mapping[str, frozenset[str]] = {
+    VALIDATING: frozenset((QUEUED, FAILED, CANCELLED)),
+    QUEUED: frozenset((RUNNING, PAUSED, FAILED, CANCELLED)),
+    RUNNING: frozenset((QUEUED, PAUSED, *FINAL)),
+    PAUSED: frozenset((QUEUED, FAILED, CANCELLED)),
+    **dict.fromkeys(sorted(FINAL), frozenset()),
+}
+LEVELS = ("info", "warn", "error")
+
+
+class IllegalMove(StoreError):
+    """A move that the state machine does not have, or that another move came before."""
+
+    code = "illegal_move"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """One uploaded file: the name is its sender's, the bytes are found by ``sha256``."""
+
+    id: str
+    sha256: str
+    bytes: int
+    filename: str
+    created_at: int  # Unix seconds, as all times here
+    purpose: str = "fine-tune"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """A job that passed admission. ``asked`` is what the caller sent: an idempotency key is bound to it.
+
+    ``model`` is as it was asked (``name`` or ``name@version``); ``name`` and ``parent_version`` say what that
+    meant at admission. ``hyperparameters`` are resolved: nothing is ``auto`` any more. ``findings`` become warnings
+    among the job's events.
+    """
+
+    model: str
+    name: str
+    parent_version: int
+    training_file: str
+    hyperparameters: Mapping[str, Any]
+    seed: int
+    validation_file: str | None = None
+    suffix: str | None = None
+    metadata: Mapping[str, str] | None = None
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    findings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One row of the job store. ``revision`` rises with every change of state; ``attempts`` counts the starts.
+
+    ``code`` and ``message`` say why a job failed, was cancelled or succeeded with a version that is held, ``param``
+    which parameter was at fault. ``version`` is the number of the version that the job made, refused or not;
+    ``fine_tuned_model`` names it where the job succeeded.
+    """
+
+    id: str
+    revision: int
+    created_at: int
+    status: str
+    model: str
+    name: str
+    parent_version: int
+    training_file: str
+    validation_file: str | None
+    suffix: str | None
+    seed: int
+    hyperparameters: Mapping[str, Any]
+    metadata: Mapping[str, str] | None
+    stage: str
+    attempts: int
+    cancel_requested: bool
+    started_at: int | None
+    finished_at: int | None
+    estimated_finish: int | None
+    code: str | None
+    message: str | None
+    param: str | None
+    fine_tuned_model: str | None
+    version: int | None
+    progress: Mapping[str, Any]
+    summary: Mapping[str, Any] | None
+    gate: Mapping[str, Any] | None
+    pause_requested: bool
+
+    @property
+    def finished(self) -> bool:
+        return self.status in FINAL
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened to a job; ``number`` counts from 1 without gaps."""
+
+    job: str
+    number: int
+    created_at: int
+    level: str
+    message: str
+    kind: str  # message | metrics
+    data: Mapping[str, Any] | None
+
+    @property
+    def id(self) -> str:
+        return f"ftevent-{self.job.removeprefix('ftjob-')}-{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation of a training on its held-out rows; ``record``: the trainer's line."""
+
+    job: str
+    step: int
+    created_at: int
+    record: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        return f"ftckpt-{self.job.removeprefix('ftjob-')}-{self.step}"
+
+
+def check_move(job: Job, to: str) -> None:
+    """Raises IllegalMove where the state machine has no such move."""
+    if to not in NEXT:
+        raise IllegalMove(f"'{to}' is not a state of a job: expected one of {', '.join(NEXT)}")
+    if to not in NEXT[job.status]:
+        ways = ", ".join(sorted(NEXT[job.status])) or "nowhere, it is finished"
+        raise IllegalMove(
+            f"job {job.id} is {job.status} and cannot become {to}; from there it goes to: {ways}"
+        )
+
+
+def entering(job: Job, to: str, now: int) -> dict[str, Any]:
+    """The columns of the job's row that entering a state sets by itself."""
+    entered: dict[str, Any] = {"status": to, "revision": job.revision + 1}
+    if to == RUNNING:
+        entered |= {"started_at": job.started_at or now, "attempts": job.attempts + 1}
+    if to in (QUEUED, PAUSED):
+        entered |= {"pause_requested": False, "estimated_finish": None}
+    if to in FINAL:
+        entered |= {"finished_at": now, "estimated_finish": None}
+    return entered
+
+
+def step_of(job: str, checkpoint: str) -> int:
+    """The step in a checkpoint's id. Raises UnknownName where that is no checkpoint of the job."""
+    stem, _, step = checkpoint.rpartition("-")
+    if stem != f"ftckpt-{job.removeprefix('ftjob-')}" or not (step.isascii() and step.isdigit()):
+        raise UnknownName(
+            f"job {job} has no checkpoint '{checkpoint[:80]}'; 'after' is the id of the last one seen"
+        )
+    return int(step[:18])
+
+
+def number_of(job: str, event: str) -> int:
+    """The number in an event's id. Raises UnknownName where that is no event of the job."""
+    stem, _, number = event.rpartition("-")
+    if stem != f"ftevent-{job.removeprefix('ftjob-')}" or not (number.isascii() and number.isdigit()):
+        raise UnknownName(f"job {job} has no event '{event[:80]}'; 'after' is the id of the last event seen")
+    return int(number[:18])

@@ -1,0 +1,117 @@
+"""Trains a version again from what its lineage records, and compares the digest of the weights."""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ....models.errors import BadInput, CannotServe, UnknownName
+from ....models.store import Store, Version, sha256_of
+from .child_watch import result_of
+from .concluding import JobFailed
+from .training_request import TRAINER, Place, rows_of, training_request
+from .worker_process import Child
+
+Notify = Callable[[str], None]
+
+
+class DataGone(BadInput):
+    """The rows that a version was trained on are not in the store any more."""
+
+    code = "data_gone"
+
+
+def reproduce(
+    store: Store, version: Version, data: Path | None, validation: Path | None, notify: Notify
+) -> dict[str, Any]:
+    """Train ``version`` again from its parent, rows, settings and seed; ``equal`` says whether the weights have the
+    recorded digest. Nothing is published.
+
+    ``data`` and ``validation``: copies of its files, where the store has them no more. Raises DataGone, BadInput for a
+    version that was not trained here or for files with other bytes, CannotServe where the training fails.
+    """
+    lineage = version.manifest.get("lineage") or {}
+    if lineage.get("by") != "fine-tuning" or "weights" not in lineage:
+        raise BadInput(
+            f"{version} was not fine-tuned here, so there is no training to repeat: its weights came with its folder"
+        )
+    try:
+        parent = store.version(version.name, version.manifest["parent"])
+    except UnknownName as error:
+        raise BadInput(f"the version that {version} was trained from is gone: {error}") from error
+    training = _file(store, version, "--data", lineage["dataset"], data)
+    held_out = lineage.get("validation")
+    held_out_file = None if held_out is None else _file(store, version, "--validation", held_out, validation)
+    rows = rows_of(parent.spec(), training, held_out_file, lineage["hyperparameters"], lineage["seed"])
+    recorded = lineage.get("trained_with") or {}
+    with tempfile.TemporaryDirectory(prefix="halfeven-reproduce-") as folder:
+        place = Place(Path(folder), recorded.get("device", "cpu"), recorded.get("threads", 1), nice=0)
+        request = training_request(parent, rows, lineage["hyperparameters"], lineage["seed"], "again", place)
+        done = _trained({**request, "checkpoint_bytes": 0}, Path(folder), notify)
+    return {
+        "version": str(version),
+        "equal": done["digest"] == lineage["weights"],
+        "recorded": lineage["weights"],
+        "trained": done["digest"],
+        "steps": done["summary"]["steps"],
+        "differences": _differences(recorded, done["trained_with"]),
+    }
+
+
+def sentence_of(facts: Mapping[str, Any]) -> str:
+    """The result for people."""
+    if facts["equal"]:
+        return (
+            f"{facts['version']} trained again has the same weights, bit for bit ({facts['trained'][:16]}…)"
+        )
+    why = "; ".join(facts["differences"]) or (
+        "library, device and threads are the same: either the model's code draws from a generator of its own, or the "
+        "processor is another one"
+    )
+    return (
+        f"{facts['version']} trained again has other weights: {facts['trained'][:16]}…, recorded are "
+        f"{facts['recorded'][:16]}… ({why})"
+    )
+
+
+def _file(store: Store, version: Version, option: str, digest: str, given: Path | None) -> Path:
+    if given is not None:
+        found = sha256_of(given) if given.is_file() else "no such file"
+        if found != digest:
+            raise BadInput(f"{option} {given}: expected the file with SHA-256 {digest}, got {found}")
+        return given
+    path = store.root / "files" / digest
+    if not path.is_file():
+        raise DataGone(
+            f"the rows that {version} was trained on (SHA-256 {digest}) are not in the store any more, so it cannot be "
+            f"trained again; give the file with {option}"
+        )
+    if sha256_of(path) != digest:
+        raise DataGone(
+            f"{path} does not hold the rows that {version} was trained on; give them with {option}"
+        )
+    return path
+
+
+def _trained(request: Mapping[str, Any], folder: Path, notify: Notify) -> Mapping[str, Any]:
+    child, last, total = Child.of_script(TRAINER, request, folder / "train"), {}, 1
+    with child:
+        for line in child.lines(every_s=0.5):
+            if line is None:
+                continue
+            total = line.get("total_steps", total)
+            if line["type"] == "evaluation":
+                notify(f"step {line['step']} of {total}")
+            last = line
+    try:
+        return result_of(child, last if last.get("type") in ("done", "failed") else {}, "trainer")
+    except JobFailed as error:
+        raise CannotServe(f"the training failed: {error.code}: {error}") from error
+
+
+def _differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name} was {recorded[name]} and is {now.get(name)}"
+        for name in recorded
+        if recorded[name] != now.get(name)
+    ]

@@ -1,0 +1,121 @@
+"""One thread that takes queued jobs, one at a time, and runs them to their end (`job_runner.py`).
+
+It alone changes the state of running jobs in the job store; the child processes only report to it through their pipes,
+and end when the server ends. Training and conversion are never done in this process: serving has the cores first.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from ....models.errors import HalfevenError
+from ....models.store import Store
+from ...batching.place import Place
+from ...versions.roster import Roster
+from ..data.files import Files
+from .concluding import Cancelled, JobFailed, Paused, ServerStops
+from .job_runner import JobRunner
+from .job_store import JobStore
+from .job_types import CANCELLED, FAILED, PAUSED, QUEUED, RUNNING, Job
+
+logger = logging.getLogger("halfeven.finetune")
+
+
+class Supervisor:
+    """``threads`` and ``nice`` are the trainer's: by default it yields to serving."""
+
+    def __init__(
+        self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
+        threads: int = 1, nice: int = 10,
+    ) -> None:  # fmt: skip
+        self._job_store, self._store = job_store, store
+        self._bell = threading.Event()
+        self._stopping = threading.Event()
+        self._runner = JobRunner(job_store, files, store, roster, place, self._stopping, threads, nice)
+        self._thread = threading.Thread(target=self._live, name="halfeven-finetune", daemon=True)
+
+    def start(self) -> None:
+        """Settle what an earlier server left, then take jobs."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Wake the thread: there may be a job."""
+        self._bell.set()
+
+    def stop(self, timeout_s: float) -> None:
+        """Stop the running process; its job goes on where the next server starts."""
+        self._stopping.set()
+        self._bell.set()
+        self._thread.join(timeout_s)
+
+    def _live(self) -> None:
+        for job in self._job_store.unfinished():
+            if job.status == RUNNING:
+                self._guarded(job, partial(self._take_up, job))
+        while not self._stopping.is_set():
+            try:
+                self._runner.remove_ended()
+                job = self._job_store.next_queued()
+                if job is not None:
+                    self._guarded(job, partial(self._runner.go, job))
+                    continue
+            except Exception:  # for example a full disk: the thread goes on, and tries again
+                logger.exception("the next job could not be taken; trying again")
+                self._bell.wait(1.0)
+                continue
+            self._bell.wait()
+            self._bell.clear()
+
+    def _guarded(self, job: Job, work: Callable[[], None]) -> None:
+        """Run ``work``; any error in it ends this job only, with its reason."""
+        try:
+            work()
+        except ServerStops:
+            logger.info("job %s goes on with the next server", job.id)
+        except Cancelled:
+            self._guarded(job, partial(self._cancelled, job))
+        except Paused:
+            self._paused(job)
+        except JobFailed as error:
+            self._fail(job, error.code, str(error), error.version)
+        except HalfevenError as error:
+            self._fail(job, error.code.upper(), str(error))
+        except Exception as error:
+            logger.exception("job %s failed by a mistake of ours", job.id)
+            message = f"internal error: {type(error).__name__}: {error}; the server's log has the traceback"
+            self._fail(job, "INTERNAL", message)
+
+    def _fail(self, job: Job, code: str, message: str, version: int | None = None) -> None:
+        try:
+            if not self._job_store.job(job.id).finished:
+                self._job_store.move(job.id, FAILED, code=code, message=message, version=version)
+        except Exception:
+            logger.exception("the end of job %s could not be written: %s %s", job.id, code, message)
+
+    def _cancelled(self, job: Job) -> None:
+        version = self._runner.published(job)
+        message = "cancelled while it was running"
+        number = None
+        if (
+            version is not None and self._store.live_number(job.name) == version.number
+        ):  # the request to cancel came too late
+            self._runner.conclude(job.id, version)
+            return
+        if version is not None:
+            number, message = version.number, f"cancelled: {version} was published, and not made active"
+        self._job_store.move(job.id, CANCELLED, code="CANCELLED", message=message, version=number)
+
+    def _paused(self, job: Job) -> None:
+        """Resumed meanwhile, it is queued again."""
+        wanted = self._job_store.job(job.id).pause_requested
+        to, message = (PAUSED, "paused; resuming goes on from here") if wanted else (QUEUED, "resumed")
+        self._job_store.move(job.id, to, stage=to, message=message)
+
+    def _take_up(self, job: Job) -> None:
+        """The server ended during this job: the job goes on from where it was."""
+        if job.pause_requested:
+            self._paused(job)
+            return
+        message = "the server that ran this job is gone; it goes on from its last checkpoint"
+        self._job_store.move(job.id, QUEUED, stage="queued", message=message)

@@ -1,0 +1,104 @@
+"""The rows of a job, split in the same way however often they are read, and the request to the trainer's process."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....exporters.inputs.samples import Samples
+from ....models.archive.archive import save_program
+from ....models.engines.load import whole_program
+from ....models.spec import ModelSpec
+from ....models.store import Version
+from ..data.datasets import TrainingData, read_training, split
+from ..judging.joining import MOST_JOINED, evenly
+from .hyperparameters import QUARANTINE
+
+TRAINER = Path(__file__).parents[1] / "training" / "trainer.py"
+_AMP = (
+    "n_epochs", "batch_size", "learning_rate", "weight_decay", "clip_norm", "init_scale", "growth_interval",
+    "scale_floor", "max_floor_hits", "bad_rows",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class JobRows:
+    """The training file, the numbers of its rows to learn from, and the held-out samples; ``held_numbers`` are their
+    rows in the training file, none of a validation file."""
+
+    data: TrainingData
+    train: np.ndarray
+    held_out: Samples
+    held_numbers: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a training runs: its folder, the device, the threads and the niceness of its process."""
+
+    folder: Path
+    device: str
+    threads: int
+    nice: int
+
+
+def rows_of(
+    spec: ModelSpec, training: Path, validation: Path | None, hyperparameters: Mapping[str, Any], seed: int
+) -> JobRows:
+    """The rows of a job by its files; the same for the same files, hyperparameters and seed. Raises BadSamples."""
+    quarantine = hyperparameters.get("bad_rows") == QUARANTINE
+    data = read_training(training, spec, quarantine=quarantine)
+    if validation is not None:
+        held_out = read_training(validation, spec, quarantine=quarantine).samples
+        return JobRows(data, np.arange(data.rows), held_out, np.array([], np.int64))
+    train, held = split(data.rows, hyperparameters["validation_split"], seed)
+    return JobRows(data, train, data.samples.take(held), held)
+
+
+def save_rows(rows: JobRows, folder: Path) -> None:
+    """The rows that the trainer reads; and, for the conversion, some that it learns from (``seen``)."""
+    rows.data.samples.save(folder / "data.safetensors")
+    rows.held_out.save(folder / "held_out.safetensors")
+    evenly(rows.data.samples.take(rows.train), MOST_JOINED).save(folder / "seen.safetensors")
+
+
+def training_request(
+    parent: Version, rows: JobRows, hyperparameters: Mapping[str, Any], seed: int, job: str, place: Place
+) -> dict[str, Any]:
+    """The request that trainer.py reads, and its files in the folder; the operator's module comes from the version's
+    own stored source."""
+    spec, folder = parent.spec(), place.folder
+    save_rows(rows, folder)
+    save_program(whole_program(parent), folder / "whole.pt2", weights=True)
+    weights = folder / "parent.safetensors"
+    with parent.opened("weights.safetensors") as stored, weights.open("wb") as copy:
+        shutil.copyfileobj(stored.handle, copy)
+    return {
+        "job": job,
+        "source": {"folder": str(parent.folder / "source"), **parent.manifest["source"]},
+        "program": str(folder / "whole.pt2"),
+        "weights": str(weights),
+        "data": str(folder / "data.safetensors"),
+        "held_out": str(folder / "held_out.safetensors"),
+        "rows": rows.train.tolist(),
+        "inputs": [
+            {"name": t.name, "dims": [[dim.minimum, dim.maximum] for dim in t.shape]} for t in spec.inputs
+        ],
+        "outputs": [tensor.name for tensor in spec.outputs],
+        "batch_axes": spec.batch_axes,
+        "losses": dict(rows.data.losses),
+        "max_batch_size": spec.max_batch_size,
+        "precision": hyperparameters["precision"],
+        "device": place.device,
+        "threads": place.threads,
+        "nice": place.nice,
+        "memory_limit_bytes": 0,
+        "hyperparameters": {name: hyperparameters[name] for name in _AMP if name in hyperparameters},
+        "checkpoint_every": hyperparameters.get("checkpoint_every", 0),
+        "patience": hyperparameters.get("early_stopping_patience", 0),
+        "seed": seed,
+        "out": str(folder),
+    }

@@ -1,0 +1,97 @@
+"""Follows the lines of a job's trainer and writes them into the job store: steps, evaluations, events and progress."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from .job_store import JobStore
+from .worker_process import Child
+
+REPORT_EVERY_S = 0.25
+METRICS_EVENTS = 20  # per job: a metrics event for every twentieth of its steps
+Line = Mapping[str, Any]
+
+
+class TrainingWatch:
+    """``rows_named``: the numbers in the caller's file of rows that the trainer numbers."""
+
+    def __init__(self, job_store: JobStore, id: str, rows_named: Callable[[list[int]], list[int]]) -> None:
+        self._job_store, self._id, self._rows_named = job_store, id, rows_named
+        self._steps: list[Line] = []
+        self._total, self._skipped, self._first, self._reported = 1, 0, 0, time.monotonic()
+
+    def follow(self, child: Child, lines: Iterable[Line]) -> Line:
+        """The trainer's last line; empty where it ended without one."""
+        last: Line = {}
+        for line in lines:
+            if line["type"] == "step":
+                self._take(line)
+                if time.monotonic() - self._reported >= REPORT_EVERY_S:
+                    self._note(child.seconds)
+            elif line["type"] in ("started", "resumed", "evaluation", "checkpoint", "note"):
+                self._record(line)
+            else:
+                last = line
+        self._note(child.seconds)
+        return last
+
+    def _record(self, line: Line) -> None:
+        store, id = self._job_store, self._id
+        if line["type"] == "started":
+            self._total = max(1, line["total_steps"])
+            store.record(
+                id, "info", f"training the {line.get('trained', 'module')}: {self._total} steps", line
+            )
+        elif line["type"] == "resumed":
+            self._first = line["step"]
+            store.record(id, "info", f"the training goes on behind its step {line['step']}", line)
+        elif line["type"] == "note":
+            store.record(id, "warn", line["message"], {"code": line["code"]})
+        elif line["type"] == "evaluation":
+            store.record_evaluation(id, _without(line, "replayed"))
+            if not line.get("replayed"):
+                loss = "not finite" if line["held_out_loss"] is None else f"{line['held_out_loss']:.4g}"
+                what = f"step {line['step']} of {self._total}: held-out loss {loss}"
+                store.record(
+                    id, "info", what + (", the best so far" if line["best"] else ""), line, kind="metrics"
+                )
+
+    def _take(self, line: Line) -> None:
+        self._steps.append(_without(line, "replayed"))
+        self._skipped += line["skipped"]
+        if not line.get("replayed"):
+            self._step_events(line)
+
+    def _step_events(self, line: Line) -> None:
+        """The events of one step."""
+        store, id = self._job_store, self._id
+        if rows := self._rows_named(line["quarantined"]):
+            what = f"step {line['step']}: the loss or a buffer is not finite because of the rows {rows}"
+            store.record(id, "warn", f"{what}; they are left out", {"rows": rows})
+        if line["skipped"]:
+            sentence = f"step {line['step']} was skipped: {line['cause']} (loss scale {line['scale']:g})"
+            store.record(id, "warn", sentence, line, kind="metrics")
+        elif line["step"] * METRICS_EVENTS % self._total < METRICS_EVENTS:
+            sentence = f"step {line['step']} of {self._total}: loss {line['loss']:.4g}"
+            store.record(id, "info", sentence, line, kind="metrics")
+
+    def _note(self, seconds: float) -> None:
+        if not self._steps:
+            return
+        self._reported = time.monotonic()
+        self._job_store.record_steps(self._id, self._steps)
+        last, self._steps = self._steps[-1], []
+        eta = seconds / max(1, last["step"] - self._first) * (self._total - last["step"])
+        progress = {
+            "step": last["step"],
+            "total_steps": self._total,
+            "loss": last["loss"],
+            "scale": last["scale"],
+            "skipped": self._skipped,
+            "eta_seconds": round(eta, 1),
+        }
+        self._job_store.note(self._id, progress=progress, estimated_finish=int(time.time() + eta))
+
+
+def _without(line: Line, key: str) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != key}

@@ -1,0 +1,106 @@
+"""From new weights to a published version, in a process of its own, which ends when the server ends.
+
+    python -m halfeven.serve.finetune.jobs.weights_to_version REQUEST.json
+
+Reports one JSON object per line on stdout: ``{"type": "stage", …}`` while it works, ``{"type": "done", …}`` or
+``{"type": "failed", …}`` at the end. Its stdin is a pipe from the server: when that closes, it ends.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.numpy import load_file
+
+from ....exporters.inputs.samples import load_samples, stored_samples
+from ....exporters.prove import Answers
+from ....exporters.retrain import with_new_weights
+from ....exporters.subject import FurtherVerdict
+from ....models.errors import HalfevenError
+from ....models.store import Store
+from ..judging.gate import Terms, by_set, judge, predictions
+from ..judging.joining import with_joined
+from ..judging.judging_sets import sets_of
+
+
+def main() -> None:
+    """Run one request. The last line is always one of ``done`` and ``failed``."""
+    request = json.loads(Path(sys.argv[1]).read_text())
+    threading.Thread(target=_leave_with_the_server, daemon=True).start()
+    os.nice(request["nice"])
+    torch.set_num_threads(request["threads"])
+    lines = os.fdopen(os.dup(1), "w")
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            last = _convert(request, lambda stage: _line(lines, {"type": "stage", "stage": stage}))
+        except HalfevenError as error:
+            last = {"type": "failed", "code": error.code.upper(), "message": str(error)}
+        except Exception as error:
+            last = {"type": "failed", "code": "INTERNAL", "message": f"{type(error).__name__}: {error}"}
+    _line(lines, last)
+
+
+def _convert(request: Mapping[str, Any], notify: Any) -> dict[str, Any]:
+    store = Store(Path(request["store"]))
+    parent = store.version(request["model"], request["parent"])
+    spec = parent.spec()
+    terms = Terms(**request["terms"])
+    judged_by = store.version(request["model"], terms.against)
+    seen, held_out = (load_samples(Path(request[name]), spec) for name in ("seen", "held_out"))
+    sets = sets_of(judged_by, held_out)
+    active = by_set(load_file(request["active"]))
+
+    def further(forms: Mapping[str, Answers]) -> FurtherVerdict:
+        notify("gating")
+        found = {
+            form: {name: predictions(spec, answers, samples, terms.metrics) for name, samples in sets.items()}
+            for form, answers in forms.items()
+        }
+        return judge(spec, sets, found, active, terms)
+
+    samples = with_joined(spec, stored_samples(judged_by), seen, held_out)
+    lineage = {**request["lineage"], "samples_joined": samples is not None}
+    origin = {"parent": request["parent"], "lineage": lineage, "awaits_promotion": True}
+    version = with_new_weights(
+        parent,
+        Path(request["weights"]),
+        store,
+        origin,
+        further,
+        lambda line: notify(_stage(line)),
+        samples,
+    )
+    return {
+        "type": "done",
+        "version": version.number,
+        "status": version.status,
+        "reason": version.manifest["reason"],
+        "gate": version.manifest["gate"],
+    }
+
+
+def _stage(line: str) -> str:
+    if line.startswith("proving"):
+        return "proving"
+    return "gating" if line.startswith("judging") else "converting"
+
+
+def _line(lines: Any, message: Mapping[str, Any]) -> None:
+    lines.write(json.dumps(message) + "\n")
+    lines.flush()
+
+
+def _leave_with_the_server() -> None:
+    while sys.stdin.buffer.read(1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

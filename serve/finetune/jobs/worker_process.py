@@ -1,0 +1,109 @@
+"""A child process of a job: it reports lines of JSON, reads its stdin, and never outlives the server."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+MAX_LINE = 2**20
+
+
+class Child:
+    """Use it in a ``with`` block: when the block is left, the process and all that it started are killed."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self._log = log
+        self._started = time.monotonic()
+        self._lines: queue.Queue[bytes | None] = queue.Queue()
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, start_new_session=True,
+                env={**os.environ, "PYTHONHASHSEED": "0"},  # the order of a set must not differ from run to run
+            )  # fmt: skip
+        threading.Thread(target=self._read, name="halfeven-child-lines", daemon=True).start()
+
+    @classmethod
+    def of_script(cls, script: Path, request: Mapping[str, Any], place: Path) -> "Child":
+        """``python -P script REQUEST.json``: nothing of ours is on its path."""
+        return cls([sys.executable, "-P", str(script), _written(request, place)], place.with_suffix(".log"))
+
+    @classmethod
+    def of_module(cls, module: str, request: Mapping[str, Any], place: Path) -> "Child":
+        """``python -m module REQUEST.json``: our own code."""
+        return cls([sys.executable, "-m", module, _written(request, place)], place.with_suffix(".log"))
+
+    def __enter__(self) -> "Child":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # a line that it never read may still be in the buffer
+                    pipe.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def seconds(self) -> float:
+        """Since it was started."""
+        return time.monotonic() - self._started
+
+    @property
+    def exit_status(self) -> int | None:
+        return self._process.returncode
+
+    def lines(self, every_s: float) -> Iterator[Mapping[str, Any] | None]:
+        """Every reported line until the process ends; None at least every ``every_s`` seconds, for other checks."""
+        while True:
+            try:
+                line = self._lines.get(timeout=every_s)
+            except queue.Empty:
+                yield None
+                continue
+            if line is None:
+                self._process.wait()
+                return
+            yield json.loads(line)
+
+    def notify(self, word: str) -> None:
+        """Write one line to its stdin; without effect where the process has ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(word.encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            return
+
+    def last_output(self) -> str:
+        """The tail of what it wrote to stderr."""
+        text = self._log.read_bytes()[-1000:].decode(errors="replace").strip()
+        return text or "(none)"
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        try:
+            while line := self._process.stdout.readline(MAX_LINE):
+                if line.strip():
+                    self._lines.put(line)
+        except ValueError:  # closed under us: the block was left
+            pass
+        self._lines.put(None)
+
+
+def _written(request: Mapping[str, Any], place: Path) -> str:
+    path = place.with_suffix(".json")
+    path.write_text(json.dumps(request))
+    return str(path)

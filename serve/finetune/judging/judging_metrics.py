@@ -1,0 +1,102 @@
+"""The metrics of a version on a set of samples, by torchmetrics: accuracy, F1, AUROC, squared and absolute error.
+
+The first metric that fits an output judges it; all that fit are shown. F1 and AUROC are means over the classes that the
+targets have (macro); AUROC needs the scores of all classes, every other one only the class that was chosen.
+"""
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+
+from ....models.package import CLASS_METRICS, VALUE_METRICS
+from ....models.spec import TensorSpec
+
+SHARES, ERRORS = CLASS_METRICS, VALUE_METRICS  # higher is better; lower is better
+ACCURACY, F1, AUROC = SHARES
+MSE, MAE = ERRORS
+MOST_CLASSES = 100  # that are shown one by one
+
+
+def classifies(tensor: TensorSpec) -> bool:
+    """Whether its targets are classes; a negative one is not graded."""
+    return tensor.kind in ("logits", "probabilities")
+
+
+def metrics_of(tensor: TensorSpec, chosen: Sequence[str]) -> tuple[str, ...]:
+    """The chosen metrics that fit an output, the judging one first; accuracy or mse where none was chosen."""
+    fitting = SHARES if classifies(tensor) else ERRORS
+    return tuple(metric for metric in chosen if metric in fitting) or fitting[:1]
+
+
+def graded(tensor: TensorSpec, targets: np.ndarray) -> np.ndarray:
+    """``bool [rows]``: the rows with a target. A negative class is none, and neither is a value that is NaN."""
+    rows = targets.reshape(len(targets), -1)
+    return np.any(rows >= 0, 1) if classifies(tensor) else np.all(np.isfinite(rows), 1)
+
+
+def row_values(metric: str, predicted: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
+    """``float64 [rows]``: the metric of each graded row, where the metric is their mean; None for F1 and AUROC."""
+    if metric in ERRORS:
+        gaps = predicted.astype(np.float64) - targets.astype(np.float64)
+        return (gaps**2 if metric == MSE else np.abs(gaps)).reshape(len(gaps), -1).mean(1)
+    if metric != ACCURACY:
+        return None
+    rows = targets.reshape(len(targets), -1)
+    hits = _classes(predicted, targets).reshape(rows.shape) == rows
+    return (hits & (rows >= 0)).sum(1) / (rows >= 0).sum(1)
+
+
+def value_of(metric: str, predicted: np.ndarray, targets: np.ndarray, classes: int) -> float:
+    """The metric over graded rows. ``predicted``: values, classes (−1: none), or scores with the classes last."""
+    import torch
+    from torchmetrics.functional import (  # seconds; only the judging process needs it
+        classification,
+        regression,
+    )
+
+    if metric in ERRORS:
+        compute = regression.mean_squared_error if metric == MSE else regression.mean_absolute_error
+        return float(compute(torch.tensor(predicted, dtype=torch.float64), torch.tensor(targets)))
+    if metric == ACCURACY:
+        found, wanted = _decisions(_classes(predicted, targets), targets, classes)
+        accuracy = classification.multiclass_accuracy
+        return float(accuracy(found, wanted, classes, average="micro", validate_args=False))
+    values = [one for one in per_class(metric, predicted, targets, classes) if one is not None]
+    return float(np.mean(values)) if values else float("nan")
+
+
+def per_class(metric: str, predicted: np.ndarray, targets: np.ndarray, classes: int) -> list[float | None]:
+    """The metric of each class (accuracy: the share of its rows that are right); None where the targets lack it."""
+    from torchmetrics.functional import classification
+
+    shown = np.bincount(targets[targets >= 0].astype(np.int64).ravel(), minlength=classes) > 0
+    if metric == AUROC:
+        if shown.sum() < 2:
+            return [None] * classes
+        found, wanted = _decisions(predicted, targets, classes)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of classes that the targets lack: they are left out below
+            values = classification.multiclass_auroc(
+                found, wanted, classes, average="none", validate_args=False
+            )
+    else:
+        compute = classification.multiclass_f1_score if metric == F1 else classification.multiclass_accuracy
+        found, wanted = _decisions(_classes(predicted, targets), targets, classes)
+        values = compute(found, wanted, classes, average="none", validate_args=False)
+    return [float(value) if there else None for value, there in zip(values, shown, strict=True)]
+
+
+def _classes(predicted: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    return predicted.argmax(-1) if predicted.ndim > targets.ndim else predicted
+
+
+def _decisions(predicted: np.ndarray, targets: np.ndarray, classes: int):  # type: ignore[no-untyped-def]
+    """The graded decisions of all rows, one after another, as tensors. Where no class was chosen it is a wrong one."""
+    import torch
+
+    there = targets >= 0
+    wanted, found = targets[there].astype(np.int64), predicted[there]
+    if found.ndim == 1:
+        found = np.where(found < 0, (wanted + 1) % classes, found)
+    return torch.from_numpy(np.ascontiguousarray(found)), torch.from_numpy(wanted)

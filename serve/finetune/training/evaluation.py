@@ -1,0 +1,56 @@
+"""The loss on held-out rows, the best step by it, and when a training that gains nothing any more is ended early."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .amp import Loop
+from .loop_state import generators_untouched
+from .passes import restore, snapshot
+from .task import Task
+from .trainee import Trainee
+
+
+def held_out_loss(loop: Loop, pupil: Trainee, task: Task) -> float:
+    """The mean loss of all rows of ``task``, in evaluation mode and the training's precision. Weights, buffers and
+    generators are as before."""
+    batch = torch.arange(len(task.rows))
+    before = snapshot(loop.module)
+    with generators_untouched(), pupil.evaluating(), torch.no_grad(), loop.passes.autocast():
+        losses = [task.loss(part).item() * (part.numel() / len(batch)) for part in task.parts(batch)]
+    restore(before)
+    return math.fsum(losses) if all(map(math.isfinite, losses)) else math.nan
+
+
+class BestStep:
+    """The step with the smallest held-out loss so far, and its weights; ``since``: evaluations without a smaller one.
+
+    ``patience``: after so many the training ends early; 0: it never does.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.patience, self.step, self.loss, self.since = patience, 0, math.inf, 0
+        self.weights: Mapping[str, Tensor] = {}
+
+    def is_best(self, loss: float) -> bool:
+        """Count one evaluation. A loss that is not finite is never the best."""
+        better = loss < self.loss
+        self.since = 0 if better else self.since + 1
+        return better
+
+    def take(self, step: int, loss: float, weights: Mapping[str, Tensor]) -> None:
+        self.step, self.loss, self.weights = step, loss, weights
+
+    @property
+    def ends(self) -> bool:
+        return 0 < self.patience <= self.since
+
+    def numbers(self) -> dict[str, Any]:
+        return {"step": self.step, "loss": self.loss if self.step else None, "since": self.since}
+
+    def put_back(self, numbers: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        self.step, self.since, self.weights = numbers["step"], numbers["since"], weights
+        self.loss = numbers["loss"] if self.step else math.inf

@@ -1,0 +1,135 @@
+"""All that decides the next step of a training, as tensors and JSON, and back: weights and buffers, optimizer, loss
+scaler, schedule, the place among the batches, and the generators of torch, numpy and Python. Needs torch and numpy.
+
+What the operator's code keeps in plain Python attributes is not among it.
+"""
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .amp import Loop
+
+Tensors = dict[str, Tensor]
+MODULE, OPTIMIZER, GENERATOR = "module:", "optimizer:", "generator:"
+
+
+def tensors_of(loop: Loop) -> Tensors:
+    """Copies on the CPU, by name."""
+    found = {MODULE + name: tensor for name, tensor in named_tensors(loop.module).items()}
+    for index, state in loop.optimizer.state_dict()["state"].items():
+        found |= {f"{OPTIMIZER}{index}:{key}": value for key, value in state.items()}
+    found |= {GENERATOR + name: state for name, state in _torch_generators().items()}
+    found |= {"good": loop.passes.good, "quarantined": loop.quarantine.rows}
+    return {name: copied(tensor) for name, tensor in found.items()}
+
+
+def numbers_of(loop: Loop) -> dict[str, Any]:
+    """What is not a tensor, as JSON can hold it; a float keeps every bit there."""
+    groups = loop.optimizer.state_dict()["param_groups"]
+    patience = loop.patience
+    return {
+        "done": loop.done,
+        "groups": [{key: value for key, value in group.items() if key != "params"} for group in groups],
+        "scheduler": {
+            key: value for key, value in loop.scheduler.state_dict().items() if key != "lr_lambdas"
+        },
+        "scaler": loop.scaler.state_dict(),
+        "patience": [patience.taken, patience.in_a_row, patience.cause],
+        "python": random.getstate(),
+        "numpy": _numpy_state(),
+    }
+
+
+def put_back(loop: Loop, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+    """Make ``loop`` the one that `tensors_of` and `numbers_of` described; it is new, and over the same rows.
+
+    Raises KeyError or ValueError where they do not fit: another module, or other settings.
+    """
+    _put_into(loop.module, _below(MODULE, tensors))
+    state: dict[int, Tensors] = {}
+    for name, tensor in _below(OPTIMIZER, tensors).items():
+        index, _, key = name.partition(":")
+        state.setdefault(int(index), {})[key] = tensor
+    groups = loop.optimizer.state_dict()["param_groups"]
+    for group, kept in zip(groups, numbers["groups"], strict=True):
+        group.update(kept, betas=tuple(kept["betas"]))
+    loop.optimizer.load_state_dict({"state": state, "param_groups": groups})
+    loop.scheduler.load_state_dict({**numbers["scheduler"], "lr_lambdas": [None]})
+    if numbers["scaler"]:
+        loop.scaler.load_state_dict(numbers["scaler"])
+    loop.patience.taken, loop.patience.in_a_row, loop.patience.cause = numbers["patience"]
+    loop.passes.good, loop.quarantine.rows = tensors["good"], tensors["quarantined"]
+    loop.done = numbers["done"]
+    _set_generators(_below(GENERATOR, tensors), numbers["python"], numbers["numpy"])
+
+
+def seed_everything(seed: int) -> None:
+    """The generators of torch, numpy and Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+@contextmanager
+def generators_untouched() -> Iterator[None]:
+    """Whatever is drawn inside, the generators are as before."""
+    before = _torch_generators(), random.getstate(), _numpy_state()
+    try:
+        yield
+    finally:
+        _set_generators(*before)
+
+
+def named_tensors(module: nn.Module) -> Tensors:
+    """Every parameter and every buffer, those that a state_dict leaves out too; of tied ones the first name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy on the CPU that shares memory with nothing, its elements in C order."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _put_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    there = named_tensors(module)
+    if there.keys() != tensors.keys():
+        raise ValueError(f"the module has other tensors: {sorted(there.keys() ^ tensors.keys())[:5]}")
+    with torch.no_grad():
+        for name, old in there.items():
+            if old.shape == tensors[name].shape and old.dtype == tensors[name].dtype:
+                old.copy_(tensors[name])
+            else:  # a buffer that forward replaces
+                owner, _, last = name.rpartition(".")
+                module.get_submodule(owner)._buffers[last] = tensors[name].to(old.device)
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _torch_generators() -> Tensors:
+    found = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found |= {f"cuda{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    return found
+
+
+def _numpy_state() -> list[Any]:
+    name, keys, *rest = np.random.get_state()
+    return [name, np.asarray(keys).tolist(), *rest]
+
+
+def _set_generators(of_torch: Mapping[str, Tensor], of_python: Any, of_numpy: Any) -> None:
+    torch.set_rng_state(of_torch["cpu"])
+    for index in range(len(of_torch) - 1):
+        torch.cuda.set_rng_state(of_torch[f"cuda{index}"], index)
+    version, words, gauss = of_python
+    random.setstate((version, tuple(words), gauss))
+    name, keys, *rest = of_numpy
+    np.random.set_state((name, np.array(keys, np.uint32), *rest))

@@ -1,0 +1,78 @@
+"""Decides when a training that makes no progress is ended, and checks the weights that it leaves. Needs torch alone."""
+
+import torch
+from torch import nn
+
+from .training_terms import GRADIENT_OVERFLOW, Settings, Stopped
+
+
+class Patience:
+    """Ends a job that skips step after step where the loss scale cannot help: it did not fall.
+
+    That is: it is at its floor, or there is none (bf16, fp32), or the loss itself was not finite.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.taken = 0
+        self.in_a_row = 0
+        self.cause: str | None = None
+
+    def count(self, cause: str | None, scale_fell: bool) -> None:
+        """Count one step: ``cause`` says why it was skipped."""
+        if cause is None:
+            self.taken, self.in_a_row = self.taken + 1, 0
+            return
+        self.cause = cause
+        self.in_a_row += not scale_fell
+
+    def check(self, step: int) -> None:
+        """Raises Stopped where ``max_floor_hits`` such steps came without one taken between them."""
+        if self.in_a_row >= self.settings.max_floor_hits:
+            raise self.stopped(f"stopped at step {step}, after {self.in_a_row} skipped steps in a row")
+
+    def at_the_end(self) -> None:
+        """Raises Stopped where no step was taken: a job may have fewer steps than ``max_floor_hits``."""
+        if not self.taken:
+            raise self.stopped("not one step was taken")
+
+    def stopped(self, what: str) -> Stopped:
+        half = self.settings.precision == "fp16"
+        if self.cause == GRADIENT_OVERFLOW:
+            code, why = ("SCALE_COLLAPSE", self.collapse()) if half else ("DIVERGED", EXPLODED)
+        else:
+            code, why = ("DIVERGED", LOST) if self.taken else ("BAD_DATA", POISONED)
+            why += (
+                " In fp16 an activation above 65504 is infinite: bf16 or fp32 would show it." if half else ""
+            )
+        return Stopped(code, f"{what}: {why}")
+
+    def collapse(self) -> str:
+        return (
+            f"the gradients overflow half at every loss scale down to the floor of {self.settings.scale_floor:g}. "
+            "Train in bf16 or fp32, look for extreme values in the inputs or targets, or start from a lower init_scale."
+        )
+
+
+EXPLODED = (
+    "the gradients are not finite. Lower the learning rate, or look for extreme values in inputs and targets."
+)
+LOST = "the loss was finite and no longer is. Lower the learning rate, or look for extreme rows in the data."
+POISONED = "the loss was never finite. Look for non-finite or extreme values in the inputs and targets."
+
+
+def finite_names(module: nn.Module) -> set[str]:
+    """The parameters and buffers without NaN or infinity. A mask of −inf is sound, and is not among them."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    return {name for name, tensor in tensors if bool(torch.isfinite(tensor).all())}
+
+
+def audit(module: nn.Module, sound: set[str]) -> None:
+    """Raises Stopped where a tensor that was finite before the training is no longer."""
+    if spoilt := sorted(sound - finite_names(module)):
+        named = ", ".join(f"'{name}'" for name in spoilt[:5])
+        raise Stopped(
+            "NONFINITE_WEIGHTS",
+            f"after the training {len(spoilt)} tensors hold NaN or infinity ({named}{', …' if spoilt[5:] else ''}): "
+            "nothing was written. Train in bf16 or fp32, or at a lower learning rate.",
+        )

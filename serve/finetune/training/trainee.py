@@ -1,0 +1,176 @@
+"""The module that a job trains: the operator's in training mode, or the captured program switched to training.
+
+Loaded in the trainer's process (see trainer.py), where only this file and capture/child.py touch the operator's code.
+"""
+
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export.passes import move_to_device_pass
+from torch.fx import GraphModule
+
+from .training_terms import Stopped
+
+Request = Mapping[str, Any]
+
+
+def _capture_child() -> Any:
+    """By file path and under a name of its own: no package of ours is imported beside the operator's."""
+    name, path = (
+        "_halfeven_capture_child",
+        Path(__file__).resolve().parents[3] / "models" / "capture" / "child.py",
+    )
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+child = _capture_child()
+
+
+@dataclass
+class Trainee:
+    """The module to train. ``same_as``: names that no node reads, each with the name of the tied weight that is
+    read."""
+
+    module: nn.Module
+    forward: Callable[..., tuple[Tensor, ...]]
+    trained: str
+    note: str = ""
+    same_as: dict[str, str] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, Any]:
+        parameters = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+        return {"parameters": parameters, "trained": self.trained, "note": self.note}
+
+    def state(self) -> dict[str, Tensor]:
+        state = self.module.state_dict()
+        return state | {name: state[twin] for name, twin in self.same_as.items()}
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode inside: no dropout, BatchNorm by its running statistics; then each part is as before."""
+        if isinstance(self.module, GraphModule) and self.trained == "program":
+            set_training(self.module, False)
+            try:
+                yield
+            finally:
+                set_training(self.module, True)
+            return
+        modes = [(part, part.training) for part in self.module.modules()]
+        self.module.eval()
+        try:
+            yield
+        finally:
+            for part, mode in modes:
+                part.training = mode
+
+
+def trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
+    """The operator's module; the captured program where there is none, or none that can be built any more."""
+    note = ""
+    if request["source"] is not None:
+        try:
+            return from_source(request, parent)
+        except BaseException as error:
+            if request["program"] is None or out_of_memory(error) or isinstance(error, Stopped):
+                raise
+            note = f"the module could not be built, so the captured program was trained: {one_line(error)}"
+    return from_program(request, note)
+
+
+def from_source(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
+    source = request["source"]
+    os.chdir(source["folder"])
+    sys.path[:0] = [source["folder"], *source["path"]]
+    module = child.build(torch, source, Path(source["folder"]))
+    child.widen(torch, module)
+    fit = module.load_state_dict(parent, strict=False)  # the module may know names that the program has not
+    if fit.unexpected_keys:
+        raise child.Refused(f"the module has no {fit.unexpected_keys[:5]}, which the weights have")
+    flat = child.Flat(module, request)
+    learn(module.to(request["device"]).train(), module.frozen_when_built)
+    return Trainee(module, flat.module, "module")
+
+
+def from_program(request: Request, note: str) -> Trainee:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns about the absent sample inputs
+        program = torch.export.load(request["program"])
+    program._guards_code = []
+    if request["device"] != "cpu":
+        program = move_to_device_pass(program, request["device"])
+    module = program.module(check_guards=False)
+    assert isinstance(module, GraphModule)
+    module._forward_pre_hooks.clear()  # the range check of every call
+    module._forward_pre_hooks_with_kwargs.clear()
+    set_training(module, True)
+    learn(module)
+    return Trainee(module, module, "program", note, tied(module))
+
+
+def learn(module: nn.Module, frozen: Collection[str] = ()) -> None:
+    """Every parameter learns but those that the operator's code froze."""
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(parameter.is_floating_point() and name not in frozen)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise Stopped(
+            "NO_TRAINABLE_PARAMS",
+            "the module has no parameter that learns: the code that builds it froze every one. Leave requires_grad as "
+            "it is for those that are to learn.",
+        )
+
+
+def set_training(module: GraphModule, training: bool) -> None:
+    """Set the train flag of every operator that has one: dropouts, batch norms, recurrent layers.
+
+    A captured program was traced in evaluation, where attention has lost its dropout: that one stays lost.
+    """
+    for node in module.graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        for position, argument in enumerate(node.target._schema.arguments):
+            if argument.name in ("train", "training"):
+                if position < len(node.args):
+                    node.update_arg(position, training)
+                else:
+                    node.update_kwarg(argument.name, training)
+    module.recompile()
+
+
+def tied(module: GraphModule) -> dict[str, str]:
+    """Weights that nothing reads, by the equal one that is read: a capture keeps one name of tied weights.
+
+    Equal by value: the archive may hold two copies. Constants (a bias of zeros) are equal by chance.
+    """
+    read = {str(node.target) for node in module.graph.nodes if node.op == "get_attr" and node.users}
+    state = module.state_dict()
+    pairs: dict[str, str] = {}
+    for name in state.keys() - read:
+        tensor = state[name]
+        if tensor.numel() > 1 and tensor.is_floating_point() and bool(tensor.min() != tensor.max()):
+            twin = next(
+                (other for other in sorted(state.keys() & read) if torch.equal(state[other], tensor)), None
+            )
+            pairs |= {name: twin} if twin else {}
+    return pairs
+
+
+def out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def one_line(error: BaseException) -> str:
+    sentence = " ".join(child.first_lines(error).split())
+    return sentence if isinstance(error, child.Refused) else f"{type(error).__name__}: {sentence}"

@@ -1,0 +1,127 @@
+"""Trains one job in a process of its own: started by file path, it imports torch and the operator's own code.
+
+    python -P trainer.py REQUEST.json
+
+Standard output is one JSON object per line (`training_job.py`). At the end of standard input the server is gone, and
+this process ends; a line "cancel" in it ends the job after the current step, and "pause" writes a checkpoint there
+and ends the process.
+Of this package it loads, by path, only the files of this folder, and models/capture/child.py, which knows how a model
+folder is built.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+Request = Mapping[str, Any]
+Line = dict[str, Any]
+
+
+def beside(name: str) -> Any:
+    """The file of this folder by that name, as part of a package that is only this folder.
+
+    So the files may import each other, and neither our real package nor the operator's modules come in.
+    """
+    package = "_halfeven_finetune"
+    if package not in sys.modules:
+        sys.modules[package] = folder = types.ModuleType(package)
+        folder.__path__ = [str(HERE)]
+    return importlib.import_module(f"{package}.{name}")
+
+
+trainee, training_job = beside("trainee"), beside("training_job")
+terms, child = beside("training_terms"), trainee.child
+
+
+def main(request_file: str) -> NoReturn:
+    report, control = private_pipes()
+    orders = training_job.Orders()
+    threading.Thread(target=watch, args=(control, orders), daemon=True).start()
+    request = json.loads(Path(request_file).read_text())
+    try:
+        yield_to_serving(request)
+        last = training_job.run(request, report, orders)
+    except BaseException as error:  # SystemExit of the operator's code too
+        last = failure(error, request)
+    report(last)
+    os._exit(0 if last["type"] != "failed" else 1)  # user threads and atexit hooks may not hold us back
+
+
+def private_pipes() -> tuple[Callable[[Line], None], int]:
+    """Take the report pipe and the control pipe away from the operator's code: its prints go to stderr, and its
+    ``input()`` finds nothing."""
+    reports, control = os.dup(1), os.dup(0)
+    os.dup2(2, 1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+    def report(line: Line) -> None:
+        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        try:
+            while data:
+                data = data[os.write(reports, data) :]
+        except OSError:
+            leave()  # the server has closed the pipe
+
+    return report, control
+
+
+def watch(control: int, orders: Any) -> None:
+    with os.fdopen(control, "rb") as lines:
+        for line in lines:
+            orders.take(line.strip().decode(errors="replace"))
+    leave()
+
+
+def leave() -> NoReturn:
+    """At once, with everything the operator's code started, if the process group is ours."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def yield_to_serving(request: Request) -> None:
+    """Yield to serving, die with the server, be the first to go when memory runs out; compute repeatably."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: when the thread that started us ends
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+    os.nice(request["nice"])
+    child.limit_memory(request["memory_limit_bytes"])
+    torch.set_num_threads(request["threads"])
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def failure(error: Any, request: Request) -> Line:
+    """The one line of a job that failed: code, sentence, and for the operator's code the traceback's tail."""
+    traceback = ""
+    if isinstance(error, terms.Stopped):
+        code, message = error.code, error.message
+    elif trainee.out_of_memory(error):
+        limit = request["memory_limit_bytes"] / 2**30
+        code = "OUT_OF_MEMORY"
+        message = "ran out of memory" + (f": the limit is {limit:.1f} GiB" if limit else "")
+        message += ". Lower batch_size, or give the trainer more memory."
+    else:
+        code, message = "USER_CODE", trainee.one_line(error)
+        if not isinstance(error, child.Refused):
+            traceback = child.tail(error, request["source"] or {"folder": os.devnull, "path": []})
+    return {"type": "failed", "code": code, "message": message, "traceback": traceback}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

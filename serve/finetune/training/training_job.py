@@ -1,0 +1,259 @@
+"""A job in the trainer's process, from its request to its last line: the steps, the evaluations and the checkpoints.
+
+Lines that it reports, by ``type``: started, then step and evaluation (the log, which a checkpoint keeps), checkpoint,
+note (with a ``code``), and as the last one done, paused or cancelled. A job that goes on from a checkpoint reports
+``resumed`` and the lines of the log until there again, each with ``replayed``.
+"""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from . import checkpoints as on_disk
+from .amp import Loop
+from .checkpoints import Checkpoints, Identity, sync
+from .evaluation import BestStep, held_out_loss
+from .loop_state import copied, numbers_of, put_back, seed_everything, tensors_of
+from .task import Task
+from .trainee import Trainee, trainee_of
+from .training_terms import Settings, StepRecord, Stopped
+
+Request = Mapping[str, Any]
+Line = dict[str, Any]
+Report = Callable[[Line], None]
+# Of a request: where its files lie and how its process behaves; neither changes what is learnt.
+_NOT_LEARNT = frozenset(
+    {"source", "program", "weights", "data", "held_out", "out", "rows", "job", "device", "threads", "nice"}
+    | {"memory_limit_bytes", "checkpoint_every", "checkpoint_bytes"}
+)
+
+
+class Orders:
+    """What the server asked for since: "cancel", "pause"."""
+
+    def __init__(self) -> None:
+        self.cancelled = self.paused = False
+
+    def take(self, word: str) -> None:
+        self.cancelled = self.cancelled or word == "cancel"
+        self.paused = self.paused or word == "pause"
+
+
+def run(request: Request, report: Report, orders: Orders) -> Line:
+    """The whole job: its last line, ``done``, ``paused`` or ``cancelled``. Raises Stopped."""
+    started, parent = time.monotonic(), load_file(request["weights"])
+    seed_everything(request["seed"])
+    pupil = trainee_of(request, parent)
+    job = TrainingJob(request, report, pupil, parent)
+    report({"type": "started", "total_steps": job.loop.steps, **pupil.facts()})
+    job.resume()
+    if not job.ends and (stopped := job.train(orders)) is not None:
+        return stopped
+    weights = job.publish()
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    facts = {**asdict(job.summary), "seconds": round(time.monotonic() - started, 3)}
+    used = trained_with(request["device"])
+    return {"type": "done", "weights": str(weights), "digest": digest, "summary": facts, "trained_with": used}
+
+
+class TrainingJob:
+    """``checkpoint_every`` of the request: steps between two evaluations, each with a checkpoint; 0: none of both."""
+
+    def __init__(
+        self, request: Request, report: Report, pupil: Trainee, parent: Mapping[str, Tensor]
+    ) -> None:
+        self._request, self._report, self._pupil, self._parent = request, report, pupil, parent
+        settings = Settings(
+            **{name: value for name, value in request["hyperparameters"].items() if value is not None},
+            precision=request["precision"],
+            seed=request["seed"],
+        )
+        self._training = task = Task(request, pupil.forward)
+        self._held_out = Task(request, pupil.forward, held_out=True) if request.get("held_out") else None
+        count, device = len(task.rows), request["device"]
+        self.loop = Loop(pupil.module, task.loss, count, settings, device, task.parts)
+        self.summary, self._best = Summary(), BestStep(request.get("patience", 0))
+        self._every = request.get("checkpoint_every", 0)
+        self._evaluated = self._saved = 0  # the steps of the last evaluation and of the last checkpoint
+        folder, most = (
+            Path(request["out"]) / "checkpoints",
+            request.get("checkpoint_bytes", on_disk.MOST_BYTES),
+        )
+        self._checkpoints = Checkpoints(folder, identity_of(request), most) if self._every else None
+
+    @property
+    def ends(self) -> bool:
+        """Whether the training has ended early: the best step stays the best."""
+        return self._best.ends
+
+    def resume(self) -> None:
+        """Go on from the last good checkpoint, if there is one. Raises Stopped where it was made from other rows."""
+        if self._checkpoints is None:
+            return
+        try:
+            found, refused = self._checkpoints.last_good()
+        except on_disk.OtherData as error:
+            raise Stopped("OTHER_DATA", str(error)) from error
+        for one in refused:
+            self._report({"type": "note", "code": one.code, "message": str(one)})
+        if found is None:
+            for _ in self._checkpoints.log.cut(0):
+                pass
+            return
+        put_back(self.loop, found.tensors, found.numbers)
+        self._best.put_back(found.numbers["best"], found.best)
+        self._evaluated, self._saved = found.numbers["evaluated"], self.loop.done
+        self._report({"type": "resumed", "step": self.loop.done})
+        for line in self._checkpoints.log.cut(found.numbers["log_bytes"]):
+            self.summary.add(line)
+            self._report({**line, "replayed": True})
+
+    def train(self, orders: Orders) -> Line | None:
+        """The steps that are left; a last line where the server ended them."""
+        for record in self.loop.run():
+            self._log(self._line(record))
+            due = self.loop.done == self.loop.steps or (self._every and self.loop.done % self._every == 0)
+            if due:
+                self._evaluate()
+            if orders.cancelled:
+                return {"type": "cancelled"}
+            if due or orders.paused:
+                self._save()
+            if orders.paused:
+                return {"type": "paused", "step": self._saved}
+            if self.ends:
+                break
+        return None
+
+    def publish(self) -> Path:
+        """Write the weights of the best step; of the last one where no step was evaluated."""
+        if self._best.weights and self._best.step != self.loop.done:
+            self._pupil.module.load_state_dict(dict(self._best.weights), strict=False)
+        self.loop.finish()
+        self.summary.ended_early = self.ends and self.loop.done < self.loop.steps
+        return write_weights(Path(self._request["out"]), in_parents_form(self._pupil.state(), self._parent))
+
+    def _line(self, record: StepRecord) -> Line:
+        line = {key: number(value) for key, value in asdict(record).items()}
+        line["quarantined"] = self._training.rows[list(record.quarantined)].tolist()
+        return {"type": "step", **line}
+
+    def _evaluate(self) -> None:
+        if self._held_out is None or self._checkpoints is None:
+            return
+        step = self._evaluated = self.loop.done
+        loss = held_out_loss(self.loop, self._pupil, self._held_out)
+        if best := self._best.is_best(loss):
+            self._best.take(step, loss, in_parents_form(self._pupil.state(), self._parent))
+        trained = self.summary.last_loss
+        self._log(
+            {"type": "evaluation", "step": step, "held_out_loss": number(loss), "loss": trained, "best": best}
+        )
+
+    def _log(self, line: Line) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.log.append(line)
+        self.summary.add(line)
+        self._report(line)
+
+    def _save(self) -> None:
+        if self._checkpoints is None or self._saved == self.loop.done:
+            return
+        numbers = numbers_of(self.loop) | {"best": self._best.numbers(), "evaluated": self._evaluated}
+        step, tensors = self.loop.done, tensors_of(self.loop)
+        if why := self._checkpoints.write(step, tensors, numbers, self._best.weights):
+            self._report({"type": "note", "code": on_disk.NO_ROOM, "message": f"step {step}: {why}"})
+            return
+        self._saved = step
+        self._report({"type": "checkpoint", "step": step})
+
+
+def identity_of(request: Request) -> Identity:
+    """Which checkpoints the request may go on from: same job, same rows, same settings and parent."""
+    settings = {name: value for name, value in request.items() if name not in _NOT_LEARNT}
+    rows = {name: _file_digest(request[name]) for name in ("data", "held_out") if request.get(name)}
+    parent = _file_digest(request["weights"])
+    return Identity(
+        str(request.get("job", "")), _digest([settings, parent]), _digest([rows, list(request["rows"])])
+    )
+
+
+def trained_with(device: str) -> dict[str, Any]:
+    """Library, device, instructions and threads, of which the last bits depend."""
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return {
+        "torch": str(torch.__version__),
+        "device": device,
+        "instructions": instructions,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def number(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass
+class Summary:
+    """Figures over the lines of a job; losses are the finite ones, scales those that steps used."""
+
+    steps: int = 0
+    skipped: int = 0
+    first_loss: float | None = None
+    last_loss: float | None = None
+    scale_min: float = math.inf
+    scale_max: float = 0.0
+    scale_last: float = 1.0
+    quarantined: list[int] = field(default_factory=list)  # rows of the data file
+    best_step: int | None = None  # by the held-out loss; its weights are the job's
+    held_out_loss: float | None = None  # of the best step
+    ended_early: bool = False
+
+    def add(self, line: Line) -> None:
+        if line["type"] == "evaluation":
+            if line["best"]:
+                self.best_step, self.held_out_loss = line["step"], line["held_out_loss"]
+            return
+        self.quarantined += line["quarantined"]
+        self.steps += 1
+        self.skipped += line["skipped"]
+        if line["loss"] is not None:
+            self.first_loss = line["loss"] if self.first_loss is None else self.first_loss
+            self.last_loss = line["loss"]
+        scale = line["scale"]
+        self.scale_min, self.scale_max = min(self.scale_min, scale), max(self.scale_max, scale)
+        self.scale_last = scale
+
+
+def in_parents_form(state: Mapping[str, Tensor], parent: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies under the parent's names, in the parent's dtypes."""
+    return {name: copied(state[name].to(old.dtype)) for name, old in parent.items()}
+
+
+def write_weights(folder: Path, tensors: dict[str, Tensor]) -> Path:
+    """The file appears whole or not at all."""
+    path, temporary = folder / "weights.safetensors", folder / "weights.safetensors.tmp"
+    save_file(tensors, temporary)
+    sync(temporary)
+    temporary.replace(path)
+    sync(folder)
+    return path
+
+
+def _file_digest(path: str) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,245 @@
+"""The fine-tuning routes, in OpenAI's shapes: files, jobs, events; and our metrics and page beside them.
+
+A reply is sent when the change that it confirms is on the disk. Blocking work is done in threads, never on the event
+loop.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import HTMLResponse, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from ....models.errors import BadInput
+from ....models.store import Store
+from ...access.access_control import Permit
+from ...http.caller import lease_of
+from ...http.codecs.json_numbers import parse
+from ...http.json_body import read_order
+from ...http.route_scopes import TO_TRAIN, permit_of
+from ..data.files import IN_MEMORY, Files, Upload
+from ..jobs.job_admission import JobAdmission
+from ..jobs.job_store import JobStore
+from ..jobs.job_types import FileRecord, step_of
+from .event_stream import streamed
+from .openai_shapes import checkpoint_body, event_body, file_body, job_body, page_of
+
+JOBS = "/v1/fine_tuning/jobs"
+_MOST_EVENTS = 1000
+_CHUNK = 2**20
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+
+
+def router(
+    job_store: JobStore, files: Files, store: Store, wake: Callable[[], None], leaving: Callable[[], bool]
+) -> APIRouter:
+    """Every route under ``/v1/files`` and ``/v1/fine_tuning``. ``wake`` is called, from any thread, after a job
+    was created, resumed or is to be cancelled. ``leaving``: whether the server is shutting down."""
+    routes = APIRouter(tags=["fine-tuning"])
+    _add_changes_of_files(routes, job_store, files)
+    _add_files(routes, job_store, files)
+    _add_jobs(routes, job_store, JobAdmission(job_store, files, store), wake)
+    _add_reading(routes, job_store)
+    _add_events(routes, job_store, leaving)
+    return routes
+
+
+def _json(value: object, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(value), 200, headers, "application/json")
+
+
+def _add_changes_of_files(routes: APIRouter, job_store: JobStore, files: Files) -> None:
+    # Held while a content's file and its row are written, so that a delete cannot come between them.
+    renaming = threading.Lock()
+
+    def keep(upload: Upload) -> FileRecord:
+        record = FileRecord(
+            "file-" + secrets.token_hex(12), upload.sha256, upload.bytes, upload.filename, int(time.time())
+        )
+        with renaming:
+            files.keep(upload)
+            return job_store.add_file(record)
+
+    @routes.post("/v1/files")
+    async def upload(request: Request) -> Response:
+        """Upload one safetensors or npz file as `multipart/form-data` with `purpose=fine-tune`."""
+        with lease_of(request.scope).meanwhile(IN_MEMORY):
+            received = await files.receive(request.scope["headers"], request.receive)
+        return _json(file_body(await run_in_threadpool(keep, received)))
+
+    @routes.delete("/v1/files/{id}")
+    def delete(id: str) -> Response:
+        """Forget a file; its bytes go with the last name they have."""
+        sha256 = job_store.file(id).sha256
+        with renaming:
+            if job_store.delete_file(id):
+                files.remove(sha256)
+        return _json({"id": id, "object": "file", "deleted": True})
+
+
+def _add_files(routes: APIRouter, job_store: JobStore, files: Files) -> None:
+    @routes.get("/v1/files")
+    def listing(
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+        order: Literal["asc", "desc"] = "desc",
+        purpose: str | None = None,
+    ) -> Response:
+        """Every uploaded file, the newest first."""
+        records = [record for record in job_store.files() if purpose in (None, record.purpose)]
+        if order == "asc":
+            records.reverse()
+        if after is not None:
+            records = records[records.index(job_store.file(after)) + 1 :]
+        return _json(page_of(records[: limit + 1], limit, file_body))
+
+    @routes.get("/v1/files/{id}")
+    def retrieve(id: str) -> Response:
+        """One file's facts."""
+        return _json(file_body(job_store.file(id)))
+
+    @routes.get("/v1/files/{id}/content")
+    def content(id: str) -> Response:
+        """One file's bytes."""
+        record = job_store.file(id)
+        headers = {"content-length": str(record.bytes), "x-content-type-options": "nosniff"}
+        chunks = _chunks(files.path(record.sha256))
+        return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def _add_jobs(
+    routes: APIRouter, job_store: JobStore, admission: JobAdmission, wake: Callable[[], None]
+) -> None:
+    def admit(body: bytes, key: str | None, permit: Permit) -> Response:
+        asked = parse(body)
+        permit.check(TO_TRAIN, _model_in(asked))
+        if key and isinstance(asked, dict) and (known := job_store.replayed(key, asked)):
+            return _json(job_body(known), {"idempotent-replayed": "true"})
+        request = admission.read(asked)
+        job, created = job_store.create_job(request, key)
+        wake()
+        made = job_body(job)
+        # What admission found in the data; later on it is among the events.
+        made["halfeven"]["findings"] = list(request.findings)
+        return _json(made, None if created else {"idempotent-replayed": "true"})
+
+    @routes.post(JOBS)
+    async def create(request: Request) -> Response:
+        """Create a job; it is on the disk when this answers. `Idempotency-Key`: once however often it is sent."""
+        key = _key(request.headers.get("idempotency-key"))
+        body = await read_order(request)
+        return await run_in_threadpool(admit, body, key, permit_of(request.scope))
+
+    @routes.post(JOBS + "/{id}/cancel", dependencies=[_may_see(job_store)])
+    def cancel(id: str) -> Response:
+        """Cancel a job; of a finished one this is its state."""
+        job = job_store.request_cancel(id)
+        wake()
+        return _json(job_body(job))
+
+    @routes.post(JOBS + "/{id}/pause", dependencies=[_may_see(job_store)])
+    def pause(id: str) -> Response:
+        """Pause a job behind its current step, with a checkpoint; 409 for a finished one."""
+        return _json(job_body(job_store.request_pause(id)))
+
+    @routes.post(JOBS + "/{id}/resume", dependencies=[_may_see(job_store)])
+    def resume(id: str) -> Response:
+        """Queue a paused job again; it ends bit for bit as one that was not paused. 409 for a finished one."""
+        job = job_store.request_resume(id)
+        wake()
+        return _json(job_body(job))
+
+
+def _may_see(job_store: JobStore) -> Any:
+    """The route's dependency that refuses a key for other models than the job's, with Forbidden."""
+
+    def check(id: str, request: Request) -> None:
+        permit_of(request.scope).check(TO_TRAIN, job_store.job(id).name)
+
+    return Depends(check)
+
+
+def _model_in(asked: Any) -> str | None:
+    """The model that a job's request names; None where it names none, which the job's admission refuses."""
+    model = asked.get("model") if isinstance(asked, dict) else None
+    return model.partition("@")[0] if isinstance(model, str) else None
+
+
+def _key(key: str | None) -> str | None:
+    if key is not None and not (1 <= len(key) <= 255 and key.isprintable()):
+        raise BadInput("Idempotency-Key: expected 1 to 255 printable characters")
+    return key
+
+
+def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
+    seen = [_may_see(job_store)]
+
+    @routes.get(JOBS)
+    def listing(request: Request, after: str | None = None, limit: Limit = 20) -> Response:
+        """Every job, the newest first; `metadata[key]=value` chooses."""
+        found = job_store.jobs(after, limit + 1, _metadata(request))
+        return _json(page_of(found, limit, job_body))
+
+    @routes.get(JOBS + "/{id}", dependencies=seen)
+    def retrieve(id: str) -> Response:
+        """One job: its state, its progress, and at the end its model or its reason."""
+        return _json(job_body(job_store.job(id)))
+
+    @routes.get(JOBS + "/{id}/metrics", dependencies=seen)
+    def metrics(id: str, most: Annotated[int, Query(ge=2, le=100_000)] = 2000) -> Response:
+        """Loss, loss scale, gradient norm and skips by step; of more than `most` every k-th."""
+        return _json({"object": "list", "data": job_store.steps(id, most)})
+
+    @routes.get(JOBS + "/{id}/checkpoints", dependencies=seen)
+    def checkpoints(id: str, after: str | None = None, limit: Limit = 10) -> Response:
+        """The evaluations of a job, the newest first, with their losses; the best one's weights are the version's."""
+        job = job_store.job(id)
+        before = None if after is None else step_of(id, after)
+        found = job_store.evaluations(id, before, limit + 1)
+        return _json(page_of(found, limit, lambda one: checkpoint_body(job, one)))
+
+    @routes.get(JOBS + "/{id}/page", dependencies=seen)
+    def page(id: str) -> Response:
+        """The job for people."""
+        job = job_body(job_store.job(id))
+        newest = [event_body(event) for event in job_store.events(id, limit=_MOST_EVENTS)]
+        from .job_page import render_job  # brings jinja2: 7 MB that most servers never need
+
+        return HTMLResponse(render_job(job, job_store.steps(id), newest[::-1]))
+
+
+def _add_events(routes: APIRouter, job_store: JobStore, leaving: Callable[[], bool]) -> None:
+    @routes.get(JOBS + "/{id}/events", dependencies=[_may_see(job_store)])
+    async def events(
+        request: Request, id: str, after: str | None = None, limit: Limit = 20,
+        order: Literal["asc", "desc"] = "desc", stream: bool = False,
+    ) -> Response:  # fmt: skip
+        """What happened to a job, the newest first; `order=asc` with `after` goes on from the last one seen.
+
+        With `Accept: text/event-stream` or `stream=true`: as server-sent events, the oldest first, until the job has
+        ended; behind `Last-Event-ID` (or `after`)."""
+        if stream or "text/event-stream" in request.headers.get("accept", ""):
+            return await streamed(job_store, id, request.headers.get("last-event-id") or after, leaving)
+        found = await run_in_threadpool(job_store.events, id, after, limit + 1, order == "asc")
+        return _json(page_of(found, limit, event_body))
+
+
+def _metadata(request: Request) -> dict[str, str]:
+    return {
+        name[len("metadata[") : -1]: value
+        for name, value in request.query_params.items()
+        if name.startswith("metadata[") and name.endswith("]")
+    }

@@ -1,0 +1,63 @@
+"""The events of a job as they happen: server-sent events (WHATWG HTML §9.2), which go on from ``Last-Event-ID``."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import orjson
+from fastapi import Response
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from ..jobs.job_store import JobStore
+from ..jobs.job_types import Event
+from .openai_shapes import event_body
+
+LOOK_EVERY_S = 0.25
+SILENCE_S = 15.0  # then a comment is sent: whatever stands between sees that the connection is in use
+_AT_ONCE = 500  # events
+_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+async def streamed(job_store: JobStore, id: str, last: str | None, leaving: Callable[[], bool]) -> Response:
+    """The events behind the event ``last`` (None: all), and each further one until the job has ended.
+
+    The stream ends with the job, or where the server is ``leaving``; a client that comes back then names the last event
+    that it has. Where nothing can come any more the answer is 204, at which browsers stop coming back. Raises
+    UnknownName for the job, and for a ``last`` that is no event of it.
+    """
+    events, ended = await run_in_threadpool(_behind, job_store, id, last)
+    if ended and not events and last is not None:
+        return Response(status_code=204)
+    stream = _stream(job_store, id, last, leaving)
+    return StreamingResponse(stream, headers=_HEADERS, media_type="text/event-stream")
+
+
+async def _stream(
+    job_store: JobStore, id: str, last: str | None, leaving: Callable[[], bool]
+) -> AsyncIterator[bytes]:
+    silent_s = 0.0
+    while True:
+        events, ended = await run_in_threadpool(_behind, job_store, id, last)
+        for event in events:
+            yield _written(event)
+            last = event.id
+        if not events:
+            if ended or leaving():
+                return
+            await asyncio.sleep(LOOK_EVERY_S)
+        silent_s = 0.0 if events else silent_s + LOOK_EVERY_S
+        if silent_s >= SILENCE_S:
+            silent_s = 0.0
+            yield b": nothing new\n\n"
+
+
+def _behind(job_store: JobStore, id: str, last: str | None) -> tuple[list[Event], bool]:
+    """The next events, and whether the job had ended before they were read: its last event is among them then."""
+    ended = job_store.job(id).finished
+    return job_store.events(id, last, _AT_ONCE, oldest_first=True), ended
+
+
+def _written(event: Event) -> bytes:
+    """``id``, ``event`` (its type) and ``data``, one line of JSON."""
+    head = f"id: {event.id}\nevent: {event.kind}\ndata: ".encode()
+    return head + orjson.dumps(event_body(event)) + b"\n\n"

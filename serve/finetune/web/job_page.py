@@ -1,0 +1,175 @@
+"""The page of a fine-tuning job: one HTML file that loads nothing, made from the job's own JSON."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment
+
+from ....exporters.report.page import pages_of
+from ..jobs.reasons import ENDED, not_active, was_refused
+from ..judging.judging_metrics import SHARES
+from .curves import HEIGHT, WIDTH, Curve, finite, loss_curve, norm_curve, scale_curve, x_ticks
+
+REFRESH_S = 2
+MOST_EVENTS = 200
+
+Facts = Mapping[str, Any]
+
+
+def render_job(job: Facts, steps: Sequence[Facts], events: Sequence[Facts]) -> str:
+    """The page of one job (OpenAI's shape with our ``halfeven`` object), its step records and its events.
+
+    ``halfeven.gate`` is the gate's own JSON; ``halfeven.version`` the version that the job made, refused or
+    not. Absent values are not drawn; every text is escaped. While the job runs the page reloads itself every
+    ``REFRESH_S`` seconds.
+    """
+    ours = job.get("halfeven") or {}
+    return (
+        _environment()
+        .get_template("job.html")
+        .render(
+            job=job,
+            ours=ours,
+            ended=job.get("status") in ENDED,
+            state="refused" if was_refused(job) else not_active(job) or job["status"],
+            reason=reason_of(job),
+            plots=_plots(job, steps),
+            skipped=_causes(steps),
+            links=_links(job),
+            checks=gate_checks(ours.get("gate") or {}),
+            events=list(reversed(events))[:MOST_EVENTS],
+            older=max(0, len(events) - MOST_EVENTS),
+        )
+    )
+
+
+def reason_of(job: Facts) -> str:
+    """Why the job is in its state, in one sentence."""
+    ours, error = job.get("halfeven") or {}, job.get("error") or {}
+    if error.get("message"):
+        return str(error["message"])
+    if state := not_active(job):
+        return str(ours["promotion"].get("message") or f"It is {state}.")
+    match job.get("status"):
+        case "succeeded":
+            return f"{job.get('fine_tuned_model')} passed every check and is active."
+        case "running":
+            return f"{str(ours.get('stage') or 'starting').capitalize()}."
+        case "cancelled":
+            return "Cancelled as asked; the active version was not touched."
+        case "queued" | "validating_files":
+            return "Waiting for the trainer: jobs run one at a time."
+        case _:
+            return ""
+
+
+def _plots(job: Facts, steps: Sequence[Facts]) -> dict[str, Any]:
+    chosen = job.get("hyperparameters") or {}
+    known = [int(number) for step in steps if (number := finite(step.get("step"))) is not None]
+    planned = 0 if job.get("status") in ENDED else _progress(job).get("total_steps")
+    last = max([*known, int(finite(planned) or 0), 1])
+    floor, clip = finite(chosen.get("scale_floor")), finite(chosen.get("clip_norm"))
+    curves: dict[str, Curve | None] = {
+        "loss": loss_curve(steps, last),
+        "scale": scale_curve(steps, last, floor),
+        "norm": norm_curve(steps, last, clip),
+    }
+    return {
+        **curves,
+        "x_ticks": x_ticks(last),
+        "floor": floor,
+        "clip": clip,
+        "thinned": max(known, default=0) > len(known) > 0,
+    }
+
+
+def _progress(job: Facts) -> Facts:
+    return (job.get("halfeven") or {}).get("progress") or {}
+
+
+def gate_checks(gate: Facts) -> list[dict[str, Any]]:
+    """The gate's numbers as rows: form, samples, the metrics before and after, and the verdict of the judging one."""
+    rows = []
+    for form, sets in (gate.get("forms") or {}).items():
+        for name, outputs in sets.items():
+            for output, new in outputs.items():
+                old = ((gate.get("active") or {}).get(name) or {}).get(output) or {}
+                compared = new.get("comparison") or {}
+                facts = {"form": form, "set": name, "output": output, "rows": new.get("rows")}
+                for metric, after in (new.get("metrics") or {}).items():
+                    judging = metric == new.get("metric")
+                    rows.append(
+                        {
+                            **facts,
+                            "metric": metric,
+                            "before": (old.get("metrics") or {}).get(metric),
+                            "after": after,
+                            "at_most": compared.get("at_most") if judging else None,
+                            "allowed": compared.get("allowed") if judging else None,
+                            "passed": bool(compared.get("holds")) if judging else None,
+                        }
+                    )
+    return rows
+
+
+def _causes(steps: Sequence[Facts]) -> dict[str, int]:
+    """How many steps were skipped, by cause."""
+    counts: dict[str, int] = {}
+    for step in steps:
+        if step.get("skipped"):
+            cause = str(step.get("cause") or "cause not recorded")
+            counts[cause] = counts.get(cause, 0) + 1
+    return counts
+
+
+def _links(job: Facts) -> dict[str, str]:
+    """Links to the version that was made and to the one that it was made from."""
+    ours = job.get("halfeven") or {}
+    name, _, made = str(job.get("fine_tuned_model") or job.get("model") or "").partition("@")
+    version = ours.get("version") or (made if job.get("fine_tuned_model") else None)
+    links: dict[str, str] = {}
+    if name and version:
+        here = _version_path(name, version)
+        links[f"{name}@{version}"] = here
+        links["its parity report"] = f"{here}/report"
+        links["its lineage"] = f"{here}/lineage"
+    if name and ours.get("parent_version"):
+        links[f"its parent {name}@{ours['parent_version']}"] = _version_path(name, ours["parent_version"])
+    return links
+
+
+def _version_path(name: str, version: object) -> str:
+    return f"/v1/models/{quote(name, safe='')}/versions/{quote(str(version), safe='')}"
+
+
+def _environment() -> Environment:
+    environment = pages_of(Path(__file__).parent)
+    environment.globals.update(WIDTH=WIDTH, HEIGHT=HEIGHT, REFRESH_S=REFRESH_S)
+    environment.filters.update(number=number_text, measure=measure_text, moment=moment_text)
+    return environment
+
+
+def number_text(value: object) -> str:
+    """Four significant digits; a dash for what is not a finite number."""
+    known = finite(value)
+    if known is None:
+        return "–"
+    return f"{known:,.0f}" if abs(known) >= 10_000 else f"{known:.4g}"
+
+
+def measure_text(value: object, metric: object) -> str:
+    """A share as percent where the metric is one."""
+    known = finite(value)
+    return f"{100 * known:.2f} %" if known is not None and metric in SHARES else number_text(value)
+
+
+def moment_text(seconds: object) -> str:
+    """Seconds since 1970 as UTC."""
+    known = finite(seconds)
+    try:
+        return datetime.fromtimestamp(known, UTC).strftime("%Y-%m-%d %H:%M:%S") if known is not None else "–"
+    except (OverflowError, OSError, ValueError):
+        return "–"

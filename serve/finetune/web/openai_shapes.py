@@ -1,0 +1,126 @@
+"""Files, jobs and events as OpenAI's clients read them.
+
+Source: the types of the `openai` Python package (FileObject, FineTuningJob, FineTuningJobEvent, cursor pages).
+Fields that they do not have are in a job's ``halfeven`` object.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from ..jobs.job_types import CANCELLED, FAILED, SUCCEEDED, Evaluation, Event, FileRecord, Job
+from ..jobs.reasons import NOTHING_LEARNT
+
+T = TypeVar("T")
+_OURS = (
+    "version",
+    "attempts",
+    "revision",
+    "cancel_requested",
+    "pause_requested",
+    "started_at",
+    "progress",
+    "gate",
+    "summary",
+)
+
+
+def file_body(record: FileRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "object": "file",
+        "bytes": record.bytes,
+        "created_at": record.created_at,
+        "filename": record.filename,
+        "purpose": record.purpose,
+        "status": "processed",
+        "sha256": record.sha256,
+    }
+
+
+def job_body(job: Job) -> dict[str, Any]:
+    hyperparameters = dict(job.hyperparameters)
+    return {
+        "id": job.id,
+        "object": "fine_tuning.job",
+        "created_at": job.created_at,
+        "finished_at": job.finished_at,
+        "model": job.model,
+        "fine_tuned_model": job.fine_tuned_model,
+        "organization_id": "halfeven",
+        "status": job.status,
+        "hyperparameters": hyperparameters,
+        "training_file": job.training_file,
+        "validation_file": job.validation_file,
+        "result_files": [],
+        "trained_tokens": None,
+        "error": _error(job),
+        "seed": job.seed,
+        "estimated_finish": job.estimated_finish,
+        "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
+        "metadata": job.metadata,
+        "user_provided_suffix": job.suffix,
+        "integrations": [],
+        "halfeven": {
+            "stage": job.stage,
+            "parent_version": job.parent_version,
+            "promotion": _promotion(job),
+            **{name: getattr(job, name) for name in _OURS},
+        },
+    }
+
+
+def _promotion(job: Job) -> dict[str, Any] | None:
+    """Whether the version that the job made became active: ``promoted``, ``held``, ``not promoted`` or ``refused``;
+    None before that."""
+    if job.version is None or job.status == CANCELLED:
+        return None
+    if job.status == SUCCEEDED:
+        state = ("not promoted" if job.code == NOTHING_LEARNT else "held") if job.code else "promoted"
+        return {"state": state, "code": job.code, "message": job.message if job.code else None}
+    return {"state": "refused", "code": job.code, "message": job.message}
+
+
+def _error(job: Job) -> dict[str, Any] | None:
+    if job.status != FAILED:
+        return None
+    return {"code": job.code, "message": job.message, "param": job.param}
+
+
+def event_body(event: Event) -> dict[str, Any]:
+    return {
+        "id": event.id,
+        "object": "fine_tuning.job.event",
+        "created_at": event.created_at,
+        "level": event.level,
+        "message": event.message,
+        "type": event.kind,
+        "data": event.data or {},
+        "number": event.number,
+    }
+
+
+def checkpoint_body(job: Job, evaluation: Evaluation) -> dict[str, Any]:
+    """One evaluation as a checkpoint; its model's name is the version where this step's weights were published."""
+    record, step = evaluation.record, evaluation.step
+    published = job.fine_tuned_model is not None and (job.summary or {}).get("best_step") == step
+    return {
+        "id": evaluation.id,
+        "object": "fine_tuning.job.checkpoint",
+        "created_at": evaluation.created_at,
+        "fine_tuning_job_id": job.id,
+        "fine_tuned_model_checkpoint": job.fine_tuned_model if published else f"{job.id}:step-{step}",
+        "step_number": step,
+        "metrics": {
+            "step": step,
+            "train_loss": record["loss"],
+            "valid_loss": record["held_out_loss"],
+            "full_valid_loss": record["held_out_loss"],
+        },
+    }
+
+
+def page_of(found: Sequence[T], limit: int, body: Callable[[T], dict[str, Any]]) -> dict[str, Any]:
+    """One cursor page; ``found`` holds one more than ``limit`` where there is a next page."""
+    data = [body(item) for item in found[:limit]]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+    return {"object": "list", "data": data, "has_more": len(found) > limit, **ends}

@@ -1,0 +1,254 @@
+"""What each call of the gRPC service does: the same functions as the HTTP routes, with other messages around them.
+
+A call needs of a key what the HTTP route needs that does the same: ``like`` names it, and `route_scopes.py` decides.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version as installed_version
+from time import perf_counter_ns
+from typing import Any
+
+import orjson
+from google.protobuf import json_format
+
+from ...models.errors import BadRequest, NotReady, UnknownName
+from ..batching.interface import Answer, ControlledRoster
+from ..http.codecs.infer import InferCodec, InferRequest
+from ..http.codecs.metadata import server_metadata
+from ..http.limits.memory_budget import Lease
+from ..http.route_scopes import Need, need_of
+from ..http.routes.infer import SMALL_JSON, Begun, InferFront, log_answer
+from ..http.routes.repository import index_of, load_model, unload_model
+from ..http.routes.v2 import configuration_of, metadata_of, statistics_of
+from ..logs import requests
+from .messages import message
+from .tensors import FINAL, WANTS_FINAL, fields_of, response_of, typed_bytes
+
+_VERSION = installed_version("halfeven")
+
+
+class Calls:
+    """The unary calls over one front and its roster. Each takes the request and its lease, and gives the response."""
+
+    def __init__(self, front: InferFront, roster: ControlledRoster, server_name: str) -> None:
+        self._front, self._roster, self._server_name = front, roster, server_name
+
+    async def server_live(self, request: Any, lease: Lease) -> Any:
+        return message("ServerLiveResponse")(live=True)
+
+    async def server_ready(self, request: Any, lease: Lease) -> Any:
+        return message("ServerReadyResponse")(ready=self._roster.ready)
+
+    async def model_ready(self, request: Any, lease: Lease) -> Any:
+        ready = False
+        with suppress(NotReady, UnknownName):
+            self._roster.find(request.name, request.version or None)
+            ready = not self._roster.leaving
+        return message("ModelReadyResponse")(ready=ready)
+
+    async def server_metadata(self, request: Any, lease: Lease) -> Any:
+        return _from_json("ServerMetadataResponse", server_metadata(self._server_name, _VERSION))
+
+    async def model_metadata(self, request: Any, lease: Lease) -> Any:
+        found = metadata_of(self._roster, request.name, request.version or None)
+        return _from_json("ModelMetadataResponse", found)
+
+    async def model_config(self, request: Any, lease: Lease) -> Any:
+        found = configuration_of(self._roster, request.name, request.version or None)
+        return _from_json("ModelConfigResponse", {"config": found})
+
+    async def model_statistics(self, request: Any, lease: Lease) -> Any:
+        found = statistics_of(self._roster, request.name or None, request.version or None)
+        return _from_json("ModelStatisticsResponse", found)
+
+    async def repository_index(self, request: Any, lease: Lease) -> Any:
+        _one_repository(request)
+        found = await asyncio.to_thread(index_of, self._roster, request.ready)
+        return _from_json("RepositoryIndexResponse", {"models": found})
+
+    async def load(self, request: Any, lease: Lease) -> Any:
+        _one_repository(request)
+        given = {}
+        for key, value in request.parameters.items():
+            kind = value.WhichOneof("parameter_choice")
+            # Files are refused by their names: their bytes are not handed on.
+            given[key] = getattr(value, kind) if kind and kind != "bytes_param" else ""
+        body = orjson.dumps({"parameters": given})
+        await asyncio.to_thread(load_model, self._roster, request.model_name, body)
+        return message("RepositoryModelLoadResponse")()
+
+    async def unload(self, request: Any, lease: Lease) -> Any:
+        _one_repository(request)
+        await asyncio.to_thread(unload_model, self._roster, request.model_name)
+        return message("RepositoryModelUnloadResponse")()
+
+    async def infer(self, request: Any, lease: Lease) -> Any:
+        since_ns = perf_counter_ns()
+        front = self._front
+        asked = request.model_name, request.model_version or None
+        served = front.find(asked)
+        codec = front.codec(served)
+        read = await self._read(codec, request, lease)
+        served = front.find(
+            asked
+        )  # again: another version may have taken its place while large contents were read
+        if front.codec(served) is not codec and served.spec.signature() != codec.spec.signature():
+            raise NotReady(
+                f"model '{served.name}' changed its inputs while the request was read; send it again"
+            )
+        future = served.submit(read.arrays, read.rows, read.terms)
+        begun = Begun(codec, read, future, since_ns, front.written[served.name])
+        answer = await _answer_to(future)
+        began_ns = perf_counter_ns()
+        prepared = answer.prepared
+        parameters = {"halfeven_precision": answer.precision, "halfeven_digest": prepared.digest[:12]}
+        response = response_of(codec, read, answer.outputs, prepared.version, parameters)
+        begun.written.add(perf_counter_ns() - began_ns)
+        if requests.isEnabledFor(logging.INFO):
+            log_answer(begun, answer, None)
+        return response
+
+    async def _read(self, codec: InferCodec, request: Any, lease: Lease) -> InferRequest:
+        """Read the request; large typed contents in a thread, so that the event loop goes on."""
+
+        def read() -> InferRequest:
+            with lease.meanwhile(typed_bytes(request)):
+                return codec.read_message(*fields_of(request))
+
+        if request.raw_input_contents or request.ByteSize() <= SMALL_JSON:
+            return read()
+        return await self._front.worker_threads.run(read)
+
+
+async def streamed(
+    messages: AsyncIterator[Any], answer: Callable[[Any], Coroutine[Any, Any, Any]], ahead: int
+) -> AsyncIterator[Any]:
+    """The answer to each message of a stream, in their order; up to ``ahead`` are computed at once.
+
+    ``answer`` gives a ModelStreamInferResponse and raises nothing but cancellation.
+    """
+    under_way: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue()
+    room = asyncio.Semaphore(ahead)
+
+    async def read() -> None:
+        try:
+            async for one in messages:
+                await room.acquire()
+                under_way.put_nowait(asyncio.get_running_loop().create_task(answer(one)))
+        finally:
+            under_way.put_nowait(None)
+
+    reader = asyncio.get_running_loop().create_task(read())
+    try:
+        while (task := await under_way.get()) is not None:
+            yield await task
+            room.release()
+        await reader  # for its error
+    finally:
+        reader.cancel()
+        while not under_way.empty():
+            if (task := under_way.get_nowait()) is not None:
+                task.cancel()
+
+
+def stream_response(request: Any, response: Any) -> Any:
+    """The stream's message around an answer. A client that asked for a final mark finds it in the parameters."""
+    if WANTS_FINAL in request.parameters:
+        response.parameters[FINAL].bool_param = True
+    return message("ModelStreamInferResponse")(infer_response=response)
+
+
+def stream_error(request: Any, words: str) -> Any:
+    """The stream's message for a request that is refused; the stream goes on."""
+    response = message("ModelInferResponse")(model_name=request.model_name, id=request.id)
+    return message("ModelStreamInferResponse")(error_message=words, infer_response=response)
+
+
+async def _answer_to(future: asyncio.Future[Answer]) -> Answer:
+    """The answer. A caller that leaves cancels this task, and with it the future. Raises NotReady where the version
+    was taken away."""
+    try:
+        return await future
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise NotReady("the model was taken away while the request waited; send it again") from None
+
+
+def _from_json(name: str, fields: dict[str, Any]) -> Any:
+    """A message from the JSON that HTTP sends; what only the JSON has is left out."""
+    return json_format.ParseDict(fields, message(name)(), ignore_unknown_fields=True)
+
+
+def _one_repository(request: Any) -> None:
+    if request.repository_name:
+        raise BadRequest(
+            f"repository_name = '{request.repository_name[:80]}': named repositories are not offered; leave it empty"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: the HTTP route that does the same, and the field of the request that names the model."""
+
+    name: str
+    like: tuple[str, str]
+    answer: Callable[[Calls, Any, Lease], Awaitable[Any]]
+    model: str = "name"
+    streams: bool = False
+
+    @property
+    def request(self) -> Any:
+        """The class of its message."""
+        return message("ModelInferRequest" if self.streams else f"{self.name}Request")
+
+    @property
+    def response(self) -> Any:
+        return message(f"{self.name}Response")
+
+    def need(self, request: Any) -> Need:
+        """What a key needs for this request."""
+        scopes, model = need_of(*self.like)
+        # No name, which statistics take for all models, is in no key's list.
+        return scopes, getattr(request, self.model) if model == "m" else model
+
+
+_INFER, _REPOSITORY = ("POST", "/v2/models/m/infer"), "/v2/repository/models/m"
+CALLS = {
+    call.name: call
+    for call in (
+        Call("ServerLive", ("GET", "/v2/health/live"), Calls.server_live),
+        Call("ServerReady", ("GET", "/v2/health/ready"), Calls.server_ready),
+        Call("ModelReady", ("GET", "/v2/models/m/ready"), Calls.model_ready),
+        Call("ServerMetadata", ("GET", "/v2"), Calls.server_metadata),
+        Call("ModelMetadata", ("GET", "/v2/models/m"), Calls.model_metadata),
+        Call("ModelConfig", ("GET", "/v2/models/m/config"), Calls.model_config),
+        Call("ModelStatistics", ("GET", "/v2/models/m/stats"), Calls.model_statistics),
+        Call("ModelInfer", _INFER, Calls.infer, "model_name"),
+        Call("ModelStreamInfer", _INFER, Calls.infer, "model_name", streams=True),
+        Call("RepositoryIndex", ("POST", "/v2/repository/index"), Calls.repository_index),
+        Call("RepositoryModelLoad", ("POST", f"{_REPOSITORY}/load"), Calls.load, "model_name"),
+        Call("RepositoryModelUnload", ("POST", f"{_REPOSITORY}/unload"), Calls.unload, "model_name"),
+    )
+}
+# Calls of Triton's that are not offered: the HTTP routes that refuse the same, with the way out.
+NOT_OFFERED = {
+    **{
+        f"{kind}SharedMemory{verb}": (
+            ("POST", f"/v2/{kind.lower()}sharedmemory/status"),
+            "shared memory is not offered: send the tensors in the message",
+        )
+        for kind in ("System", "Cuda")
+        for verb in ("Status", "Register", "Unregister")
+    },
+    "TraceSetting": (("POST", "/v2/trace/setting"), "the trace extension is not offered"),
+    "LogSettings": (
+        ("POST", "/v2/logging"),
+        "the logging extension is not offered: the log level is an option",
+    ),
+}

@@ -1,0 +1,181 @@
+"""The gRPC server beside the HTTP one: the same loop, batcher, keys, limits and error mapping.
+
+A call's key is asked for when its headers are here, before its message is read; then, with the model that the message
+names, it is admitted with the key's limits.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ...models.errors import BadSetting, HalfevenError, Unauthenticated
+from ..access.certificates import Certificates
+from ..batching.interface import ControlledRoster
+from ..http.error_mapping import NotOffered, grpc_status_of, message_of, retry_after_of
+from ..http.route_scopes import need_of
+from ..http.routes.infer import InferFront
+from .calls import CALLS, NOT_OFFERED, Call, Calls, stream_error, stream_response, streamed
+from .messages import SERVICE
+
+AHEAD = 64  # requests of one stream that are under way at once
+_LONGEST_WORDS = 1000  # characters of a status message: it is a header, and clients take 8 KiB of them
+_NO_COMPRESSION = 1  # the set of algorithms with identity alone: gRPC unpacks before it looks at the size
+_LOG = logging.getLogger(__name__)
+
+
+class GrpcServer:
+    """Started and stopped in the event loop of the HTTP server. ``port`` is the real one after `start`."""
+
+    def __init__(
+        self,
+        front: InferFront,
+        roster: ControlledRoster,
+        host: str,
+        port: int,
+        server_name: str = "halfeven",
+        certificates: Certificates | None = None,
+    ) -> None:
+        self.host, self.port = host, port
+        self._front, self._certificates = front, certificates
+        self._service = _Service(front, Calls(front, roster, server_name))
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        """Raises BadSetting where the address cannot be had."""
+        limit = self._front.bounds.connections.limit
+        self._server = server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", self._front.max_body_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),  # else two servers could share the port
+                ("grpc.compression_enabled_algorithms_bitset", _NO_COMPRESSION),
+            ],
+            maximum_concurrent_rpcs=limit,
+        )
+        server.add_generic_rpc_handlers((self._service,))
+        address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        try:
+            if self._certificates is None:
+                self.port = server.add_insecure_port(address)
+            else:
+                self.port = server.add_secure_port(address, _credentials(self._certificates))
+        except RuntimeError:
+            raise BadSetting(
+                f"cannot listen for gRPC on {address}: is another server there? Choose another --grpc-port"
+            ) from None
+        await server.start()
+
+    async def stop(self, grace_s: float | None) -> None:
+        """Take no new calls, answer those under way for at most ``grace_s`` seconds, then cut them off."""
+        if self._server is not None:
+            await self._server.stop(grace_s)
+
+
+def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
+    """Each handshake has the pair that is in the files then, where it fits together."""
+    shown = certificates.current()
+
+    def newest() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal shown
+        if (current := certificates.current()) is shown:
+            return None
+        shown = current
+        return _pair(certificates)
+
+    # None is what its documentation asks for where nothing changed.
+    return grpc.dynamic_ssl_server_credentials(_pair(certificates), newest)  # type: ignore[arg-type]
+
+
+def _pair(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([certificates.pem()])
+
+
+class _Service(grpc.GenericRpcHandler):
+    """Finds the call by its name, and what it needs."""
+
+    def __init__(self, front: InferFront, calls: Calls) -> None:
+        self._front, self._calls = front, calls
+
+    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
+        package, _, name = handler_call_details.method.strip("/").rpartition("/")
+        known = package == SERVICE
+        call = CALLS.get(name) if known else None
+        like, way_out = NOT_OFFERED.get(name, (None, "")) if known else (None, "")
+        if call is not None:
+            like = call.like
+        try:
+            authorization = _authorization(handler_call_details.invocation_metadata)
+            scopes, _ = need_of(*(like or ("", handler_call_details.method)))
+            self._front.access.check(authorization, scopes)
+            if way_out:
+                raise NotOffered(way_out)
+        except HalfevenError as error:
+            return _refusing(error)
+        return None if call is None else self._handler(call, authorization)
+
+    def _handler(self, call: Call, authorization: str | None) -> grpc.RpcMethodHandler:
+        async def unary(request: Any, context: Any) -> Any:
+            try:
+                return await self._answer(call, authorization, request)
+            except Exception as error:
+                await _abort(context, error)
+
+        async def in_stream(request: Any) -> Any:
+            try:
+                return stream_response(request, await self._answer(call, authorization, request))
+            except Exception as error:
+                return stream_error(request, _words(error))
+
+        async def stream(messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+            async for answer in streamed(messages, in_stream, AHEAD):
+                yield answer
+
+        read, write = call.request.FromString, call.response.SerializeToString
+        if call.streams:
+            return grpc.stream_stream_rpc_method_handler(stream, read, write)  # type: ignore[arg-type]
+        return grpc.unary_unary_rpc_method_handler(unary, read, write)  # type: ignore[arg-type]
+
+    async def _answer(self, call: Call, authorization: str | None, request: Any) -> Any:
+        permit = self._front.access.admit(authorization, *call.need(request))
+        lease = self._front.bounds.budget.lease()
+        try:
+            lease.add(request.ByteSize())
+            return await call.answer(self._calls, request, lease)
+        except Exception as error:
+            if call.answer is Calls.infer:
+                self._front.refusal(error, model=request.model_name)  # for the log
+            elif not isinstance(error, HalfevenError):
+                _LOG.error("the call %s failed", call.name, exc_info=error)
+            raise
+        finally:
+            lease.close()
+            permit.close()
+
+
+def _authorization(metadata: Sequence[tuple[str, Any]] | None) -> str | None:
+    sent = [value for key, value in metadata or () if key == "authorization"]
+    if len(sent) > 1:
+        raise Unauthenticated(f"the call has {len(sent)} authorization entries in its metadata; send one")
+    return str(sent[0]) if sent else None
+
+
+def _refusing(error: HalfevenError) -> grpc.RpcMethodHandler:
+    """A handler that answers with the error, and reads no message."""
+
+    async def refuse(messages: Any, context: Any) -> None:
+        await _abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)  # type: ignore[arg-type]
+
+
+async def _abort(context: Any, error: Exception) -> None:
+    seconds = retry_after_of(error)
+    more = () if seconds is None else (("retry-after", str(seconds)),)
+    await context.abort(grpc.StatusCode[grpc_status_of(error)], _words(error), more)
+
+
+def _words(error: Exception) -> str:
+    return message_of(error)[:_LONGEST_WORDS]

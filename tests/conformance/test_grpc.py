@@ -1,0 +1,270 @@
+"""The cases of HTTP over gRPC: the same request on both wires has the same outputs, or the same words of refusal."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.http as by_http
+from google.protobuf import json_format
+from tritonclient.utils import InferenceServerException
+
+from tests.conformance.conftest import LIMIT, Serving
+from tests.conformance.hosted import ANIMALS
+from tests.conformance.perf_analyzer import BINARY, measure, read
+from tests.serve.grpc.theirs import service_pb2, service_pb2_grpc, triton
+
+PENDING = 'nv_inference_pending_request_count{model="onnx_zero_1_float32_queue",version="1"}'
+NAMES = {"INT8": np.int8, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32}
+SECONDS = 60
+
+
+@pytest.fixture
+def client(serving: Serving) -> Any:
+    with triton.InferenceServerClient(serving.grpc) as client:
+        yield client
+
+
+@pytest.fixture
+def http_client(serving: Serving) -> Any:
+    with by_http.InferenceServerClient(serving.address) as client:
+        yield client
+
+
+def inputs_of(module: Any, arrays: dict[str, np.ndarray], datatype: str) -> list[Any]:
+    return [
+        module.InferInput(name, list(array.shape), datatype).set_data_from_numpy(array)
+        for name, array in arrays.items()
+    ]
+
+
+def drawn(datatype: str, *shape: int, inputs: int) -> dict[str, np.ndarray]:
+    random, kind = np.random.default_rng(), NAMES[datatype]
+    if np.issubdtype(kind, np.integer):
+        return {f"INPUT{i}": random.integers(-50, 50, shape).astype(kind) for i in range(inputs)}
+    return {f"INPUT{i}": random.standard_normal(shape).astype(kind) for i in range(inputs)}
+
+
+ANSWERED = {
+    "simple": ("INT32", (3, 16), 2),
+    "simple_int8": ("INT8", (1, 16), 2),
+    "simple_identity_int64": ("INT64", (2, 5), 1),
+    "onnx_zero_1_float32": ("FP32", (8, 7), 1),
+    "onnx_zero_1_float16": ("FP16", (2, 3, 4), 1),
+    "onnx_zero_3_float32": ("FP32", (2, 6), 3),
+    "onnx_float32_float32_float32": ("FP32", (20, 16), 2),  # more than its largest batch: it is split
+    "ranked": ("FP32", (2, 6), 1),
+}
+
+
+@pytest.mark.parametrize("model", ANSWERED)
+def test_both_wires_have_the_same_outputs_bit_by_bit(client: Any, http_client: Any, model: str) -> None:
+    datatype, shape, inputs = ANSWERED[model]
+    arrays = drawn(datatype, *shape, inputs=inputs)
+    ours = client.infer(model, inputs_of(triton, arrays, datatype)[::-1], request_id="me")
+    theirs = http_client.infer(model, inputs_of(by_http, arrays, datatype), request_id="me")
+    said, reply = ours.get_response(), theirs.get_response()
+    assert (said.id, said.model_name, said.model_version) == ("me", model, reply["model_version"])
+    assert {key: value.string_param for key, value in said.parameters.items()} == reply["parameters"]
+    assert [output.name for output in said.outputs] == [output["name"] for output in reply["outputs"]]
+    for output in reply["outputs"]:
+        array = ours.as_numpy(output["name"])
+        assert array.dtype == theirs.as_numpy(output["name"]).dtype
+        assert array.tobytes() == theirs.as_numpy(output["name"]).tobytes()
+
+
+def test_nan_and_infinity_come_as_they_are(client: Any) -> None:
+    given = inputs_of(triton, {"INPUT0": np.zeros(1, np.float32)}, "FP32")
+    found = client.infer("nan_inf_output", given).as_numpy("OUTPUT0")
+    np.testing.assert_array_equal(found, np.array([np.nan, np.inf, -np.inf, 1, 2, 3], np.float32))
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, 1), (3, 3), (99, 6)])
+def test_classification_gives_the_best_classes_with_their_labels(
+    client: Any, count: int, expected: int
+) -> None:
+    scores = np.random.default_rng().permuted(np.tile(np.arange(6, dtype=np.float32), (2, 1)), axis=1)
+    wanted = triton.InferRequestedOutput("OUTPUT0", class_count=count)
+    given = inputs_of(triton, {"INPUT0": scores}, "FP32")
+    answer = client.infer("ranked", given, outputs=[wanted]).as_numpy("OUTPUT0")
+    for row, texts in zip(scores, answer, strict=True):
+        best = np.argsort(-row)[:expected]
+        assert [text.decode() for text in texts] == [f"{2 * row[i]:f}:{i}:{ANIMALS[i]}" for i in best]
+
+
+def one_float(*shape: int, **more: Any) -> dict[str, Any]:
+    return {"name": "INPUT0", "shape": list(shape), "datatype": "FP32", **more}
+
+
+# As in `test_http.py`, by the names of Triton's cases where it has them: the inputs, the outputs, the gRPC status.
+REFUSED = {
+    "test_buffer_size_overflow, elements": ([one_float(2**4, 2**60 + 2)], [], "INVALID_ARGUMENT"),
+    "test_buffer_size_overflow, bytes": ([one_float(2**2, 2**60 + 2)], [], "INVALID_ARGUMENT"),
+    "test_negative_dimensions": ([one_float(2, -5)], [], "INVALID_ARGUMENT"),
+    "test_duplicate_output_names": ([one_float(1, 1)], ["OUTPUT0", "OUTPUT0"], "INVALID_ARGUMENT"),
+    "an output that is not there": ([one_float(1, 1)], ["OUTPUT9"], "INVALID_ARGUMENT"),
+    "an input that is not there": ([one_float(1, 1, name="INPUT9")], [], "INVALID_ARGUMENT"),
+    "an input too much": ([one_float(1, 1), one_float(1, 1, name="INPUT1")], [], "INVALID_ARGUMENT"),
+    "an input twice": ([one_float(1, 1), one_float(1, 1)], [], "INVALID_ARGUMENT"),
+    "test_byte": ([one_float(1, 1, datatype="BYTES")], [], "INVALID_ARGUMENT"),
+    "another datatype": ([one_float(1, 1, datatype="FP64")], [], "INVALID_ARGUMENT"),
+    "axes too few": ([one_float(1)], [], "INVALID_ARGUMENT"),
+    "rows too many": ([one_float(10_000, 1)], [], "INVALID_ARGUMENT"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_http_refuses_is_refused_with_the_same_words(
+    serving: Serving, http: httpx.Client, client: Any, case: str
+) -> None:
+    inputs, outputs, status = REFUSED[case]
+    asked = service_pb2.ModelInferRequest(
+        model_name="onnx_zero_1_float32",
+        inputs=inputs,
+        outputs=[{"name": name} for name in outputs],
+        raw_input_contents=[bytes(4)] * len(inputs),
+    )
+    message: dict[str, Any] = {
+        "inputs": [{**one, "parameters": {"binary_data_size": 4}} for one in inputs],
+        "outputs": [{"name": name} for name in outputs],
+    }
+    if not outputs:
+        del message["outputs"]
+    head = httpx.Request("POST", "http://x", json=message).content
+    sent = {"inference-header-content-length": str(len(head))}
+    answer = http.post(
+        "/v2/models/onnx_zero_1_float32/infer", content=head + bytes(4 * len(inputs)), headers=sent
+    )
+    assert answer.status_code == 400
+    stub = service_pb2_grpc.GRPCInferenceServiceStub(client._channel)
+    with pytest.raises(Exception) as refused:
+        stub.ModelInfer(asked, timeout=SECONDS)
+    found: Any = refused.value
+    assert (found.code().name, found.details()) == (status, answer.json()["error"])
+
+
+def test_an_unknown_models_refusal_begins_with_tritons_words(client: Any) -> None:
+    calls = (
+        lambda: client.infer(
+            "wrong_model_name", inputs_of(triton, {"INPUT0": np.zeros((1, 1), np.float32)}, "FP32")
+        ),
+        lambda: client.get_model_metadata("wrong_model_name"),
+        lambda: client.get_model_config("wrong_model_name"),
+        lambda: client.get_inference_statistics("wrong_model_name"),
+    )
+    for call in calls:
+        with pytest.raises(InferenceServerException) as refused:
+            call()
+        assert str(refused.value.message()).startswith("Request for unknown model")
+        assert refused.value.status() == "StatusCode.NOT_FOUND"
+
+
+def test_what_is_said_of_server_and_models_is_what_http_says(client: Any, http: httpx.Client) -> None:
+    def both(message: Any, path: str) -> tuple[Any, Any]:
+        return json_format.MessageToDict(message, preserving_proto_field_name=True), http.get(path).json()
+
+    ours, theirs = both(client.get_server_metadata(), "/v2")
+    assert ours == theirs
+    for model in ANSWERED:
+        ours, theirs = both(client.get_model_metadata(model), f"/v2/models/{model}")
+        assert ours["versions"] == theirs["versions"] and ours["platform"] == theirs["platform"]
+        for kind in ("inputs", "outputs"):
+            assert [{**one, "shape": list(map(int, one["shape"]))} for one in ours[kind]] == theirs[kind]
+        config = client.get_model_config(model).config
+        theirs = http.get(f"/v2/models/{model}/config").json()
+        assert (config.name, config.max_batch_size) == (model, theirs["max_batch_size"])
+        assert [[str(size) for size in one.dims] for one in config.input] == [
+            one["dims"] for one in theirs["input"]
+        ]
+
+
+def test_one_models_statistics_are_one_entry_that_counts(client: Any) -> None:
+    def entry() -> Any:
+        (entry,) = client.get_inference_statistics("simple").model_stats
+        return entry
+
+    before = entry()
+    client.infer("simple", inputs_of(triton, drawn("INT32", 1, 16, inputs=2), "INT32"))
+    after = entry()
+    for count in ("inference_count", "execution_count"):
+        assert getattr(after, count) == getattr(before, count) + 1
+    phases = after.inference_stats
+    assert phases.success.count == before.inference_stats.success.count + 1
+    assert phases.compute_input.count == phases.compute_infer.count == phases.compute_output.count
+
+
+def test_descriptive_status_code(client: Any, http: httpx.Client) -> None:
+    given = inputs_of(triton, {"INPUT0": np.zeros((1, 8), np.float32)}, "FP32")
+    with ThreadPoolExecutor(1) as aside:
+        waiting = aside.submit(client.infer, "onnx_zero_1_float32_queue", given)
+        while f"{PENDING} 1" not in http.get("/metrics").text:  # it waits two seconds for a second request
+            assert not waiting.done(), waiting.result()
+        with pytest.raises(InferenceServerException) as refused:
+            client.infer("onnx_zero_1_float32_queue", given)
+        assert refused.value.status() == "StatusCode.UNAVAILABLE"
+        assert waiting.result().as_numpy("OUTPUT0") is not None
+
+
+@pytest.mark.parametrize(("elements", "status"), [(LIMIT // 8, "OK"), (LIMIT // 4, "RESOURCE_EXHAUSTED")])
+def test_a_message_may_be_as_long_as_a_body(client: Any, elements: int, status: str) -> None:
+    array = np.zeros((1, elements), np.float32)
+    try:
+        client.infer("onnx_zero_1_float32", inputs_of(triton, {"INPUT0": array}, "FP32"))
+        came = "OK"
+    except InferenceServerException as error:
+        came = str(error.status()).removeprefix("StatusCode.")
+    assert came == status
+
+
+def test_async_and_aio_infer_answer_many_at_once_each_with_its_own(serving: Serving, client: Any) -> None:
+    from tritonclient.grpc import aio
+
+    arrays = [drawn("INT32", 1, 16, inputs=2) for _ in range(12)]
+    answers: dict[int, Any] = {}
+    all_here = threading.Event()
+
+    def keep(number: int) -> Any:
+        def callback(result: Any, error: Any) -> None:
+            answers[number] = error or result
+            if len(answers) == len(arrays):
+                all_here.set()
+
+        return callback
+
+    for number, each in enumerate(arrays):
+        client.async_infer("simple", inputs_of(triton, each, "INT32"), keep(number))
+    assert all_here.wait(SECONDS)
+
+    async def infer() -> list[Any]:
+        async with aio.InferenceServerClient(serving.grpc) as other:
+            return await asyncio.gather(
+                *(other.infer("simple", inputs_of(triton, each, "INT32")) for each in arrays)
+            )
+
+    for number, (each, answer) in enumerate(zip(arrays, asyncio.run(infer()), strict=True)):
+        for result in (answer, answers[number]):
+            np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), each["INPUT0"] + each["INPUT1"])
+
+
+def test_a_thousand_requests_leave_no_memory_behind(serving: Serving, client: Any) -> None:
+    given = inputs_of(triton, drawn("INT32", 1, 16, inputs=2), "INT32")
+
+    def a_thousand() -> int:
+        for _ in range(1000):
+            client.infer("simple", given)
+        return serving.resident_bytes
+
+    grown = -a_thousand() + a_thousand()
+    assert grown < 2**21, f"{grown} bytes more after 1,000 requests"
+
+
+@pytest.mark.skipif(not BINARY, reason="HALFEVEN_PERF_ANALYZER names no perf_analyzer")
+@pytest.mark.parametrize("more", [[], ["--streaming"]], ids=["unary", "streaming"])
+def test_perf_analyzer_and_the_server_count_the_same(serving: Serving, more: list[str]) -> None:
+    options = ["--measurement-mode", "count_windows", "--measurement-request-count", "1000", "-s", "60"]
+    options += ["-i", "grpc", "--concurrency-range", "1:8:7", *more, *(["--async"] if more else [])]
+    for item in read(measure(serving.grpc, "simple", options)):
+        assert item.disagreements() == []

@@ -1,0 +1,123 @@
+"""TLS: what a caller sees, and a certificate that is renewed while the server runs. Each test has its own authority."""
+
+import logging
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from halfeven.models.errors import BadSetting
+from halfeven.serve.access.certificates import Certificates
+from halfeven.serve.http.routes.app import build_app
+from halfeven.serve.http.routes.infer import InferFront
+from halfeven.serve.settings import read_settings
+
+from tests.serve.access.authority import Pair
+from tests.serve.conftest import HISTORY, make_roster, started
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return Pair(tmp_path)
+
+
+@contextmanager
+def serving(pair: Pair) -> Iterator[int]:
+    """The port of the application behind TLS, on the server that `halfeven serve` runs."""
+    roster = make_roster()
+    front = InferFront(build_app(roster, lambda: b"", HISTORY), roster)
+    with started(front, tls=Certificates(pair.certificate, pair.key).server_context()) as server:
+        yield server.servers[0].sockets[0].getsockname()[1]
+
+
+def shown(port: int, context: ssl.SSLContext, name: str) -> bytes:
+    """The certificate that the server shows to a new connection. An address is no server name in the handshake."""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
+        context.wrap_socket(plain, server_hostname=name) as secured,
+    ):
+        certificate = secured.getpeercert(binary_form=True)
+    assert certificate is not None
+    return certificate
+
+
+def test_every_route_answers_over_tls_and_nothing_over_plain_http(pair: Pair) -> None:
+    infer = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+    with serving(pair) as port, httpx.Client(verify=pair.trusting(), timeout=20) as client:
+        url = f"https://127.0.0.1:{port}"
+        for _ in range(3):  # the second and third from the head that is known
+            answer = client.post(f"{url}/v2/models/double/infer", json=infer)
+            assert answer.json()["outputs"][0]["data"] == [2, 4, 6, 8]
+        assert client.get(f"{url}/v1/models").status_code == 200
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=20)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/healthz", timeout=20)  # an authority that this caller does not trust
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1"], ids=["with a server name", "without one"])
+def test_a_renewed_certificate_is_shown_to_new_connections_and_old_ones_go_on(pair: Pair, name: str) -> None:
+    first = pair.renew()
+    with serving(pair) as port, httpx.Client(verify=pair.trusting(), timeout=20) as old:
+        assert old.get(f"https://localhost:{port}/healthz").status_code == 200
+        assert shown(port, pair.trusting(), name) == first
+        second = pair.renew()
+        assert shown(port, pair.trusting(), name) == second != first
+        assert old.get(f"https://localhost:{port}/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("fault", ["another key", "no pair", "gone"])
+def test_a_new_pair_that_cannot_be_used_is_not_taken_and_the_next_good_one_is(
+    pair: Pair, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = pair.renew()
+    with serving(pair) as port:
+        if fault == "another key":
+            pair.key.write_bytes(pair.authority.issue_cert("localhost").private_key_pem.bytes())
+        elif fault == "no pair":
+            pair.certificate.write_text("nonsense")
+        else:
+            pair.certificate.unlink()
+        with caplog.at_level(logging.ERROR):
+            assert [shown(port, pair.trusting(), "localhost") for _ in range(2)] == [first] * 2
+        assert caplog.text.count("not taken") == 1 and "PRIVATE" not in caplog.text
+        second = pair.renew()
+        assert shown(port, pair.trusting(), "localhost") == second != first
+
+
+def test_old_versions_of_tls_are_refused(pair: Pair) -> None:
+    context = Certificates(pair.certificate, pair.key).server_context()
+    assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
+
+
+def test_files_that_are_no_pair_end_the_start_with_a_sentence(pair: Pair, tmp_path: Path) -> None:
+    def settings(**more: Path) -> object:
+        return read_settings(**more).certificates
+
+    assert settings() is None
+    assert settings(tls_cert=pair.certificate, tls_key=pair.key) is not None
+    for only in ({"tls_cert": pair.certificate}, {"tls_key": pair.key}):
+        with pytest.raises(BadSetting, match="needed together"):
+            settings(**only)
+    for wrong in (tmp_path / "none", pair.key):
+        with pytest.raises(BadSetting, match="--tls-cert"):
+            settings(tls_cert=wrong, tls_key=pair.key)
+
+
+def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(pair: Pair) -> None:
+    from cryptography.hazmat.primitives.serialization import (
+        BestAvailableEncryption,
+        Encoding,
+        PrivateFormat,
+        load_pem_private_key,
+    )
+
+    key = load_pem_private_key(pair.key.read_bytes(), None)
+    pair.key.write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+    )
+    with pytest.raises(BadSetting, match="not encrypted"):
+        Certificates(pair.certificate, pair.key)

@@ -1,0 +1,399 @@
+"""``halfeven finetune`` against a small server that speaks the job API and follows a script."""
+
+import io
+import json
+import re
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from halfeven.models.errors import BadInput, CannotServe, NotReady, TooLarge
+from halfeven.serve.finetune.client.job_command import (
+    PATIENCE_S,
+    POLL_S,
+    described,
+    exit_code,
+    fine_tune,
+    measured,
+    sentence_of,
+)
+from halfeven.serve.finetune.client.remote import JOBS, Remote
+from rich.console import Console
+
+Answer = tuple[int, object]
+JOB = {"id": "ftjob-1", "model": "digits", "fine_tuned_model": None, "status": "queued", "error": None}
+
+
+def state(status: str, stage: str = "training", **more: Any) -> Answer:
+    progress = more.pop("progress", {})
+    ours = {"stage": stage, "progress": progress, "gate": more.pop("gate", None), "summary": None}
+    return 200, {**JOB, "status": status, "halfeven": {**ours, "parent_version": 1}, **more}
+
+
+def failed(code: str, message: str, **more: Any) -> Answer:
+    return state("failed", error={"code": code, "message": message, "param": None}, **more)
+
+
+def succeeded() -> Answer:
+    return state("succeeded", fine_tuned_model="digits@2")
+
+
+@dataclass
+class Script:
+    """What the server answers, and what it was asked. The last state is given for ever."""
+
+    states: list[Answer] = field(default_factory=lambda: [state("queued"), succeeded()])
+    upload: Answer = (200, {"id": "file-1", "object": "file"})
+    creation: list[Answer] = field(default_factory=lambda: [state("queued")])
+    cancelled: Answer = field(default_factory=lambda: state("cancelled"))
+    asked: list[tuple[str, str, bytes, dict[str, str]]] = field(default_factory=list)
+    reads_uploads: bool = True
+
+    def answer(self, method: str, path: str) -> Answer:
+        if path == "/v1/files":
+            return self.upload
+        if path.endswith("/cancel"):
+            self.states = [self.cancelled]
+            return state("running")
+        queue = self.creation if method == "POST" else self.states
+        return queue.pop(0) if len(queue) > 1 else queue[0]
+
+    def bodies(self, method: str, path: str) -> list[bytes]:
+        return [body for m, p, body, _ in self.asked if (m, p) == (method, path)]
+
+    def headers(self, method: str, path: str) -> list[dict[str, str]]:
+        return [headers for m, p, _, headers in self.asked if (m, p) == (method, path)]
+
+
+@contextmanager
+def speaking(script: Script) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers["content-length"])
+            reads = script.reads_uploads or self.path != "/v1/files"
+            body = self.rfile.read(length) if reads else b""
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            script.asked.append((self.command, self.path, body, headers))
+            status, described = script.answer(self.command, self.path)
+            if status == 0:
+                return  # hangs up without a word
+            text = described if isinstance(described, bytes) else json.dumps(described).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def do_GET(self) -> None:
+            self.headers["content-length"] = "0"
+            self.do_POST()
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
+class Clock:
+    """Time that passes only while somebody sleeps; ``on_sleep`` hears how often that was."""
+
+    def __init__(self, on_sleep: Callable[[int], None] = lambda count: None) -> None:
+        self.now, self.slept, self.on_sleep = 0.0, 0, on_sleep
+
+    def sleep(self, seconds: float) -> None:
+        self.now, self.slept = self.now + seconds, self.slept + 1
+        self.on_sleep(self.slept)
+
+
+@dataclass
+class Run:
+    facts: dict[str, Any]
+    said: list[str]
+    shown: str
+
+
+def run(script: Script, file: Path, clock: Clock | None = None, **options: Any) -> Run:
+    clock, said = clock or Clock(), []
+    screen = Console(file=io.StringIO(), force_terminal=True, width=160)
+    with speaking(script) as url:
+        facts = fine_tune(
+            url,
+            "digits",
+            file,
+            notify=said.append,
+            console=screen,
+            clock=lambda: clock.now,
+            sleep=clock.sleep,
+            **options,
+        )
+    assert isinstance(screen.file, io.StringIO)
+    return Run(facts, said, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.file.getvalue()))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Random bytes of more than two chunks."""
+    file = tmp_path / 'da"ta\n.safetensors'
+    file.write_bytes(np.random.default_rng().bytes(2**21 + 77))
+    return file
+
+
+def test_the_metrics_are_shown_before_and_after() -> None:
+    def scored(**metrics: float | None) -> dict[str, Any]:
+        return {"held_out": {"logits": {"metrics": metrics}}}
+
+    gate = {
+        "active": scored(f1=0.086, auroc=None),
+        "forms": {"torch": scored(f1=0.978, auroc=0.99), "whole": {}},
+    }
+    words = measured(gate)
+    assert (
+        words
+        == "; on the held-out rows f1 of 'logits' 0.086 → 0.978; on the held-out rows auroc of 'logits' – → 0.99"
+    )
+    assert measured(None) == measured({"passed": True}) == ""
+
+
+def test_what_is_remarkable_about_the_data_is_written_at_once(data: Path) -> None:
+    status, job = state("queued")
+    assert isinstance(job, dict)
+    job["halfeven"]["findings"] = ["the rows to train on lack 2 of the 10 classes"]
+    assert (
+        "note: the rows to train on lack 2 of the 10 classes"
+        in run(Script(creation=[(status, job)]), data).said
+    )
+
+
+def test_the_file_arrives_byte_for_byte_and_the_job_names_it(data: Path) -> None:
+    script = Script()
+    ended = run(script, data, suffix="mine", seed=3, hyperparameters={"n_epochs": 2, "batch_size": None})
+    (body,) = script.bodies("POST", "/v1/files")
+    (headers,) = script.headers("POST", "/v1/files")
+    boundary = headers["content-type"].partition("boundary=")[2].encode()
+    parts = body.split(b"--" + boundary)
+    assert b'name="purpose"' in parts[1] and parts[1].strip().endswith(b"fine-tune")
+    head, _, content = parts[2].partition(b"\r\n\r\n")
+    assert b'filename="da%22ta%0A.safetensors"' in head
+    assert content == data.read_bytes() + b"\r\n"
+    assert parts[3] == b"--\r\n" and len(parts) == 4
+    (created,) = script.bodies("POST", JOBS)
+    expected = {"model": "digits", "training_file": "file-1", "suffix": "mine", "seed": 3}
+    assert json.loads(created) == {**expected, "hyperparameters": {"n_epochs": 2}}
+    assert ended.facts["fine_tuned_model"] == "digits@2"
+    assert exit_code(ended.facts) == 0
+
+
+def test_a_validation_file_is_sent_too(data: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.npz"
+    other.write_bytes(b"")
+    script = Script()
+    run(script, data, validation=other)
+    assert len(script.bodies("POST", "/v1/files")) == 2
+    assert json.loads(script.bodies("POST", JOBS)[0])["validation_file"] == "file-1"
+
+
+def test_the_numbers_of_the_running_job_are_shown_and_so_is_each_stage_after_it(data: Path) -> None:
+    progress = {
+        "step": 41,
+        "total_steps": 120,
+        "loss": 0.61234,
+        "scale": 32768.0,
+        "skipped": 3,
+        "eta_seconds": 62,
+    }
+    line = described(state("running", progress=progress)[1])  # type: ignore[arg-type]
+    numbers = "step 41/120 · loss 0.6123 · scale 32768 · skipped 3 · 1 min 02 s left"
+    assert line == ("training", numbers, 41, 120)
+    done = {**progress, "step": 120, "eta_seconds": None}
+    last = [state("running", "proving", progress=done), succeeded()]
+    proving = run(Script(states=[state("running", progress=progress), *last]), data)
+    assert numbers in proving.shown and "training" in proving.shown
+    assert "proving" in proving.shown.partition(numbers)[2]
+    assert described(last[0][1])[:2] == ("proving", "step 120/120 · loss 0.6123 · scale 32768 · skipped 3")  # type: ignore[arg-type]
+
+
+def test_what_is_on_the_screen_in_the_end_is_the_last_state(data: Path) -> None:
+    progress = {"step": 120, "total_steps": 120, "loss": None, "scale": 1.0, "skipped": 99}
+    ended = run(Script(states=[failed("SCALE_COLLAPSE", "at its floor", progress=progress)]), data)
+    assert "failed" in ended.shown and "loss – · scale 1 · skipped 99" in ended.shown
+
+
+@pytest.mark.parametrize("passed", [False, None])
+def test_a_job_that_parity_or_the_gate_refused_ends_with_exit_3_and_the_gates_numbers(
+    data: Path, passed: bool | None
+) -> None:
+    gate = None if passed is None else {"passed": False, "tolerance": 0.02}
+    code = "PARITY_REFUSED" if passed is None else "WHATEVER_THE_GATE_SAYS"
+    ended = run(Script(states=[state("running"), failed(code, "accuracy fell", gate=gate)]), data)
+    assert exit_code(ended.facts) == 3
+    assert ended.facts["gate"] == gate
+    assert "accuracy fell" in sentence_of(ended.facts)
+
+
+def test_a_held_job_ends_with_exit_3_and_says_what_to_do(data: Path) -> None:
+    promotion = {
+        "state": "held",
+        "code": "NO_JUDGING_SET",
+        "message": "digits@2 is held: give a validation file",
+    }
+    _, job = succeeded()
+    assert isinstance(job, dict)
+    held = {**job, "halfeven": {**job["halfeven"], "promotion": promotion}}
+    ended = run(Script(states=[(200, held)]), data)
+    assert exit_code(ended.facts) == 3
+    assert ended.facts["promotion"] == promotion
+    assert sentence_of(ended.facts).startswith("digits@2 is held: give a validation file; its page: http")
+
+
+@pytest.mark.parametrize(("code", "expected"), [("BAD_DATA", 2), ("OUT_OF_MEMORY", 1), ("SCALE_COLLAPSE", 1)])
+def test_other_failures_end_with_2_for_the_data_and_1_for_the_rest(
+    data: Path, code: str, expected: int
+) -> None:
+    assert exit_code(run(Script(states=[failed(code, "no")]), data).facts) == expected
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"type": "about:blank", "status": 400, "detail": "rows 4, 9: not finite", "code": "bad_samples"},
+        {"error": {"message": "rows 4, 9: not finite", "type": "invalid_request_error"}},
+        {"error": "rows 4, 9: not finite"},
+        b"rows 4, 9: not finite",
+    ],
+)
+def test_a_refused_upload_ends_with_the_servers_own_words(data: Path, reply: object) -> None:
+    script = Script(upload=(400, reply))
+    with pytest.raises(BadInput, match="refused with 400: rows 4, 9: not finite"):
+        run(script, data)
+    assert not script.bodies("POST", JOBS), "no job without its file"
+
+
+@pytest.mark.parametrize("size", [100, 2**24])
+def test_a_server_that_refuses_before_it_has_read_the_file_is_still_heard(tmp_path: Path, size: int) -> None:
+    file = tmp_path / "data.npz"
+    file.write_bytes(b"x" * size)
+    script = Script(upload=(413, {"detail": "at most 10 bytes"}), reads_uploads=False)
+    with pytest.raises(TooLarge, match="at most 10 bytes"):
+        run(script, file)
+
+
+def test_a_refused_job_ends_with_the_servers_own_words(data: Path) -> None:
+    script = Script(creation=[(400, {"detail": "learning_rate: expected 0 < x <= 1, got 7"})])
+    with pytest.raises(BadInput, match="learning_rate"):
+        run(script, data, hyperparameters={"learning_rate": 7})
+
+
+def test_creating_again_after_a_lost_answer_uses_the_same_key(data: Path) -> None:
+    script = Script(creation=[(0, b""), state("queued")])
+    run(script, data)
+    keys = [headers["idempotency-key"] for headers in script.headers("POST", JOBS)]
+    assert len(keys) == 2 and len(set(keys)) == 1 and keys[0]
+
+
+def interrupting(at: int) -> Clock:
+    def interrupt(count: int) -> None:
+        if count == at:
+            raise KeyboardInterrupt
+
+    return Clock(interrupt)
+
+
+def test_ctrl_c_asks_the_server_to_cancel_and_says_so(data: Path) -> None:
+    script = Script(states=[state("running")])
+    ended = run(script, data, interrupting(at=3))
+    assert len(script.bodies("POST", f"{JOBS}/ftjob-1/cancel")) == 1
+    assert any("cancel job ftjob-1" in sentence for sentence in ended.said)
+    assert ended.facts["status"] == "cancelled"
+    assert exit_code(ended.facts) == 1
+
+
+def test_a_job_that_does_not_stop_is_told_as_still_running_and_not_waited_for_without_end(data: Path) -> None:
+    script = Script(states=[state("running")], cancelled=state("running"))
+    ended = run(script, data, interrupting(at=1))
+    assert ended.facts["status"] == "running"
+    assert "still running" in ended.said[-1]
+    assert exit_code(ended.facts) == 1
+
+
+def test_a_job_that_succeeded_while_it_was_being_cancelled_is_told_as_it_is(data: Path) -> None:
+    ended = run(Script(states=[state("running")], cancelled=succeeded()), data, interrupting(at=1))
+    assert exit_code(ended.facts) == 0
+
+
+def test_a_server_that_is_away_for_a_moment_does_not_end_the_watching(data: Path) -> None:
+    away = [(0, b"")] * (int(PATIENCE_S / POLL_S) - 2)
+    ended = run(Script(states=[state("running"), *away, state("running"), *away, succeeded()]), data)
+    assert exit_code(ended.facts) == 0
+
+
+def test_a_server_that_stays_away_ends_the_watching_and_names_the_job(data: Path) -> None:
+    clock = Clock()
+    with pytest.raises(NotReady, match="ftjob-1 may still run"):
+        run(Script(states=[state("running"), (0, b"")]), data, clock)
+    assert PATIENCE_S <= clock.now < PATIENCE_S + 2
+
+
+def test_not_following_returns_at_once_with_0(data: Path) -> None:
+    clock = Clock()
+    script = Script()
+    ended = run(script, data, clock, follow=False)
+    assert ended.facts["status"] == "queued" and clock.slept == 0
+    assert exit_code(ended.facts, follow=False) == 0
+    assert exit_code(ended.facts, follow=True) == 1
+
+
+def test_a_folder_of_pictures_is_sent_as_a_tar(tmp_path: Path) -> None:
+    script, folder = Script(), tmp_path / "insects"
+    for name in ("ant/1.png", "bee/2.jpg", "notes.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    run(script, folder)
+    (body,) = script.bodies("POST", "/v1/files")
+    start = body.index(b"\r\n\r\n", body.index(b'filename="insects.tar"')) + 4
+    with tarfile.open(fileobj=io.BytesIO(body[start:])) as archive:
+        assert archive.getnames() == ["ant/1.png", "bee/2.jpg"]
+
+
+def test_a_missing_file_and_a_folder_without_pictures_are_named_before_anything_is_sent(
+    tmp_path: Path,
+) -> None:
+    script = Script()
+    with pytest.raises(BadInput, match="no such file"):
+        run(script, tmp_path / "nothing.npz")
+    with pytest.raises(BadInput, match="is a folder without pictures"):
+        run(script, tmp_path)
+    assert script.asked == []
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://here", "127.0.0.1:8000", "http://", "http://here:port", "http://[", "file:///x"]
+)
+def test_a_url_that_is_none_is_refused_by_name(url: str) -> None:
+    with pytest.raises(BadInput, match="--url"):
+        Remote(url)
+
+
+def test_something_else_at_that_address_is_not_taken_for_a_job() -> None:
+    with (
+        speaking(Script(states=[(200, b"<html>hello</html>")])) as url,
+        pytest.raises(CannotServe, match="halfeven server"),
+    ):
+        Remote(url).job("x")
+    with (
+        speaking(Script(states=[(500, {"detail": "internal error"})])) as url,
+        pytest.raises(CannotServe, match="500"),
+    ):
+        Remote(url).job("x")

@@ -1,0 +1,244 @@
+"""Uploads: bounded while they stream, whole or not there, once on the disk whatever they are called."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from halfeven.models.errors import BadInput, BadRequest, DamagedFile, HalfevenError, StoreError, TooLarge
+from halfeven.serve.finetune.data import files as module
+from halfeven.serve.finetune.data.files import Files, Upload
+from halfeven.serve.http.caller import CallerLeft
+from halfeven.serve.http.error_mapping import SlowBody
+
+TYPE = b"multipart/form-data; boundary=edge"
+LIMIT = 200_000
+
+
+def part(name: str, content: bytes, filename: str | None = None) -> bytes:
+    named = f'; filename="{filename}"' if filename is not None else ""
+    head = f'--edge\r\nContent-Disposition: form-data; name="{name}"{named}\r\n\r\n'
+    return head.encode() + content + b"\r\n"
+
+
+def form(content: bytes, filename: str = "train.npz", purpose: str = "fine-tune") -> bytes:
+    return part("purpose", purpose.encode()) + part("file", content, filename) + b"--edge--\r\n"
+
+
+def send(
+    files: Files,
+    pieces: Sequence[bytes],
+    headers: Sequence[tuple[bytes, bytes]] = ((b"content-type", TYPE),),
+    then: str = "http.request",
+) -> Upload:
+    """An upload whose body comes in these pieces; with ``then`` the connection ends otherwise."""
+    messages: list[dict[str, Any]] = [
+        {"type": "http.request", "body": piece, "more_body": True} for piece in pieces
+    ]
+    messages[-1]["more_body"] = then != "http.request"
+    coming = iter([*messages, {"type": then}])
+
+    async def receive() -> dict[str, Any]:
+        return next(coming)
+
+    return asyncio.run(files.receive(headers, receive))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path / "files", LIMIT)
+
+
+def left(files: Files) -> list[str]:
+    return sorted(path.name for path in files.folder.iterdir())
+
+
+@pytest.fixture
+def content() -> bytes:
+    """Bytes that hold what a boundary begins with."""
+    random = np.random.default_rng()
+    return random.bytes(70_000) + b"\r\n--edg\r\n--\r--edge" + random.bytes(70_000) + b"\r\n--ed"
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096, 10**6])
+def test_the_bytes_come_through_however_the_body_is_cut(files: Files, content: bytes, size: int) -> None:
+    content = content if size > 1 else content[69_990:70_030]
+    body = form(content)
+    upload = send(files, [body[i : i + size] for i in range(0, len(body), size)])
+    assert (upload.sha256, upload.bytes) == (hashlib.sha256(content).hexdigest(), len(content))
+    assert left(files) == [upload.path.name] and upload.path.name.startswith(".upload-")
+    assert files.keep(upload).read_bytes() == content
+    assert left(files) == [upload.sha256] and files.path(upload.sha256).read_bytes() == content
+
+
+def test_the_parser_is_fed_in_blocks_so_that_a_long_body_is_never_whole_in_memory(
+    files: Files, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK", 8192)
+    written: list[int] = []
+    write = module._Form.write
+    monkeypatch.setattr(
+        module._Form, "write", lambda self, block: (written.append(len(block)), write(self, block))[1]
+    )
+    body = form(content)
+    upload = send(files, [body[i : i + 1000] for i in range(0, len(body), 1000)])
+    assert upload.bytes == len(content)
+    assert len(written) > 10 and max(written) < 8192 + 1000
+
+
+def test_the_fields_may_come_in_any_order_and_the_name_is_only_a_name(files: Files) -> None:
+    body = part("file", b"data", "../../räksmörgås\x01.npz") + part("purpose", b"fine-tune") + b"--edge--"
+    upload = send(files, [body])
+    assert upload.filename == "../../räksmörgås.npz"
+    assert files.keep(upload).parent == files.folder
+
+
+def test_the_same_content_twice_is_stored_once(files: Files, content: bytes) -> None:
+    for name in ("a.npz", "b.npz"):
+        files.keep(send(files, [form(content, name)]))
+    assert left(files) == [hashlib.sha256(content).hexdigest()]
+    files.remove(left(files)[0])
+    with pytest.raises(DamagedFile, match="upload the file again"):
+        files.path(hashlib.sha256(content).hexdigest())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"content-type", TYPE), (b"content-length", str(LIMIT * 3).encode())],
+        [(b"content-type", TYPE), (b"content-length", b"9" * 30)],
+    ],
+)
+def test_a_declared_length_beyond_the_limit_is_refused_before_a_byte_is_read(
+    files: Files, headers: list[tuple[bytes, bytes]]
+) -> None:
+    async def receive() -> dict[str, Any]:
+        raise AssertionError("nothing must be read")
+
+    with pytest.raises(TooLarge, match=f"at most {LIMIT} are taken"):
+        asyncio.run(files.receive(headers, receive))
+    assert left(files) == []
+
+
+def test_an_undeclared_body_is_cut_off_at_the_limit_and_leaves_nothing(files: Files) -> None:
+    read: list[int] = []
+
+    async def endless() -> dict[str, Any]:
+        read.append(50_000)
+        body = form(b"")[: -len(b"\r\n--edge--\r\n")] if len(read) == 1 else b"x" * 50_000
+        return {"type": "http.request", "body": body, "more_body": True}
+
+    with pytest.raises(TooLarge, match=f"at most {LIMIT} are taken"):
+        asyncio.run(files.receive([(b"content-type", TYPE)], endless))
+    assert sum(read) < 2 * LIMIT
+    assert left(files) == []
+
+
+def test_a_file_one_byte_over_the_limit_is_too_large_and_one_of_the_limit_is_not(files: Files) -> None:
+    assert send(files, [form(b"x" * LIMIT)]).bytes == LIMIT
+    with pytest.raises(TooLarge):
+        send(files, [form(b"x" * (LIMIT + 1))])
+
+
+MANY_HEADERS = b"".join(b"X-%d: 1\r\n" % n for n in range(50))
+DISPOSITION = b'Content-Disposition: form-data; name="file"; filename="a"'
+BAD: dict[str, tuple[bytes, type[HalfevenError], str]] = {
+    "another purpose": (
+        form(b"x", purpose="assistants"),
+        BadInput,
+        "purpose = 'assistants': expected 'fine-tune'",
+    ),
+    "no purpose": (part("file", b"x", "a") + b"--edge--", BadInput, "no field 'purpose'"),
+    "no file": (part("purpose", b"fine-tune") + b"--edge--", BadInput, "no field 'file'"),
+    "an empty file": (form(b""), BadInput, "is empty"),
+    "two files": (part("file", b"x", "a") * 2 + b"--edge--", BadInput, "second field 'file'"),
+    "an unknown field": (part("expires_after", b"x") + form(b"x"), BadInput, "unknown field 'expires_after'"),
+    "a field without a name": (b"--edge\r\nX: y\r\n\r\nz\r\n--edge--", BadInput, "unknown field ''"),
+    "a long field": (part("purpose", b"f" * 999), TooLarge, "more than 256 bytes"),
+    "many headers": (b"--edge\r\n" + MANY_HEADERS + b"\r\nx", BadRequest, "header count"),
+    "a long header": (b"--edge\r\n" + DISPOSITION + b"a" * 9999 + b"\r\n\r\nx", BadRequest, "header size"),
+    "another boundary": (form(b"x").replace(b"--edge", b"--other"), BadRequest, "not the multipart form"),
+    "an end in the middle": (form(b"x" * 99)[:-40], BadRequest, "breaks off"),
+    "nothing": (b"", BadRequest, "breaks off"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_form_that_is_not_ours_is_refused_and_leaves_nothing(files: Files, case: str) -> None:
+    body, kind, words = BAD[case]
+    for pieces in ([body], [body[i : i + 1] for i in range(len(body))] or [b""]):
+        with pytest.raises(kind, match=words):
+            send(files, pieces)
+        assert left(files) == []
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [b"", b"application/json", b"multipart/form-data", TYPE + b"x" * 100, b"multipart/mixed; boundary=edge"],
+)
+def test_a_body_that_is_no_form_is_refused_by_its_type(files: Files, content_type: bytes) -> None:
+    with pytest.raises(BadRequest, match="expected a multipart/form-data body"):
+        send(files, [form(b"x")], [(b"content-type", content_type)])
+    assert left(files) == []
+
+
+def test_a_caller_who_leaves_in_the_middle_leaves_nothing(files: Files, content: bytes) -> None:
+    with pytest.raises(CallerLeft):
+        send(files, [form(content)[:100_000]], then="http.disconnect")
+    assert left(files) == []
+
+
+def test_a_caller_who_falls_silent_is_not_waited_for(tmp_path: Path) -> None:
+    files = Files(tmp_path, LIMIT, silence_s=0.05)
+
+    async def silent() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with pytest.raises(SlowBody, match=r"no byte of the upload came for 0\.05 s"):
+        asyncio.run(files.receive([(b"content-type", TYPE)], silent))
+    assert left(files) == []
+
+
+def test_a_caller_who_drips_is_not_waited_for(tmp_path: Path) -> None:
+    seconds = iter(range(0, 10_000, 10))
+    files = Files(tmp_path, LIMIT, clock=lambda: next(seconds))
+
+    async def dripping() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"\r", "more_body": True}
+
+    with pytest.raises(SlowBody, match="bytes a second"):
+        asyncio.run(files.receive([(b"content-type", TYPE)], dripping))
+    assert next(seconds) < 60
+    assert left(files) == []
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(
+    files: Files, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.os, "fsync", full)
+    with pytest.raises(StoreError, match="No space left on device"):
+        send(files, [form(content)])
+    assert left(files) == []
+
+
+def test_halves_that_a_crash_left_are_swept_at_the_start_and_nothing_else(
+    files: Files, content: bytes
+) -> None:
+    kept = files.keep(send(files, [form(content)]))
+    send(files, [form(b"never kept")])
+    assert len(left(files)) == 2
+    assert left(Files(files.folder, LIMIT)) == [kept.name]
+
+
+@pytest.mark.parametrize("digest", ["", "../halfeven.db", "0" * 64, ".upload-x"])
+def test_only_the_digest_of_a_stored_file_has_a_path(files: Files, digest: str) -> None:
+    paths: Callable[[str], Path] = files.path
+    with pytest.raises(DamagedFile):
+        paths(digest)

@@ -1,0 +1,80 @@
+"""A job with all that has a state (dropout, BatchNorm, cosine, accumulation, overflows), and what it leaves."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+from halfeven.models.store import Store
+
+# Dropout and BatchNorm; a batch of 16 goes through the model in two parts.
+NET = """
+import time
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)
+        self.drop = nn.Dropout(0.2)
+    def forward(self, x):
+        if self.training:
+            time.sleep(0.001)
+        return self.last(self.drop(self.norm(self.first(x)).relu()))
+
+def build():
+    torch.manual_seed(5)
+    return Net()
+"""
+STEPS, EVERY = 400, 20
+HARD = {
+    "n_epochs": 40, "batch_size": 16, "learning_rate": 0.01, "clip_norm": 0.5, "precision": "fp16",
+    "init_scale": 2.0**20, "growth_interval": 5, "checkpoint_every": EVERY,
+}  # fmt: skip
+
+
+def rows(count: int) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng()
+    x = draw.standard_normal((count, 4)).astype(np.float32)
+    return {"x": x, "target:y": (x[:, :3] > 0).argmax(-1)}
+
+
+def store_of(begun: Path, folder: Path) -> Store:
+    return Store(Path(copytree(begun / "store", folder / "store")))
+
+
+def create(client: openai.OpenAI, begun: Path, **more: Any) -> Any:
+    uploaded = client.files.create(file=begun / "train.safetensors", purpose="fine-tune")
+    wanted = {"hyperparameters": {**HARD, **more}}
+    return client.fine_tuning.jobs.create(model="net", training_file=uploaded.id, seed=7, extra_body=wanted)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job leaves: the digest of the weights, of the files that serve, every step, every evaluation."""
+
+    store: Store = field(compare=False)
+    weights: str
+    files: Mapping[str, str]
+    steps: Sequence[Mapping[str, Any]]
+    evaluations: Sequence[tuple[int, float | None, float | None]]
+
+
+def outcome(store: Store, client: openai.OpenAI, port: int, job: Any) -> Outcome:
+    assert job.status == "succeeded", job.error
+    version = store.version("net", job.to_dict()["halfeven"]["version"])
+    files = {
+        name: version.manifest["files"][name]
+        for name in ("weights.safetensors", "whole.pt2", "samples.safetensors", "precision.json")
+    }
+    steps = httpx.get(f"http://127.0.0.1:{port}/v1/fine_tuning/jobs/{job.id}/metrics?most=10000").json()[
+        "data"
+    ]
+    found = client.fine_tuning.jobs.checkpoints.list(job.id, limit=100).data
+    evaluations = [(one.step_number, one.metrics.train_loss, one.metrics.valid_loss) for one in found]
+    return Outcome(store, version.manifest["lineage"]["weights"], files, steps, evaluations)

@@ -1,0 +1,81 @@
+"""A server in a process of its own with a client of its fine-tuning routes, and the processes of its jobs."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+from halfeven.models.store import Store
+from halfeven.serve.bench.callers import served_version
+from halfeven.serve.cli.demo_stage import await_port
+
+
+@contextmanager
+def serving(store: Store) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A server process of its own: it can be killed like any other."""
+    log = store.root / "server.log"
+    command = [
+        sys.executable,
+        "-m",
+        "halfeven.serve.cli.main",
+        "serve",
+        "--store",
+        str(store.root),
+        "--port",
+        "0",
+    ]
+    command += ["--drain-seconds", "0"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)
+    try:
+        yield process, await_port(process, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
+
+
+@contextmanager
+def served_to_client(
+    store: Store, model: str = "digits"
+) -> Iterator[tuple[subprocess.Popen[bytes], int, openai.OpenAI]]:
+    """A server with the model active, and the `openai` client of it."""
+    with serving(store) as (process, port):
+        until(lambda: served_version(port, model))
+        address = f"http://127.0.0.1:{port}/v1"
+        with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+            yield process, port, client
+
+
+def until(holds: Callable[[], Any], seconds: float = 90.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.05)
+    return found
+
+
+def ended(client: openai.OpenAI, id: str) -> Any:
+    final = ("succeeded", "failed", "cancelled")
+    return until(lambda: (job := client.fine_tuning.jobs.retrieve(id)).status in final and job)
+
+
+def processes(store: Store, words: bytes = b"trainer.py") -> list[int]:
+    """The children of this store's jobs that are alive: ``trainer.py`` or ``weights_to_version``."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                command = (process / "cmdline").read_bytes()
+                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if words in command and str(store.root).encode() in command and state != "Z":
+                found.append(int(process.name))
+    return found

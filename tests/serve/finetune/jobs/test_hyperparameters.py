@@ -1,0 +1,67 @@
+"""What ``auto`` becomes: a number that fits the data and the model, and the asker's own word before it."""
+
+import math
+
+import numpy as np
+import pytest
+from halfeven.models.errors import BadInput
+from halfeven.serve.finetune.jobs.hyperparameters import (
+    AUTO,
+    RANGES,
+    held_out_share,
+    read_hyperparameters,
+    resolve,
+)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 100, 1437, 10**6])
+@pytest.mark.parametrize("max_batch_size", [0, 1, 8, 64])
+def test_auto_becomes_numbers_within_their_ranges(rows: int, max_batch_size: int) -> None:
+    values = read_hyperparameters({})
+    values["validation_split"] = held_out_share(values["validation_split"], rows)
+    found = resolve(values, rows, max_batch_size)
+    assert all(RANGES[name].low <= found[name] <= RANGES[name].high for name in RANGES)
+    assert found["batch_size"] <= min(rows, max(max_batch_size, 1), 32)
+    assert rows < 2 or max_batch_size < 2 or found["batch_size"] >= 2
+    steps = math.ceil(rows / found["batch_size"]) * found["n_epochs"]
+    assert steps >= 300 or found["n_epochs"] == 50
+
+
+@pytest.mark.parametrize(("rows", "held"), [(3, 1), (30, 10), (60, 20), (100, 20), (200, 20), (1437, 144)])
+def test_a_tenth_is_held_out_and_of_few_rows_more(rows: int, held: int) -> None:
+    assert round(rows * held_out_share(AUTO, rows)) == held
+    assert held_out_share(0.25, rows) == 0.25
+
+
+def test_a_word_that_is_none_of_a_setting_is_refused_with_those_there_are() -> None:
+    assert read_hyperparameters({})["stale_parent"] == "refuse"
+    with pytest.raises(
+        BadInput, match="stale_parent: expected one of refuse, rejudge, retrain, got 'ignore'"
+    ):
+        read_hyperparameters({"hyperparameters": {"stale_parent": "ignore"}})
+
+
+def test_the_two_ways_to_say_the_learning_rate_agree() -> None:
+    factor = float(np.random.default_rng().uniform(0.5, 50))
+    by_factor = resolve(
+        read_hyperparameters({"hyperparameters": {"learning_rate_multiplier": factor}}), 100, 8
+    )
+    rate = by_factor["learning_rate"]
+    by_rate = resolve(read_hyperparameters({"hyperparameters": {"learning_rate": rate}}), 100, 8)
+    assert by_rate["learning_rate_multiplier"] == pytest.approx(factor)
+    assert resolve(read_hyperparameters({}), 100, 8)["learning_rate"] == pytest.approx(rate / factor)
+
+
+def test_what_is_given_is_kept_and_the_method_s_own_place_wins() -> None:
+    method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 9, "batch_size": None}}}
+    asked = {"hyperparameters": {"n_epochs": 2, "batch_size": 5, "precision": "fp32"}, "method": method}
+    found = resolve(read_hyperparameters(asked), 100, 8)
+    assert (found["n_epochs"], found["batch_size"], found["precision"]) == (9, 5, "fp32")
+    assert read_hyperparameters({"hyperparameters": {"n_epochs": AUTO}})["n_epochs"] == AUTO
+
+
+def test_numbers_are_whole_where_they_count_and_come_back_as_such() -> None:
+    found = resolve(read_hyperparameters({"hyperparameters": {"n_epochs": 3.0}}), 100, 8)
+    assert isinstance(found["n_epochs"], int) and isinstance(found["weight_decay"], float)
+    with pytest.raises(BadInput, match=r"max_floor_hits: expected a whole number from 1 to 1000, got 2\.5"):
+        read_hyperparameters({"hyperparameters": {"max_floor_hits": 2.5}})

@@ -1,0 +1,183 @@
+"""How a job goes on after a death: what is done is not done again, and what always dies is given up."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from halfeven.models.store import Store, Version
+from halfeven.serve.finetune.data.files import Files
+from halfeven.serve.finetune.jobs import training_request
+from halfeven.serve.finetune.jobs.concluding import JobFailed, Paused, StaleParent, WorkerLost
+from halfeven.serve.finetune.jobs.job_folder import MOST_STARTS, JobFolder
+from halfeven.serve.finetune.jobs.job_runner import MOST_PASSES, JobRunner
+from halfeven.serve.finetune.jobs.job_store import JobStore
+from halfeven.serve.finetune.jobs.job_types import FileRecord, Job, JobRequest
+
+LOST = WorkerLost("WORKER_LOST", "the process ended without a result")
+
+
+class Runner(JobRunner):
+    """Trains and converts by what the test says; the rest is the runner's own."""
+
+    def __init__(self, root: Path) -> None:
+        self.store, self.job_store = Store(root), JobStore(root / "halfeven.db")
+        files, nothing, stopping = Files(root / "files", 1000), None, threading.Event()
+        super().__init__(self.job_store, files, self.store, nothing, nothing, stopping, 1, 0)  # type: ignore[arg-type]
+        self.made: list[str] = []
+        self.training: Callable[[JobFolder], None] = lambda folder: None
+        self.converting: Callable[[], None] = lambda: None
+        self.concluding: Callable[[Version], None] = lambda version: None
+        self.conclude = lambda id, version: self.concluding(version)
+        publish(self.store)
+
+    def _rows(self, job: Job, parent: Version) -> Any:
+        return None
+
+    def _warn(self, job: Job, parent: Version, rows: Any) -> None: ...
+
+    def _train(self, job: Job, parent: Version, rows: Any, folder: JobFolder) -> Any:
+        self.made.append("trained")
+        self.training(folder)
+        weights = folder.of_pass / "weights.safetensors"
+        weights.write_bytes(b"new weights")
+        return {"weights": str(weights), "digest": "d", "summary": {}}
+
+    def _convert(self, job: Job, parent: Version, rows: Any, trained: Any, job_folder: JobFolder) -> Version:
+        self.made.append("converted")
+        assert Path(trained["weights"]).read_bytes() == b"new weights"
+        self.converting()
+        state = job_folder.state()
+        assert state is not None
+        return publish(self.store, job=job.id, **{"pass": state.number})
+
+    def job(self, **hyperparameters: Any) -> Job:
+        self.job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))
+        return self.job_store.create_job(JobRequest("net", "net", 1, "file-1", hyperparameters, 3))[0]
+
+    def again(self, job: Job) -> None:
+        """As the next server does it."""
+        self.job_store.move(job.id, "queued")
+        self.go(job)
+
+
+def publish(store: Store, **lineage: Any) -> Version:
+    with store.draft("net") as draft:
+        draft.write_json("nonce.json", len(store.numbers("net")))
+        return draft.publish("live", {"lineage": lineage})
+
+
+@pytest.fixture
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
+    monkeypatch.setattr(training_request, "save_rows", lambda rows, folder: None)
+    made = Runner(tmp_path / "store")
+    yield made
+    made.job_store.close()
+
+
+def always(error: Exception) -> Callable[..., None]:
+    def fail(*_: Any) -> None:
+        raise error
+
+    return fail
+
+
+def once(error: Exception) -> Callable[..., None]:
+    left = [error]
+
+    def fail(*_: Any) -> None:
+        if left:
+            raise left.pop()
+
+    return fail
+
+
+def test_a_trainer_that_makes_no_progress_is_given_up(runner: Runner) -> None:
+    runner.training = always(LOST)
+    with pytest.raises(JobFailed) as caught:
+        runner.go(runner.job())
+    assert caught.value is LOST and runner.made == ["trained"] * MOST_STARTS
+
+
+def test_one_that_makes_progress_is_started_again_and_again(runner: Runner) -> None:
+    def further(folder: JobFolder) -> None:
+        if len(runner.made) < 10:
+            (folder.of_pass / "checkpoints" / f"step-{len(runner.made):08}").mkdir(parents=True)
+            raise LOST
+
+    runner.training = further
+    runner.go(runner.job())
+    assert runner.made == ["trained"] * 10 + ["converted"]
+
+
+def test_deaths_of_the_server_count_too_and_pauses_do_not(runner: Runner) -> None:
+    job = runner.job()
+    runner.training = always(Paused())
+    for _ in range(2 * MOST_STARTS):
+        with pytest.raises(Paused):
+            runner.go(job) if not runner.made else runner.again(job)
+    runner.training = always(KeyboardInterrupt())  # type: ignore[arg-type]
+    for _ in range(MOST_STARTS):
+        with pytest.raises(KeyboardInterrupt):
+            runner.again(job)
+    with pytest.raises(JobFailed, match=f"ended {MOST_STARTS} times without progress"):
+        runner.again(job)
+
+
+def test_a_conversion_that_dies_is_done_again_and_nothing_is_trained_again(runner: Runner) -> None:
+    runner.converting = once(LOST)
+    runner.go(runner.job())
+    assert runner.made == ["trained", "converted", "converted"]
+
+
+def test_with_the_server_dead_in_the_conversion_the_next_one_converts(runner: Runner) -> None:
+    job, runner.converting = runner.job(), once(KeyboardInterrupt())  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        runner.go(job)
+    runner.again(job)
+    assert runner.made == ["trained", "converted", "converted"]
+
+
+def test_what_is_published_is_not_published_again(runner: Runner) -> None:
+    """The conversion died behind its publishing, alone or with its server."""
+    job, seen = runner.job(), []
+
+    def published_and_dead() -> None:
+        publish(runner.store, job=job.id, **{"pass": 1})
+        raise LOST
+
+    runner.converting, runner.concluding = published_and_dead, lambda version: seen.append(version.number)
+    runner.go(job)
+    JobFolder(runner.store.root / "jobs" / job.id).remove()
+    runner.again(job)
+    assert (seen, runner.made, runner.store.numbers("net")) == ([2, 2], ["trained", "converted"], [1, 2])
+
+
+def test_a_second_pass_converts_the_same_weights_once_more_whoever_dies(runner: Runner) -> None:
+    stale, job = StaleParent("STALE_PARENT", "another version is active"), runner.job(stale_parent="rejudge")
+    runner.concluding = once(stale)
+    runner.converting = lambda: always(KeyboardInterrupt())() if len(runner.made) == 3 else None  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        runner.go(job)
+    runner.again(job)
+    assert runner.made == ["trained", "converted", "converted", "converted"]
+    assert [runner.store.version("net", number).manifest["lineage"]["pass"] for number in (2, 3)] == [1, 2]
+    assert [path.name for path in (runner.store.root / "jobs" / job.id).glob("pass-*")] == ["pass-2"]
+
+
+def test_passes_have_an_end(runner: Runner) -> None:
+    runner.concluding = always(StaleParent("STALE_PARENT", "another version is active"))
+    with pytest.raises(StaleParent):
+        runner.go(runner.job(stale_parent="rejudge"))
+    assert runner.made == ["trained"] + ["converted"] * MOST_PASSES
+
+
+def test_folders_of_ended_jobs_go_and_that_of_a_job_that_goes_on_stays(runner: Runner) -> None:
+    ended, waiting = runner.job(), runner.job()
+    for job in (ended, waiting):
+        runner.go(job)
+    runner.job_store.move(ended.id, "succeeded")
+    runner.job_store.move(waiting.id, "paused")
+    runner.remove_ended()
+    assert [path.name for path in (runner.store.root / "jobs").iterdir()] == [waiting.id]

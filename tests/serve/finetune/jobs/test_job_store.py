@@ -1,0 +1,397 @@
+"""The job store: durable before it answers, one state machine, events without gaps, safe from many threads."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from halfeven.models.errors import BadInput, Conflict, DamagedFile, StoreError, UnknownName
+from halfeven.serve.finetune.jobs.database import _SCHEMA
+from halfeven.serve.finetune.jobs.job_store import JobStore
+from halfeven.serve.finetune.jobs.job_types import (
+    CANCELLED,
+    FAILED,
+    FINAL,
+    NEXT,
+    PAUSED,
+    QUEUED,
+    RUNNING,
+    SUCCEEDED,
+    FileRecord,
+    IllegalMove,
+    Job,
+    JobRequest,
+)
+
+FILE = FileRecord("file-1", "a" * 64, 10, "train.npz", 1)
+REASON: dict[str, Any] = {"code": "DIVERGED", "message": "the loss left the numbers"}
+
+
+def request(**more: Any) -> JobRequest:
+    given: dict[str, Any] = {
+        "model": "net",
+        "name": "net",
+        "parent_version": 1,
+        "training_file": FILE.id,
+        "seed": 3,
+    }
+    return JobRequest(**{**given, "hyperparameters": {"n_epochs": 2}, "asked": {"model": "net"}, **more})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store" / "halfeven.db"
+
+
+@pytest.fixture
+def job_store(path: Path) -> Any:
+    job_store = JobStore(path)
+    job_store.add_file(FILE)
+    yield job_store
+    job_store.close()
+
+
+@pytest.fixture
+def job(job_store: JobStore) -> Job:
+    return job_store.create_job(request())[0]
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from halfeven.serve.finetune.jobs.job_types import FileRecord, JobRequest
+from halfeven.serve.finetune.jobs.database import _SCHEMA
+from halfeven.serve.finetune.jobs.job_store import JobStore
+
+job_store = JobStore(Path(sys.argv[1]))
+job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))
+asked = {"model": "net"}
+job, _ = job_store.create_job(JobRequest("net", "net", 1, "file-1", {"n_epochs": 2}, 3, asked=asked), "key")
+job_store.move(job.id, "running", stage="training")
+job_store.record_steps(job.id, [{"step": n, "loss": 1.0} for n in range(1, 4)])
+print(job.id, flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_was_answered_is_there_after_the_process_was_killed(path: Path) -> None:
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    with writer.stdout:
+        id = writer.stdout.readline().strip()
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait(20)
+    reopened = JobStore(path)
+    assert (reopened.job(id).status, reopened.job(id).stage) == (RUNNING, "training")
+    assert [step["step"] for step in reopened.steps(id)] == [1, 2, 3]
+    assert [event.number for event in reopened.events(id)] == [2, 1]
+    assert reopened.create_job(request(), "key") == (reopened.job(id), False)
+    assert [job.id for job in reopened.unfinished()] == [id]
+    reopened.close()
+
+
+def test_every_commit_waits_for_the_disk_and_foreign_keys_are_on(job_store: JobStore, path: Path) -> None:
+    ask = job_store._db._db.execute
+    pragmas = {
+        name: ask(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous", "foreign_keys")
+    }
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+    with pytest.raises(UnknownName, match="file-nowhere"):
+        job_store.create_job(request(training_file="file-nowhere"))
+    assert job_store.jobs() == []
+
+
+def _to(job_store: JobStore, job: Job, status: str) -> Job:
+    """Lead a queued job to a status."""
+    if status in (RUNNING, SUCCEEDED):
+        job_store.move(job.id, RUNNING)
+    if status in (SUCCEEDED, FAILED, CANCELLED, PAUSED):
+        job_store.move(job.id, status, **(REASON if status == FAILED else {}))
+    return job_store.job(job.id)
+
+
+@pytest.mark.parametrize("status", [QUEUED, RUNNING, PAUSED, *sorted(FINAL)])
+@pytest.mark.parametrize("to", [*NEXT, "asleep"])
+def test_only_the_moves_of_the_state_machine_are_made(
+    job_store: JobStore, job: Job, status: str, to: str
+) -> None:
+    before = _to(job_store, job, status)
+    assert before.status == status
+    if to in NEXT[status]:
+        after = job_store.move(job.id, to, **REASON)
+        assert (after.status, after.revision) == (to, before.revision + 1)
+        assert after.finished == (to in FINAL) == (after.finished_at is not None)
+    else:
+        with pytest.raises(IllegalMove, match=to):
+            job_store.move(job.id, to, **REASON)
+        assert job_store.job(job.id) == before
+
+
+@pytest.mark.parametrize("status", sorted(FINAL))
+def test_a_finished_job_s_row_never_changes(job_store: JobStore, job: Job, status: str) -> None:
+    before = _to(job_store, job, status)
+    changes: list[dict[str, Any]] = [
+        {"stage": "x"},
+        {"progress": {"step": 1}},
+        {"gate": {}},
+        {"estimated_finish": 1},
+    ]
+    for change in changes:
+        with pytest.raises(IllegalMove, match="never changes"):
+            job_store.note(job.id, **change)
+    assert job_store.request_cancel(job.id) == before == job_store.job(job.id)
+
+
+def test_a_waiting_job_is_paused_at_once_and_a_running_one_is_asked_to(job_store: JobStore, job: Job) -> None:
+    assert job_store.request_pause(job.id).status == PAUSED == job_store.request_pause(job.id).status
+    assert job_store.next_queued() is None and [one.id for one in job_store.unfinished()] == [job.id]
+    with pytest.raises(BadInput, match=job.id):
+        job_store.delete_file(FILE.id)
+    assert job_store.request_resume(job.id).status == QUEUED == job_store.request_resume(job.id).status
+    job_store.move(job.id, RUNNING)
+    asked = job_store.request_pause(job.id)
+    assert (asked.status, asked.pause_requested) == (RUNNING, True)
+    assert not job_store.request_resume(job.id).pause_requested
+    job_store.request_pause(job.id)
+    assert not job_store.move(job.id, PAUSED).pause_requested
+    assert job_store.request_cancel(job.id).status == CANCELLED
+
+
+@pytest.mark.parametrize("status", sorted(FINAL))
+def test_a_finished_job_is_neither_paused_nor_resumed(job_store: JobStore, job: Job, status: str) -> None:
+    before = _to(job_store, job, status)
+    for ask in (job_store.request_pause, job_store.request_resume):
+        with pytest.raises(Conflict, match=f"{job.id} is {status}"):
+            ask(job.id)
+    assert job_store.job(job.id) == before
+
+
+def test_evaluations_stand_as_of_one_uninterrupted_run(path: Path) -> None:
+    times = iter(range(100, 10_000))
+    job_store = JobStore(path, now=lambda: next(times))
+    job_store.add_file(FILE)
+    job = job_store.create_job(request())[0]
+    losses = {5: 0.5, 10: 0.25, 15: 0.125}
+    for step, loss in losses.items():
+        job_store.record_evaluation(job.id, {"step": step, "held_out_loss": loss})
+    known = job_store.evaluations(job.id)
+    job_store.record_evaluation(job.id, {"step": 5, "held_out_loss": 0.5})
+    assert job_store.evaluations(job.id) == known, "reported again by a training that goes on"
+    job_store.record_evaluation(job.id, {"step": 10, "held_out_loss": 0.75})
+    found = job_store.evaluations(job.id)
+    assert [(one.step, one.record["held_out_loss"]) for one in found] == [(10, 0.75), (5, 0.5)]
+    assert [one.step for one in job_store.evaluations(job.id, before=10, limit=1)] == [5]
+    job_store.close()
+
+
+def test_a_store_of_the_release_before_is_taken_over_with_its_jobs(path: Path) -> None:
+    path.parent.mkdir()
+    old = sqlite3.connect(path)
+    old.executescript(_SCHEMA + "PRAGMA user_version = 1;")
+    old.execute("INSERT INTO files VALUES ('file-1', 'a', 1, 'train.npz', 1, 'fine-tune', 0)")
+    names = "id, created_at, status, model, name, parent_version, training_file, seed, hyperparameters, stage"
+    old.execute(
+        f"INSERT INTO jobs ({names}) VALUES ('ftjob-1', 1, 'running', 'net', 'net', 1, 'file-1', 3, '{{}}', 'x')"
+    )
+    old.commit()
+    old.close()
+    for _ in range(2):  # it is changed once
+        job_store = JobStore(path)
+        assert (job_store.job("ftjob-1").status, job_store.job("ftjob-1").pause_requested) == (RUNNING, False)
+        assert job_store.evaluations("ftjob-1") == []
+        job_store.close()
+
+
+def test_a_move_that_somebody_overtook_is_not_made(job_store: JobStore, job: Job) -> None:
+    job_store.move(job.id, RUNNING)
+    job_store.move(job.id, QUEUED)
+    with pytest.raises(IllegalMove, match="moved meanwhile"):
+        job_store.move(job.id, RUNNING, revision=job.revision)
+    assert job_store.move(job.id, RUNNING, revision=job.revision + 2).attempts == 2
+
+
+def test_of_many_who_take_a_job_at_once_one_gets_it(job_store: JobStore, job: Job) -> None:
+    together = threading.Barrier(8)
+
+    def take(_: int) -> bool:
+        together.wait(10)
+        try:
+            return job_store.move(job.id, RUNNING).status == RUNNING
+        except IllegalMove:
+            return False
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sorted(pool.map(take, range(8))) == [False] * 7 + [True]
+
+
+def test_a_failure_needs_its_reason(job_store: JobStore, job: Job) -> None:
+    with pytest.raises(ValueError, match="code and a message"):
+        job_store.move(job.id, FAILED, code="DIVERGED")
+    failed = job_store.move(job.id, FAILED, **REASON, param="training_file")
+    assert (failed.code, failed.message, failed.param) == (*REASON.values(), "training_file")
+    assert job_store.events(job.id)[0].level == "error"
+
+
+def test_event_numbers_have_no_gaps_though_many_threads_write_and_some_fail(
+    job_store: JobStore, job: Job
+) -> None:
+    def write(number: int) -> None:
+        if number % 5 == 0:
+            with pytest.raises(TypeError):
+                job_store.record(job.id, "info", "not JSON", {"what": object()})
+        else:
+            job_store.record(job.id, "info", str(number), {"number": number})
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(100)))
+    numbers = [event.number for event in job_store.events(job.id, limit=1000, oldest_first=True)]
+    assert numbers == list(range(1, 82))
+
+
+def test_events_are_paged_in_both_orders_without_loss(job_store: JobStore, job: Job) -> None:
+    for number in range(6):
+        job_store.record(job.id, "info", f"event {number}")
+    for oldest_first, expected in ((False, [7, 6, 5, 4, 3, 2, 1]), (True, [1, 2, 3, 4, 5, 6, 7])):
+        seen, after = [], None
+        while page := job_store.events(job.id, after, 3, oldest_first):
+            seen += [event.number for event in page]
+            after = page[-1].id
+        assert seen == expected
+    for stranger in ("ftevent-other-1", "nonsense", f"ftevent-{job.id.removeprefix('ftjob-')}-x"):
+        with pytest.raises(UnknownName, match="no event"):
+            job_store.events(job.id, stranger)
+
+
+def test_progress_is_laid_over_what_was_noted_before(job_store: JobStore, job: Job) -> None:
+    job_store.move(job.id, RUNNING)
+    job_store.note(job.id, stage="training", progress={"step": 1, "loss": float("nan")})
+    job_store.note(job.id, progress={"step": 2}, estimated_finish=99)
+    found = job_store.job(job.id)
+    assert (found.stage, found.progress, found.estimated_finish) == (
+        "training",
+        {"step": 2, "loss": None},
+        99,
+    )
+    done = job_store.move(
+        job.id, SUCCEEDED, fine_tuned_model="net@2", version=2, summary={"steps": 2}, gate={"passed": True}
+    )
+    assert (done.fine_tuned_model, done.version, done.estimated_finish) == ("net@2", 2, None)
+    assert (done.stage, done.summary, done.gate) == ("training", {"steps": 2}, {"passed": True})
+
+
+def test_steps_of_a_job_that_began_again_are_those_of_one_run(job_store: JobStore, job: Job) -> None:
+    job_store.record_steps(job.id, [{"step": n, "run": 1} for n in range(1, 9)])
+    job_store.record_steps(job.id, [{"step": n, "run": 2} for n in range(1, 4)])
+    job_store.record_steps(job.id, [{"step": n, "run": 2} for n in range(4, 6)])
+    assert job_store.steps(job.id) == [{"step": n, "run": 2} for n in range(1, 6)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 9, 10, 11, 1000])
+def test_a_long_run_is_thinned_evenly_and_keeps_its_ends(job_store: JobStore, job: Job, count: int) -> None:
+    job_store.record_steps(job.id, [{"step": n} for n in range(1, count + 1)])
+    steps = [step["step"] for step in job_store.steps(job.id, most=10)]
+    assert len(steps) <= 11 and len(steps) >= min(count, 5)
+    assert count == 0 or (steps[0], steps[-1]) == (1, count)
+
+
+def test_the_queue_is_first_come_first_served_and_lists_begin_with_the_newest(job_store: JobStore) -> None:
+    made = [job_store.create_job(request(metadata={"lot": str(n % 2)}))[0] for n in range(5)]
+    assert job_store.next_queued() == made[0]
+    job_store.request_cancel(made[0].id)
+    assert job_store.next_queued() == made[1]
+    assert job_store.jobs(limit=2) == [made[4], made[3]]
+    assert job_store.jobs(after=made[3].id, limit=2) == [made[2], made[1]]
+    assert job_store.jobs(metadata={"lot": "1"}) == [made[3], made[1]]
+    assert job_store.unfinished() == made[1:]
+
+
+def test_cancel_ends_what_waits_and_flags_what_runs(job_store: JobStore, job: Job) -> None:
+    waiting, _ = job_store.create_job(request())
+    assert job_store.request_cancel(waiting.id).status == CANCELLED
+    job_store.move(job.id, RUNNING)
+    assert job_store.request_cancel(job.id).cancel_requested
+    events = len(job_store.events(job.id))
+    assert job_store.request_cancel(job.id).status == RUNNING
+    assert len(job_store.events(job.id)) == events
+
+
+def test_one_key_makes_one_job_however_often_and_however_fast(job_store: JobStore) -> None:
+    together = threading.Barrier(8)
+
+    def create(_: int) -> tuple[str, bool]:
+        together.wait(10)
+        job, created = job_store.create_job(request(), "a key")
+        return job.id, created
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(create, range(8)))
+    assert len({id for id, _ in answers}) == 1 == sum(created for _, created in answers)
+    assert len(job_store.jobs()) == 1
+    with pytest.raises(BadInput, match="another request"):
+        job_store.create_job(request(asked={"model": "other"}), "a key")
+    assert job_store.create_job(request(), "another key")[1]
+
+
+def test_the_same_content_and_name_is_one_file_and_deleting_forgets_it(job_store: JobStore) -> None:
+    again = FileRecord("file-2", FILE.sha256, 10, FILE.filename, 2)
+    other_name = FileRecord("file-3", FILE.sha256, 10, "other.npz", 2)
+    assert job_store.add_file(again) == FILE
+    assert job_store.add_file(other_name) == other_name
+    assert job_store.files() == [other_name, FILE]
+    assert not job_store.delete_file(FILE.id)
+    with pytest.raises(UnknownName, match="file-1"):
+        job_store.file(FILE.id)
+    assert job_store.delete_file("file-3")
+    assert job_store.add_file(again) == again
+
+
+def test_a_file_that_a_job_still_needs_is_not_deleted(job_store: JobStore, job: Job) -> None:
+    with pytest.raises(BadInput, match=job.id):
+        job_store.delete_file(FILE.id)
+    job_store.request_cancel(job.id)
+    assert job_store.delete_file(FILE.id)
+    assert job_store.job(job.id).training_file == FILE.id
+
+
+def _not_a_database(path: Path) -> None:
+    path.write_bytes(b"not a database, though it is long enough to be one" * 100)
+
+
+def _of_another_release(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "words"),
+    [
+        (_not_a_database, DamagedFile, "halfeven.db"),
+        (_of_another_release, StoreError, "schema 99, expected 2"),
+    ],
+)
+def test_a_file_that_is_no_ledger_of_ours_is_refused_and_left_alone(
+    spoil: Callable[[Path], None], error: type[Exception], words: str, path: Path
+) -> None:
+    path.parent.mkdir()
+    spoil(path)
+    with pytest.raises(error, match=words):
+        JobStore(path)
+    assert path.exists()
+
+
+def test_a_disk_that_refuses_is_told_and_leaves_no_half(job_store: JobStore, job: Job) -> None:
+    pages = job_store._db._db.execute("PRAGMA page_count").fetchone()[0]
+    job_store._db._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StoreError, match="disk full"):
+        job_store.record_steps(job.id, [{"step": n, "text": "x" * 1000} for n in range(1, 500)])
+    assert job_store.steps(job.id) == []
+    job_store._db._db.execute("PRAGMA max_page_count = 100000")
+    assert job_store.move(job.id, RUNNING).status == RUNNING

@@ -1,0 +1,287 @@
+"""The road back, whole: a real server, a real trainer, the `openai` client, and what happens when things die."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from halfeven.exporters.convert import Options, convert
+from halfeven.models.store import Store
+from halfeven.models.zoo import zoo_folder
+from halfeven.serve.bench.callers import Caller, served_version
+from halfeven.serve.cli.demo_digits import shifted, write_training_file
+from halfeven.serve.finetune.jobs.job_store import JobStore
+from safetensors.numpy import load_file, save_file
+
+from tests.kept import kept_store
+from tests.serve.finetune.jobs.job_server import ended, processes, served_to_client, until
+
+QUICK = {"n_epochs": 2, "batch_size": 32, "learning_rate": 3e-3, "precision": "bf16"}
+LONG = {"n_epochs": 400, "batch_size": 8, "learning_rate": 1e-4, "precision": "bf16"}
+
+
+def _convert(where: Path) -> None:
+    folder = Path(shutil.copytree(zoo_folder("digits"), where / "digits"))
+    toml = (folder / "model.toml").read_text().replace('form = "auto"', 'form = "torch"')
+    (folder / "model.toml").write_text(f'{toml}\n[training]\nmetrics = ["f1", "mae", "accuracy"]\n')
+    assert convert(folder, Store(where / "store"), Options(forms=("torch",))).asked_passed
+
+
+@pytest.fixture(scope="module")
+def converted() -> Path:
+    """The zoo's digits with the torch half active, converted in the torch form alone (it is quicker)."""
+    return kept_store(__file__, _convert) / "store"
+
+
+@pytest.fixture(scope="module")
+def new_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_training_file(tmp_path_factory.mktemp("new") / "shifted.safetensors")
+
+
+@pytest.fixture
+def store(converted: Path, tmp_path: Path) -> Store:
+    return Store(Path(shutil.copytree(converted, tmp_path / "store")))
+
+
+@pytest.fixture
+def unjudged(tmp_path: Path) -> Store:
+    """The digits converted without samples: the judging samples are generated and have no targets."""
+    without = shutil.ignore_patterns("samples.safetensors", "__pycache__")
+    folder = Path(shutil.copytree(zoo_folder("digits"), tmp_path / "digits", ignore=without))
+    assert convert(folder, Store(tmp_path / "store"), Options(level="O0", forms=("torch",))).asked_passed
+    return Store(tmp_path / "store")
+
+
+def start(client: openai.OpenAI, file: Path, hyperparameters: dict[str, Any], **more: Any) -> Any:
+    uploaded = client.files.create(file=file, purpose="fine-tune")
+    method: Any = hyperparameters
+    return client.fine_tuning.jobs.create(
+        model="digits", training_file=uploaded.id, seed=7, extra_body={"hyperparameters": method}, **more
+    )
+
+
+def promotion(job: Any) -> dict[str, Any]:
+    return job.to_dict()["halfeven"]["promotion"]
+
+
+def training(client: openai.OpenAI, id: str) -> bool:
+    return (client.fine_tuning.jobs.retrieve(id).to_dict()["halfeven"]["progress"] or {}).get("step", 0) > 0  # type: ignore[index,union-attr,call-overload]
+
+
+def accuracy(port: int, images: np.ndarray, labels: np.ndarray) -> tuple[float, str]:
+    caller = Caller(port, "digits")
+    right, version = 0, ""
+    for first in range(0, len(images), 60):
+        answer, headers = caller.infer({"image": images[first : first + 60]})
+        right += int((answer["logits"].argmax(-1) == labels[first : first + 60]).sum())
+        version = headers["halfeven-version"]
+    caller.close()
+    return right / len(images), version
+
+
+def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_nothing(
+    store: Store, new_data: Path
+) -> None:
+    held_out = load_file(zoo_folder("digits") / "samples.safetensors")
+    images, labels = held_out["image"], held_out["target:logits"]
+    with served_to_client(store) as (_, port, client):
+        assert accuracy(port, shifted(images), labels)[0] < 0.3
+        job = start(client, new_data, QUICK, suffix="turned")
+        other = start(client, new_data, LONG)
+        late = start(client, new_data, QUICK, suffix="the same data from the same parent")
+        assert client.fine_tuning.jobs.cancel(other.id).status in ("cancelled", "running", "queued")
+        done = ended(client, job.id)
+        assert done.status == "succeeded", done.error
+        assert done.fine_tuned_model == "digits@2"
+        assert ended(client, other.id).status == "cancelled"
+        assert client.fine_tuning.jobs.cancel(job.id).status == "succeeded", "its state, not an error"
+        messages = [event.message for event in client.fine_tuning.jobs.list_events(job.id, limit=50)]
+        assert any("active" in message for message in messages)
+        after, version = accuracy(port, shifted(images), labels)
+        assert (after >= 0.9, version) == (True, "2")
+        assert accuracy(port, images, labels)[0] >= 0.97
+        stale = ended(client, late.id)
+        assert (stale.status, stale.error.code) == ("failed", "STALE_PARENT")
+        for words in ("digits@3", "digits@1", "digits@2", "halfeven promote digits@3"):
+            assert words in stale.error.message
+        assert (promotion(stale)["state"], stale.to_dict()["halfeven"]["version"]) == ("refused", 3)
+        assert served_version(port, "digits") == "2" and store.live_number("digits") == 2
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/models/digits", timeout=60) as http:
+            assert http.post("/promote", json={"version": 3}).status_code == 200, "an operator may"
+            (by_hand,) = http.get("/versions/3/lineage").json()["promotions"]
+        assert (by_hand["by"], by_hand["over"], by_hand["stale_parent"]) == ("operator", 2, 1)
+    version_2 = store.version("digits", 2)
+    scored = version_2.manifest["gate"]["forms"]
+    assert set(scored) == {"torch", "whole"}, "what auto could make active is scored"
+    for found in (scored["torch"]["held_out"]["logits"], scored["whole"]["judging"]["logits"]):
+        assert (found["metric"], set(found["metrics"])) == ("f1", {"f1", "accuracy"})
+        assert found["value"] == found["metrics"]["f1"] >= 0.9
+    assert version_2.manifest["parent"] == 1
+    lineage = version_2.manifest["lineage"]
+    assert (lineage["job"], lineage["seed"]) == (job.id, 7)
+    assert lineage["scaler"]["steps"] > 0
+    assert version_2.manifest["gate"]["passed"] is True
+    assert store.version("digits", 1).manifest["files"]["whole.pt2"], "the parent stays"
+
+
+def test_a_job_judged_against_the_version_that_came_meanwhile_cannot_undo_it(
+    store: Store, new_data: Path, tmp_path: Path
+) -> None:
+    """Both start from version 1. The second learns upside-down digits and keeps the old ones, and knows nothing of what
+    the first one learnt: only that one's held-out rows, among the judging samples of version 2, show it. Trained again
+    from version 2 it would know."""
+    held_out = load_file(zoo_folder("digits") / "samples.safetensors")
+    images, labels = held_out["image"], held_out["target:logits"]
+    data = load_file(new_data)
+    old, classes = data["image"][-360:], data["target:logits"][-360:]
+    both = {
+        "image": np.concatenate([old, old[:, :, ::-1]]),
+        "target:logits": np.concatenate([classes, classes]),
+    }
+    both["image"][3], both["image"][700] = np.nan, 1e30
+    save_file(
+        {name: np.ascontiguousarray(array) for name, array in both.items()}, tmp_path / "flipped.safetensors"
+    )
+    with served_to_client(store) as (_, port, client):
+        first = start(client, new_data, QUICK)
+        words = {"stale_parent": "rejudge", "bad_rows": "quarantine"}
+        second = start(client, tmp_path / "flipped.safetensors", {**QUICK, "n_epochs": 10, **words})
+        again = start(client, new_data, {**QUICK, "n_epochs": 1, "stale_parent": "retrain"})
+        assert ended(client, first.id).fine_tuned_model == "digits@2"
+        undone = ended(client, second.id)
+        assert (undone.status, undone.error and undone.error.code) == ("failed", "METRIC_REGRESSED")
+        assert undone.to_dict()["halfeven"]["summary"]["quarantined"] == [3, 700]
+        gate = undone.to_dict()["halfeven"]["gate"]
+        assert gate["against"] == 2 and not gate["forms"]["torch"]["judging"]["logits"]["comparison"]["holds"]
+        assert gate["forms"]["torch"]["held_out"]["logits"]["comparison"]["better"], (
+            "it did learn its own data"
+        )
+        assert accuracy(port, shifted(images), labels)[0] >= 0.9
+        done = ended(client, again.id)
+        assert (done.status, promotion(done)["code"]) == ("succeeded", "NOTHING_LEARNT"), done.error
+        assert served_version(port, "digits") == "2"
+    made = store.version("digits", 2)
+    assert made.manifest["lineage"]["samples_joined"] is True
+    assert store.version("digits", 4).manifest["parent"] == 2, (
+        "the third was trained from the first's version"
+    )
+
+
+def test_what_forgets_is_refused_and_the_active_version_stays(
+    store: Store, new_data: Path, tmp_path: Path
+) -> None:
+    """Trained on wrong labels: good on its own held-out rows, useless on what the parent was judged with."""
+    wrong = dict(load_file(new_data))
+    images = wrong["image"][-360:]  # the old digits, each called its successor
+    labels = (wrong["target:logits"][-360:] + 1) % 10
+    save_file({"image": images, "target:logits": labels}, tmp_path / "wrong.safetensors")
+    with served_to_client(store) as (_, port, client):
+        quick = {**QUICK, "n_epochs": 12}
+        done = ended(client, start(client, tmp_path / "wrong.safetensors", quick).id)
+        assert (done.status, done.error.code) == ("failed", "METRIC_REGRESSED")
+        assert "judging samples" in done.error.message
+        held_out = load_file(zoo_folder("digits") / "samples.safetensors")
+        assert accuracy(port, held_out["image"], held_out["target:logits"]) == (
+            pytest.approx(0.99, abs=0.01),
+            "1",
+        )
+    assert store.version("digits", 2).status == "refused"
+    assert store.live_number("digits") == 1
+
+
+def test_what_nobody_can_judge_is_held_and_becomes_active_by_hand_alone(
+    unjudged: Store, new_data: Path, tmp_path: Path
+) -> None:
+    """Every row of the new data is a zero, the held-out ones too: they find the net perfect that says zero to all."""
+    zeros = load_file(new_data)
+    zeros = {name: array[zeros["target:logits"] == 0] for name, array in zeros.items()}
+    save_file(zeros, tmp_path / "zeros.safetensors")
+    with served_to_client(unjudged) as (_, port, client):
+        job = ended(client, start(client, tmp_path / "zeros.safetensors", QUICK).id)
+        assert (job.status, job.fine_tuned_model, job.error) == ("succeeded", "digits@2", None)
+        assert (promotion(job)["state"], promotion(job)["code"]) == ("held", "NO_JUDGING_SET")
+        events = [event for event in client.fine_tuning.jobs.list_events(job.id) if event.level == "warn"]
+        for way in ("target:logits", "validation_file", "halfeven promote digits@2"):
+            assert way in events[0].message
+        assert len(events) == 3, "it is said before the training too"
+        assert "lack 9 of the 10 classes of output 'logits': 1, 2," in events[-1].message
+        assert served_version(port, "digits") == "1" and unjudged.live_number("digits") == 1
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/models/digits", timeout=60) as http:
+            assert http.post("/promote", json={"version": 2}).status_code == 200
+            assert served_version(port, "digits") == "2"
+            (by_hand,) = http.get("/versions/2/lineage").json()["promotions"]
+    assert (by_hand["by"], by_hand["over"]) == ("operator", 1)
+
+
+def test_a_trainer_that_is_always_killed_ends_its_job_with_a_reason_and_the_server_answers(
+    store: Store, new_data: Path
+) -> None:
+    with served_to_client(store) as (_, port, client):
+        job = start(client, new_data, LONG)
+        for _ in range(3):  # long before the first checkpoint
+            (pid,) = until(lambda: processes(store))
+            os.kill(pid, signal.SIGKILL)
+            until(lambda gone=pid: gone not in processes(store))
+        done = ended(client, job.id)
+        assert (done.status, done.error.code) == ("failed", "WORKER_LOST")
+        assert served_version(port, "digits") is not None
+        assert processes(store) == []
+    assert store.live_number("digits") == 1
+
+
+def test_after_kill_9_of_the_server_no_trainer_runs_and_the_next_server_takes_the_job_up(
+    store: Store, new_data: Path
+) -> None:
+    with served_to_client(store) as (process, _, client):
+        running, waiting = start(client, new_data, LONG), start(client, new_data, QUICK)
+        until(lambda: training(client, running.id))
+        process.kill()
+        process.wait()
+        until(lambda: processes(store) == [], 10.0)
+    job_store = JobStore(store.root / "halfeven.db")
+    assert {job.id: job.status for job in job_store.unfinished()} == {
+        running.id: "running",
+        waiting.id: "queued",
+    }
+    job_store.close()
+    with served_to_client(store) as (_, _, client):
+        events = until(
+            lambda: [
+                event.message
+                for event in client.fine_tuning.jobs.list_events(running.id)
+                if "goes on from its last checkpoint" in event.message
+            ]
+        )
+        assert events
+        client.fine_tuning.jobs.cancel(running.id)
+        assert ended(client, running.id).status == "cancelled"
+        assert ended(client, waiting.id).status == "succeeded"
+    assert store.live_number("digits") == 2
+
+
+def test_data_that_poison_every_step_stop_the_job_with_its_reason_and_touch_nothing(
+    store: Store, tmp_path: Path
+) -> None:
+    """Finite images so large that half cannot hold the first products: every loss is not finite."""
+    labels = np.arange(64, dtype=np.int64) % 10
+    images = (
+        np.full((64, 1, 8, 8), 3e38, np.float32) * np.where(np.arange(64) % 2, 1, -1)[:, None, None, None]
+    )
+    save_file({"image": images.astype(np.float32), "target:logits": labels}, tmp_path / "poison.safetensors")
+    before = json.loads((store.root / "models/digits/1/manifest.json").read_text())
+    with served_to_client(store) as (_, port, client):
+        done = ended(
+            client, start(client, tmp_path / "poison.safetensors", {**QUICK, "precision": "fp16"}).id
+        )
+        assert done.status == "failed"
+        assert done.error.code in ("DIVERGED", "BAD_DATA", "SCALE_COLLAPSE")
+        assert len(done.error.message) > 40
+        assert served_version(port, "digits") is not None
+    assert json.loads((store.root / "models/digits/1/manifest.json").read_text()) == before
+    assert store.numbers("digits") == [1]

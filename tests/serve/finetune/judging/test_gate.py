@@ -1,0 +1,127 @@
+"""The gate tells what was learnt and what was lost, on the answers as they will be served."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.subject import FurtherVerdict
+from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.serve.finetune.judging.gate import Terms, judge, predictions
+from halfeven.serve.finetune.judging.judging_sets import HELD_OUT, JUDGING
+
+LOGITS = ModelSpec(
+    "net",
+    (TensorSpec("x", "FP32", (Dim(), Dim(3, 3))),),
+    (TensorSpec("y", "FP32", (Dim(), Dim(3, 3)), kind="logits"),),
+    max_batch_size=4,
+)
+VALUES = ModelSpec(
+    "net", LOGITS.inputs, (TensorSpec("y", "FP32", (Dim(), Dim(3, 3)), kind="tensor"),), max_batch_size=4
+)
+
+
+def of(targets: np.ndarray, right: int) -> dict[str, np.ndarray]:
+    """Predictions of which the first ``right`` are right."""
+    rows = np.arange(len(targets))
+    return {"y": np.where(rows < right, targets, (targets + 1) % 3)}
+
+
+def judged(forms: dict[str, tuple[int, int]], active: tuple[int, int], **terms: Any) -> FurtherVerdict:
+    """The verdict on 100 held-out and 100 judging rows, by how many of each are right."""
+    targets = np.random.default_rng().integers(0, 3, 100)
+    samples = Samples({"x": np.zeros((100, 3), np.float32)}, {"y": targets})
+    found = {
+        form: {HELD_OUT: of(targets, held), JUDGING: of(targets, old)} for form, (held, old) in forms.items()
+    }
+    before = {HELD_OUT: of(targets, active[0]), JUDGING: of(targets, active[1])}
+    return judge(
+        LOGITS,
+        {HELD_OUT: samples, JUDGING: samples},
+        found,
+        before,
+        Terms(**{"margin": 0.02, "against": 1, **terms}),
+    )
+
+
+def test_every_row_is_predicted_once_although_the_last_batch_is_filled_up() -> None:
+    x = np.random.default_rng().standard_normal((10, 3)).astype(np.float32)
+    samples = Samples({"x": x}, {"y": np.zeros(10, np.int64)})
+    found = predictions(LOGITS, lambda arrays: {"y": arrays["x"]}, samples)
+    assert np.array_equal(found["y"], x.argmax(-1))
+    scores = predictions(LOGITS, lambda arrays: {"y": arrays["x"]}, samples, ["accuracy", "auroc"])
+    assert np.array_equal(scores["y"], x)
+    values = predictions(VALUES, lambda arrays: {"y": arrays["x"] + 2}, Samples({"x": x}, {"y": x}))
+    assert np.array_equal(values["y"], x + 2)
+
+
+def test_scores_that_are_nan_are_no_class() -> None:
+    x = np.array([[np.nan, 0, 0], [0, -np.inf, 1]], np.float32)
+    samples = Samples({"x": x}, {"y": np.zeros(2, np.int64)})
+    assert predictions(LOGITS, lambda arrays: {"y": arrays["x"]}, samples)["y"].tolist() == [-1, 2]
+
+
+@pytest.mark.parametrize(
+    ("new", "active", "passes", "learns"),
+    [
+        ((95, 99), (50, 99), True, True),
+        ((95, 97), (50, 99), True, True),  # two rows of 100 are within the noise
+        ((95, 90), (50, 99), False, True),
+        ((50, 99), (50, 99), True, False),
+        ((51, 99), (50, 99), True, False),  # a gain within the noise
+        ((40, 99), (50, 99), False, False),
+    ],
+)
+def test_what_was_forgotten_refuses_and_what_was_not_learnt_does_not_promote(
+    new: tuple[int, int], active: tuple[int, int], passes: bool, learns: bool
+) -> None:
+    verdict = judged({"torch": new}, active, against=7, not_judged="why")
+    assert verdict.passed is verdict.numbers["passed"] is passes
+    assert (verdict.numbers["not_learnt"] is None) is learns
+    assert (verdict.numbers["against"], verdict.numbers["not_judged"]) == (7, "why")
+    if not passes:
+        assert "rows lost" in verdict.reason and "not made active" in verdict.reason
+
+
+def test_ten_seeds_of_a_job_worth_40_points_are_promoted_although_each_forgets_two_rows() -> None:
+    for seed in range(10):
+        random = np.random.default_rng(seed)
+        before = int(random.integers(10, 50))
+        old = int(random.integers(90, 101))
+        verdict = judged({"torch": (before + 40, old - 2), "whole": (before + 42, old - 1)}, (before, old))
+        assert verdict.passed and verdict.numbers["not_learnt"] is None, verdict.reason
+
+
+def test_every_form_that_could_serve_is_held_to_it() -> None:
+    verdict = judged({"torch": (90, 99), "whole": (90, 60)}, (50, 99))
+    assert not verdict.passed and verdict.reason.startswith("the whole form")
+    assert verdict.numbers["forms"]["torch"][JUDGING]["y"]["comparison"]["holds"]
+    assert judged({"torch": (90, 99), "whole": (50, 99)}, (50, 99)).numbers["not_learnt"].count("whole")
+
+
+def test_a_growing_squared_error_is_a_loss_and_a_target_that_is_nan_is_not_graded() -> None:
+    random = np.random.default_rng()
+    x = random.standard_normal((200, 3)).astype(np.float32)
+    targets = x.copy()
+    targets[150:] = np.nan
+    samples = {name: Samples({"x": x}, {"y": targets}) for name in (HELD_OUT, JUDGING)}
+
+    def off(by: float) -> dict[str, np.ndarray]:
+        return {"y": x + by}
+
+    active = {HELD_OUT: off(1.0), JUDGING: off(1.0)}
+    for grown, passes in ((1.0, True), (1.01, True), (1.1, False)):
+        found = {"torch": {HELD_OUT: off(0.5), JUDGING: off(grown)}}
+        verdict = judge(VALUES, samples, found, active, Terms(0.02, 1, ["mae", "mse"]))
+        assert verdict.passed is passes
+        facts = verdict.numbers["forms"]["torch"][JUDGING]["y"]
+        assert (facts["metric"], facts["rows"]) == ("mae", 150)
+        assert facts["metrics"] == pytest.approx({"mae": grown, "mse": grown**2}, rel=1e-4)
+
+
+def test_an_answer_that_is_not_finite_is_refused() -> None:
+    x = np.ones((30, 3), np.float32)
+    samples = {HELD_OUT: Samples({"x": x}, {"y": x})}
+    found = {"torch": {HELD_OUT: {"y": x * np.nan}}}
+    verdict = judge(VALUES, samples, found, {HELD_OUT: {"y": x + 1}}, Terms(1.0, 1))
+    assert not verdict.passed and verdict.numbers["not_learnt"]

@@ -1,0 +1,87 @@
+"""The held-out curve, the best step and the early end; an evaluation does not disturb the training."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from halfeven.serve.finetune.training.evaluation import BestStep
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from tests.serve.finetune.training.test_resuming import elsewhere, hard_job
+from tests.serve.finetune.training.trainer_runs import Line, run
+
+OVERFITS = {"n_epochs": 200, "batch_size": 16, "learning_rate": 0.05, "schedule": "constant"}
+
+
+def overfitting(folder: Path, **more: object) -> Line:
+    """16 rows to learn from, of targets that are mostly noise: the held-out loss falls, then rises."""
+    job = hard_job(folder)
+    return job | {
+        "rows": list(range(16)),
+        "precision": "fp32",
+        "hyperparameters": OVERFITS,
+        "checkpoint_every": 1,
+        **more,
+    }
+
+
+def evaluations(lines: list[Line]) -> dict[int, float]:
+    return {line["step"]: line["held_out_loss"] for line in lines if line["type"] == "evaluation"}
+
+
+def held_out_loss_of(job: Line, weights: Path) -> float:
+    net = nn.ModuleDict(
+        {"first": nn.Linear(4, 16), "norm": nn.BatchNorm1d(16), "last": nn.Linear(16, 3)}
+    ).eval()
+    net.load_state_dict(load_file(weights))
+    rows = load_file(job["held_out"])
+    with torch.no_grad():
+        return mse_loss(net["last"](net["norm"](net["first"](rows["x"])).relu()), rows["target:y"]).item()
+
+
+def test_the_weights_of_the_best_step_are_published_and_the_training_ends_early(tmp_path: Path) -> None:
+    job = overfitting(tmp_path / "job", patience=8)
+    lines, _ = run(job)
+    curve, summary = evaluations(lines), lines[-1]["summary"]
+    best = min(curve, key=lambda step: curve[step])
+    assert summary["ended_early"] and summary["steps"] == best + 8 < 200
+    assert (summary["best_step"], summary["held_out_loss"]) == (best, curve[best])
+    assert [line["best"] for line in lines if line["type"] == "evaluation"][best - 1 :] == [True] + [
+        False
+    ] * 8
+    found = held_out_loss_of(job, Path(lines[-1]["weights"]))
+    assert found == pytest.approx(curve[best], rel=1e-4) and found < curve[max(curve)]
+
+
+def test_killed_behind_its_early_end_it_makes_no_further_step(tmp_path: Path) -> None:
+    job = overfitting(tmp_path / "job", patience=8)
+    first, _ = run(job)
+    Path(first[-1]["weights"]).unlink()  # as if it had been killed before it wrote them
+    again, _ = run(job)
+    assert again[-1]["digest"] == first[-1]["digest"]
+    assert all(line["replayed"] for line in again if line["type"] in ("step", "evaluation"))
+
+
+def test_however_often_it_is_evaluated_the_steps_are_the_same(tmp_path: Path) -> None:
+    often = hard_job(tmp_path / "often") | {"checkpoint_every": 3}
+    once = elsewhere(often) | {"checkpoint_every": 40}
+    steps = [[line for line in run(job)[0] if line["type"] == "step"] for job in (often, once)]
+    assert steps[0] == steps[1]
+
+
+def test_a_loss_that_is_not_finite_is_never_the_best() -> None:
+    best = BestStep(patience=3)
+    assert not best.is_best(math.nan) and not best.is_best(math.inf) and not best.ends
+    assert best.is_best(2.0)
+    best.take(3, 2.0, {})
+    assert not best.is_best(2.0) and not best.is_best(math.nan)
+    assert not best.ends
+    assert not best.is_best(3.0) and best.ends
+
+
+def test_without_patience_it_never_ends() -> None:
+    best = BestStep(patience=0)
+    assert not any(best.is_best(math.nan) or best.ends for _ in range(1000))

@@ -1,0 +1,251 @@
+"""A training that is killed, paused or goes on elsewhere ends bit for bit as one that is left alone."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.serve.finetune.training.trainer_runs import TRAINER, Line, job, run, started
+
+# Dropout, and numbers of all three generators; a line in "kill" is the call of forward at which the process is killed.
+SOURCE = """
+import os, random, signal
+from pathlib import Path
+import numpy as np
+import torch
+from torch import nn
+
+KILL = Path(__file__).with_name("kill")
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)
+        self.drop, self.calls = nn.Dropout(0.2), 0
+
+    def forward(self, x):
+        self.calls += 1
+        if KILL.exists() and self.calls == int(KILL.read_text()):
+            KILL.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        hidden = self.norm(self.first(x))
+        if self.training:
+            hidden = hidden + 0.01 * (random.random() + float(np.random.rand()))
+        return self.last(self.drop(hidden.relu()))
+
+def build():
+    return Net()
+"""
+STEPS, EVERY = 40, 5
+# Accumulation in two parts of 8 rows, the cosine schedule, clipping; overflows at first and whenever the scale grows.
+HARD = {
+    "n_epochs": 10, "batch_size": 16, "learning_rate": 0.01, "clip_norm": 0.5, "schedule": "cosine",
+    "init_scale": 2.0**20, "growth_interval": 3,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Line, tuple[str, str]]:
+    """A job, and what it leaves when nothing disturbs it."""
+    request = hard_job(tmp_path_factory.mktemp("untouched") / "job")
+    return request, left_alone(request)
+
+
+@pytest.fixture
+def hard(untouched: tuple[Line, tuple[str, str]], tmp_path: Path) -> Line:
+    """The same job with a folder and files of its own."""
+    old, new = str(Path(untouched[0]["out"]).parent), str(tmp_path / "job")
+    copytree(old, new, ignore=ignore_patterns("left-alone"))
+    return json.loads(json.dumps(untouched[0]).replace(old, new))
+
+
+@pytest.fixture
+def expected(untouched: tuple[Line, tuple[str, str]]) -> tuple[str, str]:
+    return untouched[1]
+
+
+def hard_job(folder: Path) -> Line:
+    """A job with all that has a state; 64 rows to learn from and 32 held out."""
+    draw = np.random.default_rng()
+    x = torch.from_numpy(draw.standard_normal((96, 4)).astype(np.float32))
+    y = x[:, :3] * 2 + torch.from_numpy(draw.standard_normal((96, 3)).astype(np.float32))
+    folder.mkdir(exist_ok=True)
+    request = job(folder, {"x": x[:64], "target:y": y[:64]}, ["x"], "y", "mse")
+    save_file({"x": x[64:].clone(), "target:y": y[64:].clone()}, folder / "held_out.safetensors")
+    (folder / "source").mkdir()
+    (folder / "source" / "model.py").write_text(SOURCE)
+    weights = {
+        "first.weight": torch.randn(16, 4), "first.bias": torch.zeros(16), "norm.weight": torch.ones(16),
+        "norm.bias": torch.zeros(16), "norm.running_mean": torch.zeros(16), "norm.running_var": torch.ones(16),
+        "norm.num_batches_tracked": torch.tensor(0), "last.weight": torch.randn(3, 16), "last.bias": torch.zeros(3),
+    }  # fmt: skip
+    save_file(weights, folder / "parent.safetensors")
+    return request | {
+        "job": "ftjob-hard", "rows": list(range(64)), "held_out": str(folder / "held_out.safetensors"),
+        "source": {"folder": str(folder / "source"), "source": "model.py:build", "path": []},
+        "weights": str(folder / "parent.safetensors"), "max_batch_size": 8, "precision": "fp16", "nice": 0,
+        "hyperparameters": HARD, "checkpoint_every": EVERY, "patience": 0,
+    }  # fmt: skip
+
+
+def kill_at(request: Line, call: int) -> None:
+    (Path(request["source"]["folder"]) / "kill").write_text(str(call))
+
+
+def elsewhere(request: Line) -> Line:
+    """The same job with a folder of its own, in which nothing has happened yet."""
+    out = Path(request["out"]).with_name("left-alone")
+    out.mkdir(exist_ok=True)
+    return request | {"out": str(out)}
+
+
+def outcome(request: Line, lines: list[Line]) -> tuple[str, str]:
+    """The digests of the weights and of the log: every step and every evaluation."""
+    assert lines[-1]["type"] == "done", lines[-1]
+    log = Path(request["out"]) / "checkpoints" / "log.jsonl"
+    steps = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["step"] for line in steps if line["type"] == "step"] == list(range(1, STEPS + 1))
+    return lines[-1]["digest"], hashlib.sha256(log.read_bytes()).hexdigest()
+
+
+def left_alone(request: Line) -> tuple[str, str]:
+    alone = elsewhere(request)
+    lines, _ = run(alone)
+    causes = [line["cause"] for line in lines if line["type"] == "step" and line["skipped"]]
+    assert causes.count("gradient overflow") > 2, "the overflows are there"
+    return outcome(alone, lines)
+
+
+def calls(steps: int) -> int:
+    """The calls of forward until so many steps and their evaluations are done: 2 parts a step, 4 an evaluation."""
+    return 2 * steps + 4 * (steps // EVERY)
+
+
+@pytest.mark.parametrize(
+    ("call", "resumed"),
+    [
+        pytest.param(3, None, id="before the first checkpoint"),
+        pytest.param(calls(12) + 2, 10, id="between two parts of a batch"),
+        pytest.param(calls(15) - 1, 10, id="in an evaluation"),
+        pytest.param(calls(STEPS) - 2, 35, id="in the last evaluation"),
+    ],
+)
+def test_a_killed_training_goes_on_to_the_same_bits(
+    hard: Line, expected: tuple[str, str], call: int, resumed: int | None
+) -> None:
+    kill_at(hard, call)
+    with started(hard) as process:
+        assert process.wait(60) == -signal.SIGKILL
+    lines, _ = run(hard)
+    assert [line["step"] for line in lines if line["type"] == "resumed"] == ([resumed] if resumed else [])
+    assert outcome(hard, lines) == expected
+    reported = [line["step"] for line in lines if line["type"] == "step"]
+    assert reported == list(range(1, STEPS + 1)), "the log until the checkpoint is reported again"
+    assert sum(line.get("replayed", False) for line in lines if line["type"] == "step") == (resumed or 0)
+
+
+def test_killed_behind_its_last_step_it_makes_no_step_again(hard: Line, expected: tuple[str, str]) -> None:
+    with started(hard) as process:
+        assert process.stdout
+        for line in map(json.loads, process.stdout):
+            if line["type"] == "checkpoint" and line["step"] == STEPS:
+                os.kill(process.pid, signal.SIGKILL)
+                break
+        process.wait(60)
+    lines, _ = run(hard)
+    assert [line["step"] for line in lines if line["type"] == "resumed"] == [STEPS]
+    assert all(line["replayed"] for line in lines if line["type"] == "step")
+    assert outcome(hard, lines) == expected
+
+
+def test_paused_twice_it_ends_as_if_it_had_not_been(hard: Line, expected: tuple[str, str]) -> None:
+    for _ in range(2):
+        with started(hard) as process:
+            assert process.stdin and process.stdout
+            reported = []
+            for line in map(json.loads, process.stdout):
+                reported.append(line)
+                if line["type"] == "step" and not line.get("replayed"):
+                    process.stdin.write("pause\n")
+                    process.stdin.flush()
+            assert process.wait(60) == 0
+        assert reported[-1]["type"] == "paused"
+        assert reported[-1]["step"] == max(line["step"] for line in reported if line["type"] == "step")
+    lines, _ = run(hard)
+    assert outcome(hard, lines) == expected
+
+
+def test_with_a_damaged_checkpoint_it_says_so_and_ends_as_it_should(
+    hard: Line, expected: tuple[str, str]
+) -> None:
+    kill_at(hard, calls(22))
+    with started(hard) as process:
+        process.wait(60)
+    newest = sorted((Path(hard["out"]) / "checkpoints").glob("step-*"))[-1]
+    (newest / "state.json").write_text("{}")
+    lines, _ = run(hard)
+    assert [line["code"] for line in lines if line["type"] == "note"] == ["CORRUPT_CHECKPOINT"]
+    assert [line["step"] for line in lines if line["type"] == "resumed"] == [15]
+    assert outcome(hard, lines) == expected
+
+
+def test_with_other_rows_it_is_refused(hard: Line) -> None:
+    kill_at(hard, calls(12))
+    with started(hard) as process:
+        process.wait(60)
+    data = load_file(hard["data"])
+    data["x"][0] += 1
+    save_file(data, hard["data"])
+    lines, _ = run(hard)
+    assert (lines[-1]["type"], lines[-1]["code"]) == ("failed", "OTHER_DATA")
+    assert "create a new job" in lines[-1]["message"]
+    assert not (Path(hard["out"]) / "weights.safetensors").exists()
+
+
+def test_with_other_settings_it_begins_anew_and_says_so(hard: Line) -> None:
+    kill_at(hard, calls(7))
+    with started(hard) as process:
+        process.wait(60)
+    other = hard | {"hyperparameters": {**HARD, "learning_rate": 0.02}}
+    lines, _ = run(other)
+    assert {line["code"] for line in lines if line["type"] == "note"} == {"FOREIGN_CHECKPOINT"}
+    assert outcome(other, lines) == left_alone(other)
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """One training, killed again and again; each time after a part of its whole time, its start included."""
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    draw, hard = random.Random(seed), hard_job(tmp_path / "job")
+    begun = time.monotonic()
+    expected = left_alone(hard)
+    whole, kills = time.monotonic() - begun, 0
+    while kills < 20:
+        (tmp_path / "request.json").write_text(json.dumps(hard))
+        command = [sys.executable, "-P", str(TRAINER), str(tmp_path / "request.json")]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+            try:
+                process.wait(draw.uniform(0.3, 1.0) * whole)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                kills += 1
+            if process.wait() == 0:  # it was done before: once more from its beginning
+                for path in sorted((Path(hard["out"]) / "checkpoints").glob("step-*")):
+                    for file in path.iterdir():
+                        file.unlink()
+                    path.rmdir()
+    lines, _ = run(hard)
+    assert outcome(hard, lines) == expected
+    assert not (Path(hard["out"]) / "checkpoints" / ".draft").exists()

@@ -1,0 +1,610 @@
+"""The routes as the `openai` client, and callers who mean no good, meet them on a real server.
+
+Nothing trains here: the test moves jobs through their states by the job store, as the supervisor does.
+"""
+
+import hashlib
+import http.client
+import io
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+from halfeven.models.store import Store, Version
+from halfeven.serve.access.access_control import AccessControl
+from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.finetune.data.files import Files
+from halfeven.serve.finetune.jobs.job_store import JobStore
+from halfeven.serve.finetune.web.api import router
+from halfeven.serve.http.routes.app import build_app
+from halfeven.serve.http.routes.infer import InferFront
+from safetensors.numpy import save
+
+from tests.serve.conftest import HISTORY, make_roster, running
+from tests.serve.http.route_table import routes
+
+ROWS, LIMIT = 20, 100_000
+
+
+def tensor(name: str, datatype: str, *shape: int, kind: str = "tensor") -> TensorSpec:
+    return TensorSpec(name, datatype, tuple(Dim.parse(size) for size in shape), kind)
+
+
+def publish(store: Store, name: str, *outputs: TensorSpec, without: str = "") -> Version:
+    spec = ModelSpec(name, (tensor("x", "FP32", -1, 4),), outputs, 8)
+    with store.draft(name) as draft:
+        draft.write_json("spec.json", spec.to_json())
+        for file in ("weights.safetensors", "whole.pt2"):
+            if file != without:
+                (draft.folder / file).write_bytes(b"for the trainer")
+        return draft.publish("live", {"model": name})
+
+
+@dataclass
+class Place:
+    """One server with its job store, and a client of it."""
+
+    job_store: JobStore
+    files: Files
+    store: Store
+    address: str
+    client: openai.OpenAI
+    woken: list[str] = field(default_factory=list)
+    leaving: list[str] = field(default_factory=list)
+
+    def upload(self, content: bytes | None = None, name: str = "train.safetensors") -> str:
+        return self.client.files.create(file=(name, content or data()), purpose="fine-tune").id
+
+    def create(self, **more: Any) -> Any:
+        request = {"model": "net", "training_file": more.pop("training_file", None) or self.upload()}
+        return self.client.fine_tuning.jobs.create(**{**request, **more})
+
+    def left(self) -> list[str]:
+        return sorted(path.name for path in self.files.folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    root = tmp_path_factory.mktemp("store")
+    store = Store(root)
+    logits = tensor("logits", "FP32", -1, 3, kind="logits")
+    publish(store, "net", logits)
+    store.promote(publish(store, "net", logits))
+    store.promote(publish(store, "mute", tensor("best", "INT64", -1, kind="indices")))
+    store.promote(publish(store, "bare", logits, without="weights.safetensors"))
+    publish(store, "idle", logits)
+    job_store, files = JobStore(root / "halfeven.db"), Files(root / "files", LIMIT)
+    woken, leaving = list[str](), list[str]()
+    app = build_app(make_roster(), lambda: b"", HISTORY)
+    app.include_router(router(job_store, files, store, lambda: woken.append("woken"), lambda: bool(leaving)))
+    with running(app) as address:
+        url = f"http://{address}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
+            yield Place(job_store, files, store, address, client, woken, leaving)
+    job_store.close()
+
+
+def posted(place: Place, body: bytes) -> httpx.Response:
+    kind = {"content-type": "application/json"}
+    return httpx.post(f"http://{place.address}/v1/fine_tuning/jobs", content=body, headers=kind)
+
+
+def arrays() -> dict[str, np.ndarray]:
+    random = np.random.default_rng()
+    return {
+        "x": random.standard_normal((ROWS, 4)).astype(np.float32),
+        "target:logits": random.integers(0, 3, ROWS),
+    }
+
+
+def data(**changed: np.ndarray) -> bytes:
+    """A training file with fresh rows; ``logits`` stands for ``target:logits``."""
+    named = {"target:logits" if name == "logits" else name: array for name, array in changed.items()}
+    return save({**arrays(), **named})
+
+
+def test_a_file_goes_up_is_read_back_listed_and_deleted(place: Place) -> None:
+    content = data()
+    made = place.client.files.create(file=("räksmörgås.safetensors", content), purpose="fine-tune")
+    assert made.id.startswith("file-")
+    assert (made.bytes, made.filename, made.purpose) == (len(content), "räksmörgås.safetensors", "fine-tune")
+    assert place.client.files.retrieve(made.id) == made
+    assert place.client.files.content(made.id).read() == content
+    assert made.id in [file.id for file in place.client.files.list(purpose="fine-tune")]
+    digest = hashlib.sha256(content).hexdigest()
+    assert (place.files.folder / digest).read_bytes() == content
+    assert place.client.files.delete(made.id).deleted
+    assert digest not in place.left()
+    with pytest.raises(openai.NotFoundError, match=f"no file '{made.id}'"):
+        place.client.files.retrieve(made.id)
+
+
+def test_the_same_bytes_twice_are_one_file_and_under_two_names_stored_once(place: Place) -> None:
+    content = data()
+    one, again, other = (
+        place.upload(content),
+        place.upload(content),
+        place.upload(content, "other.safetensors"),
+    )
+    assert one == again != other
+    place.client.files.delete(one)
+    assert place.client.files.content(other).read() == content
+
+
+def test_files_are_listed_page_by_page(place: Place) -> None:
+    made = [place.upload() for _ in range(5)]
+    assert [file.id for file in place.client.files.list(limit=2)][:5] == made[::-1]
+    rising = [file.id for file in place.client.files.list(limit=2, order="asc")]
+    assert rising[-5:] == made and len(set(rising)) == len(rising)
+
+
+def test_a_job_is_made_in_openai_s_shape_and_its_numbers_are_settled(place: Place) -> None:
+    woken = len(place.woken)
+    hyperparameters: Any = {"n_epochs": 4, "batch_size": "auto", "learning_rate": 0.01, "precision": "bf16"}
+    file = place.upload()
+    job = place.client.fine_tuning.jobs.create(
+        model="net",
+        training_file=file,
+        method={"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
+        seed=11,
+        suffix="mine",
+        metadata={"lot": "7"},
+    )
+    assert job.id.startswith("ftjob-") and job.object == "fine_tuning.job"
+    assert (job.status, job.model, job.seed, job.training_file) == ("queued", "net", 11, file)
+    assert (job.metadata, job.error, job.fine_tuned_model, job.finished_at) == (
+        {"lot": "7"},
+        None,
+        None,
+        None,
+    )
+    assert (job.hyperparameters.n_epochs, job.hyperparameters.batch_size) == (4, 2)
+    settled = place.job_store.job(job.id).hyperparameters
+    assert (settled["learning_rate"], settled["precision"], settled["growth_interval"]) == (0.01, "bf16", 20)
+    assert "auto" not in settled.values()
+    assert (job.model_extra or {})["halfeven"]["parent_version"] == 2
+    found = (job.model_extra or {})["halfeven"].pop("findings")
+    assert place.client.fine_tuning.jobs.retrieve(job.id) == job
+    assert [event.message for event in place.job_store.events(job.id) if event.level == "warn"] == found[::-1]
+    assert len(place.woken) == woken + 1
+
+
+def test_a_version_may_be_named_and_a_validation_file_leaves_all_rows_for_training(place: Place) -> None:
+    job = place.create(model="net@1", validation_file=place.upload(), hyperparameters={"batch_size": 1000})
+    assert (job.model, job.hyperparameters.batch_size) == ("net@1", ROWS)
+    assert place.job_store.job(job.id).parent_version == 1
+
+
+def test_classes_that_the_rows_to_train_on_lack_are_named_when_a_job_is_made(place: Place) -> None:
+    job = place.create(training_file=place.upload(data(logits=np.full(ROWS, 1))))
+    (finding,) = job.model_extra["halfeven"]["findings"]
+    assert "lack 2 of the 3 classes of output 'logits': 0, 2;" in finding
+    warned = [event for event in place.client.fine_tuning.jobs.list_events(job.id) if event.level == "warn"]
+    assert [event.message for event in warned] == [finding]
+
+
+def test_bad_rows_are_left_out_and_named_where_the_job_says_so(place: Place) -> None:
+    rows = arrays()
+    rows["x"][[2, 5], 0], rows["x"][7] = np.nan, 1e30
+    rows["target:logits"][11] = 3
+    hyperparameters: Any = {"bad_rows": "quarantine"}
+    job = place.create(training_file=place.upload(save(rows)), hyperparameters=hyperparameters)
+    finding = job.model_extra["halfeven"]["findings"][0]
+    for words in (
+        "row 2: 'x': NaN",
+        "row 5: 'x': NaN",
+        "row 7: 'x': a number above",
+        "row 11: 'target:logits': a class",
+    ):
+        assert words in finding
+    with pytest.raises(openai.BadRequestError, match=r"row 11: expected classes 0\.\.2, got 3"):
+        place.create(training_file=place.upload(save(rows)))
+
+
+def test_a_job_is_followed_to_its_model_by_its_events_and_metrics(place: Place) -> None:
+    id = place.create().id
+    place.job_store.move(id, "running", stage="training")
+    place.job_store.note(id, progress={"step": 2, "total_steps": 4}, estimated_finish=2_000_000_000)
+    place.job_store.record_steps(id, [{"step": n, "loss": 1 / n, "scale": 65536.0} for n in range(1, 5)])
+    for step in range(1, 5):
+        place.job_store.record(id, "info", f"step {step}", {"step": step}, "metrics")
+    running_job = place.client.fine_tuning.jobs.retrieve(id)
+    assert (running_job.status, running_job.estimated_finish) == ("running", 2_000_000_000)
+    assert (running_job.model_extra or {})["halfeven"]["progress"] == {"step": 2, "total_steps": 4}
+    place.job_store.move(id, "succeeded", fine_tuned_model="net@3", version=3, message="net@3 is active")
+    done = place.client.fine_tuning.jobs.retrieve(id)
+    assert (done.status, done.fine_tuned_model) == ("succeeded", "net@3")
+    assert done.finished_at is not None and done.finished_at >= done.created_at
+
+    events = list(place.client.fine_tuning.jobs.list_events(id, limit=2))
+    assert [(event.model_extra or {})["number"] for event in events] == [7, 6, 5, 4, 3, 2, 1]
+    assert (events[0].message, events[0].level, events[0].type) == ("net@3 is active", "info", "message")
+    assert (events[1].type, events[1].data) == ("metrics", {"step": 4})
+    first = httpx.get(f"http://{place.address}/v1/fine_tuning/jobs/{id}/events?order=asc&limit=3").json()
+    assert [event["number"] for event in first["data"]] == [1, 2, 3] and first["has_more"] is True
+    metrics = httpx.get(f"http://{place.address}/v1/fine_tuning/jobs/{id}/metrics").json()["data"]
+    assert [row["step"] for row in metrics] == [1, 2, 3, 4] and metrics[3]["loss"] == 0.25
+    page = httpx.get(f"http://{place.address}/v1/fine_tuning/jobs/{id}/page")
+    assert page.status_code == 200 and id in page.text and "step 4" in page.text
+
+
+def test_a_failed_job_tells_its_reason(place: Place) -> None:
+    id = place.create().id
+    place.job_store.move(id, "running")
+    place.job_store.move(id, "failed", code="SCALE_COLLAPSE", message="the loss scale fell to its floor")
+    job = place.client.fine_tuning.jobs.retrieve(id)
+    assert job.error is not None
+    assert (job.error.code, job.error.message) == ("SCALE_COLLAPSE", "the loss scale fell to its floor")
+
+
+def test_jobs_are_listed_page_by_page_and_chosen_by_metadata(place: Place) -> None:
+    file = place.upload()
+    made = [place.create(training_file=file, metadata={"list": str(n % 2)}).id for n in range(5)]
+    assert [job.id for job in place.client.fine_tuning.jobs.list(limit=2)][:5] == made[::-1]
+    assert [job.id for job in place.client.fine_tuning.jobs.list(limit=1, metadata={"list": "1"})] == [
+        made[3],
+        made[1],
+    ]
+
+
+def test_a_queued_job_is_cancelled_and_a_finished_one_gives_its_state(place: Place) -> None:
+    waiting, finished = place.create().id, place.create().id
+    assert place.client.fine_tuning.jobs.cancel(waiting).status == "cancelled"
+    assert place.client.fine_tuning.jobs.cancel(waiting).status == "cancelled"
+    place.job_store.move(finished, "running")
+    woken = len(place.woken)
+    assert place.client.fine_tuning.jobs.cancel(finished).status == "running"
+    assert place.job_store.job(finished).cancel_requested and len(place.woken) == woken + 1
+    place.job_store.move(finished, "succeeded", fine_tuned_model="net@3")
+    assert place.client.fine_tuning.jobs.cancel(finished).status == "succeeded"
+
+
+def test_a_file_that_a_waiting_job_needs_stays(place: Place) -> None:
+    file = place.upload()
+    job = place.create(training_file=file)
+    with pytest.raises(openai.BadRequestError, match=f"needed by job {job.id}"):
+        place.client.files.delete(file)
+    place.client.fine_tuning.jobs.cancel(job.id)
+    assert place.client.files.delete(file).deleted
+
+
+def test_what_is_not_there_is_a_404_that_says_so(place: Place) -> None:
+    jobs = place.client.fine_tuning.jobs
+    asking = [
+        lambda: jobs.retrieve("ftjob-none"),
+        lambda: jobs.cancel("ftjob-none"),
+        lambda: jobs.list_events("ftjob-none"),
+        lambda: jobs.checkpoints.list("ftjob-none"),
+        lambda: jobs.list(after="ftjob-none"),
+        lambda: place.client.files.retrieve("file-none"),
+        lambda: place.client.files.content("file-none"),
+        lambda: place.client.files.delete("file-none"),
+        lambda: place.create(training_file="file-none"),
+        lambda: place.create(model="none"),
+        lambda: place.create(model="../net"),
+        lambda: place.create(model="net@99"),
+        lambda: place.create(model="net@latest"),
+    ]
+    for ask in asking:
+        with pytest.raises(openai.NotFoundError, match=r"none|net") as caught:
+            ask()
+        assert caught.value.code == "not_found"
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("mute", "'mute' has no output that can be learnt.*'best'"),
+        ("bare", "bare@1 has no weights.safetensors"),
+        ("idle", "'idle' has no active version.*idle@N"),
+    ],
+)
+def test_a_version_that_cannot_learn_is_refused(place: Place, model: str, words: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=words):
+        place.create(model=model)
+
+
+BAD_NUMBERS: list[tuple[dict[str, Any], str, str]] = [
+    ({"n_epochs": 0}, "n_epochs", 'a whole number from 1 to 1000 or "auto", got 0'),
+    ({"n_epochs": 1.5}, "n_epochs", "a whole number from 1 to 1000"),
+    ({"n_epochs": True}, "n_epochs", "got True"),
+    ({"n_epochs": "many"}, "n_epochs", "got 'many'"),
+    ({"batch_size": -1}, "batch_size", "from 1 to 65536"),
+    ({"learning_rate": float("inf")}, "learning_rate", "got inf"),
+    ({"learning_rate": float("nan")}, "learning_rate", "got nan"),
+    ({"learning_rate_multiplier": 0}, "learning_rate_multiplier", "from 1e-06"),
+    ({"learning_rate_multiplier": 1, "learning_rate": 1}, "learning_rate", "expected one of them"),
+    ({"weight_decay": 2}, "weight_decay", "from 0 to 1, got 2"),
+    ({"clip_norm": 0}, "clip_norm", "got 0"),
+    ({"precision": "fp8"}, "precision", "fp16, bf16, fp32, got 'fp8'"),
+    ({"init_scale": 1, "scale_floor": 2}, "scale_floor", "at most init_scale = 1, got 2"),
+    ({"scale_floor": 0}, "scale_floor", "got 0"),
+    ({"max_floor_hits": 0}, "max_floor_hits", "from 1 to 1000"),
+    ({"validation_split": 0.9}, "validation_split", 'from 0.001 to 0.5 or "auto", got 0.9'),
+    ({"forgetting_tolerance": -0.1}, "forgetting_tolerance", "from 0 to 1"),
+    ({"n_epoch": 3}, "n_epoch", "nearest known one is 'n_epochs'"),
+]
+
+
+@pytest.mark.parametrize("where", ["hyperparameters", "method"])
+@pytest.mark.parametrize(("numbers", "param", "words"), BAD_NUMBERS)
+def test_an_impossible_hyperparameter_is_refused_with_field_range_and_what_came(
+    place: Place, where: str, numbers: dict[str, Any], param: str, words: str
+) -> None:
+    method = {"type": "supervised", "supervised": {"hyperparameters": numbers}}
+    body = {
+        "model": "net",
+        "training_file": "file-x",
+        where: numbers if where == "hyperparameters" else method,
+    }
+    answer = posted(place, json.dumps(body).encode())  # infinities too
+    problem = answer.json()
+    assert (answer.status_code, problem["code"]) == (400, "bad_hyperparameter")
+    assert words in problem["detail"] and f"hyperparameters: {param}: " in problem["detail"]
+    assert problem["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"training_file": "f"}, "model"),
+        ({"model": "net"}, "training_file"),
+        ({"model": 3, "training_file": "f"}, "model"),
+        ({"model": "net", "training_file": "f", "seed": -1}, "seed"),
+        ({"model": "net", "training_file": "f", "seed": "one"}, "seed"),
+        ({"model": "net", "training_file": "f", "suffix": "x" * 65}, "suffix"),
+        ({"model": "net", "training_file": "f", "metadata": {"a": 1}}, "metadata"),
+        ({"model": "net", "training_file": "f", "metadata": {str(n): "" for n in range(17)}}, "metadata"),
+        ({"model": "net", "training_file": "f", "hyperparameters": [1]}, "hyperparameters"),
+        ({"model": "net", "training_file": "f", "method": {"type": "dpo"}}, "method"),
+        ({"model": "net", "training_file": "f", "integrations": [{"type": "wandb"}]}, "integrations"),
+        ({"model": "net", "train_file": "f"}, "train_file"),
+        ([], None),
+        ("net", None),
+    ],
+)
+def test_a_request_that_is_none_names_its_part(place: Place, body: Any, param: str | None) -> None:
+    answer = posted(place, json.dumps(body).encode())  # infinities too
+    assert answer.status_code == 400 and answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
+def test_a_body_that_is_no_json_is_refused(place: Place, body: bytes) -> None:
+    assert posted(place, body).status_code == 400
+
+
+def _non_finite() -> bytes:
+    x = arrays()["x"]
+    x[[3, 17]] = np.nan
+    return data(x=x)
+
+
+def _no_such_class() -> bytes:
+    return data(logits=np.arange(ROWS))
+
+
+def _pickled() -> bytes:
+    content = io.BytesIO()
+    np.savez(content, x=np.array([{"an": "object"}] * 2, dtype=object))
+    return content.getvalue()
+
+
+BAD_FILES: dict[str, tuple[Any, list[str]]] = {
+    "wrong shape": (lambda: data(x=np.zeros((ROWS, 5), np.float32)), ["tensor 'x'", "[-1,4]", "[20,5]"]),
+    "wrong datatype": (lambda: data(x=np.zeros((ROWS, 4))), ["tensor 'x'", "FP32", "FP64"]),
+    "rows that are not numbers": (_non_finite, ["tensor 'x', rows 3, 17: expected finite numbers"]),
+    "classes out of range": (_no_such_class, ["rows 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, … (17 rows)", "0..2"]),
+    "no target": (lambda: save({"x": arrays()["x"]}), ["no target to learn from", "target:logits"]),
+    "another name": (lambda: data(y=np.zeros((ROWS, 4), np.float32)), ["unknown ['y']"]),
+    "a pickle": (_pickled, ["object arrays are not read"]),
+    "no format": (lambda: b"{'x': [1, 2]}", ["neither a safetensors nor an npz file"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_data_that_do_not_fit_are_refused_at_once_with_tensor_and_rows(place: Place, case: str) -> None:
+    make, words = BAD_FILES[case]
+    file = place.upload(make(), f"{case}.bin")
+    before = len(place.job_store.jobs(limit=1000))
+    with pytest.raises(openai.BadRequestError) as caught:
+        place.create(training_file=file)
+    reply = str(caught.value)
+    assert [word for word in [*words, f"training_file '{case}.bin' ({file})"] if word not in reply] == [], (
+        reply
+    )
+    assert (caught.value.code, caught.value.param) == ("bad_training_file", "training_file")
+    assert len(place.job_store.jobs(limit=1000)) == before
+
+
+def test_a_validation_file_with_rows_of_the_training_file_is_refused(place: Place) -> None:
+    train, other = arrays(), arrays()
+    other["x"][6] = train["x"][0]
+    file = place.upload(save(train))
+    with pytest.raises(openai.BadRequestError, match="validation_file: row 6") as caught:
+        place.create(training_file=file, validation_file=place.upload(save(other)))
+    assert caught.value.param == "validation_file"
+
+
+def test_one_key_is_one_job_under_eight_at_once_and_after_its_file_has_gone(place: Place) -> None:
+    file = place.upload()
+    key = {"Idempotency-Key": f"key of {file}"}
+    together = threading.Barrier(8)
+
+    def create(_: int) -> str:
+        together.wait(10)
+        return place.create(training_file=file, extra_headers=key).id
+
+    with ThreadPoolExecutor(8) as pool:
+        ids = set(pool.map(create, range(8)))
+    assert len(ids) == 1
+    assert sum(job.training_file == file for job in place.job_store.jobs(limit=1000)) == 1
+    with pytest.raises(openai.BadRequestError, match="with another request"):
+        place.create(training_file=file, seed=5, extra_headers=key)
+    (id,) = ids
+    place.client.fine_tuning.jobs.cancel(id)
+    place.client.files.delete(file)
+    assert place.create(training_file=file, extra_headers=key).id == id
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "a\tb"])
+def test_a_key_that_is_none_is_refused(place: Place, key: str) -> None:
+    with pytest.raises(openai.BadRequestError, match="Idempotency-Key: expected 1 to 255"):
+        place.create(extra_headers={"Idempotency-Key": key})
+
+
+def test_only_files_to_fine_tune_with_are_taken(place: Place) -> None:
+    before = place.left()
+    with pytest.raises(openai.BadRequestError, match="purpose = 'assistants': expected 'fine-tune'"):
+        place.client.files.create(file=("a.json", b"{}"), purpose="assistants")
+    assert place.left() == before
+
+
+def test_a_file_that_is_declared_too_large_is_refused_and_nothing_is_left(place: Place) -> None:
+    before = place.left()
+    with pytest.raises(openai.APIStatusError, match=f"at most {LIMIT} are taken") as caught:
+        place.upload(b"x" * (LIMIT * 20))
+    assert caught.value.status_code == 413
+    assert place.left() == before
+
+
+def test_a_file_that_only_turns_out_too_large_is_refused_and_nothing_is_left(place: Place) -> None:
+    before = place.left()
+    head = b'--edge\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    chunks = [head, *[b"x" * 10_000] * 40, b"\r\n--edge--\r\n"]
+    connection = http.client.HTTPConnection(place.address, timeout=20)
+    headers = {"content-type": "multipart/form-data; boundary=edge", "transfer-encoding": "chunked"}
+    connection.request("POST", "/v1/files", iter(chunks), headers, encode_chunked=True)
+    answer = connection.getresponse()
+    assert answer.status == 413 and b"at most" in answer.read()
+    connection.close()
+    assert place.left() == before
+
+
+def test_the_client_pauses_and_resumes_and_a_finished_job_is_a_conflict(place: Place) -> None:
+    jobs, id = place.client.fine_tuning.jobs, place.create().id
+    assert jobs.pause(id).status == "paused" == jobs.retrieve(id).status
+    woken = len(place.woken)
+    assert jobs.resume(id).status == "queued" and len(place.woken) == woken + 1
+    place.job_store.move(id, "running")
+    assert (jobs.pause(id).model_extra or {})["halfeven"]["pause_requested"] is True
+    place.job_store.move(id, "succeeded", fine_tuned_model="net@3")
+    for ask in (jobs.pause, jobs.resume):
+        with pytest.raises(openai.ConflictError, match=f"{id} is succeeded"):
+            ask(id)
+        with pytest.raises(openai.NotFoundError, match="ftjob-none"):
+            ask("ftjob-none")
+
+
+def events_of(answer: httpx.Response) -> list[tuple[str, str, dict[str, Any]]]:
+    """(id, type, data) of each server-sent event."""
+    found = []
+    for block in answer.text.split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if lines:
+            found.append((lines["id"], lines["event"], json.loads(lines["data"])))
+    return found
+
+
+def test_events_are_streamed_until_the_job_ends_and_go_on_behind_the_last_one_seen(place: Place) -> None:
+    id = place.create().id
+    address = f"http://{place.address}/v1/fine_tuning/jobs/{id}/events"
+    listens = {"accept": "text/event-stream"}
+    with ThreadPoolExecutor(1) as pool, httpx.Client(timeout=30) as client:
+        with client.stream("GET", address, headers=listens) as stream:
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            first = next(line for line in stream.iter_lines() if line.startswith("id: "))[len("id: ") :]
+        later = pool.submit(client.get, address, headers={**listens, "last-event-id": first})
+        place.job_store.move(id, "running")
+        place.job_store.record(id, "info", "step 1", {"loss": 0.5}, kind="metrics")
+        place.job_store.move(id, "failed", code="DIVERGED", message="line\nbreaks stay inside")
+        answer = later.result(20)
+    found = events_of(answer)
+    assert [kind for _, kind, _ in found] == ["message", "metrics", "message"]
+    assert [data["number"] for _, _, data in found] == [2, 3, 4] and found[1][2]["data"] == {"loss": 0.5}
+    assert found[2][2]["message"] == "line\nbreaks stay inside"
+    assert [name for name, _, _ in found] == [data["id"] for _, _, data in found]
+    last = {**listens, "last-event-id": found[-1][0]}
+    assert httpx.get(address, headers=last).status_code == 204, "nothing will come: do not ask again"
+    assert len(events_of(httpx.get(f"{address}?stream=true"))) == 4
+    for wrong in ("ftevent-of-another-1", "7"):
+        assert httpx.get(address, headers={**listens, "last-event-id": wrong}).status_code == 404
+
+
+def test_a_stream_ends_when_the_server_leaves(place: Place) -> None:
+    address = f"http://{place.address}/v1/fine_tuning/jobs/{place.create().id}/events?stream=true"
+    place.leaving.append("leaving")
+    try:
+        assert len(events_of(httpx.get(address, timeout=20))) == 1
+    finally:
+        place.leaving.clear()
+
+
+def test_checkpoints_are_listed_page_by_page_with_their_losses(place: Place) -> None:
+    jobs, id = place.client.fine_tuning.jobs, place.create().id
+    for step in (5, 10, 15):
+        record = {"step": step, "loss": 1 / step, "held_out_loss": 2 / step, "best": step == 5}
+        place.job_store.record_evaluation(id, record)
+    found = list(jobs.checkpoints.list(id, limit=2))
+    assert [one.step_number for one in found] == [15, 10, 5]
+    assert [(one.metrics.train_loss, one.metrics.valid_loss) for one in found] == [
+        (1 / step, 2 / step) for step in (15, 10, 5)
+    ]
+    assert {one.fine_tuning_job_id for one in found} == {id}
+    place.job_store.move(id, "running")
+    place.job_store.move(id, "succeeded", fine_tuned_model="net@3", summary={"best_step": 5})
+    named = {one.step_number: one.fine_tuned_model_checkpoint for one in jobs.checkpoints.list(id)}
+    assert named == {5: "net@3", 10: f"{id}:step-10", 15: f"{id}:step-15"}
+    with pytest.raises(openai.NotFoundError, match="no checkpoint 'ftckpt-x-5'"):
+        jobs.checkpoints.list(id, after="ftckpt-x-5")
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=100000000", "limit=many"])
+def test_a_page_has_a_sensible_size(place: Place, query: str) -> None:
+    assert httpx.get(f"http://{place.address}/v1/fine_tuning/jobs?{query}").status_code == 400
+
+
+def test_a_key_for_some_models_trains_and_sees_those_alone(place: Place, tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys.json")
+    limited, _ = keys.add("net-only", ["train"], ["net"])
+    other, _ = keys.add("idle-only", ["train"], ["idle"])
+    app = build_app(make_roster(), lambda: b"", HISTORY)
+    app.include_router(router(place.job_store, place.files, place.store, lambda: None, lambda: False))
+    front = InferFront(app, make_roster(), access=AccessControl(keys))
+    job, file = place.create().id, place.upload()
+    jobs = "/v1/fine_tuning/jobs"
+    with (
+        running(front) as address,
+        httpx.Client(base_url=f"http://{address}") as client,
+    ):
+
+        def status(key: str, method: str, path: str, **more: Any) -> int:
+            return client.request(
+                method, path, headers={"authorization": f"Bearer {key}"}, **more
+            ).status_code
+
+        parts = ("", "/events", "/metrics", "/checkpoints", "/page")
+        for key, allowed in ((limited, 200), (other, 403)):
+            assert {part: status(key, "GET", f"{jobs}/{job}{part}") for part in parts} == dict.fromkeys(
+                parts, allowed
+            )
+            for model in ("net", "net@1"):
+                asked = {"model": model, "training_file": file}
+                assert status(key, "POST", jobs, json=asked) == allowed
+            assert status(key, "GET", jobs) == status(key, "GET", "/v1/files") == 403
+            assert status(key, "DELETE", f"/v1/files/{file}") == 403
+        of_a_job = [(method, path.format(id=job)) for method, path in routes(front) if "/jobs/{id}" in path]
+        assert {status(other, method, path) for method, path in of_a_job} == {403} and len(of_a_job) >= 8
+        assert place.job_store.job(job).status == "queued"
+        assert status(limited, "POST", f"{jobs}/{job}/cancel") == 200
+        assert status(limited, "POST", jobs, json={"model": "idle@1", "training_file": file}) == 403
+        assert status(other, "POST", jobs, json={"model": 7}) == 400

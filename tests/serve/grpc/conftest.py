@@ -1,0 +1,55 @@
+"""The gRPC server beside the HTTP one, over the same roster."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import pytest
+from halfeven.serve.access.access_control import AccessControl
+from halfeven.serve.access.certificates import Certificates
+from halfeven.serve.grpc.grpc_server import GrpcServer
+from halfeven.serve.http.connection.polite_server import PoliteServer
+from halfeven.serve.http.limits.bounds import Bounds
+from halfeven.serve.http.routes.app import build_app
+from halfeven.serve.http.routes.infer import InferFront
+
+from tests.serve.conftest import HISTORY, FakeRoster, make_roster, started
+
+MOST = 256 * 1024  # bytes of a message
+
+
+@dataclass
+class Both:
+    """The two addresses of one server, ``host:port``, and what is behind them."""
+
+    roster: FakeRoster
+    front: InferFront
+    grpc: str
+    http: str
+    server: PoliteServer
+
+
+Start = Callable[..., Both]
+
+
+@contextmanager
+def serving(
+    access: AccessControl | None = None,
+    certificates: Certificates | None = None,
+    bounds: Bounds | None = None,
+    seconds: int = 1,
+) -> Iterator[Both]:
+    roster = make_roster()
+    app = build_app(roster, lambda: b"", HISTORY, "triton", max_body_bytes=MOST)
+    front = InferFront(app, roster, MOST, access=access, bounds=bounds)
+    beside = GrpcServer(front, roster, "127.0.0.1", 0, "triton", certificates)
+    with started(front, seconds=seconds, beside=beside) as server:
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield Both(roster, front, f"127.0.0.1:{beside.port}", f"127.0.0.1:{port}", server)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a server that ends with the test."""
+    with ExitStack() as stack:
+        yield lambda **more: stack.enter_context(serving(**more))

@@ -1,0 +1,439 @@
+"""The V2 protocol over gRPC, with its own client and with messages that no client would send."""
+
+import asyncio
+import queue
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from halfeven.models.datatypes import DATATYPES
+from halfeven.models.errors import EngineFailed, Overloaded
+from halfeven.models.spec import ModelSpec
+from halfeven.serve.batching.interface import Answer
+from halfeven.serve.grpc.grpc_server import AHEAD
+from halfeven.serve.http.limits.bounds import Bounds
+from halfeven.serve.http.limits.memory_budget import MemoryBudget
+from tritonclient.utils import InferenceServerException
+
+from tests.serve.conftest import FakeServed, tensor
+from tests.serve.grpc.conftest import MOST, Both, Start, serving
+from tests.serve.grpc.theirs import retry_after, service_pb2, service_pb2_grpc, triton
+
+ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
+RAW = ROWS.tobytes()
+SECONDS = 20
+
+
+@pytest.fixture
+def both(start: Start) -> Both:
+    return start()
+
+
+@pytest.fixture
+def client(both: Both) -> Any:
+    with triton.InferenceServerClient(both.grpc) as client:
+        yield client
+
+
+@pytest.fixture
+def stub(both: Both) -> Any:
+    with grpc.insecure_channel(both.grpc) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def given(array: np.ndarray = ROWS, name: str = "x", datatype: str = "FP32") -> Any:
+    return triton.InferInput(name, list(array.shape), datatype).set_data_from_numpy(array)
+
+
+def request(**changed: Any) -> Any:
+    """A ModelInferRequest to `double` with raw contents."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [2, 4], **changed.pop("tensor", {})}
+    fields = {"model_name": "double", "inputs": [tensor], "raw_input_contents": [RAW], **changed}
+    return service_pb2.ModelInferRequest(**fields)
+
+
+def refusal(call: Any, message: Any) -> tuple[str, str]:
+    """(status, words)"""
+    with pytest.raises(grpc.RpcError) as refused:
+        call(message, timeout=SECONDS)
+    return refused.value.code().name, refused.value.details() or ""
+
+
+def test_health_metadata_configuration_statistics_and_index(both: Both, client: Any) -> None:
+    assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("double")
+    assert client.is_model_ready("double", "3") and not client.is_model_ready("double", "9")
+    assert not client.is_model_ready("nobody") and not client.is_model_ready("starting")
+    assert client.get_server_metadata().name == "triton"
+    metadata = client.get_model_metadata("pair")
+    assert [(one.name, one.datatype, list(one.shape)) for one in metadata.inputs] == [
+        ("ids", "INT64", [-1, -1]), ("mask", "FP32", [-1, -1]),
+    ]  # fmt: skip
+    config = client.get_model_config("double").config
+    assert (config.max_batch_size, config.input[0].dims, config.instance_group[0].count) == (8, [4], 1)
+    client.infer("double", [given()])
+    (entry,) = client.get_inference_statistics("double").model_stats
+    assert (entry.inference_count, entry.inference_stats.success.count) == (2, 1)
+    assert len(client.get_inference_statistics().model_stats) == 3
+    assert {one.name for one in client.get_model_repository_index().models} == set(both.roster.models)
+
+
+def test_readiness_falls_with_the_server_s(both: Both, client: Any) -> None:
+    both.roster.reasons = ["double failed"]
+    assert not client.is_server_ready()
+    both.roster.leaving = True
+    assert not client.is_model_ready("double") and client.is_server_live()
+    assert client.infer("double", [given()]).as_numpy("y") is not None, "it is answered all the same"
+
+
+def test_models_are_unloaded_and_loaded_with_an_override(both: Both, client: Any) -> None:
+    client.unload_model("double")
+    assert not client.is_model_ready("double")
+    client.load_model("double", config='{"max_batch_size": "4"}')
+    assert client.is_model_ready("double")
+    assert both.roster.asked_to_load == [("double", {"max_batch_size": 4})]
+    for name, words in (("nobody", "failed to load"), ("../x", "path traversal")):
+        with pytest.raises(InferenceServerException, match=words):
+            client.load_model(name)
+    with pytest.raises(InferenceServerException, match="model files are not taken"):
+        client.load_model("double", config="{}", files={"file:1/model.onnx": b"code"})
+
+
+@pytest.mark.parametrize("request_id", ["", "seven"])
+def test_an_answer_has_the_version_the_id_and_the_precision(client: Any, request_id: str) -> None:
+    answer = client.infer("double", [given()], model_version="3", request_id=request_id)
+    np.testing.assert_array_equal(answer.as_numpy("y"), ROWS * 2)
+    said = answer.get_response()
+    assert (said.id, said.model_version) == (request_id, "3")
+    assert said.parameters["halfeven_precision"].string_param == "fp16"
+
+
+def test_outputs_come_in_the_order_asked_for_and_as_classes(client: Any) -> None:
+    answer = client.infer(
+        "pair",
+        [
+            given(np.array([[1, 2]], np.int64), "ids", "INT64"),
+            given(np.array([[1, 3]], np.float32), "mask"),
+        ],
+        outputs=[triton.InferRequestedOutput("masked"), triton.InferRequestedOutput("total")],
+    )
+    assert [output.name for output in answer.get_response().outputs] == ["masked", "total"]
+    assert answer.as_numpy("masked").tolist() == [[1, 6]] and answer.as_numpy("total").tolist() == [7]
+    best = client.infer(
+        "scores",
+        [given(np.array([[1, 3, 2]], np.float32))],
+        outputs=[triton.InferRequestedOutput("logits", class_count=2)],
+    )
+    assert best.as_numpy("logits").tolist() == [[b"6.000000:1:bee", b"4.000000:2:cat"]]
+
+
+def test_an_output_is_raw_whatever_its_parameters_say(stub: Any) -> None:
+    asked = {"name": "y", "parameters": {"binary_data": {"bool_param": False}}}
+    answer = stub.ModelInfer(request(outputs=[asked]), timeout=SECONDS)
+    assert answer.raw_output_contents[0] == (ROWS * 2).tobytes()
+
+
+def test_terms_are_handed_on(both: Both, client: Any) -> None:
+    client.infer(
+        "double", [given()], request_id="id", priority=1, timeout=5, parameters={"deterministic": True}
+    )
+    (terms,) = both.roster.models["double"].terms
+    assert (terms.priority, terms.timeout_ns, terms.deterministic, terms.key) == (1, 5000, True, "id")
+
+
+FIELDS = {
+    "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
+    "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
+    "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents",
+}  # fmt: skip
+
+
+def echo(both: Both, datatype: str) -> None:
+    spec = ModelSpec("echo", (tensor("x", datatype, -1, 3),), (tensor("y", datatype, -1, 3),), 8)
+    both.roster.models["echo"] = FakeServed(spec, lambda x: [x], both.roster.models["double"].prepared)
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_every_datatype_comes_back_as_it_went_raw_and_typed(both: Both, stub: Any, datatype: str) -> None:
+    echo(both, datatype)
+    kind = DATATYPES[datatype].numpy
+    random = np.random.default_rng()
+    array = random.integers(0, 2, (2, 3)).astype(kind)
+    if np.issubdtype(kind, np.integer):
+        array = random.integers(np.iinfo(kind).min, np.iinfo(kind).max, (2, 3), kind.type, endpoint=True)
+        array = array.astype(kind)
+    sent = {"model_name": "echo", "tensor": {"datatype": datatype, "shape": [2, 3]}}
+    answer = stub.ModelInfer(request(**sent, raw_input_contents=[array.tobytes()]), timeout=SECONDS)
+    assert answer.raw_output_contents[0] == array.tobytes() and answer.outputs[0].datatype == datatype
+    if datatype not in FIELDS:
+        sent["tensor"]["contents"] = {"fp32_contents": [1.0] * 6}
+        status, words = refusal(stub.ModelInfer, request(**sent, raw_input_contents=[]))
+        assert status == "INVALID_ARGUMENT" and "raw_input_contents" in words
+        return
+    sent["tensor"]["contents"] = {FIELDS[datatype]: array.ravel().tolist()}
+    answer = stub.ModelInfer(request(**sent, raw_input_contents=[]), timeout=SECONDS)
+    assert answer.raw_output_contents[0] == array.tobytes()
+
+
+BAD = {
+    "unknown model": ({"model_name": "nobody"}, "NOT_FOUND", "Request for unknown model"),
+    "no name": ({"model_name": ""}, "NOT_FOUND", "Request for unknown model"),
+    "unknown version": ({"model_version": "9"}, "NOT_FOUND", "Request for unknown model"),
+    "not ready": ({"model_name": "starting"}, "UNAVAILABLE", "no active version"),
+    "no inputs": ({"inputs": [], "raw_input_contents": []}, "INVALID_ARGUMENT", "'inputs'"),
+    "wrong input": ({"tensor": {"name": "z"}}, "INVALID_ARGUMENT", "missing required input"),
+    "wrong datatype": ({"tensor": {"datatype": "INT32"}}, "INVALID_ARGUMENT", "data-type is 'INT32'"),
+    "bytes": ({"tensor": {"datatype": "BYTES"}}, "INVALID_ARGUMENT", "BYTES tensors are not offered"),
+    "no datatype": ({"tensor": {"datatype": ""}}, "INVALID_ARGUMENT", "data-type is ''"),
+    "negative size": ({"tensor": {"shape": [-2, 4]}}, "INVALID_ARGUMENT", "non-unsigned-integer"),
+    "huge size": ({"tensor": {"shape": [2**62, 4]}}, "INVALID_ARGUMENT", "exceed maximum size"),
+    "no shape": ({"tensor": {"shape": []}}, "INVALID_ARGUMENT", "unexpected shape"),
+    "short": ({"raw_input_contents": [RAW[:-1]]}, "INVALID_ARGUMENT", "Expected 32, got 31"),
+    "too few": ({"raw_input_contents": []}, "INVALID_ARGUMENT", "Expected 32, got 0"),
+    "too many": ({"raw_input_contents": [RAW, RAW]}, "INVALID_ARGUMENT", "expected 1 raw_input_contents"),
+    "both kinds": (
+        {"tensor": {"contents": {"fp32_contents": [1.0]}}},
+        "INVALID_ARGUMENT",
+        "contents field must not be specified when using raw_input_contents",
+    ),
+    "another field": (
+        {"tensor": {"contents": {"fp64_contents": [1.0] * 8}}, "raw_input_contents": []},
+        "INVALID_ARGUMENT",
+        "must be in contents.fp32_contents",
+    ),
+    "unknown output": ({"outputs": [{"name": "z"}]}, "INVALID_ARGUMENT", "unexpected inference output 'z'"),
+    "output twice": ({"outputs": [{"name": "y"}, {"name": "y"}]}, "INVALID_ARGUMENT", "already exists"),
+    "sequence": (
+        {"parameters": {"sequence_id": {"int64_param": 1}}}, "INVALID_ARGUMENT", "sequences are not offered",
+    ),
+    "shared memory": (
+        {"tensor": {"parameters": {"shared_memory_region": {"string_param": "x"}}}, "raw_input_contents": []},
+        "INVALID_ARGUMENT",
+        "shared memory is not offered",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_request_is_refused_with_its_status_and_the_words_of_http(stub: Any, case: str) -> None:
+    changed, status, words = BAD[case]
+    came = refusal(stub.ModelInfer, request(**changed))
+    assert came[0] == status and words in came[1], came
+
+
+def test_a_refusal_that_quotes_an_endless_name_still_arrives(stub: Any) -> None:
+    status, words = refusal(stub.ModelInfer, request(model_name="é" * 5000))
+    assert status == "NOT_FOUND" and words.startswith("Request for unknown model")
+
+
+def test_an_element_that_does_not_fit_its_datatype_is_refused(both: Both, stub: Any) -> None:
+    echo(both, "INT8")
+    contents = {"int_contents": [1, 2, 300]}
+    bad = request(
+        model_name="echo",
+        tensor={"datatype": "INT8", "shape": [1, 3], "contents": contents},
+        raw_input_contents=[],
+    )
+    status, words = refusal(stub.ModelInfer, bad)
+    assert status == "INVALID_ARGUMENT" and "does not fit INT8" in words
+
+
+def test_failures_of_the_server_have_their_status_and_no_traceback(both: Both, stub: Any) -> None:
+    served = both.roster.models["double"]
+    served.refusal = Overloaded("the queue is full", 2.5)
+    with pytest.raises(grpc.RpcError) as refused:
+        stub.ModelInfer(request(), timeout=SECONDS)
+    assert refused.value.code().name == "UNAVAILABLE"
+    assert retry_after(refused.value) == "3"
+    served.refusal = EngineFailed("the engine failed")
+    assert refusal(stub.ModelInfer, request()) == ("INTERNAL", "the engine failed")
+
+    def compute(*_: Any) -> Any:
+        raise KeyError("/secret/path")
+
+    served.refusal, served.compute = None, compute
+    status, words = refusal(stub.ModelInfer, request())
+    assert status == "INTERNAL" and "secret" not in words and "bug in halfeven" in words
+
+
+def test_bytes_that_are_no_message_end_the_call_and_not_the_server(both: Both, client: Any) -> None:
+    with grpc.insecure_channel(both.grpc) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        for nonsense in (b"\xff" * 64, b"\x0a", np.random.default_rng().bytes(200)):
+            with pytest.raises(grpc.RpcError):
+                call(nonsense, timeout=SECONDS)
+    np.testing.assert_array_equal(client.infer("double", [given()]).as_numpy("y"), ROWS * 2)
+
+
+def test_what_is_not_offered_says_the_way_out(client: Any) -> None:
+    for call in (client.get_system_shared_memory_status, client.get_trace_settings, client.get_log_settings):
+        with pytest.raises(InferenceServerException, match="not offered") as refused:
+            call()
+        assert refused.value.status() == "StatusCode.UNIMPLEMENTED"
+
+
+# Limits.
+
+
+def test_a_message_beyond_the_limit_is_refused(stub: Any) -> None:
+    assert refusal(stub.ModelInfer, request(raw_input_contents=[bytes(MOST)]))[0] == "RESOURCE_EXHAUSTED"
+
+
+def test_a_compressed_message_is_refused_before_it_is_unpacked(client: Any) -> None:
+    with pytest.raises(InferenceServerException) as refused:
+        client.infer("double", [given()], compression_algorithm="gzip")
+    assert refused.value.status() == "StatusCode.UNIMPLEMENTED"
+
+
+def test_messages_count_in_the_memory_of_all_requests_until_they_are_answered(start: Start) -> None:
+    budget = MemoryBudget(100_000)
+    both = start(bounds=Bounds(budget=budget))
+    spec = ModelSpec("long", (tensor("x", "FP32", -1, "n=1..100000"),), (tensor("y", "FP32", -1, 1),), 8)
+    served = FakeServed(spec, lambda x: [x[:, :1]], both.roster.models["double"].prepared, holding=True)
+    both.roster.models["long"] = served
+    with grpc.insecure_channel(both.grpc) as channel:
+        infer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+
+        def long(elements: int) -> Any:
+            sent = {"shape": [1, elements]}
+            return request(model_name="long", tensor=sent, raw_input_contents=[bytes(4 * elements)])
+
+        assert refusal(infer, long(50_000))[0] == "RESOURCE_EXHAUSTED", "it never fits"
+        call = infer.future(long(30_000), timeout=SECONDS)
+        assert served.submitted.wait(SECONDS)
+        assert 0 < budget.used < 100_000
+        assert refusal(infer, long(30_000))[0] == "UNAVAILABLE"
+        typed = request(
+            model_name="long",
+            tensor={"shape": [1, 8000], "contents": {"fp32_contents": [0.0] * 8000}},
+            raw_input_contents=[],
+        )
+        assert refusal(infer, typed)[0] in ("UNAVAILABLE", "RESOURCE_EXHAUSTED"), "its objects are counted"
+        call.cancel()
+        assert served.cancelled.wait(SECONDS)
+        served.holding = False
+        assert infer(long(30_000), timeout=SECONDS).outputs[0].name == "y"
+    until(lambda: budget.used == 0)
+
+
+# Calls that end early, and streams.
+
+
+def test_a_caller_that_leaves_or_is_out_of_time_cancels_its_request(both: Both, stub: Any) -> None:
+    served = both.roster.models["double"]
+    served.holding = True
+    call = stub.ModelInfer.future(request(), timeout=SECONDS)
+    assert served.submitted.wait(SECONDS)
+    call.cancel()
+    assert served.cancelled.wait(SECONDS)
+    served.cancelled.clear()
+    with pytest.raises(grpc.RpcError) as late:
+        stub.ModelInfer(request(), timeout=0.2)
+    assert late.value.code().name == "DEADLINE_EXCEEDED"
+    assert served.cancelled.wait(SECONDS)
+
+
+def test_a_model_that_is_taken_away_while_a_request_waits_is_said_to_be(both: Both, stub: Any) -> None:
+    served = both.roster.models["double"]
+    served.holding = True
+    call = stub.ModelInfer.future(request(), timeout=SECONDS)
+    assert served.submitted.wait(SECONDS)
+    (future,) = served.held
+    future.get_loop().call_soon_threadsafe(future.cancel)
+    with pytest.raises(grpc.RpcError) as refused:
+        call.result()
+    assert refused.value.code().name == "UNAVAILABLE" and "taken away" in (refused.value.details() or "")
+
+
+def test_a_server_that_ends_answers_what_is_under_way_and_takes_nothing_new() -> None:
+    with serving(seconds=SECONDS) as both, grpc.insecure_channel(both.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        served = both.roster.models["double"]
+        served.holding = True
+        call = stub.ModelInfer.future(request(), timeout=SECONDS)
+        assert served.submitted.wait(SECONDS)
+        (future,) = served.held
+        answer = Answer([ROWS * 2], served.prepared, 1, 1, 2)
+        loop = future.get_loop()
+        both.server.should_exit = True
+
+        until(lambda: not live(both.grpc))
+        loop.call_soon_threadsafe(future.set_result, answer)
+        assert call.result(SECONDS).raw_output_contents[0] == (ROWS * 2).tobytes()
+
+
+def live(address: str) -> bool:
+    """Whether a new connection is answered."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(
+                service_pb2.ServerLiveRequest(), timeout=1
+            )
+        except grpc.RpcError:
+            return False
+    return True
+
+
+def test_a_stream_is_answered_in_order_and_goes_on_after_a_refusal(client: Any) -> None:
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    for number in range(200):
+        model = "nobody" if number % 10 == 9 else "double"
+        client.async_stream_infer(model, [given(ROWS + number)], request_id=str(number))
+    for number in range(200):
+        result, error = answers.get(timeout=SECONDS)
+        if number % 10 == 9:
+            assert "unknown model" in str(error)
+        else:
+            assert error is None and result.get_response().id == str(number)
+            np.testing.assert_array_equal(result.as_numpy("y"), (ROWS + number) * 2)
+    client.stop_stream()
+
+
+def test_a_stream_s_requests_share_batches_up_to_a_bound(both: Both, client: Any) -> None:
+    served = both.roster.models["double"]
+    served.holding = True
+    client.start_stream(lambda result, error: None)
+    try:
+        for _ in range(AHEAD + 20):
+            client.async_stream_infer("double", [given()])
+        until(lambda: len(served.held) >= AHEAD)
+        assert client.is_server_live()
+        assert len(served.held) == AHEAD
+    finally:
+        client.stop_stream(cancel_requests=True)
+    until(lambda: all(future.cancelled() for future in served.held))
+    assert len(served.held) == AHEAD
+
+
+def test_a_stream_marks_its_answers_as_final_where_the_client_asks(both: Both, client: Any) -> None:
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    for wants in (True, False):
+        client.async_stream_infer("double", [given()], enable_empty_final_response=wants)
+        result, error = answers.get(timeout=SECONDS)
+        assert error is None
+        assert ("triton_final_response" in result.get_response().parameters) is wants
+    client.stop_stream()
+
+
+def test_aio_calls_are_answered_at_once(both: Both) -> None:
+    from tritonclient.grpc import aio
+
+    async def infer() -> None:
+        async with aio.InferenceServerClient(both.grpc) as client:
+            calls = [client.infer("double", [given(ROWS + i)]) for i in range(50)]
+            answers: list[Any] = await asyncio.gather(*calls)
+            for number, answer in enumerate(answers):
+                np.testing.assert_array_equal(answer.as_numpy("y"), (ROWS + number) * 2)
+
+    asyncio.run(infer())
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.02)

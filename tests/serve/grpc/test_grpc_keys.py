@@ -1,0 +1,226 @@
+"""Keys over gRPC: every call of the table is refused without the right key, before its message is read."""
+
+import threading
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from halfeven.serve.access.access_control import LOOK_EVERY_S, AccessControl
+from halfeven.serve.access.certificates import Certificates
+from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import EVERY_MODEL, SCOPES
+from halfeven.serve.grpc.calls import CALLS, NOT_OFFERED
+from halfeven.serve.http.route_scopes import need_of
+from tritonclient.utils import InferenceServerException
+
+from tests.serve.access.authority import Pair
+from tests.serve.grpc.conftest import Both, Start
+from tests.serve.grpc.theirs import retry_after, service_pb2, service_pb2_grpc, triton
+
+OPEN = {"ServerLive", "ServerReady"}
+SECONDS = 20
+PATH = "/inference.GRPCInferenceService/"
+
+
+class Keyed:
+    """A server with one key for each set of scopes, whose clock a test moves."""
+
+    def __init__(self, folder: Path, start: Start) -> None:
+        self.file = KeyFile(folder / "keys.json")
+        self.keys: dict[frozenset[str], str] = {}
+        for size in (1, len(SCOPES) - 1, len(SCOPES)):
+            for scopes in combinations(SCOPES, size):
+                self.keys[frozenset(scopes)], _ = self.file.add("-".join(scopes), scopes)
+        self.limited, _ = self.file.add("limited", SCOPES, ["scores"])
+        self.now_s = 0.0
+        self.access = AccessControl(self.file, clock=lambda: self.now_s)
+        self.both: Both = start(access=self.access)
+
+    @property
+    def infers(self) -> str:
+        return self.keys[frozenset(("infer",))]
+
+
+@pytest.fixture
+def keyed(tmp_path: Path, start: Start) -> Keyed:
+    return Keyed(tmp_path, start)
+
+
+@pytest.fixture
+def channel(keyed: Keyed) -> Any:
+    with grpc.insecure_channel(keyed.both.grpc) as channel:
+        yield channel
+
+
+def status_of(channel: Any, path: str, message: bytes = b"", *keys: str) -> str:
+    """The status of one call with raw bytes as its message, OK included. A stream ends with its first answer."""
+    metadata = [("authorization", f"Bearer {key}") for key in keys]
+    call = channel.stream_stream(path)
+    try:
+        for _ in call(iter([message]), timeout=SECONDS, metadata=metadata):
+            return "OK"
+    except grpc.RpcError as error:
+        return error.code().name
+    return "OK"
+
+
+def message_of(name: str) -> bytes:
+    """A message for the call that concerns the model `double`, where it concerns one."""
+    if name in NOT_OFFERED:
+        return b""
+    request = CALLS[name].request()
+    if hasattr(request, "model_name"):
+        request.model_name = "double"
+    elif hasattr(request, "name"):
+        request.name = "double"
+    return request.SerializeToString()
+
+
+NAMES = [*CALLS, *NOT_OFFERED]
+REFUSED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+
+
+def test_no_call_but_the_probes_answers_without_a_key_of_this_server(keyed: Keyed, channel: Any) -> None:
+    paths = [PATH + name for name in NAMES]
+    paths += [PATH + "Nothing", "/x/ServerLive", "/ServerLive", PATH + "serverlive", PATH + "/ServerLive"]
+    answered = []
+    for path in paths:
+        for keys in ((), ("hek_000000000000_x",), (keyed.infers, keyed.infers)):
+            if (status := status_of(channel, path, b"", *keys)) != "UNAUTHENTICATED":
+                answered.append((path.removeprefix(PATH), len(keys), status))
+    assert {(name, count) for name, count, _ in answered} == {(name, n) for name in OPEN for n in (0, 1)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_needs_one_of_the_scopes_of_its_http_route(keyed: Keyed, channel: Any, name: str) -> None:
+    like = CALLS[name].like if name in CALLS else NOT_OFFERED[name][0]
+    scopes, model = need_of(*like)
+    for held, key in keyed.keys.items():
+        status = status_of(channel, PATH + name, message_of(name), key)
+        # A stream that is refused for its request goes on, and says so in its message.
+        expected = bool(scopes) and held.isdisjoint(scopes)
+        assert (status == "PERMISSION_DENIED") is expected, (held, status)
+    if name != "ModelStreamInfer":
+        status = status_of(channel, PATH + name, message_of(name), keyed.limited)
+        assert (status == "PERMISSION_DENIED") is (model in ("m", EVERY_MODEL)), status
+
+
+def test_a_stream_s_request_for_another_model_is_refused_and_not_answered(keyed: Keyed) -> None:
+    with grpc.insecure_channel(keyed.both.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        metadata = [("authorization", f"Bearer {keyed.limited}")]
+        asked = service_pb2.ModelInferRequest(model_name="double")
+        (answer,) = stub.ModelStreamInfer(iter([asked]), metadata=metadata, timeout=SECONDS)
+        assert "is for scores" in answer.error_message
+        assert keyed.both.roster.models["double"].rows == []
+
+
+def test_statistics_of_all_models_need_a_key_for_all_models(keyed: Keyed, channel: Any) -> None:
+    path = PATH + "ModelStatistics"
+    assert status_of(channel, path, b"", keyed.limited) == "PERMISSION_DENIED"
+    assert status_of(channel, path, b"", keyed.infers) == "OK"
+    own = CALLS["ModelStatistics"].request(name="scores").SerializeToString()
+    assert status_of(channel, path, own, keyed.limited) == "OK"
+
+
+def test_a_call_without_a_key_is_refused_before_its_message_is_sent(keyed: Keyed, channel: Any) -> None:
+    """The message comes after the answer, or not at all."""
+    ended = threading.Event()
+
+    def never() -> Any:
+        ended.wait(SECONDS)
+        yield b""
+
+    call = channel.stream_stream(PATH + "ModelInfer")(never(), timeout=SECONDS / 2)
+    with pytest.raises(grpc.RpcError) as refused:
+        next(iter(call))
+    ended.set()
+    assert refused.value.code().name == "UNAUTHENTICATED"
+
+
+def infer(client: Any, key: str, model: str = "double") -> str:
+    """The status of one infer call by tritonclient."""
+    given = triton.InferInput("x", [1, 4], "FP32").set_data_from_numpy(np.ones((1, 4), np.float32))
+    try:
+        client.infer(model, [given], headers={"authorization": f"Bearer {key}"}, client_timeout=SECONDS)
+    except InferenceServerException as error:
+        return str(error.status()).removeprefix("StatusCode.")
+    return "OK"
+
+
+def test_a_revoked_key_is_refused_on_the_open_connection(keyed: Keyed) -> None:
+    with triton.InferenceServerClient(keyed.both.grpc) as client:
+        assert infer(client, keyed.infers) == "OK"
+        keyed.file.revoke("infer")
+        keyed.now_s += LOOK_EVERY_S
+        assert infer(client, keyed.infers) == "UNAUTHENTICATED"
+
+
+def test_a_key_s_limits_are_one_for_both_protocols_and_given_back(keyed: Keyed) -> None:
+    at_once, _ = keyed.file.add("at-once", ["infer"], concurrency=1)
+    slow, _ = keyed.file.add("slow", ["infer"], rate=0.5)
+    keyed.now_s += LOOK_EVERY_S
+    with triton.InferenceServerClient(keyed.both.grpc) as client:
+        assert [infer(client, at_once) for _ in range(5)] == ["OK"] * 5
+        assert [infer(client, at_once, "nobody") for _ in range(5)] == ["NOT_FOUND"] * 5
+        by_http = keyed.access.admit(f"Bearer {at_once}", frozenset(("infer",)), "double")
+        assert infer(client, at_once) == "RESOURCE_EXHAUSTED"
+        by_http.close()
+        assert infer(client, at_once) == "OK"
+        assert [infer(client, slow), infer(client, slow)] == ["OK", "RESOURCE_EXHAUSTED"]
+    with grpc.insecure_channel(keyed.both.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.ModelInfer(
+                service_pb2.ModelInferRequest(model_name="double"),
+                metadata=[("authorization", f"Bearer {slow}")],
+                timeout=SECONDS,
+            )
+        assert retry_after(refused.value) == "2"
+
+
+def test_a_call_that_is_cancelled_gives_its_place_back(keyed: Keyed) -> None:
+    key, _ = keyed.file.add("at-once", ["infer"], concurrency=1)
+    keyed.now_s += LOOK_EVERY_S
+    served = keyed.both.roster.models["double"]
+    served.holding = True
+    asked = service_pb2.ModelInferRequest(
+        model_name="double",
+        inputs=[{"name": "x", "datatype": "FP32", "shape": [1, 4]}],
+        raw_input_contents=[bytes(16)],
+    )
+    with grpc.insecure_channel(keyed.both.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        call = stub.ModelInfer.future(asked, metadata=[("authorization", f"Bearer {key}")], timeout=SECONDS)
+        assert served.submitted.wait(SECONDS)
+        call.cancel()
+        assert served.cancelled.wait(SECONDS)
+    served.holding = False
+    with triton.InferenceServerClient(keyed.both.grpc) as client:
+        assert infer(client, key) == "OK"
+
+
+def test_tls_shows_the_renewed_certificate_to_new_connections(tmp_path: Path, start: Start) -> None:
+    pair = Pair(tmp_path)
+    both = start(certificates=Certificates(pair.certificate, pair.key))
+    port = both.grpc.partition(":")[2]
+
+    def live(authority: Any) -> bool:
+        root = authority.cert_pem.bytes()
+        with grpc.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(root)) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            try:
+                return stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=2).live
+            except grpc.RpcError:
+                return False
+
+    old = pair.authority
+    other = Pair(tmp_path / "other")
+    assert live(old) and not live(other.authority)
+    other.certificate.replace(pair.certificate)
+    assert live(old), "a certificate without its key is not taken"
+    other.key.replace(pair.key)
+    assert live(other.authority) and not live(old)

@@ -1,0 +1,285 @@
+"""Every route of the whole server, on the wire: refused without a key and with the wrong one, open to the right one."""
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from halfeven.models.store import Store
+from halfeven.serve.access.access_control import LOOK_EVERY_S, AccessControl
+from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import EVERY_MODEL, SCOPES
+from halfeven.serve.http.connection import hot_protocol
+from halfeven.serve.http.route_scopes import need_of, rule_of
+from halfeven.serve.http.routes.app import build_app
+from halfeven.serve.http.routes.infer import InferFront
+from halfeven.serve.server import build
+from halfeven.serve.settings import read_settings
+
+from tests.serve.conftest import HISTORY, FakeRoster, make_roster, running
+from tests.serve.http.route_table import filled, routes
+
+OPEN = {"/healthz", "/v2/health/live", "/v2/health/ready"}
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
+INFER_BODY = json.dumps(
+    {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+)
+
+
+class Whole:
+    """The server as it is built, over an empty store, with one key for each set of scopes."""
+
+    def __init__(self, store: Store) -> None:
+        file = KeyFile(store.root / "keys.json")
+        self.keys: dict[frozenset[str], str] = {}
+        for size in (1, len(SCOPES) - 1, len(SCOPES)):
+            for scopes in combinations(SCOPES, size):
+                self.keys[frozenset(scopes)], _ = file.add("-".join(scopes), scopes)
+        self.limited, _ = file.add("limited", SCOPES, ["other"])
+        app, _ = build(read_settings(store=store.root, device="cpu"), store)
+        assert isinstance(app, InferFront)
+        self.front = app
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Whole, http.client.HTTPConnection]]:
+    served = Whole(Store(tmp_path_factory.mktemp("empty") / "store"))
+    with (
+        running(served.front) as address,
+        closing(http.client.HTTPConnection(address, timeout=20)) as connection,
+    ):
+        yield served, connection
+
+
+def ask(
+    connection: http.client.HTTPConnection, method: str, path: str, key: str | None, body: str = ""
+) -> tuple[int, Any, Any]:
+    """(status, headers, JSON or bytes)"""
+    sent = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+    connection.request(method, path, body, sent)
+    answer = connection.getresponse()
+    content = answer.read()
+    is_json = content and "json" in (answer.headers["content-type"] or "")
+    return answer.status, answer.headers, json.loads(content) if is_json else content
+
+
+def test_every_route_of_the_application_has_its_own_rule(whole: tuple[Whole, Any]) -> None:
+    """Else it would need `manage`, which may be too much, and nothing would have been decided."""
+    assert [
+        (method, path) for method, path in routes(whole[0].front) if not rule_of(method, filled(path))
+    ] == []
+
+
+def test_no_route_but_the_probes_answers_without_a_key_of_this_server(
+    whole: tuple[Whole, http.client.HTTPConnection],
+) -> None:
+    front, connection = whole[0].front, whole[1]
+    answered = []
+    for path in {filled(path) for _, path in routes(front)} | {
+        "/nothing",
+        "/v2/models//infer",
+        "/%2e/healthz",
+    }:
+        for method in METHODS:
+            for key in (None, "hek_000000000000_x"):
+                status, headers, _ = ask(connection, method, path, key)
+                if status != 401 or not headers["www-authenticate"].startswith("Bearer"):
+                    answered.append((method, path, key is None))
+    assert {(method, path) for method, path, _ in answered} == {
+        (method, path) for path in OPEN for method in ("GET", "HEAD")
+    }
+
+
+ALIASES = (
+    "{}/", "/{}", "{}?key=x", "{}%20", "{}%0A", "{};x", "{}#x", "//localhost{}", "/.{}", "/x/..{}", "{}%00", "{}/.",
+    "{}%2F", "{}.json",
+)  # fmt: skip
+
+
+def test_no_other_spelling_of_a_route_answers_without_a_key(
+    whole: tuple[Whole, http.client.HTTPConnection],
+) -> None:
+    front, connection = whole[0].front, whole[1]
+    answered = []
+    for method, route in routes(front):
+        path = filled(route)
+        if path in OPEN:
+            continue
+        spellings = {alias.format(path) for alias in ALIASES} | {path.upper(), path.swapcase()}
+        spellings |= {path.replace("/", "%2F"), path.replace("/", "//"), path.replace("o", "%6F")}
+        for spelling in sorted(spellings - OPEN):
+            if (status := ask(connection, method, spelling, None)[0]) not in (400, 401):
+                answered.append((method, spelling, status))
+    assert answered == []
+
+
+def test_a_route_needs_one_of_its_scopes_and_no_other_helps(
+    whole: tuple[Whole, http.client.HTTPConnection],
+) -> None:
+    served, connection = whole
+    wrong = []
+    for method, route in routes(served.front):
+        path = filled(route)
+        scopes, model = need_of(method, path)
+        for held, key in served.keys.items():
+            status = ask(connection, method, path, key, "{}")[0]
+            if (status in (401, 403)) is not (bool(scopes) and held.isdisjoint(scopes)):
+                wrong.append((method, path, sorted(held), status))
+        # A key for another model: whatever concerns this one, or all of them, is refused.
+        status = ask(connection, method, path, served.limited, "{}")[0]
+        if (status == 403) is not (model is not None):
+            wrong.append((method, path, "limited", status))
+    assert wrong == []
+
+
+def test_what_is_refused_has_the_code_of_the_error_table(
+    whole: tuple[Whole, http.client.HTTPConnection],
+) -> None:
+    served, connection = whole
+    infers = served.keys[frozenset(("infer",))]
+    assert ask(connection, "GET", "/v1/models/x", None)[2]["code"] == "unauthenticated"
+    assert ask(connection, "GET", "/v1/models/x", infers)[2]["code"] == "forbidden"
+    assert list(ask(connection, "POST", "/v2/models/x/infer", None)[2]) == ["error"]
+
+
+def test_the_table_says_who_may_do_what() -> None:
+    """The decisions themselves: a change of one is seen here."""
+    decided = {
+        ("POST", "/v2/models/m/infer"): ({"infer"}, "m"),
+        ("POST", "/v2/models/m/versions/1/infer"): ({"infer"}, "m"),
+        ("POST", "/v1/models/m:predict"): ({"infer"}, "m"),
+        ("POST", "/v1/models/m/versions/1:predict"): ({"infer"}, "m"),
+        ("GET", "/metrics"): ({"metrics"}, EVERY_MODEL),
+        ("POST", "/v2/repository/models/m/load"): ({"manage"}, "m"),
+        ("POST", "/v2/repository/models/m/unload"): ({"manage"}, "m"),
+        ("POST", "/v1/models/m/promote"): ({"manage"}, "m"),
+        ("POST", "/v1/models/m/rollback"): ({"manage"}, "m"),
+        ("GET", "/v1/models/m/versions/1/report"): ({"manage", "train"}, "m"),
+        ("POST", "/v1/files"): ({"train"}, None),
+        ("DELETE", "/v1/files/1"): ({"train"}, EVERY_MODEL),
+        ("POST", "/v1/fine_tuning/jobs"): ({"train"}, None),
+        ("GET", "/v2/models/stats"): ({"infer", "manage", "metrics"}, EVERY_MODEL),
+        ("GET", "/unknown"): ({"manage"}, EVERY_MODEL),
+        ("GET", "/healthz\n"): ({"manage"}, EVERY_MODEL),
+        ("POST", "/healthz"): ({"manage"}, EVERY_MODEL),
+    }
+    assert {asked: need_of(*asked) for asked in decided} == decided
+
+
+# The infer route, which is answered in three ways: from the parser, from a head that is known, and by ASGI.
+
+
+class Serving:
+    def __init__(self, folder: Path) -> None:
+        self.file = KeyFile(folder / "keys.json")
+        self.key, _ = self.file.add("ci", ["infer"], ["double"])
+        self.now_s = 0.0
+        self.roster: FakeRoster = make_roster()
+        self.access = AccessControl(self.file, clock=lambda: self.now_s)
+        self.front = InferFront(
+            build_app(self.roster, lambda: b"", HISTORY), self.roster, 4096, access=self.access
+        )
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[tuple[Serving, socket.socket, Any]]:
+    served = Serving(tmp_path)
+    with running(served.front) as address:
+        host, port = address.split(":")
+        dialled = socket.create_connection((host, int(port)), timeout=20)
+        with dialled as connection, connection.makefile("rb") as reader:
+            yield served, connection, reader
+
+
+def infer(line: tuple[Serving, socket.socket, Any], *keys: str, model: str = "double", **more: str) -> int:
+    """The status of one infer request on the connection, with an Authorization header for each key."""
+    _, connection, reader = line
+    fields = {"Host": "localhost", "Content-Length": str(len(INFER_BODY)), **more}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    head += "".join(f"Authorization: Bearer {key}\r\n" for key in keys)
+    connection.sendall(f"POST /v2/models/{model}/infer HTTP/1.1\r\n{head}\r\n{INFER_BODY}".encode())
+    status, length = int(reader.readline().split()[1]), 0
+    while (text := reader.readline().strip().lower()) != b"":
+        if text.startswith(b"content-length:"):
+            length = int(text.split(b":")[1])
+    reader.read(length)
+    return status
+
+
+ASGI = {"X-Request-Id": "7"}
+
+
+def test_the_short_way_asks_for_the_key_as_the_long_way_does(
+    serving: tuple[Serving, socket.socket, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short: list[Any] = []
+    submit = hot_protocol.HotProtocol._submit
+    monkeypatch.setattr(
+        hot_protocol.HotProtocol, "_submit", lambda self, hot: (short.append(hot), submit(self, hot))
+    )
+    key = serving[0].key
+    for more in ({}, ASGI):
+        assert infer(serving, **more) == 401
+        assert infer(serving, key + "x", **more) == 401
+        assert infer(serving, key, key, **more) == 401
+        assert infer(serving, key, model="scores", **more) == 403
+        assert [infer(serving, key, **more) for _ in range(3)] == [200] * 3
+    assert len(short) == 3
+    assert serving[0].roster.models["scores"].rows == []
+
+
+@pytest.mark.parametrize("more", [{}, ASGI], ids=["short", "asgi"])
+def test_a_revocation_ends_a_connection_s_requests_without_a_restart(
+    serving: tuple[Serving, socket.socket, Any], more: dict[str, str]
+) -> None:
+    served = serving[0]
+    assert [infer(serving, served.key, **more) for _ in range(3)] == [200] * 3
+    served.file.revoke("ci")
+    served.now_s += LOOK_EVERY_S
+    assert [infer(serving, served.key, **more) for _ in range(2)] == [401] * 2
+
+
+@pytest.mark.parametrize("more", [{}, ASGI], ids=["short", "asgi"])
+def test_a_key_s_requests_at_once_are_limited_and_given_back(
+    serving: tuple[Serving, socket.socket, Any], more: dict[str, str]
+) -> None:
+    served = serving[0]
+    key, _ = served.file.add("two", ["infer"], concurrency=1)
+    served.now_s += LOOK_EVERY_S
+    assert [infer(serving, key, **more) for _ in range(5)] == [200] * 5
+    held = served.access.admit(f"Bearer {key}", frozenset(("infer",)), "double")
+    assert infer(serving, key, **more) == 429
+    assert infer(serving, served.key, **more) == 200
+    held.close()
+    assert infer(serving, key, **more) == 200
+
+
+def test_a_key_s_rate_is_refused_with_the_time_to_wait(serving: tuple[Serving, socket.socket, Any]) -> None:
+    served, connection, _ = serving
+    key, _ = served.file.add("slow", ["infer"], rate=0.125)
+    served.now_s += LOOK_EVERY_S
+    assert infer(serving, key) == 200
+    host, port = connection.getpeername()
+    with closing(http.client.HTTPConnection(host, port, timeout=20)) as other:
+        status, headers, _ = ask(other, "POST", "/v2/models/double/infer", key, INFER_BODY)
+        assert (status, headers["retry-after"]) == (429, "8")
+    served.now_s += 8
+    assert infer(serving, key) == 200
+
+
+def test_readiness_tells_its_reasons_only_to_callers_with_a_key(
+    serving: tuple[Serving, socket.socket, Any],
+) -> None:
+    served, connection, _ = serving
+    served.roster.reasons = ["model 'secret-name' failed"]
+    host, port = connection.getpeername()
+    with closing(http.client.HTTPConnection(host, port, timeout=20)) as other:
+        status, _, content = ask(other, "GET", "/v2/health/ready", None)
+        assert status == 503 and "secret-name" not in str(content)
+        status, _, content = ask(other, "GET", "/v2/health/ready", served.key)
+        assert status == 503 and "secret-name" in str(content)
