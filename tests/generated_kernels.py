@@ -10,6 +10,7 @@ import ast
 import importlib
 import importlib.util
 import json
+import os
 import re
 import sys
 import tempfile
@@ -25,6 +26,7 @@ import torch
 from halfeven.models.program import runnable
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.fx.graph import CodeGen
 
 from tests.exporters.torch.autocast.test_on_fake_cuda import half_program, inputs_of
 from tests.fake_cuda import CUDA, _moved
@@ -136,6 +138,7 @@ def generated(program: GraphModule, example: Sequence[Tensor]) -> str:
 
     with mode, torch.no_grad():
         graph = make_fx(run, decomposition_table=select_decomp_table())(list(weights.values()), inputs)
+    graph.graph.set_codegen(CodeGen())  # inputs and outputs as they are in the graph, flat
     given = [*weights.values(), *inputs]
     lowering = GraphLowering(graph, given, shape_env=mode.shape_env)
     with V.set_graph_handler(lowering), V.set_fake_mode(mode), V.set_debug_handler(DebugContext()):
@@ -183,7 +186,8 @@ def main(names: list[str]) -> None:
             place.mkdir()
             library = sorted(set(re.findall(r"extern_kernels\.(\w+)", code)))
             found[name] = {"compiled": compiled(code, place), "library": library}
-    print(json.dumps(found))
+    print(json.dumps(found), flush=True)
+    os._exit(0)  # Inductor's compile processes would be waited for
 
 
 if __name__ == "__main__":
