@@ -81,6 +81,9 @@ def classed(op: str) -> str:
     return op.lower() if found == class_of("").name else found
 
 
+# A region that the module's author took out of autocast stays in FP32; an FP32 file has no word for it.
+AUTHORS_REGION_IS_LOST = [("autocast off", "O3", False)]
+
 Both = Callable[[str, str, bool], tuple[Outcome, Outcome]]
 cases = [
     pytest.param(name, level, search, marks=() if name in FEW else pytest.mark.slow)
@@ -94,6 +97,9 @@ every_case = pytest.mark.parametrize(("name", "level", "search"), cases)
 def test_a_module_and_its_file_end_alike(name: str, level: str, search: bool, both: Both) -> None:
     """The same exit code and verdict, and neither is searched where the other is not."""
     module, file = both(name, level, search)
+    if (name, level, search) in AUTHORS_REGION_IS_LOST:
+        assert module.ops != file.ops and (module.status, file.status) == ("live", "refused")
+        return
     assert (file.status, file.facts["passed"]) == (module.status, module.facts["passed"])
     assert (file.facts["search"] == "not asked") == (module.facts["search"] == "not asked")
 
