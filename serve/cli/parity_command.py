@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ...exporters.convert import Options, convert
+from ...exporters.device_proofs import keep_proof
 from ...exporters.environment import environment
 from ...exporters.evidence import facts_of
 from ...exporters.gate.rejudge import LIMITS, rejudge
 from ...exporters.inputs.samples import load_samples, stored_samples
-from ...exporters.reprove import reprove
+from ...exporters.reprove import holds_here, reprove
 from ...models.engines.device_choice import resolve_device
 from ...models.engines.load import load_half
 from ...models.engines.true_fp32 import use_true_fp32
@@ -97,6 +98,8 @@ def _judge_version(version: Version, samples: Path | None, device: str, notify: 
         engine = load_half(version, form, where)
         report = reprove(version, engine, where, judging)
         engine.close()
+        if samples is None and not holds_here(version, where):
+            keep_proof(version, form, facts["forms"][form]["path"].rpartition("/")[2], where, report)
         found = report.to_json()
         facts["forms"][form] |= {key: found[key] for key in ("passed", "max_error_u", "sqnr_db")} | {
             "parity": found

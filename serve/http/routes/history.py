@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from ....exporters.device_proofs import proofs_of
 from ....exporters.evidence import facts_of
+from ....exporters.report.device_section import with_device_proofs
 from ....models.errors import DamagedFile, UnknownName
 from ....models.store import Store, Version
 from .app import History
@@ -23,11 +25,16 @@ def history_of(store: Store) -> History:
 
     return History(
         versions=versions,
-        report=lambda model, number: version_of(store, model, number).bytes("report.html").decode(),
+        report=lambda model, number: _report(version_of(store, model, number)),
         plan=lambda model, number: version_of(store, model, number).json("precision.json"),
         lineage=lambda model, number: _lineage(store, version_of(store, model, number)),
         rollback=rollback,
     )
+
+
+def _report(version: Version) -> str:
+    """The page of the conversion, with what the gate found on other devices since."""
+    return with_device_proofs(version.bytes("report.html").decode(), proofs_of(version))
 
 
 def _listed(store: Store, model: str, number: int) -> dict[str, Any]:

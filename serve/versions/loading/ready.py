@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 
+from ....exporters.device_proofs import keep_proof, kept_proof
 from ....exporters.inputs.samples import Samples, stored_samples
 from ....exporters.reprove import holds_here, reprove
 from ....models.buckets import buckets_of
@@ -210,13 +211,25 @@ def _proven(version: Version, spec: ModelSpec, samples: Samples, form: str, plac
     engine = place.call(load)
     try:
         if not holds_here(version, place.device):
-            report = reprove(version, engine, place.device, samples, place.call)
-            if not report.passed:
-                raise NotReady(f"not equal on {place.device}: {report.summary()}")
+            passed, summary = _proven_here(version, engine, samples, form, place)
+            if not passed:
+                raise NotReady(f"not equal on {place.device}: {summary}")
     except BaseException:
         place.call(engine.close)
         raise
     return Candidate(engine, HALVES[form], ceiling=_ceiling(version, place), load=load)
+
+
+def _proven_here(
+    version: Version, engine: Engine, samples: Samples, form: str, place: Place
+) -> tuple[bool, str]:
+    """Whether the gate passes the half on this device, and its summary: as kept from an earlier start, or found now."""
+    kept = kept_proof(version, form, HALVES[form], place.device)
+    if kept is not None:
+        return kept.passed, kept.summary
+    report = reprove(version, engine, place.device, samples, place.call)
+    keep_proof(version, form, HALVES[form], place.device, report)
+    return report.passed, report.summary()
 
 
 def _loading(

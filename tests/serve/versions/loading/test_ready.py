@@ -221,9 +221,10 @@ def test_a_proof_that_found_no_memory_is_tried_again_and_is_no_refusal(
     def short(version: Version, half: Any, *more: Any) -> Any:
         if left and left.pop() is not None:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return SimpleNamespace(passed=True)
+        return SimpleNamespace(passed=True, summary=lambda: "passed", batch_sizes=())
 
     monkeypatch.setattr(readying, "holds_here", lambda version, device: False)
+    monkeypatch.setattr(readying, "kept_proof", lambda *_: None)
     monkeypatch.setattr(readying, "reprove", short)
     with simulated() as (_, place):
         prepared = readying.make_ready(four_forms, replace(place, rescue=False))

@@ -1,0 +1,96 @@
+"""What the gate found on devices other than that of the conversion: kept beside a version, shown in its report, reused.
+
+    <store>/models/<name>/proofs-<number>.json     the newest per form, batch sizes and environment
+
+A proof holds for one file of a form, at the batch sizes that were judged, on one kind of device with one driver, one
+cuDNN and one set of libraries (`environment.py`). Anything else is proven anew.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..models.buckets import buckets_of
+from ..models.durable import replace_text
+from ..models.store import Version
+from .environment import environment
+from .gate.verdict import ParityReport
+
+logger = logging.getLogger("halfeven.roster")
+MOST_KEPT = 32  # the newest
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProof:
+    """``form`` and ``digest``: of the half's file; ``buckets``: the sizes that batches are filled up to there (empty:
+    any size is run); ``batch_sizes``: those that were judged; ``at``: ISO 8601."""
+
+    form: str
+    digest: str
+    environment: Mapping[str, Any]
+    buckets: Sequence[int]
+    batch_sizes: Sequence[int]
+    passed: bool
+    summary: str
+    at: str
+
+    @property
+    def _holds_for(self) -> tuple[Any, ...]:
+        return self.form, self.digest, dict(self.environment), list(self.buckets)
+
+    def same_terms(self, other: "DeviceProof") -> bool:
+        return self._holds_for == other._holds_for
+
+
+def proofs_of(version: Version) -> list[DeviceProof]:
+    """All that are kept, the newest last; none where the file cannot be read."""
+    path = _path(version)
+    try:
+        return [DeviceProof(**entry) for entry in json.loads(path.read_bytes())]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        logger.warning("%s is not a file of proofs and is left aside: %s", path, error)
+        return []
+
+
+def kept_proof(version: Version, form: str, file: str, device: torch.device) -> DeviceProof | None:
+    """The proof of this form that holds on this device as it is now; None where there is none."""
+    terms = _proof(version, form, file, device, None)
+    return next((proof for proof in reversed(proofs_of(version)) if proof.same_terms(terms)), None)
+
+
+def keep_proof(version: Version, form: str, file: str, device: torch.device, report: ParityReport) -> None:
+    """Keep what the gate found. Where the disk is full or read-only, the next start proves again."""
+    found = _proof(version, form, file, device, report)
+    others = [proof for proof in proofs_of(version) if not proof.same_terms(found)]
+    kept = [asdict(proof) for proof in (*others, found)][-MOST_KEPT:]
+    try:
+        replace_text(_path(version), json.dumps(kept, indent=2, allow_nan=False))
+    except OSError:
+        logger.exception("the proof of %s on %s could not be kept in %s", version, device, _path(version))
+
+
+def _proof(
+    version: Version, form: str, file: str, device: torch.device, report: ParityReport | None
+) -> DeviceProof:
+    return DeviceProof(
+        form,
+        version.manifest["files"][file],
+        environment(device),
+        list(buckets_of(version.spec(), str(device))),
+        list(report.batch_sizes) if report else [],
+        report is not None and report.passed,
+        report.summary() if report else "",
+        datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _path(version: Version) -> Path:
+    return version.folder.parent / f"proofs-{version.number}.json"

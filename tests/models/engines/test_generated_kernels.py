@@ -1,0 +1,44 @@
+"""What torch.compile would generate for the halves of the zoo compiles for the GPUs of two generations, without one."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.corpus import CORPUS
+
+ROOT = Path(__file__).resolve().parents[3]
+# With control flow, whose bodies Inductor generates apart.
+NETS = [name for name in CORPUS if name.startswith("zoo ") and name != "zoo switch"]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None,
+        reason="needs triton, whose wheel has the compiler (pip install triton)",
+    ),
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="torch is told that there is a device: there is one"
+    ),
+]
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_every_generated_kernel_compiles_for_two_generations(name: str) -> None:
+    paths = os.pathsep.join([str(ROOT), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.generated_kernels", name],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": paths},
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    compiled = json.loads(done.stdout.splitlines()[-1])[name]["compiled"]
+    assert compiled["80"] == compiled["90"] > 0
