@@ -13,7 +13,7 @@ import torch
 from tests.corpus import CORPUS
 
 ROOT = Path(__file__).resolve().parents[3]
-# With control flow, whose bodies Inductor generates apart.
+# "zoo switch" branches by value: Inductor generates its bodies apart.
 NETS = [name for name in CORPUS if name.startswith("zoo ") and name != "zoo switch"]
 
 pytestmark = [
