@@ -24,6 +24,8 @@ LENGTH, HEADS, WIDTH = 12, 2, 16
 class Sharp(nn.Module):
     """Scores of some tens, where the rounding of a score shows."""
 
+    mask: Tensor | None
+
     def __init__(self, mask: Tensor | None, causal: bool) -> None:
         super().__init__()
         self.register_buffer("mask", mask)
