@@ -130,7 +130,7 @@ def test_a_name_is_given_once(file: KeyFile) -> None:
         b'{"format": 1, "keys": [{"id": "a", "name": "b", "sha256": "c", "scopes": ["infer"]}]}',
         b'{"format": 1, "keys": [1]}',
         b'{"format": 1, "keys": {"a": 1}}',
-        os.urandom(64),
+        bytes(range(192, 256)),
     ],
 )
 def test_a_file_that_is_none_of_ours_is_refused_by_name(file: KeyFile, content: bytes) -> None:
