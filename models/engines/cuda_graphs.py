@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from ..program import look_of, walk
 
@@ -28,13 +28,18 @@ def host_reads(module: GraphModule) -> list[str]:
         target = node.target
         if isinstance(target, HigherOrderOperator):
             found += [] if target.name() == "scan" else [f"{target.name()} '{name}'"]
-        elif isinstance(target, OpOverload) and (
-            _READ_BY_THE_HOST & set(target.tags)
-            if target is not torch.ops.aten.index.Tensor
-            else any((look := look_of(index)) is not None and look.dtype in _MASKS for index in node.args[1])  # type: ignore[union-attr]
-        ):
+        elif isinstance(target, OpOverload) and _is_read(node, target):
             found.append(f"{target._schema.name.removeprefix('aten::')} '{name}'")
     return found
+
+
+def _is_read(node: Node, target: OpOverload) -> bool:
+    if target is torch.ops.aten.index.Tensor:
+        looks = [look_of(index) for index in node.args[1]]  # type: ignore[union-attr]
+        return any(look is not None and look.dtype in _MASKS for look in looks)
+    if target is torch.ops.aten.one_hot.default and len(node.args) > 1:
+        return node.args[1] == -1  # then the largest number says how many classes there are
+    return bool(_READ_BY_THE_HOST & set(target.tags))
 
 
 class NotRecorded(Exception):
