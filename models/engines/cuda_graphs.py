@@ -38,7 +38,7 @@ def _is_read(node: Node, target: OpOverload) -> bool:
         looks = [look_of(index) for index in node.args[1]]  # type: ignore[union-attr]
         return any(look is not None and look.dtype in _MASKS for look in looks)
     if target is torch.ops.aten.one_hot.default and len(node.args) > 1:
-        return node.args[1] == -1  # then the largest number says how many classes there are
+        return bool(node.args[1] == -1)  # then the largest number says how many classes there are
     return bool(_READ_BY_THE_HOST & set(target.tags))
 
 
