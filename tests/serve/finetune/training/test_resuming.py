@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -227,9 +226,7 @@ def test_with_other_settings_it_begins_anew_and_says_so(hard: Line) -> None:
 @pytest.mark.slow
 def test_killed_at_twenty_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> None:
     """One training, killed again and again; each time after a part of its whole time, its start included."""
-    seed = random.SystemRandom().randrange(2**32)
-    print("seed", seed)
-    draw, hard = random.Random(seed), hard_job(tmp_path / "job")
+    draw, hard = np.random.default_rng(), hard_job(tmp_path / "job")
     begun = time.monotonic()
     expected = left_alone(hard)
     whole, kills = time.monotonic() - begun, 0
