@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-from ....exporters.for_device import planned_for, was_planned_for_a_device
 from ....models.store import Store, Version
 
 logger = logging.getLogger("halfeven.roster")
@@ -24,6 +23,10 @@ logger = logging.getLogger("halfeven.roster")
 def plan_again(version: Version, device: torch.device) -> threading.Thread | None:
     """Begin to plan the version again for the device, in the background. None where it was made for a device already,
     or has no captured program."""
+    from ....exporters.for_device import (
+        was_planned_for_a_device,  # brings the converter, which few servers need
+    )
+
     if was_planned_for_a_device(version) or not version.has("whole.pt2"):
         return None
     store = version.folder.parents[2]
@@ -46,6 +49,8 @@ def main(arguments: Sequence[str]) -> None:
     """Print the new version with its status."""
     root, name, number, device = arguments
     store = Store(Path(root))
+    from ....exporters.for_device import planned_for
+
     made = planned_for(store.version(name, int(number)), store, torch.device(device), lambda _: None)
     print(f"{made} is {made.status}")
 
