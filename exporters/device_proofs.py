@@ -1,4 +1,5 @@
-"""What the gate found on devices other than that of the conversion: kept beside a version, shown in its report, reused.
+"""The gate's verdicts on devices other than the one that converted a version. They are stored beside the version, shown
+in its report, and reused at the next start of a server.
 
     <store>/models/<name>/proofs-<number>.json     the newest per form, batch sizes and environment
 

@@ -5,13 +5,11 @@ from typing import Any
 
 import torch
 
-from ..models.store import LIVE, Store, Version
+from ..models.store import FOR_DEVICE, LIVE, Store, Version
 from .maker import Notify
 from .retrain import subject_of
 from .road import travel
 from .torch.forms import ProgramForms
-
-FOR_DEVICE = "device"  # who made the version, in the manifest's lineage
 
 
 def planned_for(version: Version, store: Store, device: torch.device, notify: Notify) -> Version:
@@ -33,7 +31,3 @@ def planned_for(version: Version, store: Store, device: torch.device, notify: No
     if made.status == LIVE and active in (None, version.number):
         store.promote_over(active, made, by=FOR_DEVICE)
     return made
-
-
-def was_planned_for_a_device(version: Version) -> bool:
-    return version.manifest.get("lineage", {}).get("by") == FOR_DEVICE

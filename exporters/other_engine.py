@@ -24,8 +24,8 @@ from .inputs.samples import Samples, read_tensors
 from .prove import ReferenceRun, judged, take
 from .question import Answers, Arrays
 from .reprove import reference_run_of
+from .subject import CPU
 
-CPU = torch.device("cpu")
 Judged = TypeVar("Judged", ParityReport, OutputVerdict, AdversarialVerdict)
 
 

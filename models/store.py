@@ -31,7 +31,8 @@ from .spec import ModelSpec
 
 _NUMBER = re.compile(r"^[1-9][0-9]{0,17}$")
 LIVE, REFUSED = "live", "refused"
-OPERATOR, ROLLBACK = "operator", "rollback"  # by whose order a version becomes active
+# By whose order a version becomes active; FOR_DEVICE: one that was planned again for a device.
+OPERATOR, ROLLBACK, FOR_DEVICE = "operator", "rollback", "device"
 
 
 @dataclass(frozen=True, slots=True)

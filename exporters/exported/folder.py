@@ -22,9 +22,10 @@ from ...models.errors import BadInput, BadSetting, Conflict
 from ...models.store import LIVE, Version, write_manifest
 from ..inputs.samples import stored_samples
 from ..reprove import reference_run_of
+from ..subject import CPU
 from .build_commands import BY_ENGINE, commands_for
 from .file_rows import write_rows
-from .onnx_pair import CPU, WHOLE, check_exportable, put_pair
+from .onnx_pair import WHOLE, check_exportable, put_pair
 from .readme import readme
 
 COPIED = ("spec.json", "precision.json", "samples.safetensors")

@@ -13,12 +13,11 @@ from ...models.engines.onnx_engine import OnnxEngine
 from ...models.errors import BadInput, ExportFailed, ParityRefused
 from ...models.store import LIVE, Version
 from ..environment import environment
-from ..onnx.reading.bounded_file import read_model
-from ..onnx.stored import half_storage
-from ..prove import ReferenceRun, answers_of, check_whole_form, judged, take
+from ..onnx.stored import half_file_on_cpu
+from ..prove import ReferenceRun, answers_of, check_whole_form, judged
+from ..subject import CPU
 from ..torch.onnx_form.export import DATA, write_onnx
 
-CPU = torch.device("cpu")
 WHOLE, HALF = "whole.onnx", "half.onnx"
 Notify = Callable[[str], None]
 
@@ -63,22 +62,17 @@ def _written(version: Version, run: ReferenceRun, folder: Path, notify: Notify) 
     spec, dtype = version.spec(), version.manifest["half"]
     notify(f"{version} has the torch form alone: writing its programs as ONNX")
     write_onnx(whole_program(version), spec, folder / WHOLE, {"model": spec.name, "precision": "fp32"})
-    check_whole_form(run, answers_of(spec, _engine(folder / WHOLE, "fp32")))
+    whole = OnnxEngine(folder / WHOLE, "fp32", CPU, CpuSetup(torch.get_num_threads()))
+    check_whole_form(run, answers_of(spec, whole))
     kept = ",".join(kept["node"] for kept in version.json("precision.json")["kept"])
     about = {"model": spec.name, "precision": dtype, "kept": kept}
     write_onnx(half_program(version), spec, folder / HALF, about)
     notify("proving the ONNX form")
-    # As when a model is converted: ONNX Runtime's CPU computes FP16 chains in FP32, so true half storage judges too.
-    storage = half_storage(read_model(folder / HALF, folder))
-    serves = answers_of(spec, _engine(folder / HALF, dtype))
-    report = judged(run, dtype, [take(run, storage), take(run, serves)])
+    _, taken = half_file_on_cpu(folder / HALF, spec, dtype, run)
+    report = judged(run, dtype, taken)
     if not report.passed:
         raise ParityRefused(
             f"the ONNX form of {version} is not equal, so it is not exported: {report.summary()}; convert the model "
             "again with --form onnx, which searches for what must stay in FP32 there"
         )
     return {"environment": environment(CPU), "forms": {"onnx": report.to_json()}}
-
-
-def _engine(path: Path, precision: str) -> OnnxEngine:
-    return OnnxEngine(path, precision, CPU, CpuSetup(torch.get_num_threads()))

@@ -212,7 +212,8 @@ def perturbed(failure: Failure) -> Failure:
 
 
 def of_engine(failure: Failure) -> Failure:
-    """The same failure of an engine that is not ours: without what to do about a half of ours."""
+    """A gate failure without the advice on how to convert the model otherwise. For the answers of another engine: that
+    advice changes the halves that halfeven makes, and nothing about the engine."""
     message = failure.message
     for advice in (_KEEP, _KEEP_HEAD, _OURS):
         message = message.replace(f"; {advice}", "")

@@ -1,4 +1,7 @@
-"""What a precision plan decides for a node: the dtype in which it reads its inputs, or that it is kept in FP32."""
+"""The two decisions that a precision plan records for a node.
+
+`Action` is the dtype in which the node reads its inputs; `Kept` says that the node stays in FP32, and why.
+"""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -31,10 +31,10 @@ class Worth:
 
 
 def worth(saved: int, cast: int) -> Worth:
-    """Whether half saves more bytes (`saved_bytes`) than its casts move (the sum of `cast_map`).
+    """Compare the bytes that half tensors save per run (``saved``) with the bytes that casts move per run (``cast``).
 
-    Where it does not, half is unlikely to be faster where memory is what limits, and the whole should be
-    served as it is; smaller weights at rest may still be a reason.
+    Where the casts move as many or more, half is unlikely to be faster on a device that memory limits, and the whole
+    should be served as it is. Smaller weights in the store may still be a reason for half.
     """
     if saved == 0:
         return Worth(0, cast, False, "no tensor is half at a run: half saves nothing here")

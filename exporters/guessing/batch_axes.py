@@ -73,7 +73,8 @@ def _states(graph: GraphProto) -> Iterator[tuple[str, str]]:
 
 
 def _is_recurrent(node: NodeProto) -> bool:
-    """Whether a node is recurrent and has the batch on axis 1 of its states (with ``layout`` 1 it is axis 0)."""
+    """Whether a node is an ONNX RNN, GRU or LSTM whose states have the batch on axis 1. With the attribute ``layout`` 1
+    the batch is axis 0."""
     return node.op_type in _STATES_IN and node.domain in ONNX and not attribute(node, "layout", 0)
 
 

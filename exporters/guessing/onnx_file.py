@@ -55,7 +55,8 @@ def guess_onnx(path: Path, narrow: Narrow | None = None, batched: bool | None = 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What was found in one ONNX file. ``axes``: tensor name → (batch axis, why), where that is not the first axis."""
+    """The facts of an ONNX file from which model.toml is guessed. ``axes``: tensor name → (batch axis, why), for the
+    tensors whose batch is not the first axis."""
 
     path: Path
     inputs: Sequence[ValueInfoProto]
@@ -153,7 +154,7 @@ def _described(values: Sequence[ValueInfoProto], name: str) -> str:
 
 
 def _may_batch(inputs: Sequence[ValueInfoProto], axes: Mapping[str, int]) -> bool:
-    """Whether every input can be batched: the size of its batch axis is free, or 1.
+    """Whether the batch axis of every input has a free size or the size 1, so that rows can be batched.
 
     ``axes``: input name → its batch axis, for the inputs where that is not the first.
     """

@@ -1,11 +1,22 @@
-"""A foreign version of the store, judged again: the part of this package that a server needs."""
+"""ONNX files that were written before, run node by node: with true half storage, or in FP32.
+
+A version is judged again with them, by the server too, and a half that was just written is judged for the first time.
+"""
+
+from pathlib import Path
 
 import numpy as np
+import torch
 from onnx import ModelProto
 
+from ...models.engines.cpu.setup import CpuSetup
+from ...models.engines.onnx_engine import OnnxEngine
+from ...models.spec import ModelSpec
 from ...models.store import Version
 from ..inputs.samples import Samples
+from ..prove import ReferenceRun, Taken, answers_of, take
 from ..question import Answers, TieTolerance
+from ..subject import CPU
 from .precision.oracle import Oracle, to_half_and_back
 from .precision.ties import ties_of
 from .reading.bounded_file import read_model
@@ -22,8 +33,21 @@ def stored_oracle(version: Version) -> Answers:
     return half_storage(_stored(version, "half.onnx"))
 
 
+def half_file_on_cpu(
+    path: Path, spec: ModelSpec, dtype: str, run: ReferenceRun
+) -> tuple[Answers, list[Taken]]:
+    """ONNX Runtime's answers of a half file that was just written, and the trials that judge the file.
+
+    ONNX Runtime computes FP16 chains in FP32 on a CPU, so the file is judged with true half storage too. It has more
+    nodes than its program where the program's own are composite (attention), and rounds after each.
+    """
+    serves = answers_of(spec, OnnxEngine(path, dtype, CPU, CpuSetup(torch.get_num_threads())))
+    storage = half_storage(read_model(path, path.parent))
+    return serves, [take(run, storage), take(run, serves)]
+
+
 def half_storage(model: ModelProto) -> Answers:
-    """A half graph with true half storage."""
+    """The answers of a half graph on a CPU, where every value that is half in the graph is rounded to half."""
     return Oracle(*_bare(model), to_half_and_back).run
 
 

@@ -18,7 +18,7 @@ OPERATIONS = 1 << 36  # for the whole's answers: a large model is tried on fewer
 ANSWERS_BYTES = 1 << 28  # that the whole's answers may take
 PART_OPERATIONS = (
     1 << 33
-)  # of a trial on unseen samples, before it is seen whether they fail; then twice as many
+)  # of the first part of a trial on unseen samples; each part is twice as large as the last
 ORDER_OPERATIONS = 1 << 33  # for the order of unseen samples, in every trial
 WORST = 4  # sets of samples that join those that are asked, after one search
 # Of the error that the gate allows, for there are samples that are never tried: with 0.95 the corpus' 'rotary by a
@@ -46,7 +46,7 @@ class Counterexamples:
     rank: Callable[[Sequence[Trial]], ParityReport | None] | None = None
     spent: Callable[[], int] = lambda: 0
     found: list[Question] = field(default_factory=list)
-    tried: int = 0  # rows
+    tried: int = 0  # unseen rows: the most that one plan was asked
     _batches: list[Batch] = field(default_factory=list)
     _ranked: list[Batch] = field(default_factory=list)
 
@@ -67,26 +67,35 @@ class Counterexamples:
         The samples are asked in parts, each twice as large as the one before: a half that fails some of the first is
         not asked the others.
         """
-        left, trials, part = deque(self.unseen), list[Trial](), PART_OPERATIONS
-        self.tried, start = sum(len(one.samples) for batch in left for one in batch.questions), self.spent()
+        left, trials, judged, part = deque(self.unseen), list[Trial](), 0, PART_OPERATIONS
+        start = self.spent()
         while left:
             end = self.spent() + part
             while left and self.spent() < end:
                 trials += ask([left.popleft()])
             part *= 2
-            whole_sets = trials if not left else _but_the_last_set(trials, self.rows)
+            self.tried = max(self.tried, sum(len(trial.samples) for trial in trials))
+            complete = self._before_the_last_set(trials) if left else len(trials)
             operations = (self.spent() - start) // len(trials)  # of one question
-            if self._fails(whole_sets) | self._breaks_order(trials, max(operations, 1)):
+            failed = self._fails(trials[judged:complete])
+            if self._breaks_order(trials, max(operations, 1)) or failed:
                 return True
+            judged = complete
         return False
+
+    def _before_the_last_set(self, trials: Sequence[Trial]) -> int:
+        """How many trials are of the sets before the last one, of which not all samples may have been asked."""
+        last = trials[-1].samples[0] // self.rows
+        return sum(trial.samples[0] // self.rows != last for trial in trials)
 
     def _fails(self, trials: Sequence[Trial]) -> bool:
         """Whether a half fails some of these sets; the worst join those that are asked."""
         failed = [(excess(report), number) for number, report in self._reports(trials)]
         worst = sorted((one for one in failed if not one[0] <= 1), key=lambda one: -one[0])[:WORST]
         numbers = {number for _, number in worst}
-        self.found += [one for one in self._questions if one.samples[0] // self.rows in numbers]
-        self._batches = list(self.join(self.found))
+        if worst:
+            self.found += [one for one in self._questions if one.samples[0] // self.rows in numbers]
+            self._batches = list(self.join(self.found))
         return bool(worst)
 
     @property
@@ -130,12 +139,6 @@ def _first(rows: int, trials: Iterable[Trial]) -> Iterator[Trial]:
         rows -= len(trial.samples)
         if rows <= 0:
             return
-
-
-def _but_the_last_set(trials: Sequence[Trial], rows: int) -> Sequence[Trial]:
-    """Without the trials of the last set, of which not all samples may have been asked."""
-    last = trials[-1].samples[0] // rows
-    return [trial for trial in trials if trial.samples[0] // rows != last]
 
 
 def excess(report: ParityReport) -> float:

@@ -15,6 +15,10 @@ from ...models.engines.cpu.setup import usable_cores
 from ...models.version import __version__
 
 TESTED_TORCH = ("2.11", "2.13")
+_ELSEWHERE = (
+    "only Linux limits the memory of child processes, reads a file that was checked even where another one takes its "
+    "place, and times single requests (bench --rate): convert only models of your own here"
+)
 FASTER_FROM = (7, 0)  # tensor cores: below this compute capability FP16 is not faster
 
 
@@ -22,12 +26,6 @@ def examine() -> dict[str, Any]:
     """One line per thing looked at: what, found, advice (empty where there is nothing to do)."""
     checks = [_check("halfeven", __version__), *_machine(), _torch(), *_cuda(), _onnxruntime(), _protobuf()]
     return {"checks": checks, "cuda": torch.cuda.is_available()}
-
-
-_ELSEWHERE = (
-    "only Linux bounds the memory of child processes, holds files against replacement while they are read, and times "
-    "single requests (bench --rate): convert models of your own alone here"
-)
 
 
 def _check(what: str, found: str, advice: str = "") -> dict[str, str]:

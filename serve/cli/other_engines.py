@@ -48,7 +48,7 @@ def prove(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Hold another engine's answers against the FP32 original, by the rules that judge a half."""
+    """Compare another engine's answers with those of the FP32 original, by the rules that judge a half."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from .prove_command import prove_against, shown

@@ -1,9 +1,8 @@
 """The end of a job: its published version is made active, held, or refused; and the exceptions that end a job.
 
 A version becomes active only where a judging set judged what was learnt and it is better on held-out rows, and only in
-place of the parent that it was
-made from and measured against. The comparison and the promotion are one step, whatever is promoted or rolled back
-meanwhile.
+place of the parent that it was made from and measured against. The comparison and the promotion are one step, whatever
+is promoted or rolled back meanwhile.
 """
 
 import threading

@@ -1,4 +1,6 @@
-"""The folder of a job, `<store>/jobs/<id>`, which stands until the job has ended: how far the job is, whoever dies.
+"""The folder of a job, `<store>/jobs/<id>`, which is deleted when the job has ended.
+
+It says how far the job is, so that the job can go on from there after any of its processes was killed.
 
     state.json      the pass, the version it starts from, and the result of the training once there is one
     pass-1/         the files of the first pass: request, rows, checkpoints, weights

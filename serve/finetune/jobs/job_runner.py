@@ -6,6 +6,7 @@ writes. How far a job is stands in its folder (`job_folder.py`): whichever proce
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from safetensors.numpy import save_file
@@ -115,7 +116,7 @@ class JobRunner:
 
         def convert() -> Version:
             published = self.published(job, state.number)  # by a process that could not report it any more
-            return published or self._convert(job, parent, rows, trained, folder)
+            return published or self._convert(job, parent, rows, trained, state.number, folder.of_pass)
 
         return self._started_again(job, folder, convert)
 
@@ -183,9 +184,9 @@ class JobRunner:
         return {**done, "summary": {**done["summary"], "quarantined": left_out}}
 
     def _convert(
-        self, job: Job, parent: Version, rows: JobRows, trained: Mapping[str, Any], job_folder: JobFolder
+        self, job: Job, parent: Version, rows: JobRows, trained: Mapping[str, Any], number: int, folder: Path,
     ) -> Version:  # fmt: skip
-        folder = job_folder.of_pass
+        """``number``: of the pass, whose files are in ``folder``."""
         metrics = parent.manifest.get("training", {}).get("metrics", [])
         measured = self._measured(job, parent, rows.held_out, metrics)
         save_file(dict(measured.predictions), folder / "active.safetensors")
@@ -204,7 +205,7 @@ class JobRunner:
                 "metrics": metrics,
                 "not_judged": not_judged(parent.spec(), rows.data.losses, judges),
             },
-            "lineage": self._lineage(job, rows, trained, folder.name),
+            "lineage": self._lineage(job, rows, trained, number),
             "threads": self._threads,
             "nice": self._nice,
         }
@@ -230,7 +231,7 @@ class JobRunner:
             )
         return self._active.measured(job.name, held_out, metrics)
 
-    def _lineage(self, job: Job, rows: JobRows, trained: Mapping[str, Any], of_pass: str) -> dict[str, Any]:
+    def _lineage(self, job: Job, rows: JobRows, trained: Mapping[str, Any], number: int) -> dict[str, Any]:
         validation = job.validation_file
         return {
             "by": "fine-tuning",
@@ -238,7 +239,7 @@ class JobRunner:
             "dataset": self._job_store.file(job.training_file).sha256,
             "validation": None if validation is None else self._job_store.file(validation).sha256,
             "rows": rows.data.rows,
-            "pass": int(of_pass.removeprefix("pass-")),
+            "pass": number,
             "seed": job.seed,
             "hyperparameters": dict(job.hyperparameters),
             "scaler": dict(trained["summary"]),

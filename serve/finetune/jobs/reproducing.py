@@ -9,7 +9,7 @@ from ....models.errors import BadInput, CannotServe, UnknownName
 from ....models.store import Store, Version, sha256_of
 from .child_watch import result_of
 from .concluding import JobFailed
-from .training_request import TRAINER, Place, rows_of, training_request
+from .training_request import TRAINER, Place, rows_of, save_rows, training_request
 from .worker_process import Child
 
 Notify = Callable[[str], None]
@@ -46,6 +46,7 @@ def reproduce(
     recorded = lineage.get("trained_with") or {}
     with tempfile.TemporaryDirectory(prefix="halfeven-reproduce-") as folder:
         place = Place(Path(folder), recorded.get("device", "cpu"), recorded.get("threads", 1), nice=0)
+        save_rows(rows, place.folder)
         request = training_request(parent, rows, lineage["hyperparameters"], lineage["seed"], "again", place)
         done = _trained({**request, "checkpoint_bytes": 0}, Path(folder), notify)
     return {

@@ -68,10 +68,9 @@ def save_rows(rows: JobRows, folder: Path) -> None:
 def training_request(
     parent: Version, rows: JobRows, hyperparameters: Mapping[str, Any], seed: int, job: str, place: Place
 ) -> dict[str, Any]:
-    """The request that trainer.py reads, and its files in the folder; the operator's module comes from the version's
-    own stored source."""
+    """The request that trainer.py reads. Writes the parent's program and weights into the folder, where `save_rows` has
+    put the rows; the operator's module comes from the version's own stored source."""
     spec, folder = parent.spec(), place.folder
-    save_rows(rows, folder)
     save_program(whole_program(parent), folder / "whole.pt2", weights=True)
     weights = folder / "parent.safetensors"
     with parent.opened("weights.safetensors") as stored, weights.open("wb") as copy:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,15 +91,13 @@ class Log:
             return bytes == 0
         return left == 0 and found.hexdigest() == digest
 
-    def cut(self, bytes: int) -> Iterator[dict[str, Any]]:
-        """Forget what stands behind so many bytes; gives every line before."""
-        self._hash, self.bytes = hashlib.sha256(), bytes
+    def cut(self, bytes: int) -> list[dict[str, Any]]:
+        """Delete what stands behind the first ``bytes`` bytes; gives the lines that are left."""
         with self._path.open("ab") as file:
             file.truncate(bytes)
-        with self._path.open("rb") as file:
-            for line in file:
-                self._hash.update(line)
-                yield json.loads(line)
+        data = self._path.read_bytes()
+        self._hash, self.bytes = hashlib.sha256(data), bytes
+        return [json.loads(line) for line in data.splitlines()]
 
 
 class Checkpoints:

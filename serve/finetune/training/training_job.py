@@ -106,8 +106,7 @@ class TrainingJob:
         for one in refused:
             self._report({"type": "note", "code": one.code, "message": str(one)})
         if found is None:
-            for _ in self._checkpoints.log.cut(0):
-                pass
+            self._checkpoints.log.cut(0)
             return
         put_back(self.loop, found.tensors, found.numbers)
         self._best.put_back(found.numbers["best"], found.best)

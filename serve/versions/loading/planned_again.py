@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from ....models.store import Store, Version
+from ....models.store import FOR_DEVICE, Store, Version
 
 logger = logging.getLogger("halfeven.roster")
 
@@ -23,11 +23,8 @@ logger = logging.getLogger("halfeven.roster")
 def plan_again(version: Version, device: torch.device) -> threading.Thread | None:
     """Begin to plan the version again for the device, in the background. None where it was made for a device already,
     or has no captured program."""
-    from ....exporters.for_device import (
-        was_planned_for_a_device,  # brings the converter, which few servers need
-    )
-
-    if was_planned_for_a_device(version) or not version.has("whole.pt2"):
+    made_for_one = version.manifest.get("lineage", {}).get("by") == FOR_DEVICE
+    if made_for_one or not version.has("whole.pt2"):
         return None
     store = version.folder.parents[2]
     command = [sys.executable, "-m", __name__, str(store), version.name, str(version.number), str(device)]
@@ -47,10 +44,12 @@ def _run(command: Sequence[str], subject: str) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Print the new version with its status."""
+    from ....exporters.for_device import (
+        planned_for,  # the whole converter, which the server itself does not need
+    )
+
     root, name, number, device = arguments
     store = Store(Path(root))
-    from ....exporters.for_device import planned_for
-
     made = planned_for(store.version(name, int(number)), store, torch.device(device), lambda _: None)
     print(f"{made} is {made.status}")
 

@@ -92,4 +92,4 @@ def test_a_system_without_the_calls_of_linux_has_cores_and_its_limits_are_named(
     monkeypatch.setattr(sys, "platform", "darwin")
     found = {check["what"]: check for check in examine()["checks"]}
     assert found["cpu"]["found"].startswith(f"{os.cpu_count()} cores")
-    assert "only Linux bounds the memory of child processes" in found["system"]["advice"]
+    assert "only Linux limits the memory of child processes" in found["system"]["advice"]

@@ -44,13 +44,13 @@ class Runner(JobRunner):
         weights.write_bytes(b"new weights")
         return {"weights": str(weights), "digest": "d", "summary": {}}
 
-    def _convert(self, job: Job, parent: Version, rows: Any, trained: Any, job_folder: JobFolder) -> Version:
+    def _convert(
+        self, job: Job, parent: Version, rows: Any, trained: Any, number: int, folder: Path
+    ) -> Version:
         self.made.append("converted")
         assert Path(trained["weights"]).read_bytes() == b"new weights"
         self.converting()
-        state = job_folder.state()
-        assert state is not None
-        return publish(self.store, job=job.id, **{"pass": state.number})
+        return publish(self.store, job=job.id, **{"pass": number})
 
     def job(self, **hyperparameters: Any) -> Job:
         self.job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))
