@@ -13,6 +13,7 @@ from tests.serve.finetune.jobs.job_server import ended, served_to_client
 STATISTICS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
 
 
+@pytest.mark.slow
 def test_only_the_parameters_that_the_job_names_learn(begun: Path, tmp_path: Path) -> None:
     store = store_of(begun, tmp_path)
     with served_to_client(store, "net") as (_, _, client):
