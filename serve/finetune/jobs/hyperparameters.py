@@ -8,6 +8,7 @@ What ``auto`` means:
 - ``learning_rate_multiplier``: 1, of a learning rate of 1e-4 (AdamW's usual one for going on with a trained
   model); give ``learning_rate`` instead to name the rate itself;
 - ``validation_split``: a tenth of the rows, at least 20, but never more than a third: a gain shows on enough rows only;
+- ``warmup_ratio``: a twentieth of the steps, and at most 100 steps; of ``one_cycle`` three tenths (torch's own);
 - ``growth_interval``: a tenth of all steps, from 20 to 2000 (torch's own): a short job must grow its scale too;
 - ``checkpoint_every``: a tenth of all steps: each time the held-out rows are evaluated and a checkpoint is written.
 
@@ -23,22 +24,14 @@ does. The weights of the best evaluation are the job's. ``trainable``: patterns 
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from ....models.errors import BadInput
+from ..training.setting_names import ONE_CYCLE
+from .hyperparameter_table import AUTO, RANGES, READ_WITH, WORDS
 
 BASE_LEARNING_RATE = 1e-4
-REFUSE, REJUDGE, RETRAIN, QUARANTINE = "refuse", "rejudge", "retrain", "quarantine"
-WORDS: Mapping[str, tuple[str, ...]] = {  # the first is the default
-    "precision": ("fp16", "bf16", "fp32"),
-    "stale_parent": (REFUSE, REJUDGE, RETRAIN),
-    "bad_rows": (REFUSE, QUARANTINE),
-}
-AUTO = "auto"
-
-
 class BadHyperparameter(BadInput):
     """One value out of its range; ``param`` is its name."""
 
@@ -46,37 +39,6 @@ class BadHyperparameter(BadInput):
     param: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """``low`` to ``high``, both allowed, finite. ``whole``: no fractions. ``auto``: the word is allowed too."""
-
-    low: float
-    high: float
-    default: float | str
-    whole: bool = False
-    auto: bool = False
-
-    def __str__(self) -> str:
-        kind = "a whole number" if self.whole else "a number"
-        return f"{kind} from {self.low:g} to {self.high:g}" + (' or "auto"' if self.auto else "")
-
-
-RANGES: Mapping[str, Range] = {
-    "n_epochs": Range(1, 1000, AUTO, whole=True, auto=True),
-    "batch_size": Range(1, 65536, AUTO, whole=True, auto=True),
-    "learning_rate_multiplier": Range(1e-6, 1e6, AUTO, auto=True),
-    "learning_rate": Range(1e-10, 10, AUTO, auto=True),
-    "weight_decay": Range(0, 1, 0.01),
-    "clip_norm": Range(1e-6, 1e6, 1.0),
-    "init_scale": Range(1, 2**32, 2**16),
-    "growth_interval": Range(1, 1_000_000, AUTO, whole=True, auto=True),
-    "scale_floor": Range(2**-24, 2**16, 1.0),
-    "max_floor_hits": Range(1, 1000, 8, whole=True),
-    "checkpoint_every": Range(1, 1_000_000, AUTO, whole=True, auto=True),
-    "early_stopping_patience": Range(0, 1000, 0, whole=True),
-    "validation_split": Range(0.001, 0.5, AUTO, auto=True),
-    "forgetting_tolerance": Range(0, 1, 0.02),
-}
 TRAINABLE = "trainable"
 MOST_PATTERNS, LONGEST_PATTERN = 64, 256
 KNOWN = (*RANGES, *WORDS, TRAINABLE)
@@ -101,6 +63,9 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
     values[TRAINABLE] = _patterns(asked.get(TRAINABLE))
     if values["learning_rate"] != AUTO and values["learning_rate_multiplier"] != AUTO:
         raise _bad("learning_rate", "and learning_rate_multiplier are both given; expected one of them")
+    for name, (other, words) in READ_WITH.items():
+        if name in asked and values[other] not in words:
+            raise _bad(name, f"is read with {other} = {' or '.join(words)} only, and {other} is {values[other]}")
     if values["scale_floor"] > values["init_scale"]:
         at_most = f"expected at most init_scale = {values['init_scale']:g}"
         raise _bad("scale_floor", f"{at_most}, got {values['scale_floor']:g}")
@@ -130,6 +95,8 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
     if found["learning_rate"] == AUTO:
         found["learning_rate"] = BASE_LEARNING_RATE * found["learning_rate_multiplier"]
     steps = steps_per_epoch * found["n_epochs"]
+    if found["warmup_ratio"] == AUTO:
+        found["warmup_ratio"] = 0.3 if found["schedule"] == ONE_CYCLE else min(0.05, 100 / steps)
     if found["growth_interval"] == AUTO:
         found["growth_interval"] = min(2000, max(20, steps // 10))
     if found["checkpoint_every"] == AUTO:

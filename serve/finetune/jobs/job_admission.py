@@ -15,8 +15,8 @@ from ....models.store import Store, Version
 from ..data.data_findings import findings_of
 from ..data.datasets import TrainingData, check_no_overlap, learnable_outputs, read_training, split
 from ..data.files import Files
+from .hyperparameter_table import QUARANTINE
 from .hyperparameters import (
-    QUARANTINE,
     TRAINABLE,
     check_trainable,
     held_out_share,

@@ -15,12 +15,13 @@ from ....models.spec import ModelSpec
 from ....models.store import Version
 from ..data.datasets import TrainingData, read_training, split
 from ..judging.joining import MOST_JOINED, evenly
-from .hyperparameters import QUARANTINE
+from .hyperparameter_table import QUARANTINE
 
 TRAINER = Path(__file__).parents[1] / "training" / "trainer.py"
 _AMP = (
     "n_epochs", "batch_size", "learning_rate", "weight_decay", "clip_norm", "init_scale", "growth_interval",
-    "scale_floor", "max_floor_hits", "bad_rows",
+    "scale_floor", "max_floor_hits", "bad_rows", "schedule", "warmup_ratio", "schedule_power", "schedule_period",
+    "schedule_gamma",
 )  # fmt: skip
 
 

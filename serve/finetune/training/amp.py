@@ -15,7 +15,6 @@ A batch larger than the model takes is passed in parts, each with its own backwa
 next part begins.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -23,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from torch.optim.lr_scheduler import LambdaLR
 
 from .passes import LossOf, PartsOf, Passes, Quarantine, is_finite, restore, snapshot, whole
 from .patience import Patience, audit, finite_names
+from .schedules import scheduler_of
 from .training_terms import DATA_FAULTS, GRADIENT_OVERFLOW, Settings, StepRecord, Stopped
 
 GOOD_ROWS = 8  # rows of the last step that was taken, that suspects are asked with
@@ -60,9 +59,7 @@ class Loop:
         self.weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
         groups = parameter_groups(module, settings.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, settings.learning_rate)
-        self.scheduler = LambdaLR(
-            self.optimizer, lambda taken: learning_rate_factor(taken, steps, settings.schedule)
-        )
+        self.scheduler = scheduler_of(self.optimizer, settings, steps)
         self.scaler = grad_scaler(kind, settings, steps)
         self.sound, self.patience = finite_names(module), Patience(settings)
         self.passes = Passes(module, loss_of, parts_of, self.scaler, settings, kind, self.sound)
@@ -141,13 +138,6 @@ def grad_scaler(device: str, settings: Settings, steps: int) -> torch.amp.GradSc
 def growth_interval(steps: int) -> int:
     """Clean steps before the scale doubles: torch's 2000 would never come in a short job."""
     return min(max(steps // 20, 50), 2000)
-
-
-def learning_rate_factor(taken: int, steps: int, schedule: str) -> float:
-    """The share of the learning rate after ``taken`` steps: warm-up over 5 % (at most 100), then the schedule."""
-    warm_up = min(max(steps // 20, 1), 100)
-    fall = 0.5 * (1 + math.cos(math.pi * min(taken / steps, 1.0))) if schedule == "cosine" else 1.0
-    return min(1.0, (taken + 1) / warm_up) * fall
 
 
 def batches(rows: int, settings: Settings) -> Iterator[tuple[int, Tensor]]:

@@ -36,9 +36,7 @@ def numbers_of(loop: Loop) -> dict[str, Any]:
     return {
         "done": loop.done,
         "groups": [{key: value for key, value in group.items() if key != "params"} for group in groups],
-        "scheduler": {
-            key: value for key, value in loop.scheduler.state_dict().items() if key != "lr_lambdas"
-        },
+        "scheduler": loop.scheduler.state_dict(),
         "scaler": loop.scaler.state_dict(),
         "patience": [patience.taken, patience.in_a_row, patience.cause],
         "python": random.getstate(),
@@ -60,7 +58,7 @@ def put_back(loop: Loop, tensors: Mapping[str, Tensor], numbers: Mapping[str, An
     for group, kept in zip(groups, numbers["groups"], strict=True):
         group.update(kept, betas=tuple(kept["betas"]))
     loop.optimizer.load_state_dict({"state": state, "param_groups": groups})
-    loop.scheduler.load_state_dict({**numbers["scheduler"], "lr_lambdas": [None]})
+    loop.scheduler.load_state_dict(dict(numbers["scheduler"]))
     if numbers["scaler"]:
         loop.scaler.load_state_dict(numbers["scaler"])
     loop.patience.taken, loop.patience.in_a_row, loop.patience.cause = numbers["patience"]

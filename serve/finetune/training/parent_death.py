@@ -1,4 +1,4 @@
-"""A process of a job ends with the process that started it, whatever it is busy with. Needs the standard library alone."""
+"""A process of a job ends with the process that started it, even while it is busy. Needs the standard library alone."""
 
 import ctypes
 import os

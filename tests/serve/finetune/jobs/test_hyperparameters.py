@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 from halfeven.models.errors import BadInput
+from halfeven.serve.finetune.jobs.hyperparameter_table import AUTO, RANGES
 from halfeven.serve.finetune.jobs.hyperparameters import (
-    AUTO,
-    RANGES,
     check_trainable,
     held_out_share,
     read_hyperparameters,
@@ -70,6 +69,15 @@ def test_patterns_of_parameters_are_checked_against_the_model_s_names() -> None:
     for wrong in ([], [""], [3], "x" * 257, {"a": 1}, ["x"] * 65):
         with pytest.raises(BadInput, match="trainable: expected"):
             read_hyperparameters({"hyperparameters": {"trainable": wrong}})
+
+
+def test_a_setting_that_the_schedule_does_not_read_is_refused() -> None:
+    read = read_hyperparameters({"hyperparameters": {"schedule": "step", "schedule_gamma": 0.5}})
+    assert (read["schedule"], read["schedule_gamma"]) == ("step", 0.5)
+    with pytest.raises(BadInput, match="schedule_gamma: is read with schedule = step or exponential only, and"):
+        read_hyperparameters({"hyperparameters": {"schedule_gamma": 0.5}})
+    with pytest.raises(BadInput, match="schedule: expected one of cosine, constant, linear, .*, got 'cosnie'"):
+        read_hyperparameters({"hyperparameters": {"schedule": "cosnie"}})
 
 
 def test_numbers_are_whole_where_they_count_and_come_back_as_such() -> None:
