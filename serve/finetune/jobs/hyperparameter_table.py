@@ -40,6 +40,8 @@ RANGES: Mapping[str, Range] = {
     "schedule_period": Range(0.001, 1, 1 / 3),
     "schedule_gamma": Range(1e-6, 1, 0.1),
     "weight_decay": Range(0, 1, 0.01),
+    "label_smoothing": Range(0, 0.99, 0.0),
+    "ema_decay": Range(0, 0.99999, 0.0),
     "clip_norm": Range(1e-6, 1e6, 1.0),
     "init_scale": Range(1, 2**32, 2**16),
     "growth_interval": Range(1, 1_000_000, AUTO, whole=True, auto=True),

@@ -18,7 +18,7 @@ be learnt from refuses the file, or is left out and named.
 
 ``early_stopping_patience``: the training ends after so many evaluations without a smaller held-out loss; 0: it never
 does. The weights of the best evaluation are the job's. ``trainable``: patterns of the parameters that learn
-(``head.*``); the others stay as they are.
+(``head.*``); the others stay as they are. ``loss`` and ``class_weights``: see `loss_choice.py`.
 """
 
 import difflib
@@ -27,21 +27,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ....models.errors import BadInput
 from ..training.setting_names import ONE_CYCLE
+from .bad_hyperparameter import bad, shown
 from .hyperparameter_table import AUTO, RANGES, READ_WITH, WORDS
+from .loss_choice import CLASS_WEIGHTS, LOSS, read_class_weights, read_loss
 
 BASE_LEARNING_RATE = 1e-4
-class BadHyperparameter(BadInput):
-    """One value out of its range; ``param`` is its name."""
-
-    code = "bad_hyperparameter"
-    param: str | None = None
-
-
 TRAINABLE = "trainable"
 MOST_PATTERNS, LONGEST_PATTERN = 64, 256
-KNOWN = (*RANGES, *WORDS, TRAINABLE)
+KNOWN = (*RANGES, *WORDS, TRAINABLE, LOSS, CLASS_WEIGHTS)
 
 
 def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,21 +48,27 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
     for name in asked:
         if name not in KNOWN:
             near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.0)[0]
-            raise _bad(name, f"is unknown; the nearest known one is '{near}'")
+            raise bad(name, f"is unknown; the nearest known one is '{near}'")
     values: dict[str, Any] = {name: _value(name, asked.get(name)) for name in RANGES}
     for name, words in WORDS.items():
         values[name] = asked.get(name) or words[0]
         if values[name] not in words:
-            raise _bad(name, f"expected one of {', '.join(words)}, got {_show(values[name])}")
+            raise bad(name, f"expected one of {', '.join(words)}, got {shown(values[name])}")
     values[TRAINABLE] = _patterns(asked.get(TRAINABLE))
+    values[LOSS], values[CLASS_WEIGHTS] = (
+        read_loss(asked.get(LOSS)),
+        read_class_weights(asked.get(CLASS_WEIGHTS)),
+    )
     if values["learning_rate"] != AUTO and values["learning_rate_multiplier"] != AUTO:
-        raise _bad("learning_rate", "and learning_rate_multiplier are both given; expected one of them")
+        raise bad("learning_rate", "and learning_rate_multiplier are both given; expected one of them")
     for name, (other, words) in READ_WITH.items():
         if name in asked and values[other] not in words:
-            raise _bad(name, f"is read with {other} = {' or '.join(words)} only, and {other} is {values[other]}")
+            raise bad(
+                name, f"is read with {other} = {' or '.join(words)} only, and {other} is {values[other]}"
+            )
     if values["scale_floor"] > values["init_scale"]:
         at_most = f"expected at most init_scale = {values['init_scale']:g}"
-        raise _bad("scale_floor", f"{at_most}, got {values['scale_floor']:g}")
+        raise bad("scale_floor", f"{at_most}, got {values['scale_floor']:g}")
     return values
 
 
@@ -108,14 +108,14 @@ def _of_method(job: Mapping[str, Any]) -> Mapping[str, Any]:
     method = _table(job, "method")
     kind = method.get("type", "supervised")
     if kind != "supervised":
-        raise _bad("method", f"type: expected 'supervised', the only one offered here, got {_show(kind)}")
+        raise bad("method", f"type: expected 'supervised', the only one offered here, got {shown(kind)}")
     return _table(_table(method, "supervised"), "hyperparameters")
 
 
 def _table(owner: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = owner.get(name)
     if value is not None and not isinstance(value, dict):
-        raise _bad(name, f"expected an object, got {_show(value)}")
+        raise bad(name, f"expected an object, got {shown(value)}")
     return {key: item for key, item in (value or {}).items() if item is not None}
 
 
@@ -127,7 +127,7 @@ def _value(name: str, value: Any) -> Any:
         return value
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not allowed.low <= value <= allowed.high or (allowed.whole and value != int(value)):
-        raise _bad(name, f"expected {allowed}, got {_show(value)}")
+        raise bad(name, f"expected {allowed}, got {shown(value)}")
     return int(value) if allowed.whole else float(value)
 
 
@@ -137,13 +137,11 @@ def _patterns(value: Any) -> list[str] | None:
         return None
     found = [value] if isinstance(value, str) else value
     if not isinstance(found, list) or not 1 <= len(found) <= MOST_PATTERNS:
-        raise _bad(
-            TRAINABLE, f'expected one to {MOST_PATTERNS} patterns such as "head.*", got {_show(value)}'
-        )
+        raise bad(TRAINABLE, f'expected one to {MOST_PATTERNS} patterns such as "head.*", got {shown(value)}')
     for pattern in found:
         if not isinstance(pattern, str) or not 1 <= len(pattern) <= LONGEST_PATTERN:
-            raise _bad(
-                TRAINABLE, f"expected patterns of 1 to {LONGEST_PATTERN} characters, got {_show(pattern)}"
+            raise bad(
+                TRAINABLE, f"expected patterns of 1 to {LONGEST_PATTERN} characters, got {shown(pattern)}"
             )
     return found
 
@@ -154,16 +152,6 @@ def check_trainable(patterns: Sequence[str] | None, weights: Iterable[str]) -> N
     for pattern in patterns or ():
         if not any(fnmatchcase(name, pattern) for name in names):
             near = ", ".join(difflib.get_close_matches(pattern, names, n=5, cutoff=0.0))
-            raise _bad(
+            raise bad(
                 TRAINABLE, f"{pattern!r} fits no weight of the model; some of its {len(names)} are {near}"
             )
-
-
-def _show(value: Any) -> str:
-    return repr(value)[:80]
-
-
-def _bad(name: str, fault: str) -> BadHyperparameter:
-    error = BadHyperparameter(f"hyperparameters: {name}: {fault}")
-    error.param = name
-    return error

@@ -25,6 +25,7 @@ from .hyperparameters import (
 )
 from .job_store import JobStore
 from .job_types import JobRequest
+from .loss_choice import check_targets, losses_by_output
 
 _NEEDED = ("weights.safetensors", "whole.pt2")
 _KEYS = (
@@ -132,13 +133,12 @@ class JobAdmission:
         ``values``: the hyperparameters, of which ``validation_split`` becomes a number.
         """
         with self._reading:
-            quarantine = values["bad_rows"] == QUARANTINE
-            training = self._data(parent, "training_file", training_file, quarantine)
+            training = self._data(parent, "training_file", training_file, values)
             share = values["validation_split"] = held_out_share(values["validation_split"], training.rows)
             if validation_file is None:
                 train, _ = split(training.rows, share, seed)
                 return len(train), findings_of(parent, training, train)
-            validation = self._data(parent, "validation_file", validation_file, quarantine)
+            validation = self._data(parent, "validation_file", validation_file, values)
             try:
                 check_no_overlap(training, validation)
                 _check_same_targets(training, validation)
@@ -146,11 +146,14 @@ class JobAdmission:
                 raise _misfit("validation_file", str(error)) from error
             return training.rows, findings_of(parent, training, np.arange(training.rows))
 
-    def _data(self, parent: Version, param: str, file: str, quarantine: bool) -> TrainingData:
-        record = self._job_store.file(file)
+    def _data(self, parent: Version, param: str, file: str, values: Mapping[str, Any]) -> TrainingData:
+        record, quarantine = self._job_store.file(file), values["bad_rows"] == QUARANTINE
         try:
             path = self._files.path(record.sha256)
-            return read_training(path, parent.spec(), self._files.max_bytes, quarantine)
+            found = read_training(path, parent.spec(), self._files.max_bytes, quarantine)
+            declared = parent.manifest.get("training", {}).get("loss")
+            check_targets(losses_by_output(parent.spec(), found.losses, declared, values), found.samples)
+            return found
         except BadSamples as error:
             sentence = str(error).removeprefix(f"{record.sha256}: ")
             raise _misfit(param, f"{param} '{record.filename}' ({file}): {sentence}") from error

@@ -16,12 +16,13 @@ from ....models.store import Version
 from ..data.datasets import TrainingData, read_training, split
 from ..judging.joining import MOST_JOINED, evenly
 from .hyperparameter_table import QUARANTINE
+from .loss_choice import losses_by_output
 
 TRAINER = Path(__file__).parents[1] / "training" / "trainer.py"
 _AMP = (
     "n_epochs", "batch_size", "learning_rate", "weight_decay", "clip_norm", "init_scale", "growth_interval",
     "scale_floor", "max_floor_hits", "bad_rows", "schedule", "warmup_ratio", "schedule_power", "schedule_period",
-    "schedule_gamma",
+    "schedule_gamma", "ema_decay",
 )  # fmt: skip
 
 
@@ -73,7 +74,7 @@ def training_request(
     put the rows; the operator's module comes from the version's own stored source."""
     spec, folder = parent.spec(), place.folder
     save_program(whole_program(parent), folder / "whole.pt2", weights=True)
-    weights = folder / "parent.safetensors"
+    weights, declared = folder / "parent.safetensors", parent.manifest.get("training", {}).get("loss")
     with parent.opened("weights.safetensors") as stored, weights.open("wb") as copy:
         shutil.copyfileobj(stored.handle, copy)
     return {
@@ -89,7 +90,9 @@ def training_request(
         ],
         "outputs": [tensor.name for tensor in spec.outputs],
         "batch_axes": spec.batch_axes,
-        "losses": dict(rows.data.losses),
+        "losses": losses_by_output(spec, rows.data.losses, declared, hyperparameters),
+        "class_weights": hyperparameters.get("class_weights"),
+        "label_smoothing": hyperparameters.get("label_smoothing", 0.0),
         "max_batch_size": spec.max_batch_size,
         "precision": hyperparameters["precision"],
         "device": place.device,

@@ -16,6 +16,7 @@ next part begins.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -23,8 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from .averaging import Average
 from .passes import LossOf, PartsOf, Passes, Quarantine, is_finite, restore, snapshot, whole
-from .patience import Patience, audit, finite_names
+from .patience import Patience, audit, finite_names, named_tensors
 from .schedules import scheduler_of
 from .training_terms import DATA_FAULTS, GRADIENT_OVERFLOW, Settings, StepRecord, Stopped
 
@@ -42,6 +44,7 @@ def train(
     loop = Loop(module, loss_of, rows, settings, device, parts_of)
     yield from loop.run()
     loop.finish()
+    audit(named_tensors(module), loop.sound)
 
 
 class Loop:
@@ -61,7 +64,8 @@ class Loop:
         self.optimizer = torch.optim.AdamW(groups, settings.learning_rate)
         self.scheduler = scheduler_of(self.optimizer, settings, steps)
         self.scaler = grad_scaler(kind, settings, steps)
-        self.sound, self.patience = finite_names(module), Patience(settings)
+        self.sound, self.patience = finite_names(named_tensors(module)), Patience(settings)
+        self.average = Average(module, settings.ema_decay, self.sound) if settings.ema_decay else None
         self.passes = Passes(module, loss_of, parts_of, self.scaler, settings, kind, self.sound)
         self.quarantine = Quarantine(rows)
 
@@ -74,11 +78,14 @@ class Loop:
             self.patience.count(record.cause, scale_fell=self.scaler.get_scale() < record.scale)
             yield record
 
+    def published(self) -> AbstractContextManager[None]:
+        """Inside, the module has the weights that would be published now: its own, or their average."""
+        return nullcontext() if self.average is None else self.average.in_place()
+
     def finish(self) -> None:
-        """Raises Stopped where no step was taken, or where the module's tensors are not finite any more."""
+        """Raises Stopped where no step was taken, or where the last ones were all skipped."""
         self.patience.check(self.done)
         self.patience.at_the_end()
-        audit(self.module, self.sound)
 
     def _step(self, epoch: int, batch: Tensor) -> StepRecord:
         passes, scaler, norm = self.passes, self.scaler, None
@@ -101,6 +108,8 @@ class Loop:
                 clip_grads_with_norm_(self.weights, self.settings.clip_norm, norm)
                 scaler.step(self.optimizer)
                 self.scheduler.step()
+                if self.average is not None:
+                    self.average.take()
                 passes.good = batch[:GOOD_ROWS]
             scaler.update()
             hold_floor(scaler, self.settings.scale_floor)

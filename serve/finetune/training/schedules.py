@@ -30,7 +30,9 @@ _FALLING: Mapping[str, Callable[[Any, Settings, int], LRScheduler]] = {
     "linear": lambda optimizer, asked, steps: LinearLR(optimizer, 1.0, 0.0, steps),
     "polynomial": lambda optimizer, asked, steps: PolynomialLR(optimizer, steps, asked.schedule_power),
     "step": lambda optimizer, asked, steps: StepLR(optimizer, _period(asked, steps), asked.schedule_gamma),
-    "exponential": lambda optimizer, asked, steps: ExponentialLR(optimizer, asked.schedule_gamma ** (1 / steps)),
+    "exponential": lambda optimizer, asked, steps: ExponentialLR(
+        optimizer, asked.schedule_gamma ** (1 / steps)
+    ),
     "cosine_restarts": lambda optimizer, asked, steps: CosineAnnealingWarmRestarts(
         optimizer, _period(asked, steps)
     ),
@@ -41,7 +43,9 @@ def scheduler_of(optimizer: Optimizer, settings: Settings, steps: int) -> LRSche
     """The scheduler of a training of so many steps; its rate is at most ``settings.learning_rate``."""
     if settings.schedule == ONE_CYCLE:
         steps = max(steps, 2)
-        rise = settings.warmup_ratio if settings.warmup_ratio * steps > 1 else 0.0  # torch divides by the length of a rise of one step, which is 0
+        rise = (
+            settings.warmup_ratio if settings.warmup_ratio * steps > 1 else 0.0
+        )  # torch divides by the length of a rise of one step, which is 0
         return OneCycleLR(optimizer, settings.learning_rate, total_steps=steps, pct_start=rise)
     rising = warm_up_steps(settings, steps)
     falling = _FALLING[settings.schedule](optimizer, settings, max(1, steps - rising))

@@ -43,6 +43,7 @@ class Settings:
     schedule_power: float = 2.0
     schedule_period: float = 1 / 3  # of the steps behind the warm-up
     schedule_gamma: float = 0.1
+    ema_decay: float = 0.0  # 0: no average is published
     precision: str = "fp16"  # fp16 | bf16 | fp32
     init_scale: float = 65536.0
     growth_interval: int | None = None

@@ -74,9 +74,13 @@ def test_patterns_of_parameters_are_checked_against_the_model_s_names() -> None:
 def test_a_setting_that_the_schedule_does_not_read_is_refused() -> None:
     read = read_hyperparameters({"hyperparameters": {"schedule": "step", "schedule_gamma": 0.5}})
     assert (read["schedule"], read["schedule_gamma"]) == ("step", 0.5)
-    with pytest.raises(BadInput, match="schedule_gamma: is read with schedule = step or exponential only, and"):
+    with pytest.raises(
+        BadInput, match="schedule_gamma: is read with schedule = step or exponential only, and"
+    ):
         read_hyperparameters({"hyperparameters": {"schedule_gamma": 0.5}})
-    with pytest.raises(BadInput, match="schedule: expected one of cosine, constant, linear, .*, got 'cosnie'"):
+    with pytest.raises(
+        BadInput, match=r"schedule: expected one of cosine, constant, linear, .*, got 'cosnie'"
+    ):
         read_hyperparameters({"hyperparameters": {"schedule": "cosnie"}})
 
 

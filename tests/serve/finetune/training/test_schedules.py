@@ -66,7 +66,10 @@ def test_one_cycle_rises_once_and_ends_near_nothing() -> None:
 def test_a_schedule_that_is_put_back_from_json_goes_on_bit_for_bit(name: str, at: int) -> None:
     first, second = scheduler(name), scheduler(name)
     rates(first, at)
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in first.optimizer.param_groups]
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in first.optimizer.param_groups
+    ]
     state = json.loads(json.dumps({"scheduler": first.state_dict(), "groups": groups}))
     for group, kept in zip(second.optimizer.param_groups, state["groups"], strict=True):
         group.update(kept, betas=tuple(kept["betas"]))
