@@ -13,6 +13,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {  # the first is the default
     "bad_rows": (REFUSE, QUARANTINE),
 }
 AUTO = "auto"
+HEAD, LORA = "head", "lora"  # of `trainable`, beside patterns
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,9 @@ RANGES: Mapping[str, Range] = {
     "weight_decay": Range(0, 1, 0.01),
     "label_smoothing": Range(0, 0.99, 0.0),
     "ema_decay": Range(0, 0.99999, 0.0),
+    "lora_rank": Range(1, 1024, 8, whole=True),
+    "lora_alpha": Range(1e-3, 1e4, 16.0),
+    "lora_dropout": Range(0, 0.9, 0.0),
     "clip_norm": Range(1e-6, 1e6, 1.0),
     "init_scale": Range(1, 2**32, 2**16),
     "growth_interval": Range(1, 1_000_000, AUTO, whole=True, auto=True),
@@ -56,4 +60,4 @@ RANGES: Mapping[str, Range] = {
 READ_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
     setting: ("schedule", tuple(name for name, read in SCHEDULES.items() if setting in read))
     for setting in ("schedule_power", "schedule_period", "schedule_gamma")
-}
+} | dict.fromkeys(("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"), ("trainable", (LORA,)))

@@ -18,24 +18,22 @@ be learnt from refuses the file, or is left out and named.
 
 ``early_stopping_patience``: the training ends after so many evaluations without a smaller held-out loss; 0: it never
 does. The weights of the best evaluation are the job's. ``trainable``: patterns of the parameters that learn
-(``head.*``); the others stay as they are. ``loss`` and ``class_weights``: see `loss_choice.py`.
+(``head.*``), or ``head``, ``lora``: see `trainable.py`. ``loss`` and ``class_weights``: see `loss_choice.py`.
 """
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Mapping
 from typing import Any
 
 from ..training.setting_names import ONE_CYCLE
 from .bad_hyperparameter import bad, shown
 from .hyperparameter_table import AUTO, RANGES, READ_WITH, WORDS
 from .loss_choice import CLASS_WEIGHTS, LOSS, read_class_weights, read_loss
+from .trainable import LORA_TARGETS, TRAINABLE, read_patterns, read_trainable
 
 BASE_LEARNING_RATE = 1e-4
-TRAINABLE = "trainable"
-MOST_PATTERNS, LONGEST_PATTERN = 64, 256
-KNOWN = (*RANGES, *WORDS, TRAINABLE, LOSS, CLASS_WEIGHTS)
+KNOWN = (*RANGES, *WORDS, TRAINABLE, LORA_TARGETS, LOSS, CLASS_WEIGHTS)
 
 
 def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,7 +52,8 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
         values[name] = asked.get(name) or words[0]
         if values[name] not in words:
             raise bad(name, f"expected one of {', '.join(words)}, got {shown(values[name])}")
-    values[TRAINABLE] = _patterns(asked.get(TRAINABLE))
+    values[TRAINABLE] = read_trainable(asked.get(TRAINABLE))
+    values[LORA_TARGETS] = read_patterns(LORA_TARGETS, asked.get(LORA_TARGETS))
     values[LOSS], values[CLASS_WEIGHTS] = (
         read_loss(asked.get(LOSS)),
         read_class_weights(asked.get(CLASS_WEIGHTS)),
@@ -129,29 +128,3 @@ def _value(name: str, value: Any) -> Any:
     if not number or not allowed.low <= value <= allowed.high or (allowed.whole and value != int(value)):
         raise bad(name, f"expected {allowed}, got {shown(value)}")
     return int(value) if allowed.whole else float(value)
-
-
-def _patterns(value: Any) -> list[str] | None:
-    """Patterns of parameters' names; None: all of them learn."""
-    if value is None:
-        return None
-    found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list) or not 1 <= len(found) <= MOST_PATTERNS:
-        raise bad(TRAINABLE, f'expected one to {MOST_PATTERNS} patterns such as "head.*", got {shown(value)}')
-    for pattern in found:
-        if not isinstance(pattern, str) or not 1 <= len(pattern) <= LONGEST_PATTERN:
-            raise bad(
-                TRAINABLE, f"expected patterns of 1 to {LONGEST_PATTERN} characters, got {shown(pattern)}"
-            )
-    return found
-
-
-def check_trainable(patterns: Sequence[str] | None, weights: Iterable[str]) -> None:
-    """Raises BadHyperparameter naming the pattern that fits no weight of the model."""
-    names = sorted(weights)
-    for pattern in patterns or ():
-        if not any(fnmatchcase(name, pattern) for name in names):
-            near = ", ".join(difflib.get_close_matches(pattern, names, n=5, cutoff=0.0))
-            raise bad(
-                TRAINABLE, f"{pattern!r} fits no weight of the model; some of its {len(names)} are {near}"
-            )

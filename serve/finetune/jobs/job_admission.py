@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 
 from ....models.errors import BadInput, BadSamples, UnknownName
 from ....models.model_name import NAME
@@ -17,8 +16,6 @@ from ..data.datasets import TrainingData, check_no_overlap, learnable_outputs, r
 from ..data.files import Files
 from .hyperparameter_table import QUARANTINE
 from .hyperparameters import (
-    TRAINABLE,
-    check_trainable,
     held_out_share,
     read_hyperparameters,
     resolve,
@@ -26,6 +23,7 @@ from .hyperparameters import (
 from .job_store import JobStore
 from .job_types import JobRequest
 from .loss_choice import check_targets, losses_by_output
+from .trainable import trainable_of
 
 _NEEDED = ("weights.safetensors", "whole.pt2")
 _KEYS = (
@@ -70,9 +68,6 @@ class JobAdmission:
         suffix, metadata = _suffix(body), _metadata(body)
         assert model and training_file
         parent = self._parent(model)
-        if values[TRAINABLE] is not None:
-            with safe_open(parent.file("weights.safetensors"), "numpy") as weights:
-                check_trainable(values[TRAINABLE], weights.keys())
         rows, findings = self._check_data(parent, training_file, validation_file, values, seed)
         return JobRequest(
             model=model,
@@ -134,6 +129,7 @@ class JobAdmission:
         """
         with self._reading:
             training = self._data(parent, "training_file", training_file, values)
+            trainable_of(parent, values, training.losses)
             share = values["validation_split"] = held_out_share(values["validation_split"], training.rows)
             if validation_file is None:
                 train, _ = split(training.rows, share, seed)

@@ -116,8 +116,9 @@ def _check_class_settings(spec: ModelSpec, losses: Mapping[str, str], values: Ma
         raise bad(CLASS_WEIGHTS, f"are read by losses of classes only, and the losses are {losses}")
     for tensor in spec.outputs:
         classes = tensor.shape[-1] if tensor.shape else None
-        counted = tensor.name in outputs and classes is not None and classes.fixed
-        if counted and isinstance(weights, list) and len(weights) != classes.minimum:
+        if tensor.name not in outputs or classes is None or not classes.fixed:
+            continue
+        if isinstance(weights, list) and len(weights) != classes.minimum:
             raise bad(
                 CLASS_WEIGHTS,
                 f"expected {classes.minimum} numbers, one for each class of '{tensor.name}', got {len(weights)}",

@@ -17,6 +17,7 @@ from ..data.datasets import TrainingData, read_training, split
 from ..judging.joining import MOST_JOINED, evenly
 from .hyperparameter_table import QUARANTINE
 from .loss_choice import losses_by_output
+from .trainable import trainable_of
 
 TRAINER = Path(__file__).parents[1] / "training" / "trainer.py"
 _AMP = (
@@ -100,7 +101,7 @@ def training_request(
         "nice": place.nice,
         "memory_limit_bytes": 0,
         "hyperparameters": {name: hyperparameters[name] for name in _AMP if name in hyperparameters},
-        "trainable": hyperparameters.get("trainable"),
+        **trainable_of(parent, hyperparameters, rows.data.losses),
         "checkpoint_every": hyperparameters.get("checkpoint_every", 0),
         "patience": hyperparameters.get("early_stopping_patience", 0),
         "seed": seed,

@@ -221,6 +221,9 @@ def test_a_module_that_cannot_be_built_any_more_is_replaced_by_its_program(small
     assert lines[-1]["type"] == "done"
     lines, _ = run(request)
     assert [(line["type"], line["code"]) for line in lines] == [("failed", "USER_CODE")]
+    adapters = {"rank": 2, "alpha": 2.0, "dropout": 0.0, "targets": None}
+    lines, _ = run(request | {"program": program, "lora": adapters})
+    assert [(line["type"], line["code"]) for line in lines] == [("failed", "NO_MODULES")]
 
 
 def test_a_job_whose_data_overflow_every_gradient_fails_with_its_reason_and_writes_nothing(
