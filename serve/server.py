@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +25,7 @@ from .access.access_control import AccessControl
 from .access.certificates import Certificates
 from .batching.counters import Phase
 from .batching.device import DeviceThread
+from .batching.interface import ControlledRoster
 from .batching.place import Place
 from .finetune.data.files import Files
 from .finetune.jobs.job_store import JobStore
@@ -44,6 +46,7 @@ from .http.routes.version_metrics import RolloutCollector
 from .http.routes.versions import router as rollout_router
 from .http.web_guard import WebGuard, read_names
 from .settings import Settings
+from .tracing.otel_environment import provider_from, traces_wanted
 from .versions.director import Director
 from .versions.loading.release import give_back_freed, one_heap
 from .versions.roster import Roster
@@ -70,8 +73,9 @@ def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
     registry.register(RolloutCollector(roster.all, roster.decisions))
     max_body_bytes = settings.max_body_mib * 2**20
     dialect = STRICT if settings.triton_strict else OURS
+    shown, front_of = _traced(roster)
     app = build_app(
-        roster,
+        shown,
         lambda: metrics_text(registry),
         replace(history_of(store), rollback=director.roll_back),
         settings.name_on_the_wire,
@@ -86,9 +90,9 @@ def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
     app.include_router(router(job_store, files, store, supervisor.wake, lambda: roster.leaving))
     app.include_router(rollout_router(director))
     app.router.lifespan_context = _lifespan(roster, supervisor, job_store, lock, settings.shutdown_seconds)
-    front = InferFront(
+    front = front_of(
         PageHeaders(app),
-        roster,
+        shown,
         max_body_bytes,
         settings.body_seconds,
         written,
@@ -98,6 +102,22 @@ def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
         AccessControl(settings.keys, settings.needs_keys),
     )
     return front, roster
+
+
+def _traced(roster: Roster) -> tuple[ControlledRoster, Callable[..., InferFront]]:
+    """The roster as requests see it, and the front: both with spans where the OTEL_… variables ask for traces.
+
+    Raises BadSetting as `provider_from`.
+    """
+    if not traces_wanted(os.environ):
+        return roster, InferFront
+    provider = provider_from(os.environ)
+    from .tracing.request_spans import RequestSpans  # OpenTelemetry is an optional dependency
+    from .tracing.traced_front import TracedFront
+    from .tracing.traced_roster import TracedRoster
+
+    spans = RequestSpans(provider.get_tracer("halfeven"))
+    return TracedRoster(roster, spans), partial(TracedFront, spans)
 
 
 def _rules(settings: Settings) -> Rules:

@@ -119,17 +119,19 @@ class _Service(grpc.GenericRpcHandler):
     def _handler(self, call: Call, authorization: str | None) -> grpc.RpcMethodHandler:
         async def unary(request: Any, context: Any) -> Any:
             try:
-                return await self._answer(call, authorization, request)
+                with self._front.call_span(f"{SERVICE}/{call.name}", context):
+                    return await self._answer(call, authorization, request)
             except Exception as error:
                 await _abort(context, error)
 
-        async def in_stream(request: Any) -> Any:
-            try:
-                return stream_response(request, await self._answer(call, authorization, request))
-            except Exception as error:
-                return stream_error(request, _words(error))
-
         async def stream(messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+            async def in_stream(request: Any) -> Any:
+                try:
+                    with self._front.call_span(f"{SERVICE}/{call.name}", context):
+                        return stream_response(request, await self._answer(call, authorization, request))
+                except Exception as error:
+                    return stream_error(request, _words(error))
+
             async for answer in streamed(messages, in_stream, AHEAD):
                 yield answer
 

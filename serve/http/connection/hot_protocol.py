@@ -91,7 +91,7 @@ class HotProtocol(GuardedProtocol):
     ) -> None:
         front = config.app if isinstance(config.app, InferFront) else None
         super().__init__(config, server_state, app_state, _loop, None if front is None else front.bounds)
-        self._front = front
+        self._front = front if front is not None and front.hot else None
         self._hot: HotCycle | None = None  # the one under way
         self._piece: bytes | None = None  # what came last, where a message began with it
         self._known: KnownHead | None = None  # of the last request, where that was one of ours

@@ -5,9 +5,10 @@ POST /v2/models/{m}[/versions/{v}]/infer is answered here; every other request g
 
 import asyncio
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -38,6 +39,7 @@ _PHASES = b"queue;dur=%.3f, assemble;dur=%.3f, compute;dur=%.3f"
 _ALL_PHASES = _PHASES + b", total;dur=%.3f"
 _LONGEST_ID = 128  # characters of a caller's text in a record of the log
 _LOG = logging.getLogger(__name__)
+_NO_SPAN: AbstractContextManager[object] = nullcontext()
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -57,6 +59,8 @@ class InferFront:
     `begin` and `finish` do the work without awaiting anything, so that `hot_protocol.py` can call them straight
     from the HTTP parser; ``__call__`` is the same for any ASGI server.
     """
+
+    hot = True  # whether `hot_protocol.py` may answer; else every request goes through ``__call__``
 
     def __init__(
         self,
@@ -233,6 +237,10 @@ class InferFront:
         body, kind = body_of(error, "/v2")
         headers = [(key.encode(), value.encode()) for key, value in headers_of(error).items()]
         return status, [(b"content-type", kind.encode()), *headers], body
+
+    def call_span(self, name: str, context: Any) -> AbstractContextManager[object]:
+        """What is around one gRPC call: nothing here, a span where traces are written (`tracing/traced_front.py`)."""
+        return _NO_SPAN
 
     def slow_body(self) -> SlowBody:
         """The error for a body that takes too long."""
