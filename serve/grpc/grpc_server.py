@@ -18,6 +18,7 @@ from ..http.error_mapping import NotOffered, grpc_status_of, message_of, retry_a
 from ..http.route_scopes import need_of
 from ..http.routes.infer import InferFront
 from .calls import CALLS, NOT_OFFERED, Call, Calls, stream_error, stream_response, streamed
+from .health import HEALTH, HealthService
 from .messages import SERVICE
 
 AHEAD = 64  # requests of one stream that are under way at once
@@ -40,7 +41,7 @@ class GrpcServer:
     ) -> None:
         self.host, self.port = host, port
         self._front, self._certificates = front, certificates
-        self._service = _Service(front, Calls(front, roster, server_name))
+        self._services = (_Service(front, Calls(front, roster, server_name)), HealthService(roster))
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -55,7 +56,7 @@ class GrpcServer:
             ],
             maximum_concurrent_rpcs=limit,
         )
-        server.add_generic_rpc_handlers((self._service,))
+        server.add_generic_rpc_handlers(self._services)
         address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
         try:
             if self._certificates is None:
@@ -101,6 +102,8 @@ class _Service(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
         package, _, name = handler_call_details.method.strip("/").rpartition("/")
+        if package == HEALTH:
+            return None
         known = package == SERVICE
         call = CALLS.get(name) if known else None
         like, way_out = NOT_OFFERED.get(name, (None, "")) if known else (None, "")

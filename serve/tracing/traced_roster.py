@@ -42,6 +42,10 @@ class TracedRoster:
         return self._roster.ready
 
     @property
+    def lost(self) -> str | None:
+        return self._roster.lost
+
+    @property
     def leaving(self) -> bool:
         return self._roster.leaving
 

@@ -31,7 +31,7 @@ from .header_cache import Asked, KnownHead
 # Requests with one of these headers go through ASGI.
 _ELSEWHERE = frozenset(
     (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"x-request-id", b"triton-request-id",
-     b"origin", b"sec-fetch-site")
+     b"origin", b"sec-fetch-site", b"endpoint-load-metrics-format")
 )  # fmt: skip
 _ONE_PIECE = 1 << 16  # a body up to this is joined to its head: cheaper than a second buffer
 _URLS, _LONGEST_URL = 1024, 512  # how many paths of models are remembered, and how long they may be

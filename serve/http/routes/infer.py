@@ -28,6 +28,7 @@ from ..limits.memory_budget import Lease, json_bytes
 from ..limits.worker_threads import WorkerThreads
 from ..page_headers import PageHeaders
 from ..route_scopes import admit
+from ..server_load import ServerLoad
 from ..web_guard import WebGuard
 from .infer_headers import NOTHING, HeaderFields, scan
 
@@ -73,10 +74,12 @@ class InferFront:
         guard: WebGuard | None = None,
         bounds: Bounds | None = None,
         access: AccessControl | None = None,
+        load: ServerLoad | None = None,
     ) -> None:
         self._app = app
         self.guard = guard or WebGuard()
         self.access = access or AccessControl()
+        self.load = load
         self._roster = roster
         self._dialect = dialect
         self.compress_lists = dialect.compress_lists
@@ -143,6 +146,7 @@ class InferFront:
             status, headers, body = self.refusal(error, fields.request_id, asked[0])
         if fields is not NOTHING:
             headers.extend(fields.ids)
+            headers.extend(self._load_headers(fields.load_format, asked[0]))
         await _send(send, status, headers, body)
 
     async def _infer(
@@ -241,6 +245,11 @@ class InferFront:
     def call_span(self, name: str, context: Any) -> AbstractContextManager[object]:
         """What is around one gRPC call: nothing here, a span where traces are written (`tracing/traced_front.py`)."""
         return _NO_SPAN
+
+    def _load_headers(self, form: str | None, model: str) -> Headers:
+        if form is None or self.load is None or (value := self.load.header(form, model)) is None:
+            return []
+        return [(b"endpoint-load-metrics", value)]
 
     def slow_body(self) -> SlowBody:
         """The error for a body that takes too long."""
