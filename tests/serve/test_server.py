@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -23,6 +24,7 @@ from halfeven.models.zoo import zoo_folder
 from halfeven.serve.bench.callers import Traffic
 from halfeven.serve.server import build
 from halfeven.serve.settings import Settings, read_settings
+from halfeven.serve.versions import roster as roster_module
 from halfeven.serve.versions.loading import ready as readying
 from halfeven.serve.versions.roster import Roster
 
@@ -308,3 +310,35 @@ def test_a_folder_that_did_not_change_does_not_undo_what_was_learnt_since(
     again = convert(folder, store, Options(forms=("torch",)))
     assert again.unchanged
     assert store.live_number("digits") == int(learnt.name)
+
+
+PROBES = ("/healthz", "/v2/health/live", "/v2/health/ready")
+
+
+@pytest.mark.slow
+def test_probes_a_server_that_loads_serves_drains_or_lost_its_device(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Liveness is false only where a new process is needed; readiness wherever no request should be sent."""
+    may_load, make_ready = threading.Event(), roster_module.make_ready
+
+    def slow(*arguments: Any) -> Any:
+        may_load.wait(30)
+        return make_ready(*arguments)
+
+    monkeypatch.setattr(roster_module, "make_ready", slow)
+    app, roster = build(read_settings(store=store.root, device="cpu"), store)
+    with running(app, seconds=30) as address:
+
+        def probed() -> list[int]:
+            return [get(address, path)[0] for path in PROBES]
+
+        assert probed() == [200, 200, 503], "a model is loading"
+        may_load.set()
+        roster.wait(60)
+        assert probed() == [200, 200, 200]
+        roster.leave()
+        assert probed() == [200, 200, 503], "the server is draining"
+        roster.leaving = False
+        roster.place.thread.lose("an illegal memory access")
+        assert probed() == [503, 503, 503], "only a restart helps"
