@@ -2,13 +2,15 @@
 alone."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from .bisection import culprits
+from .lstm import lstm_context
 from .training_terms import (
     DTYPES,
     NO_ROWS,
@@ -41,6 +43,9 @@ class Passes:
     sound: set[str]
     good: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
+    def __post_init__(self) -> None:
+        self._lstm = lstm_context(self.module, self.kind, DTYPES[self.settings.precision])
+
     def run(self, batch: Tensor) -> tuple[Tensor, str | None]:
         """The mean loss of the batch, and the fault of the loss or of a buffer (None: no fault). Gradients are added up
         in the parameters."""
@@ -69,9 +74,14 @@ class Passes:
         restore(before)
         return spoilt
 
-    def autocast(self) -> torch.amp.autocast:
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
         precision = self.settings.precision
-        return torch.amp.autocast(self.kind, dtype=DTYPES[precision], enabled=precision != "fp32")
+        with (
+            torch.amp.autocast(self.kind, dtype=DTYPES[precision], enabled=precision != "fp32"),
+            self._lstm(),
+        ):
+            yield
 
     def buffers_are_finite(self) -> bool:
         """Whether all buffers that were finite at first still are. One synchronisation with the device for all of
