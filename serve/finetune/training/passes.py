@@ -48,7 +48,7 @@ class Passes:
             return torch.tensor(math.nan), NO_ROWS
         total = torch.zeros(())
         for part in self.parts_of(batch):
-            with self.autocast():
+            with autocast_of(self.settings, self.kind):
                 loss = self.loss_of(part) * (part.numel() / len(batch))
             total = total.to(loss.device) + loss.detach()
             if not is_finite(total):
@@ -63,15 +63,11 @@ class Passes:
 
     def spoils(self, rows: Tensor) -> bool:
         before = snapshot(self.module)
-        with self.autocast():
+        with autocast_of(self.settings, self.kind):
             losses = [self.loss_of(part) for part in self.parts_of(rows)]
         spoilt = not all(map(is_finite, losses)) or not self.buffers_are_finite()
         restore(before)
         return spoilt
-
-    def autocast(self) -> torch.amp.autocast:
-        precision = self.settings.precision
-        return torch.amp.autocast(self.kind, dtype=DTYPES[precision], enabled=precision != "fp32")
 
     def buffers_are_finite(self) -> bool:
         """Whether all buffers that were finite at first still are. One synchronisation with the device for all of
@@ -100,6 +96,13 @@ class Quarantine:
                 "Look for extreme values in the data, train in bf16 or fp32, or lower the learning rate.",
             )
         return tuple(rows.tolist())
+
+
+def autocast_of(settings: Settings, device: str) -> torch.amp.autocast:
+    """The autocast of a job's precision, which fp32 switches off."""
+    precision = settings.precision
+    kind = torch.device(device).type
+    return torch.amp.autocast(kind, dtype=DTYPES[precision], enabled=precision != "fp32")
 
 
 def is_finite(value: Tensor) -> bool:
