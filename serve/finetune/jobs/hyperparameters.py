@@ -58,6 +58,7 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
         read_loss(asked.get(LOSS)),
         read_class_weights(asked.get(CLASS_WEIGHTS)),
     )
+    _settle_level(values, asked)
     if values["learning_rate"] != AUTO and values["learning_rate_multiplier"] != AUTO:
         raise bad("learning_rate", "and learning_rate_multiplier are both given; expected one of them")
     for name, (other, words) in READ_WITH.items():
@@ -101,6 +102,19 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
     if found["checkpoint_every"] == AUTO:
         found["checkpoint_every"] = math.ceil(steps / 10)
     return found
+
+
+def _settle_level(values: dict[str, Any], asked: Mapping[str, Any]) -> None:
+    """O0 is fp32, and O2 is half throughout: other precisions contradict them."""
+    level, precision = values["opt_level"], values["precision"]
+    if level == "O0":
+        if asked.get("precision", "fp32") != "fp32":
+            raise bad("precision", f"opt_level O0 is fp32; expected fp32 or nothing, got {shown(precision)}")
+        values["precision"], values["opt_level"] = "fp32", "O1"
+    elif level == "O2" and precision not in ("fp16", "bf16"):
+        raise bad(
+            "precision", f"opt_level O2 trains a half model; expected fp16 or bf16, got {shown(precision)}"
+        )
 
 
 def _of_method(job: Mapping[str, Any]) -> Mapping[str, Any]:

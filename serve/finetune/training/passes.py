@@ -99,10 +99,10 @@ class Quarantine:
 
 
 def autocast_of(settings: Settings, device: str) -> torch.amp.autocast:
-    """The autocast of a job's precision, which fp32 switches off."""
-    precision = settings.precision
-    kind = torch.device(device).type
-    return torch.amp.autocast(kind, dtype=DTYPES[precision], enabled=precision != "fp32")
+    """The autocast of a job's precision: off in fp32, and where the model itself is in half (O2)."""
+    precision, kind = settings.precision, torch.device(device).type
+    wanted = precision != "fp32" and settings.opt_level == "O1"
+    return torch.amp.autocast(kind, dtype=DTYPES[precision], enabled=wanted)
 
 
 def is_finite(value: Tensor) -> bool:

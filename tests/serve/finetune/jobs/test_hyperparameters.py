@@ -96,6 +96,21 @@ def test_numbers_are_whole_where_they_count_and_come_back_as_such() -> None:
         read_hyperparameters({"hyperparameters": {"max_floor_hits": 2.5}})
 
 
+def test_an_opt_level_and_a_precision_that_contradict_each_other_are_refused() -> None:
+    def read(**asked: str) -> tuple[str, str]:
+        found = read_hyperparameters({"hyperparameters": asked})
+        return found["opt_level"], found["precision"]
+
+    assert read(opt_level="O0") == read(opt_level="O0", precision="fp32") == ("O1", "fp32")
+    assert read(opt_level="O2") == ("O2", "fp16") and read(opt_level="O2", precision="bf16") == ("O2", "bf16")
+    with pytest.raises(
+        BadInput, match="precision: opt_level O0 is fp32; expected fp32 or nothing, got 'bf16'"
+    ):
+        read(opt_level="O0", precision="bf16")
+    with pytest.raises(BadInput, match=r"precision: opt_level O2 trains a half model; .*, got 'auto'"):
+        read(opt_level="O2", precision="auto")
+
+
 def test_the_page_has_every_setting_with_its_range_and_default() -> None:
     page = (Path(__file__).parents[4] / "docs" / "finetune.md").read_text()
     rows = [

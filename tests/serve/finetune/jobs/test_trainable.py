@@ -107,8 +107,9 @@ def test_adapters_learn_and_are_merged_into_the_weights_that_are_proven(served: 
 def test_a_captured_program_has_no_layers_for_adapters_and_says_what_to_do(
     served: Served, begun: Path
 ) -> None:
-    said = refused(served, begun, "program", trainable="lora")
-    assert "captured program (net.pt2)" in said and "trainable = head" in said
+    for asked in ({"trainable": "lora"}, {"opt_level": "O2"}):
+        said = refused(served, begun, "program", **asked)
+        assert "captured program (net.pt2)" in said and "trainable = head" in said
 
 
 @pytest.mark.slow
