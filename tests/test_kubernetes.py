@@ -18,7 +18,7 @@ from halfeven.serve.cli.serve_command import serve
 from halfeven.serve.settings import Settings
 
 from tests.conformance.test_peers import PEERS, WITHOUT_PEERS
-from tests.test_docker import exposed
+from tests.test_docker import PORT, exposed
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docker/kubernetes"
@@ -96,7 +96,7 @@ def test_every_variable_and_option_of_a_container_is_one_of_the_server() -> None
 
 def test_every_probe_asks_a_route_without_a_key_at_the_port_of_the_server() -> None:
     for container in servers():
-        port = int(variables(container).get("HALFEVEN_PORT", Settings.model_fields["port"].default))
+        port = int(variables(container).get("HALFEVEN_PORT", PORT))
         names = {one["name"]: one["containerPort"] for one in container["ports"]}
         probes = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
         paths = {kind: one["path"] for kind, one in probes.items()}
