@@ -82,7 +82,9 @@ def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
     )
     lock = _alone_with(store)
     job_store = JobStore(store.root / "halfeven.db")
-    files = Files(store.root / "files", settings.max_upload_mib * 2**20)
+    files = Files(
+        store.root / "files", settings.max_upload_mib * 2**20, most_bytes=settings.max_files_mib * 2**20
+    )
     supervisor = Supervisor(job_store, files, store, roster, place, settings.trainer_threads)
     trials = TrialRuns(
         job_store, files, store, str(device), settings.trainer_threads, leaving=lambda: roster.leaving

@@ -34,6 +34,7 @@ class Settings(BaseSettings):
     server_name: str | None = Field(None, min_length=1, max_length=128)
     max_body_mib: int = Field(64, ge=1, le=65536)
     max_upload_mib: int = Field(1024, ge=1, le=2**20)
+    max_files_mib: int = Field(10_240, ge=1, le=2**24)  # of all uploaded files together
     trainer_threads: int = Field(1, ge=1, le=1024)
     body_seconds: float = Field(30.0, gt=0)
     max_in_flight_mib: int | None = Field(None, ge=1, le=2**20)

@@ -75,6 +75,10 @@ class JobRunner:
                 JobFolder(path).remove()
         self._store.remove_dead_drafts()
 
+    def remove(self, id: str) -> None:
+        """Delete the folder of a job that fails."""
+        self._folder(id).remove()
+
     def _folder(self, id: str) -> JobFolder:
         return JobFolder(self._store.root / "jobs" / id)
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from ....models.durable import no_space_left
 from ....models.errors import HalfevenError
 from ....models.store import Store
 from ...batching.place import Place
@@ -18,6 +19,7 @@ from .concluding import Cancelled, JobFailed, Paused, ServerStops
 from .job_runner import JobRunner
 from .job_store import JobStore
 from .job_types import CANCELLED, FAILED, PAUSED, QUEUED, RUNNING, Job
+from .reasons import DISK_FULL, DISK_FULL_MESSAGE
 
 logger = logging.getLogger("halfeven.finetune")
 
@@ -82,6 +84,10 @@ class Supervisor:
         except HalfevenError as error:
             self._fail(job, error.code.upper(), str(error))
         except Exception as error:
+            if no_space_left(error):
+                self._runner.remove(job.id)  # the end of the job has to be written too
+                self._fail(job, DISK_FULL, DISK_FULL_MESSAGE)
+                return
             logger.exception("job %s failed by a mistake of ours", job.id)
             message = f"internal error: {type(error).__name__}: {error}; the server's log has the traceback"
             self._fail(job, "INTERNAL", message)

@@ -600,7 +600,9 @@ def test_a_key_for_some_models_trains_and_sees_those_alone(place: Place, tmp_pat
     limited, _ = keys.add("net-only", ["train"], ["net"])
     other, _ = keys.add("idle-only", ["train"], ["idle"])
     app = build_app(make_roster(), lambda: b"", HISTORY)
-    app.include_router(router(place.job_store, place.files, place.store, lambda: None, lambda: False, dict))
+    app.include_router(
+        router(place.job_store, place.files, place.store, lambda: None, lambda: False, lambda request: {})
+    )
     front = InferFront(app, make_roster(), access=AccessControl(keys))
     job, file = place.create().id, place.upload()
     jobs = "/v1/fine_tuning/jobs"
