@@ -36,6 +36,7 @@ class Settings(BaseSettings):
     max_upload_mib: int = Field(1024, ge=1, le=2**20)
     max_files_mib: int = Field(10_240, ge=1, le=2**24)  # of all uploaded files together
     trainer_threads: int = Field(1, ge=1, le=1024)
+    trainer_memory_mib: int | None = Field(None, ge=1024, le=2**24)  # None: most of what there is
     body_seconds: float = Field(30.0, gt=0)
     max_in_flight_mib: int | None = Field(None, ge=1, le=2**20)
     max_connections: int | None = Field(None, ge=1, le=2**20)

@@ -1,6 +1,7 @@
 """``halfeven finetune`` and ``halfeven reproduce``: a version trained at a server, and one trained again here."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,20 @@ def version_named(target: str) -> tuple[str, str]:
     if not number:
         raise BadInput(f"{target!r}: expected NAME@VERSION; `halfeven models` lists the versions")
     return name, number
+
+
+def settings_of(words: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE by name; a value is JSON, or the word itself where it is none. Raises BadInput."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise BadInput(f"--set {word!r}: expected NAME=VALUE, such as schedule=linear")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 def finetune(
@@ -43,6 +58,10 @@ def finetune(
     trainable: Annotated[
         list[str] | None, typer.Option(help="Only parameters of such names learn, 'head.*'; may be repeated.")
     ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting as NAME=VALUE, 'schedule=linear'; may be repeated."),
+    ] = None,
     suffix: Annotated[str | None, typer.Option(help="A text of your own, kept with the job.")] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Watch until it ends.")] = True,
     dry: Annotated[bool, typer.Option("--dry-run", help="Only check the job, and train two steps.")] = False,
@@ -58,6 +77,7 @@ def finetune(
         asked |= {"precision": precision, "stale_parent": stale_parent, "bad_rows": bad_rows}
         asked |= {"trainable": trainable or None}
         asked |= {"checkpoint_every": checkpoint_every, "early_stopping_patience": early_stopping_patience}
+        asked |= settings_of(set_ or ())
         if dry:
             facts = dry_run(
                 url, name, data, validation=validation, seed=seed, hyperparameters=asked, notify=notify,

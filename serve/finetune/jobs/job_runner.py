@@ -22,7 +22,7 @@ from ..judging.judging_sets import classes_not_judged, judging_sets, not_judged,
 from . import training_request as asked
 from .child_watch import lines_of, result_of
 from .concluding import Conclusion, JobFailed, Paused, ServerStops, StaleParent, WorkerLost
-from .hyperparameters import REFUSE, RETRAIN
+from .hyperparameter_table import REFUSE, RETRAIN
 from .job_folder import MOST_STARTS, JobFolder, JobState
 from .job_store import JobStore
 from .job_types import RUNNING, Job
@@ -36,14 +36,16 @@ MOST_PASSES = 3  # from or against which one job is made, where the active versi
 
 
 class JobRunner:
-    """Runs jobs, one at a time. ``threads`` and ``nice`` are the trainer's; ``stopping`` interrupts a job at once."""
+    """Runs jobs, one at a time. ``threads``, ``nice`` and ``memory_bytes`` are the trainer's; ``stopping`` interrupts a
+    job at once."""
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
-        stopping: threading.Event, threads: int, nice: int,
+        stopping: threading.Event, threads: int, nice: int, memory_bytes: int = 0,
     ) -> None:  # fmt: skip
         self._job_store, self._files, self._store, self._roster = job_store, files, store, roster
         self._place, self._stopping, self._threads, self._nice = place, stopping, threads, nice
+        self._memory_bytes = memory_bytes
         self._active = ActiveVersion(store, roster, place)
         self.conclude = Conclusion(job_store, store, roster, stopping).conclude
 
@@ -173,7 +175,9 @@ class JobRunner:
             self._job_store.record(job.id, "warn", sentence, {"code": STALE_PARENT})
 
     def _train(self, job: Job, parent: Version, rows: JobRows, folder: JobFolder) -> Mapping[str, Any]:
-        place = asked.Place(folder.of_pass, str(self._place.device), self._threads, self._nice)
+        place = asked.Place(
+            folder.of_pass, str(self._place.device), self._threads, self._nice, self._memory_bytes
+        )
         request = asked.training_request(parent, rows, job.hyperparameters, job.seed, job.id, place)
         child = Child.of_script(TRAINER, request, folder.of_pass / "train")
         data = rows.data

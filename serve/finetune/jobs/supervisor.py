@@ -25,16 +25,18 @@ logger = logging.getLogger("halfeven.finetune")
 
 
 class Supervisor:
-    """``threads`` and ``nice`` are the trainer's: by default it yields to serving."""
+    """``threads``, ``nice`` and ``memory_bytes`` (0: no limit) are the trainer's: by default it yields to serving."""
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
-        threads: int = 1, nice: int = 10,
+        threads: int = 1, nice: int = 10, memory_bytes: int = 0,
     ) -> None:  # fmt: skip
         self._job_store, self._store = job_store, store
         self._bell = threading.Event()
         self._stopping = threading.Event()
-        self._runner = JobRunner(job_store, files, store, roster, place, self._stopping, threads, nice)
+        self._runner = JobRunner(
+            job_store, files, store, roster, place, self._stopping, threads, nice, memory_bytes
+        )
         self._thread = threading.Thread(target=self._live, name="halfeven-finetune", daemon=True)
 
     def start(self) -> None:

@@ -15,12 +15,15 @@ from ....models.spec import ModelSpec
 from ....models.store import Version
 from ..data.datasets import TrainingData, read_training, split
 from ..judging.joining import MOST_JOINED, evenly
-from .hyperparameters import QUARANTINE
+from .hyperparameter_table import QUARANTINE
+from .loss_choice import losses_by_output
+from .trainable import trainable_of
 
 TRAINER = Path(__file__).parents[1] / "training" / "trainer.py"
 _AMP = (
     "n_epochs", "batch_size", "learning_rate", "weight_decay", "clip_norm", "init_scale", "growth_interval",
-    "scale_floor", "max_floor_hits", "bad_rows",
+    "scale_floor", "max_floor_hits", "bad_rows", "schedule", "warmup_ratio", "schedule_power", "schedule_period",
+    "schedule_gamma", "ema_decay",
 )  # fmt: skip
 
 
@@ -37,12 +40,14 @@ class JobRows:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a training runs: its folder, the device, the threads and the niceness of its process."""
+    """Where a training runs: its folder, the device, and of its process the threads, the niceness and the most bytes of
+    private memory (0: no limit)."""
 
     folder: Path
     device: str
     threads: int
     nice: int
+    memory_bytes: int = 0
 
 
 def rows_of(
@@ -72,7 +77,7 @@ def training_request(
     put the rows; the operator's module comes from the version's own stored source."""
     spec, folder = parent.spec(), place.folder
     save_program(whole_program(parent), folder / "whole.pt2", weights=True)
-    weights = folder / "parent.safetensors"
+    weights, declared = folder / "parent.safetensors", parent.manifest.get("training", {}).get("loss")
     with parent.opened("weights.safetensors") as stored, weights.open("wb") as copy:
         shutil.copyfileobj(stored.handle, copy)
     return {
@@ -88,15 +93,17 @@ def training_request(
         ],
         "outputs": [tensor.name for tensor in spec.outputs],
         "batch_axes": spec.batch_axes,
-        "losses": dict(rows.data.losses),
+        "losses": losses_by_output(spec, rows.data.losses, declared, hyperparameters),
+        "class_weights": hyperparameters.get("class_weights"),
+        "label_smoothing": hyperparameters.get("label_smoothing", 0.0),
         "max_batch_size": spec.max_batch_size,
         "precision": hyperparameters["precision"],
         "device": place.device,
         "threads": place.threads,
         "nice": place.nice,
-        "memory_limit_bytes": 0,
+        "memory_limit_bytes": place.memory_bytes,
         "hyperparameters": {name: hyperparameters[name] for name in _AMP if name in hyperparameters},
-        "trainable": hyperparameters.get("trainable"),
+        **trainable_of(parent, hyperparameters, rows.data.losses),
         "checkpoint_every": hyperparameters.get("checkpoint_every", 0),
         "patience": hyperparameters.get("early_stopping_patience", 0),
         "seed": seed,

@@ -3,6 +3,7 @@
 Loaded in the trainer's process (see trainer.py), where only this file and capture/child.py touch the operator's code.
 """
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.export.passes import move_to_device_pass
 from torch.fx import GraphModule
 
+from .adapters import Adapters
 from .training_terms import Stopped
 
 Request = Mapping[str, Any]
@@ -41,20 +43,24 @@ child, durable = _of_models("capture/child.py"), _of_models("durable.py")
 @dataclass
 class Trainee:
     """The module to train. ``same_as``: names that no node reads, each with the name of the tied weight that is
-    read."""
+    read. ``adapters``: those that learn instead of the module's own parameters."""
 
     module: nn.Module
     forward: Callable[..., tuple[Tensor, ...]]
     trained: str
     note: str = ""
     same_as: dict[str, str] = field(default_factory=dict)
+    adapters: Adapters | None = None
 
     def facts(self) -> dict[str, Any]:
         parameters = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
         return {"parameters": parameters, "trained": self.trained, "note": self.note}
 
     def state(self) -> dict[str, Tensor]:
+        """The weights by the names that they have in the parent."""
         state = self.module.state_dict()
+        if self.adapters is not None:
+            return self.adapters.merged(state)
         return state | {name: state[twin] for name, twin in self.same_as.items()}
 
     @contextmanager
@@ -85,12 +91,20 @@ def trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
         except BaseException as error:
             if request["program"] is None or out_of_memory(error) or isinstance(error, Stopped):
                 raise
+            if request.get("lora"):
+                raise Stopped(
+                    "NO_MODULES",
+                    "trainable = lora needs the layers of the model's code, and the module could not be built any "
+                    f"more: {one_line(error)}. Mend the code and convert again, or train with trainable = head",
+                ) from error
             note = f"the module could not be built, so the captured program was trained: {one_line(error)}"
     return from_program(request, note)
 
 
 def from_source(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
-    source = request["source"]
+    source, lora = request["source"], request.get("lora")
+    if lora:
+        importlib.import_module("peft")  # before the operator's folder is on the path
     os.chdir(source["folder"])
     sys.path[:0] = [source["folder"], *source["path"]]
     module = child.build(torch, source, Path(source["folder"]))
@@ -99,6 +113,10 @@ def from_source(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
     if fit.unexpected_keys:
         raise child.Refused(f"the module has no {fit.unexpected_keys[:5]}, which the weights have")
     flat = child.Flat(module, request)
+    if lora:
+        adapters = Adapters(module, lora)
+        what = f"module with LoRA of rank {lora['rank']} in {len(adapters.layers)} layers"
+        return Trainee(module.to(request["device"]).train(), flat.module, what, adapters=adapters)
     learn(module.to(request["device"]).train(), module.frozen_when_built, request.get("trainable"))
     return Trainee(module, flat.module, "module")
 
@@ -169,7 +187,9 @@ def tied(module: GraphModule) -> dict[str, str]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        words in str(error) for words in ("can't allocate memory", "bad_alloc")
+    )
 
 
 def disk_full(error: BaseException) -> bool:

@@ -9,7 +9,6 @@ Of this package it loads, by path, only the files of this folder, and models/cap
 folder is built.
 """
 
-import ctypes
 import importlib
 import json
 import os
@@ -41,12 +40,13 @@ def beside(name: str) -> Any:
     return importlib.import_module(f"{package}.{name}")
 
 
-trainee, training_job = beside("trainee"), beside("training_job")
+parent_death, trainee, training_job = beside("parent_death"), beside("trainee"), beside("training_job")
 terms, child = beside("training_terms"), trainee.child
 
 
 def main(request_file: str) -> NoReturn:
     report, control = private_pipes()
+    parent_death.die_with_the_parent(control)
     orders = training_job.Orders()
     threading.Thread(target=watch, args=(control, orders), daemon=True).start()
     request = json.loads(Path(request_file).read_text())
@@ -94,9 +94,7 @@ def leave() -> NoReturn:
 
 
 def yield_to_serving(request: Request) -> None:
-    """Yield to serving, die with the server, be the first to go when memory runs out; compute repeatably."""
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: when the thread that started us ends
+    """Yield to serving, be the first to go when memory runs out; compute repeatably."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
     os.nice(request["nice"])
@@ -115,7 +113,7 @@ def failure(error: Any, request: Request) -> Line:
         limit = request["memory_limit_bytes"] / 2**30
         code = "OUT_OF_MEMORY"
         message = "ran out of memory" + (f": the limit is {limit:.1f} GiB" if limit else "")
-        message += ". Lower batch_size, or give the trainer more memory."
+        message += ". Lower batch_size, or give the trainer more memory (HALFEVEN_TRAINER_MEMORY_MIB)."
     elif trainee.disk_full(error):
         code = "DISK_FULL"
         message = "the disk of the store is full. Delete versions or files there, then create the job again."

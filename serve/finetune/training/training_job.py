@@ -24,6 +24,7 @@ from .checkpoints import Checkpoints, Identity, sync
 from .evaluation import BestStep, held_out_loss
 from .first_steps import first_steps
 from .loop_state import copied, numbers_of, put_back, seed_everything, tensors_of
+from .patience import audit, finite_names
 from .task import Task
 from .trainee import Trainee, trainee_of
 from .training_terms import Settings, StepRecord, Stopped
@@ -82,7 +83,8 @@ class TrainingJob:
             seed=request["seed"],
         )
         self._training = task = Task(request, pupil.forward)
-        self._held_out = Task(request, pupil.forward, held_out=True) if request.get("held_out") else None
+        held_out = request.get("held_out")
+        self._held_out = Task(request, pupil.forward, task.losses, held_out=True) if held_out else None
         count, device = len(task.rows), request["device"]
         self.loop = Loop(pupil.module, task.loss, count, settings, device, task.parts)
         self.summary, self._best = Summary(), BestStep(request.get("patience", 0))
@@ -138,12 +140,13 @@ class TrainingJob:
         return None
 
     def publish(self) -> Path:
-        """Write the weights of the best step; of the last one where no step was evaluated."""
-        if self._best.weights and self._best.step != self.loop.done:
-            self._pupil.module.load_state_dict(dict(self._best.weights), strict=False)
+        """Write the weights of the best step; of the last one where no step was evaluated. Raises Stopped."""
         self.loop.finish()
+        with self.loop.published():
+            weights = self._best.weights or in_parents_form(self._pupil.state(), self._parent)
+        audit(weights, finite_names(self._parent))
         self.summary.ended_early = self.ends and self.loop.done < self.loop.steps
-        return write_weights(Path(self._request["out"]), in_parents_form(self._pupil.state(), self._parent))
+        return write_weights(Path(self._request["out"]), dict(weights))
 
     def _line(self, record: StepRecord) -> Line:
         line = {key: number(value) for key, value in asdict(record).items()}
@@ -154,9 +157,10 @@ class TrainingJob:
         if self._held_out is None or self._checkpoints is None:
             return
         step = self._evaluated = self.loop.done
-        loss = held_out_loss(self.loop, self._pupil, self._held_out)
-        if best := self._best.is_best(loss):
-            self._best.take(step, loss, in_parents_form(self._pupil.state(), self._parent))
+        with self.loop.published():
+            loss = held_out_loss(self.loop, self._pupil, self._held_out)
+            if best := self._best.is_best(loss):
+                self._best.take(step, loss, in_parents_form(self._pupil.state(), self._parent))
         trained = self.summary.last_loss
         self._log(
             {"type": "evaluation", "step": step, "held_out_loss": number(loss), "loss": trained, "best": best}

@@ -1,18 +1,19 @@
 """What ``auto`` becomes: a number that fits the data and the model, and the asker's own word before it."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from halfeven.models.errors import BadInput
+from halfeven.serve.finetune.jobs.hyperparameter_table import AUTO, RANGES, WORDS
 from halfeven.serve.finetune.jobs.hyperparameters import (
-    AUTO,
-    RANGES,
-    check_trainable,
+    KNOWN,
     held_out_share,
     read_hyperparameters,
     resolve,
 )
+from halfeven.serve.finetune.jobs.trainable import check_patterns
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 100, 1437, 10**6])
@@ -64,12 +65,25 @@ def test_what_is_given_is_kept_and_the_method_s_own_place_wins() -> None:
 def test_patterns_of_parameters_are_checked_against_the_model_s_names() -> None:
     read = read_hyperparameters({"hyperparameters": {"trainable": "head.*"}})["trainable"]
     assert read == ["head.*"] and read_hyperparameters({})["trainable"] is None
-    check_trainable(read, ["body.weight", "head.weight"])
+    check_patterns(read, ["body.weight", "head.weight"])
     with pytest.raises(BadInput, match=r"trainable: 'haed\.\*' fits no weight of the model; .* head\.weight"):
-        check_trainable(["haed.*"], ["body.weight", "head.weight"])
+        check_patterns(["haed.*"], ["body.weight", "head.weight"])
     for wrong in ([], [""], [3], "x" * 257, {"a": 1}, ["x"] * 65):
         with pytest.raises(BadInput, match="trainable: expected"):
             read_hyperparameters({"hyperparameters": {"trainable": wrong}})
+
+
+def test_a_setting_that_the_schedule_does_not_read_is_refused() -> None:
+    read = read_hyperparameters({"hyperparameters": {"schedule": "step", "schedule_gamma": 0.5}})
+    assert (read["schedule"], read["schedule_gamma"]) == ("step", 0.5)
+    with pytest.raises(
+        BadInput, match="schedule_gamma: is read with schedule = step or exponential only, and"
+    ):
+        read_hyperparameters({"hyperparameters": {"schedule_gamma": 0.5}})
+    with pytest.raises(
+        BadInput, match=r"schedule: expected one of cosine, constant, linear, .*, got 'cosnie'"
+    ):
+        read_hyperparameters({"hyperparameters": {"schedule": "cosnie"}})
 
 
 def test_numbers_are_whole_where_they_count_and_come_back_as_such() -> None:
@@ -77,3 +91,19 @@ def test_numbers_are_whole_where_they_count_and_come_back_as_such() -> None:
     assert isinstance(found["n_epochs"], int) and isinstance(found["weight_decay"], float)
     with pytest.raises(BadInput, match=r"max_floor_hits: expected a whole number from 1 to 1000, got 2\.5"):
         read_hyperparameters({"hyperparameters": {"max_floor_hits": 2.5}})
+
+
+def test_the_page_has_every_setting_with_its_range_and_default() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "finetune.md").read_text()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.splitlines()
+        if line[:3] == "| `"
+    ]
+    table = {row[0].strip("`"): row[1:3] for row in rows if len(row) == 4}
+    assert set(table) == set(KNOWN)
+    for name, allowed in RANGES.items():
+        default = allowed.default if isinstance(allowed.default, str) else f"{allowed.default:g}"
+        assert table[name] == [str(allowed), default], name
+    for name, words in WORDS.items():
+        assert table[name] == [", ".join(f"`{word}`" for word in words), words[0]], name

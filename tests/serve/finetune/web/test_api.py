@@ -601,7 +601,7 @@ def test_a_key_for_some_models_trains_and_sees_those_alone(place: Place, tmp_pat
     other, _ = keys.add("idle-only", ["train"], ["idle"])
     app = build_app(make_roster(), lambda: b"", HISTORY)
     app.include_router(
-        router(place.job_store, place.files, place.store, lambda: None, lambda: False, lambda request: {})
+        router(place.job_store, place.files, place.store, lambda: None, lambda: False, lambda _: {})
     )
     front = InferFront(app, make_roster(), access=AccessControl(keys))
     job, file = place.create().id, place.upload()
