@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -24,10 +25,12 @@ from .access.access_control import AccessControl
 from .access.certificates import Certificates
 from .batching.counters import Phase
 from .batching.device import DeviceThread
+from .batching.interface import ControlledRoster
 from .batching.place import Place
 from .finetune.data.files import Files
 from .finetune.jobs.job_store import JobStore
 from .finetune.jobs.supervisor import Supervisor
+from .finetune.jobs.trial_run import TrialRuns
 from .finetune.web.api import router
 from .http.codecs.dialect import OURS, STRICT
 from .http.connection.hot_protocol import HotProtocol
@@ -42,11 +45,14 @@ from .http.routes.infer import InferFront
 from .http.routes.metrics import metrics_text, new_registry
 from .http.routes.version_metrics import RolloutCollector
 from .http.routes.versions import router as rollout_router
+from .http.server_load import LoadCollector, ServerLoad
 from .http.web_guard import WebGuard, read_names
 from .settings import Settings
+from .tracing.otel_environment import provider_from, traces_wanted
 from .versions.director import Director
 from .versions.loading.release import give_back_freed, one_heap
 from .versions.roster import Roster
+from .versions.traffic.loaded_version import LoadedVersion
 from .versions.traffic.rules import Rules
 
 logger = logging.getLogger("halfeven")
@@ -64,14 +70,17 @@ def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
     roster = Roster(store, place, _rules(settings))
     director = Director(roster)
     written: dict[str, Phase] = {}
-    registry = new_registry(
-        lambda: [one for served in roster.all() for one in served.loaded_versions()], lambda: written
-    )
-    registry.register(RolloutCollector(roster.all, roster.decisions))
     max_body_bytes = settings.max_body_mib * 2**20
     dialect = STRICT if settings.triton_strict else OURS
+    lock = _alone_with(store)
+    job_store = JobStore(store.root / "halfeven.db")
+    bounds, load = _bounds(settings), ServerLoad(lambda: _loaded(roster))
+    registry = new_registry(lambda: _loaded(roster), lambda: written)
+    registry.register(RolloutCollector(roster.all, roster.decisions))
+    registry.register(LoadCollector(load, bounds, lambda: roster.ready, job_store.count_by_status))
+    shown, front_of = _traced(roster)
     app = build_app(
-        roster,
+        shown,
         lambda: metrics_text(registry),
         replace(history_of(store), rollback=director.roll_back),
         settings.name_on_the_wire,
@@ -79,25 +88,47 @@ def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
         body_timeout_s=settings.body_seconds,
         dialect=dialect,
     )
-    lock = _alone_with(store)
-    job_store = JobStore(store.root / "halfeven.db")
     files = Files(store.root / "files", settings.max_upload_mib * 2**20)
     supervisor = Supervisor(job_store, files, store, roster, place, settings.trainer_threads)
-    app.include_router(router(job_store, files, store, supervisor.wake, lambda: roster.leaving))
+    trials = TrialRuns(
+        job_store, files, store, str(device), settings.trainer_threads, leaving=lambda: roster.leaving
+    )
+    app.include_router(router(job_store, files, store, supervisor.wake, lambda: roster.leaving, trials.run))
     app.include_router(rollout_router(director))
     app.router.lifespan_context = _lifespan(roster, supervisor, job_store, lock, settings.shutdown_seconds)
-    front = InferFront(
+    front = front_of(
         PageHeaders(app),
-        roster,
+        shown,
         max_body_bytes,
         settings.body_seconds,
         written,
         dialect,
         WebGuard(settings.host, read_names(settings.allowed_hosts)),
-        _bounds(settings),
+        bounds,
         AccessControl(settings.keys, settings.needs_keys),
+        load,
     )
     return front, roster
+
+
+def _loaded(roster: Roster) -> list[LoadedVersion]:
+    return [one for served in roster.all() for one in served.loaded_versions()]
+
+
+def _traced(roster: Roster) -> tuple[ControlledRoster, Callable[..., InferFront]]:
+    """The roster as requests see it, and the front: both with spans where the OTEL_… variables ask for traces.
+
+    Raises BadSetting as `provider_from`.
+    """
+    if not traces_wanted(os.environ):
+        return roster, InferFront
+    provider = provider_from(os.environ)
+    from .tracing.request_spans import RequestSpans  # OpenTelemetry is an optional dependency
+    from .tracing.traced_front import TracedFront
+    from .tracing.traced_roster import TracedRoster
+
+    spans = RequestSpans(provider.get_tracer("halfeven"))
+    return TracedRoster(roster, spans), partial(TracedFront, spans)
 
 
 def _rules(settings: Settings) -> Rules:

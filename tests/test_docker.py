@@ -1,29 +1,31 @@
 """The container files make sense: what can be told without an engine. (docker/README.md says what was run.)"""
 
+import asyncio
 import fnmatch
 import json
 import re
 import shlex
 import subprocess
 import tomllib
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
+import httpx
 import pytest
 import yaml
-from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.serve.batching.counters import Counters
-from halfeven.serve.batching.interface import PreparedVersion
-from halfeven.serve.http.routes.metrics import metrics_text, new_registry
-from halfeven.serve.settings import Settings
+from halfeven.models.store import Store
+from halfeven.serve.server import build
+from halfeven.serve.settings import Settings, read_settings
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKER = ROOT / "docker"
 PORT = str(Settings.model_fields["port"].default)
 OTHERS = {"up"}  # Prometheus's own
-FUNCTIONS = {"sum", "by", "rate", "increase", "histogram_quantile", "le", "model", "version", "reason"}
+FUNCTIONS = {"sum", "max", "by", "rate", "increase", "histogram_quantile"}
+FUNCTIONS |= {"le", "model", "version", "reason", "kind", "output", "job"}  # labels
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -185,30 +187,23 @@ def test_prometheus_scrapes_the_server_under_its_name_and_grafana_reads_promethe
     assert f"./grafana/dashboards:{boards['providers'][0]['options']['path']}:" in mounted
 
 
-class _Engine:
-    form, precision, device = "torch", "fp16", "cpu"
-
-    def warm_up(self, parts: Any) -> None: ...
-
-    def run(self, parts: Any) -> list[np.ndarray]:
-        return []
-
-    def close(self) -> None: ...
-
-
-class _Loaded:
-    spec = ModelSpec("m", (TensorSpec("x", "FP32", (Dim(),)),), (TensorSpec("y", "FP32", (Dim(),)),))
-    prepared = PreparedVersion("1", "sha", "fp16", _Engine())
-    waiting = 0
-
-    def all_counters(self) -> list[Counters]:
-        return [Counters("1")]
-
-
+@cache
 def exposed() -> set[str]:
-    """Every sample name that the server writes at /metrics."""
-    text = metrics_text(new_registry(lambda: [_Loaded()])).decode()
-    return {match[0] for match in re.findall(r"^(\w+)(\{| )", text, re.MULTILINE)}
+    """Every sample name that the server writes at /metrics: the families of a server with an empty store."""
+    with TemporaryDirectory() as folder:
+        app, _ = build(read_settings(store=Path(folder), device="cpu"), Store(Path(folder)))
+
+        async def scrape() -> str:
+            async with httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://localhost"
+            ) as c:
+                return (await c.get("/metrics")).text
+
+        text = asyncio.run(scrape())
+    names: set[str] = set()
+    for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE):
+        names |= {f"{name}_{end}" for end in ("bucket", "count", "sum")} if kind == "histogram" else {name}
+    return names
 
 
 def queries() -> list[str]:
@@ -221,8 +216,27 @@ def queries() -> list[str]:
 @pytest.mark.parametrize("query", queries())
 def test_every_metric_of_dashboard_and_alerts_is_one_that_the_server_writes(query: str) -> None:
     plain = re.sub(r'"[^"]*"|\[[^]]*\]', "", query)
-    names = set(re.findall(r"[A-Za-z_]\w+", plain)) - FUNCTIONS - {"job"}
+    names = set(re.findall(r"[A-Za-z_]\w+", plain)) - FUNCTIONS
     assert names and names <= exposed() | OTHERS
+
+
+def test_the_dashboard_s_selector_chooses_the_models_of_every_panel_that_has_models() -> None:
+    board = json.loads((DOCKER / "grafana/dashboards/halfeven.json").read_text())
+    assert [one["name"] for one in board["templating"]["list"]] == ["model"]
+    assert re.findall(r"\w+", board["templating"]["list"][0]["query"]["query"])[1] in exposed()
+    shown = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    per_model = [expr for expr in shown if re.search(r"by \([^)]*model|active_version|canary|ceiling", expr)]
+    assert len(per_model) >= 12 and all('model=~"$model"' in expr for expr in per_model)
+
+
+@pytest.mark.parametrize(
+    "watched",
+    ["halfeven_ready", 'kind="drift"', "rolled_back", "halfeven_rescued_rows", "halfeven_out_of_memory",
+     "process_resident_memory_bytes"],
+)  # fmt: skip
+def test_there_is_an_alert_for(watched: str) -> None:
+    groups = yaml.safe_load((DOCKER / "rules.yml").read_text())["groups"]
+    assert [rule for group in groups for rule in group["rules"] if watched in rule["expr"]]
 
 
 def test_the_cpu_target_asks_for_the_plain_onnx_runtime_alone(tmp_path: Path) -> None:

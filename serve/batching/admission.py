@@ -157,6 +157,10 @@ class Admission:
         if (wait_ns := self._wait_ns(urgent, now_ns)) > most_ns:
             raise self._too_late(wait_ns, timeout_ns, now_ns)
 
+    def expected_wait_ns(self, now_ns: int) -> float:
+        """Nanoseconds that a new request would wait for its batch; for reading from any thread."""
+        return self._wait_ns(False, now_ns)
+
     def _wait_ns(self, urgent: bool, now_ns: int) -> float:
         """Nanoseconds that a new request would wait: the rest of the batch under way and the full batches before its
         own.

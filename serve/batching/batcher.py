@@ -74,6 +74,11 @@ class Batcher:
         """Requests accepted whose batch has not begun: derived from two counts with one writer each."""
         return self._admission.requests - self._queue.taken
 
+    @property
+    def expected_wait_s(self) -> float:
+        """Seconds that a new request would wait for its batch."""
+        return self._admission.expected_wait_ns(self._clock()) / 1e9
+
     def submit(
         self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
     ) -> asyncio.Future[Answer]:

@@ -163,6 +163,11 @@ class Roster(Protocol):
     def ready(self) -> bool: ...
 
     @property
+    def lost(self) -> str | None:
+        """Why nothing will be answered until the process is started anew; None while it can be."""
+        ...
+
+    @property
     def leaving(self) -> bool:
         """Whether the server is to end: nothing is ready any more, though everything is answered."""
         ...

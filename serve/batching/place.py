@@ -24,3 +24,10 @@ class Place:
     def call(self, fn: Callable[[], T]) -> T:
         """Run ``fn`` on the device thread, between two batches, and wait for it."""
         return self.thread.call(fn).result()
+
+    @property
+    def lost(self) -> str | None:
+        """Why nothing will be computed until the process is started anew; None while the device computes."""
+        if self.thread.lost is not None:
+            return f"device {self.device} is lost: {self.thread.lost}; restart the server"
+        return None if self.thread.alive else f"the thread of device {self.device} has ended"

@@ -64,11 +64,13 @@ def finetune(
     ] = None,
     suffix: Annotated[str | None, typer.Option(help="A text of your own, kept with the job.")] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Watch until it ends.")] = True,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Only check the job, and train two steps.")] = False,
     as_json: Json = False,
 ) -> None:
     """Fine-tune a model at a running server; Ctrl-C cancels the job."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..finetune.client.dry_run import dry_run, dry_run_exit_code, dry_run_sentences
         from ..finetune.client.job_command import exit_code, fine_tune, sentence_of
 
         asked = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
@@ -76,6 +78,12 @@ def finetune(
         asked |= {"trainable": trainable or None}
         asked |= {"checkpoint_every": checkpoint_every, "early_stopping_patience": early_stopping_patience}
         asked |= settings_of(set_ or ())
+        if dry:
+            facts = dry_run(
+                url, name, data, validation=validation, seed=seed, hyperparameters=asked, notify=notify,
+                console=errors,
+            )  # fmt: skip
+            return facts, dry_run_sentences(facts), dry_run_exit_code(facts)
         facts = fine_tune(
             url, name, data, validation=validation, suffix=suffix, seed=seed,
             hyperparameters=asked, follow=follow, notify=notify, console=errors,

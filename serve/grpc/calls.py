@@ -38,7 +38,7 @@ class Calls:
         self._front, self._roster, self._server_name = front, roster, server_name
 
     async def server_live(self, request: Any, lease: Lease) -> Any:
-        return message("ServerLiveResponse")(live=True)
+        return message("ServerLiveResponse")(live=self._roster.lost is None)
 
     async def server_ready(self, request: Any, lease: Lease) -> Any:
         return message("ServerReadyResponse")(ready=self._roster.ready)

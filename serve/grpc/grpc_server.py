@@ -18,6 +18,7 @@ from ..http.error_mapping import NotOffered, grpc_status_of, message_of, retry_a
 from ..http.route_scopes import need_of
 from ..http.routes.infer import InferFront
 from .calls import CALLS, NOT_OFFERED, Call, Calls, stream_error, stream_response, streamed
+from .health import HEALTH, HealthService
 from .messages import SERVICE
 
 AHEAD = 64  # requests of one stream that are under way at once
@@ -40,7 +41,7 @@ class GrpcServer:
     ) -> None:
         self.host, self.port = host, port
         self._front, self._certificates = front, certificates
-        self._service = _Service(front, Calls(front, roster, server_name))
+        self._services = (_Service(front, Calls(front, roster, server_name)), HealthService(roster))
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -55,7 +56,7 @@ class GrpcServer:
             ],
             maximum_concurrent_rpcs=limit,
         )
-        server.add_generic_rpc_handlers((self._service,))
+        server.add_generic_rpc_handlers(self._services)
         address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
         try:
             if self._certificates is None:
@@ -101,6 +102,8 @@ class _Service(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
         package, _, name = handler_call_details.method.strip("/").rpartition("/")
+        if package == HEALTH:
+            return None
         known = package == SERVICE
         call = CALLS.get(name) if known else None
         like, way_out = NOT_OFFERED.get(name, (None, "")) if known else (None, "")
@@ -119,17 +122,19 @@ class _Service(grpc.GenericRpcHandler):
     def _handler(self, call: Call, authorization: str | None) -> grpc.RpcMethodHandler:
         async def unary(request: Any, context: Any) -> Any:
             try:
-                return await self._answer(call, authorization, request)
+                with self._front.call_span(f"{SERVICE}/{call.name}", context):
+                    return await self._answer(call, authorization, request)
             except Exception as error:
                 await _abort(context, error)
 
-        async def in_stream(request: Any) -> Any:
-            try:
-                return stream_response(request, await self._answer(call, authorization, request))
-            except Exception as error:
-                return stream_error(request, _words(error))
-
         async def stream(messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+            async def in_stream(request: Any) -> Any:
+                try:
+                    with self._front.call_span(f"{SERVICE}/{call.name}", context):
+                        return stream_response(request, await self._answer(call, authorization, request))
+                except Exception as error:
+                    return stream_error(request, _words(error))
+
             async for answer in streamed(messages, in_stream, AHEAD):
                 yield answer
 

@@ -112,14 +112,16 @@ class Roster:
     def ready(self) -> bool:
         return not self.not_ready_reasons()
 
+    @property
+    def lost(self) -> str | None:
+        return self.place.lost
+
     def not_ready_reasons(self) -> list[str]:
         """Why a model of the store is not served; empty where all are. Models that were unloaded do not count."""
         if self.leaving or self._stopping.is_set():
             return ["the server is shutting down"]
-        if not self.place.thread.alive:
-            return [f"the thread of device {self.place.device} has ended"]
-        if (why := self.place.thread.lost) is not None:
-            return [f"device {self.place.device} is lost: {why}; restart the server"]
+        if (why := self.lost) is not None:
+            return [why]
         if not self._first_look.done():
             return ["models are being made ready"]
         return [fault for name, fault in sorted(self._faults.items()) if name not in self._served]
@@ -287,9 +289,8 @@ class Roster:
         if version is None or (served is not None and served.traffic.stable.number == version.number):
             return
         loaded = self.loaded_version_for(version)
-        if (
-            self.store.live_number(name) != state[0]
-        ):  # the alias has moved meanwhile: the next look follows it
+        # Where the alias has moved meanwhile, the next look follows it.
+        if self.store.live_number(name) != state[0]:
             if served is None or loaded not in served.loaded_versions():
                 self._retire([loaded])
             del self._seen[name]

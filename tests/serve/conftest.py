@@ -96,6 +96,7 @@ class FakeRoster:
     asked_to_load: list[tuple[str, LoadConfig | None]] = field(default_factory=list)
     load_fault: HalfevenError | None = None
     leaving: bool = False
+    lost: str | None = None
 
     def load(self, name: str, config: LoadConfig | None = None) -> None:
         self.asked_to_load.append((name, config))

@@ -154,6 +154,11 @@ class JobStore:
         order = " AND ".join(where) + " ORDER BY number DESC LIMIT ?"
         return [_job(row) for row in self._db.all(_JOB, "jobs", order, *values, limit)]
 
+    def count_by_status(self) -> dict[str, int]:
+        """How many jobs have each status that any job has."""
+        rows = self._db.all("status, COUNT(*) AS count", "jobs", "1 GROUP BY status")
+        return {row["status"]: row["count"] for row in rows}
+
     def next_queued(self) -> Job | None:
         """The queued job that has waited longest."""
         row = self._db.one(_JOB, "jobs", "status = ? ORDER BY number", QUEUED)

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from .checkpoints import sync
 from .evaluation import loss_of_rows
-from .passes import autocast_of
+from .passes import half_context
 from .precision_test import chosen_precision, timed_steps
 from .range_test import range_test
+from .setting_names import USUAL_LEARNING_RATE
 from .task import Task
 from .trainee import Trainee
 from .training_terms import Settings
@@ -23,8 +24,13 @@ Request = Mapping[str, Any]
 
 
 def settings_of(request: Request, task: Task, pupil: Trainee) -> tuple[Settings, dict[str, Any]]:
-    """The settings of a job without ``auto``, and what was chosen for it: empty where nothing was left open."""
+    """The settings of a job without ``auto``, and what was chosen for it: empty where nothing was left open.
+
+    In a trial of a few steps the rate is the usual one: the range test would take longer than the trial.
+    """
     asked = {**request["hyperparameters"], "precision": request["precision"]}
+    if request.get("trial_steps") and asked.get("learning_rate") == AUTO:
+        asked["learning_rate"] = USUAL_LEARNING_RATE
     open_ones = {name for name, value in asked.items() if value == AUTO}
     given = {name: value for name, value in asked.items() if name not in open_ones and value is not None}
     settings = Settings(**given, seed=request["seed"])
@@ -50,9 +56,10 @@ def _measured(
         found |= {"precision": chosen_precision(seconds), "seconds": seconds}
         settings = replace(settings, precision=found["precision"])
     if "learning_rate" in open_ones:
+        autocast = half_context(pupil.module, settings, device)
 
         def evaluated(batch: Tensor) -> float:
-            return loss_of_rows(pupil, task, batch, autocast_of(settings, device))
+            return loss_of_rows(pupil, task, batch, autocast())
 
         test = range_test(*parts, settings, device, evaluated)
         losses = {f"{rate:g}": loss for rate, loss in test.losses.items()}

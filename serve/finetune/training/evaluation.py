@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -9,19 +10,17 @@ from torch import Tensor
 
 from .amp import Loop
 from .loop_state import generators_untouched
-from .passes import autocast_of, restore, snapshot
+from .passes import restore, snapshot
 from .task import Task
 from .trainee import Trainee
 
 
 def held_out_loss(loop: Loop, pupil: Trainee, task: Task) -> float:
     """The mean loss of all rows of ``task``, in the training's precision."""
-    return loss_of_rows(
-        pupil, task, torch.arange(len(task.rows)), autocast_of(loop.settings, loop.passes.kind)
-    )
+    return loss_of_rows(pupil, task, torch.arange(len(task.rows)), loop.passes.autocast())
 
 
-def loss_of_rows(pupil: Trainee, task: Task, batch: Tensor, autocast: torch.amp.autocast) -> float:
+def loss_of_rows(pupil: Trainee, task: Task, batch: Tensor, autocast: AbstractContextManager[None]) -> float:
     """The mean loss of some rows of ``task`` in evaluation mode. Weights, buffers and generators are as before."""
     before = snapshot(pupil.module)
     with generators_untouched(), pupil.evaluating(), torch.no_grad(), autocast:

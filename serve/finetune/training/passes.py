@@ -2,13 +2,15 @@
 alone."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from .bisection import culprits
+from .lstm import lstm_context
 from .training_terms import (
     DTYPES,
     NO_ROWS,
@@ -41,6 +43,9 @@ class Passes:
     sound: set[str]
     good: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
+    def __post_init__(self) -> None:
+        self.autocast = half_context(self.module, self.settings, self.kind)
+
     def run(self, batch: Tensor) -> tuple[Tensor, str | None]:
         """The mean loss of the batch, and the fault of the loss or of a buffer (None: no fault). Gradients are added up
         in the parameters."""
@@ -48,7 +53,7 @@ class Passes:
             return torch.tensor(math.nan), NO_ROWS
         total = torch.zeros(())
         for part in self.parts_of(batch):
-            with autocast_of(self.settings, self.kind):
+            with self.autocast():
                 loss = self.loss_of(part) * (part.numel() / len(batch))
             total = total.to(loss.device) + loss.detach()
             if not is_finite(total):
@@ -63,7 +68,7 @@ class Passes:
 
     def spoils(self, rows: Tensor) -> bool:
         before = snapshot(self.module)
-        with autocast_of(self.settings, self.kind):
+        with self.autocast():
             losses = [self.loss_of(part) for part in self.parts_of(rows)]
         spoilt = not all(map(is_finite, losses)) or not self.buffers_are_finite()
         restore(before)
@@ -98,11 +103,21 @@ class Quarantine:
         return tuple(rows.tolist())
 
 
-def autocast_of(settings: Settings, device: str) -> torch.amp.autocast:
-    """The autocast of a job's precision: off in fp32, and where the model itself is in half (O2)."""
+def half_context(
+    module: nn.Module, settings: Settings, device: str
+) -> Callable[[], AbstractContextManager[None]]:
+    """What surrounds each forward of ``module``: autocast, which is off in fp32 and where the model itself is in half
+    (O2), and FP32 for LSTMs that the processor does not compute in half."""
     precision, kind = settings.precision, torch.device(device).type
+    lstm = lstm_context(module, kind, DTYPES[precision])
     wanted = precision != "fp32" and settings.opt_level == "O1"
-    return torch.amp.autocast(kind, dtype=DTYPES[precision], enabled=wanted)
+
+    @contextmanager
+    def inside() -> Iterator[None]:
+        with torch.amp.autocast(kind, dtype=DTYPES[precision], enabled=wanted), lstm():
+            yield
+
+    return inside
 
 
 def is_finite(value: Tensor) -> bool:

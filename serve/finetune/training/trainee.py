@@ -104,8 +104,8 @@ def _trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
             if request.get("lora") or request["hyperparameters"].get("opt_level") == "O2":
                 raise Stopped(
                     "NO_MODULES",
-                    "trainable = lora and opt_level = O2 need the layers of the model's code, and the module could not be "
-                    f"built any more: {one_line(error)}. Mend the code and convert again, or train without them",
+                    "trainable = lora and opt_level = O2 need the layers of the model's code, and the module could not "
+                    f"be built any more: {one_line(error)}. Mend the code and convert again, or train without them",
                 ) from error
             note = f"the module could not be built, so the captured program was trained: {one_line(error)}"
     return from_program(request, note)

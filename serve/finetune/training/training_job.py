@@ -23,6 +23,7 @@ from .amp import Loop
 from .checkpoints import Checkpoints, Identity, sync
 from .chosen import settings_of
 from .evaluation import BestStep, held_out_loss
+from .first_steps import first_steps
 from .loop_state import copied, numbers_of, put_back, seed_everything, tensors_of
 from .patience import audit, finite_names
 from .task import Task
@@ -51,11 +52,14 @@ class Orders:
 
 
 def run(request: Request, report: Report, orders: Orders) -> Line:
-    """The whole job: its last line, ``done``, ``paused`` or ``cancelled``. Raises Stopped."""
+    """The whole job: its last line, ``done``, ``paused`` or ``cancelled``; with ``trial_steps`` in the request only its
+    first steps, and the line ``tried``. Raises Stopped."""
     started, parent = time.monotonic(), load_file(request["weights"])
     seed_everything(request["seed"])
     pupil = trainee_of(request, parent)
     job = TrainingJob(request, report, pupil, parent)
+    if request.get("trial_steps"):
+        return first_steps(job.loop, pupil, request["trial_steps"])
     report({"type": "started", "total_steps": job.loop.steps, **pupil.facts()})
     if job.chosen:
         report({"type": "chosen", **job.chosen})

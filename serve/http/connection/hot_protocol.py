@@ -31,7 +31,7 @@ from .header_cache import Asked, KnownHead
 # Requests with one of these headers go through ASGI.
 _ELSEWHERE = frozenset(
     (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"x-request-id", b"triton-request-id",
-     b"origin", b"sec-fetch-site")
+     b"origin", b"sec-fetch-site", b"endpoint-load-metrics-format")
 )  # fmt: skip
 _ONE_PIECE = 1 << 16  # a body up to this is joined to its head: cheaper than a second buffer
 _URLS, _LONGEST_URL = 1024, 512  # how many paths of models are remembered, and how long they may be
@@ -91,7 +91,7 @@ class HotProtocol(GuardedProtocol):
     ) -> None:
         front = config.app if isinstance(config.app, InferFront) else None
         super().__init__(config, server_state, app_state, _loop, None if front is None else front.bounds)
-        self._front = front
+        self._front = front if front is not None and front.hot else None
         self._hot: HotCycle | None = None  # the one under way
         self._piece: bytes | None = None  # what came last, where a message began with it
         self._known: KnownHead | None = None  # of the last request, where that was one of ours

@@ -60,7 +60,7 @@ def build_app(
     """Every route but infer. ``server_name`` is what /v2 says (Triton's own example asks for ``triton``)."""
     app = FastAPI(title="halfeven", version=_VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_errors(app, dialect.triton_statuses)
-    _add_healthz(app)
+    _add_healthz(app, roster)
     add_v2(app, roster, server_name, dialect.triton_statuses)
     add_repository(app, roster, max_body_bytes, body_timeout_s)
     add_predict(app, roster, max_body_bytes, body_timeout_s)
@@ -108,11 +108,13 @@ def _add_errors(app: FastAPI, as_triton: bool) -> None:
     app.add_exception_handler(Exception, nobody_s)
 
 
-def _add_healthz(app: FastAPI) -> None:
+def _add_healthz(app: FastAPI, roster: Roster) -> None:
     @app.get("/healthz", tags=["server"])
     async def healthz() -> Response:
-        """Liveness for orchestrators."""
-        return _json({"status": "ok"})
+        """Liveness for orchestrators: true while models load and while the server is shutting down."""
+        if roster.lost is None:
+            return _json({"status": "ok"})
+        return _json({"status": "lost: restart the server"}, 503)
 
 
 def _add_history(app: FastAPI, roster: Roster, history: History) -> None:

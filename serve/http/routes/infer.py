@@ -5,9 +5,10 @@ POST /v2/models/{m}[/versions/{v}]/infer is answered here; every other request g
 
 import asyncio
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -27,6 +28,7 @@ from ..limits.memory_budget import Lease, json_bytes
 from ..limits.worker_threads import WorkerThreads
 from ..page_headers import PageHeaders
 from ..route_scopes import admit
+from ..server_load import ServerLoad
 from ..web_guard import WebGuard
 from .infer_headers import NOTHING, HeaderFields, scan
 
@@ -38,6 +40,7 @@ _PHASES = b"queue;dur=%.3f, assemble;dur=%.3f, compute;dur=%.3f"
 _ALL_PHASES = _PHASES + b", total;dur=%.3f"
 _LONGEST_ID = 128  # characters of a caller's text in a record of the log
 _LOG = logging.getLogger(__name__)
+_NO_SPAN: AbstractContextManager[object] = nullcontext()
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -58,6 +61,8 @@ class InferFront:
     from the HTTP parser; ``__call__`` is the same for any ASGI server.
     """
 
+    hot = True  # whether `hot_protocol.py` may answer; else every request goes through ``__call__``
+
     def __init__(
         self,
         app: ASGIApp,
@@ -69,10 +74,12 @@ class InferFront:
         guard: WebGuard | None = None,
         bounds: Bounds | None = None,
         access: AccessControl | None = None,
+        load: ServerLoad | None = None,
     ) -> None:
         self._app = app
         self.guard = guard or WebGuard()
         self.access = access or AccessControl()
+        self.load = load
         self._roster = roster
         self._dialect = dialect
         self.compress_lists = dialect.compress_lists
@@ -139,6 +146,7 @@ class InferFront:
             status, headers, body = self.refusal(error, fields.request_id, asked[0])
         if fields is not NOTHING:
             headers.extend(fields.ids)
+            headers.extend(self._load_headers(fields.load_format, asked[0]))
         await _send(send, status, headers, body)
 
     async def _infer(
@@ -233,6 +241,15 @@ class InferFront:
         body, kind = body_of(error, "/v2")
         headers = [(key.encode(), value.encode()) for key, value in headers_of(error).items()]
         return status, [(b"content-type", kind.encode()), *headers], body
+
+    def call_span(self, name: str, context: Any) -> AbstractContextManager[object]:
+        """What is around one gRPC call: nothing here, a span where traces are written (`tracing/traced_front.py`)."""
+        return _NO_SPAN
+
+    def _load_headers(self, form: str | None, model: str) -> Headers:
+        if form is None or self.load is None or (value := self.load.header(form, model)) is None:
+            return []
+        return [(b"endpoint-load-metrics", value)]
 
     def slow_body(self) -> SlowBody:
         """The error for a body that takes too long."""

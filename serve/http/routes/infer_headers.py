@@ -14,6 +14,7 @@ _KNOWN = frozenset(
         b"accept-encoding",
         b"x-request-id",
         b"triton-request-id",
+        b"endpoint-load-metrics-format",
     )
 )
 
@@ -21,12 +22,14 @@ _KNOWN = frozenset(
 class HeaderFields(NamedTuple):
     """The codings as they came (several joined by commas), None where they are absent.
 
-    ``ids`` are the request ids that are sent back under the same names.
+    ``ids`` are the request ids that are sent back under the same names. ``load_format``: how the answer is to say the
+    server's load (`server_load.py`).
     """
 
     coding: str | None = None
     accepted: str | None = None
     ids: tuple[tuple[bytes, bytes], ...] = ()
+    load_format: str | None = None
 
     @property
     def request_id(self) -> str | None:
@@ -59,6 +62,7 @@ def _scan_all(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str | None, Heade
         ", ".join(_values(found, b"content-encoding")) or None,
         ", ".join(_values(found, b"accept-encoding")) or None,
         ids[:2],
+        next(iter(_values(found, b"endpoint-load-metrics-format")), None),
     )
     return _length(_values(found, b"inference-header-content-length")), fields
 

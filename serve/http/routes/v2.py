@@ -34,8 +34,9 @@ def _add_server(app: FastAPI, roster: Roster, server_name: str, as_triton: bool)
 
     @app.get("/v2/health/live", tags=["server"])
     async def live() -> Response:
-        """The process answers."""
-        return _json({"live": True})
+        """The process answers, and will go on: false where only a new process can answer again."""
+        alive = roster.lost is None
+        return _json({"live": alive}, 200 if alive else 503)
 
     @app.get("/v2/health/ready", tags=["server"])
     async def ready(request: Request) -> Response:

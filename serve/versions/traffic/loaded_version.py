@@ -57,6 +57,10 @@ class LoadedVersion:
     def waiting(self) -> int:
         return self.batcher.waiting
 
+    @property
+    def expected_wait_s(self) -> float:
+        return self.batcher.expected_wait_s
+
     def submit(
         self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
     ) -> asyncio.Future[Answer]:

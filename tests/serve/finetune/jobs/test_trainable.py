@@ -19,6 +19,7 @@ from tests.model_folders import tensor, write_folder
 from tests.serve.finetune.jobs.hard_job import NET, create, rows, store_of
 from tests.serve.finetune.jobs.job_server import ended, served_to_client
 
+pytestmark = pytest.mark.slow  # a server, and a job with its processes for each case
 STATISTICS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
 LOSSES = """
 from torch.nn.functional import cross_entropy
@@ -82,13 +83,11 @@ def test_only_the_parameters_that_the_job_names_learn(served: Served, begun: Pat
     assert version.manifest["lineage"]["hyperparameters"]["trainable"] == ["last.*"]
 
 
-@pytest.mark.slow
 def test_the_head_is_the_last_layer_before_what_is_learnt(served: Served, begun: Path) -> None:
     _, moved = trained(served, begun, trainable="head")
     assert moved == {"last.weight", "last.bias"}
 
 
-@pytest.mark.slow
 def test_adapters_learn_and_are_merged_into_the_weights_that_are_proven(served: Served, begun: Path) -> None:
     job, moved = trained(
         served, begun, trainable="lora", lora_rank=2, lora_targets="first", learning_rate="auto"
@@ -112,7 +111,6 @@ def test_a_captured_program_has_no_layers_for_adapters_and_says_what_to_do(
         assert "captured program (net.pt2)" in said and "trainable = head" in said
 
 
-@pytest.mark.slow
 def test_the_loss_of_the_folder_and_the_schedule_reach_the_trainer(served: Served, begun: Path) -> None:
     assert "is a function of the model folder" in refused(served, begun, "own", loss="losses.py:other")
     settings = {

@@ -108,6 +108,7 @@ def test_the_operators_module_is_trained_in_training_mode_and_its_weights_are_wr
     assert moved == set(PARENT)  # the running statistics and their counters too
 
 
+@pytest.mark.slow
 def test_without_source_the_captured_program_learns_as_the_module_does(digits: Line) -> None:
     module = build()
     module.load_state_dict(PARENT)
@@ -238,6 +239,7 @@ def test_a_function_of_the_code_with_its_own_backward_learns_under_autocast(smal
     )
 
 
+@pytest.mark.slow
 def test_a_module_that_cannot_be_built_any_more_is_replaced_by_its_program(small: Line) -> None:
     request = with_code(small, build="raise SystemExit('the dataset moved')")
     first = nn.Sequential()

@@ -1,0 +1,64 @@
+"""``grpc.health.v1.Health/Check``: what Kubernetes and load balancers ask over gRPC. It needs no key.
+
+`Watch` is not offered: the protocol has clients then go on without it. Source: "GRPC Health Checking Protocol".
+"""
+
+from functools import cache
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from ..batching.interface import Roster
+from .messages import SERVICE
+
+_PACKAGE = "grpc.health.v1"
+HEALTH = f"{_PACKAGE}.Health"
+_SERVING, _NOT_SERVING = 1, 2
+_STRING, _ENUM, _OPTIONAL = 9, 14, 1  # FieldDescriptorProto.Type and Label
+
+
+@cache
+def _messages() -> tuple[Any, Any]:
+    """The classes of HealthCheckRequest and HealthCheckResponse, in a pool of their own."""
+    file = descriptor_pb2.FileDescriptorProto(name="health.proto", package=_PACKAGE, syntax="proto3")
+    request = file.message_type.add(name="HealthCheckRequest")
+    request.field.add(name="service", number=1, type=_STRING, label=_OPTIONAL)
+    response = file.message_type.add(name="HealthCheckResponse")
+    status = response.enum_type.add(name="ServingStatus")
+    for number, name in enumerate(("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")):
+        status.value.add(name=name, number=number)
+    response.field.add(
+        name="status",
+        number=1,
+        type=_ENUM,
+        label=_OPTIONAL,
+        type_name=f".{_PACKAGE}.HealthCheckResponse.ServingStatus",
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    found = (pool.FindMessageTypeByName(f"{_PACKAGE}.{one.name}") for one in (request, response))
+    first, second = (message_factory.GetMessageClass(one) for one in found)
+    return first, second
+
+
+class HealthService(grpc.GenericRpcHandler):
+    """Says of the server (the empty name, or the V2 service's) whether it is ready."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+
+    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
+        if handler_call_details.method != f"/{HEALTH}/Check":
+            return None
+        request, response = _messages()
+
+        async def check(asked: Any, context: Any) -> Any:
+            if asked.service not in ("", SERVICE):
+                await context.abort(
+                    grpc.StatusCode.NOT_FOUND,
+                    f"ask for the service '' or '{SERVICE}'; models have ModelReady",
+                )
+            return response(status=_SERVING if self._roster.ready else _NOT_SERVING)
+
+        return grpc.unary_unary_rpc_method_handler(check, request.FromString, response.SerializeToString)  # type: ignore[arg-type]

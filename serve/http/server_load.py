@@ -1,0 +1,104 @@
+"""How loaded the server is: the gauges that an autoscaler reads, and the header of an answer for a load balancer.
+
+The header is that of ORCA (Open Request Cost Aggregation) as Envoy and gRPC read it: a request with
+``endpoint-load-metrics-format: TEXT`` or ``JSON`` gets ``endpoint-load-metrics``. Source: Envoy, "ORCA load reports",
+xDS ``OrcaLoadReport``.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
+
+import orjson
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ..batching.counters import Counters
+from ..batching.utilisation import Utilisation
+from .limits.bounds import Bounds
+from .limits.memory_budget import usable_memory
+
+_LABELS = ("model", "version")
+
+
+class Queued(Protocol):
+    """A loaded version: its queue."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def expected_wait_s(self) -> float: ...
+
+    def all_counters(self) -> list[Counters]: ...
+
+
+class ServerLoad:
+    """``versions`` gives those that are loaded now."""
+
+    def __init__(self, versions: Callable[[], Iterable[Queued]]) -> None:
+        self.versions = versions
+        self._utilisation = Utilisation(self._busy_ns)
+
+    @property
+    def utilisation(self) -> float:
+        return self._utilisation.share()
+
+    def header(self, form: str, model: str) -> bytes | None:
+        """The value of ``endpoint-load-metrics`` for an answer of this model; None for a format that is not known."""
+        own = [one for one in self.versions() if one.name == model]
+        named = {
+            "queue_requests": sum(one.waiting for one in own),
+            "queue_seconds": round(max((one.expected_wait_s for one in own), default=0.0), 6),
+        }
+        utilisation = round(self.utilisation, 4)
+        if form.upper() == "JSON":
+            return b"JSON " + orjson.dumps({"application_utilization": utilisation, "named_metrics": named})
+        if form.upper() == "TEXT":
+            pairs = [f"named_metrics.{name}={value}" for name, value in named.items()]
+            return ("TEXT " + ",".join([f"application_utilization={utilisation}", *pairs])).encode()
+        return None
+
+    def _busy_ns(self) -> int:
+        counters = (one for version in self.versions() for one in version.all_counters())
+        return sum(spent_ns for one in counters for _, spent_ns in one.batches.values())
+
+
+class LoadCollector(Collector):
+    """The gauges at /metrics. ``ready``: as at /v2/health/ready; ``jobs``: fine-tuning jobs by their status."""
+
+    def __init__(
+        self,
+        load: ServerLoad,
+        bounds: Bounds,
+        ready: Callable[[], bool],
+        jobs: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        self._load, self._bounds, self._ready, self._jobs = load, bounds, ready, jobs
+
+    def collect(self) -> Iterator[Metric]:
+        wait = GaugeMetricFamily(
+            "halfeven_expected_wait_seconds", "What a new request would wait for its batch", labels=_LABELS
+        )
+        for one in self._load.versions():
+            wait.add_metric((one.name, str(one.number)), one.expected_wait_s)
+        jobs = GaugeMetricFamily("halfeven_jobs", "Fine-tuning jobs by status", labels=("status",))
+        for status, count in self._jobs().items():
+            jobs.add_metric((status,), count)
+        yield from (wait, jobs)
+        budget, connections = self._bounds.budget, self._bounds.connections
+        for name, text, value in (
+            ("ready", "1 where the server is ready", float(self._ready())),
+            ("device_utilisation", "Share of the last ten seconds in which batches ran", self._load.utilisation),
+            ("request_memory_bytes", "Memory that requests hold", budget.used),
+            ("request_memory_limit_bytes", "Memory that requests may hold", budget.limit),
+            ("memory_limit_bytes", "Memory that the process may have (machine, control group)", usable_memory()),
+            ("open_connections", "Open HTTP connections", len(connections)),
+            ("connection_limit", "HTTP connections that may be open", connections.limit),
+        ):  # fmt: skip
+            yield GaugeMetricFamily(f"halfeven_{name}", text, value)

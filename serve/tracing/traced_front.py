@@ -1,0 +1,99 @@
+"""The front of a server that writes traces: every request over HTTP and every call over gRPC has a span.
+
+A server without traces has none of this code on its way. With traces, infer requests take the way through ASGI, so that
+all their headers are read.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from opentelemetry.trace import Span
+from starlette.types import Message, Receive, Scope, Send
+
+from ..http.error_mapping import grpc_status_of
+from ..http.routes.infer import InferFront, asked_of
+from .request_spans import RequestSpans, failed, traceparent
+
+NOT_TRACED = frozenset(
+    ("/healthz", "/v2/health/live", "/v2/health/ready", "/metrics")
+)  # asked every few seconds
+_FAULTS = frozenset(("INTERNAL", "UNIMPLEMENTED", "UNAVAILABLE"))  # of the server, as 5xx are
+
+
+class TracedFront(InferFront):
+    """An `InferFront` with ``spans`` around it."""
+
+    hot = False
+
+    def __init__(self, spans: RequestSpans, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._spans = spans
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in NOT_TRACED:
+            await super().__call__(scope, receive, send)
+            return
+        method = scope["method"]
+        attributes = {
+            "http.request.method": method,
+            "url.path": scope["path"],
+            "url.scheme": scope.get("scheme", "http"),
+        }
+        with self._spans.server(method, _headers(scope), attributes) as span:
+            await super().__call__(scope, receive, _noting(span, send))
+            if (route := _route_of(scope)) is not None:
+                span.update_name(f"{method} {route}")
+                span.set_attribute("http.route", route)
+
+    @contextmanager
+    def call_span(self, name: str, context: Any) -> Iterator[None]:
+        """The span around one gRPC call, or one message of a stream."""
+        headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        service, _, method = name.rpartition("/")
+        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
+        with self._spans.server(name, headers, attributes) as span:
+            if (parent := traceparent()) is not None:
+                context.set_trailing_metadata((("traceparent", parent),))
+            try:
+                yield
+            except Exception as error:
+                status = grpc_status_of(error)
+                span.set_attribute("rpc.response.status_code", status)
+                if status in _FAULTS:
+                    failed(span, status)
+                raise
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _noting(span: Span, send: Send) -> Send:
+    """``send`` that notes the answer's status on the span, and names the span in the answer's headers."""
+    parent = traceparent()
+
+    async def noting(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            span.set_attribute("http.response.status_code", status)
+            if status >= 500:
+                failed(span, str(status))
+            if parent is not None:
+                message = {
+                    **message,
+                    "headers": [*message.get("headers", ()), (b"traceparent", parent.encode())],
+                }
+        await send(message)
+
+    return noting
+
+
+def _route_of(scope: Scope) -> str | None:
+    """The pattern of the path; None where no route has it."""
+    if (route := scope.get("route")) is not None:
+        return route.path
+    asked = asked_of(scope["path"])
+    if asked is None:
+        return None
+    return "/v2/models/{m}/infer" if asked[1] is None else "/v2/models/{m}/versions/{v}/infer"
