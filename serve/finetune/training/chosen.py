@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .checkpoints import sync
 from .evaluation import loss_of_rows
-from .passes import half_context
+from .passes import autocast_of
 from .precision_test import chosen_precision, timed_steps
 from .range_test import range_test
 from .setting_names import USUAL_LEARNING_RATE
@@ -56,10 +56,9 @@ def _measured(
         found |= {"precision": chosen_precision(seconds), "seconds": seconds}
         settings = replace(settings, precision=found["precision"])
     if "learning_rate" in open_ones:
-        autocast = half_context(pupil.module, settings, device)
 
         def evaluated(batch: Tensor) -> float:
-            return loss_of_rows(pupil, task, batch, autocast())
+            return loss_of_rows(pupil, task, batch, autocast_of(settings, device, pupil.module))
 
         test = range_test(*parts, settings, device, evaluated)
         losses = {f"{rate:g}": loss for rate, loss in test.losses.items()}

@@ -10,14 +10,16 @@ from torch import Tensor
 
 from .amp import Loop
 from .loop_state import generators_untouched
-from .passes import restore, snapshot
+from .passes import autocast_of, restore, snapshot
 from .task import Task
 from .trainee import Trainee
 
 
 def held_out_loss(loop: Loop, pupil: Trainee, task: Task) -> float:
     """The mean loss of all rows of ``task``, in the training's precision."""
-    return loss_of_rows(pupil, task, torch.arange(len(task.rows)), loop.passes.autocast())
+    return loss_of_rows(
+        pupil, task, torch.arange(len(task.rows)), autocast_of(loop.settings, loop.passes.kind, pupil.module)
+    )
 
 
 def loss_of_rows(pupil: Trainee, task: Task, batch: Tensor, autocast: AbstractContextManager[None]) -> float:

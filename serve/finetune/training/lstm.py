@@ -5,8 +5,9 @@ descriptor": in FP16 on most processors, in BF16 on one without AVX-512. One who
 way in torch, and is left alone. The half that is served has its LSTMs in FP32 too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,13 +20,12 @@ _LSTM = "lstm"  # of a module's code; with its overload, "lstm.input", of a capt
 
 
 def lstm_context(
-    module: nn.Module, kind: str, dtype: torch.dtype
-) -> Callable[[], AbstractContextManager[Any]]:
-    """What is to surround each forward of ``module`` under autocast to ``dtype`` on a device of this kind."""
-    half = dtype != torch.float32
-    if half and kind == "cpu" and has_lstm(module) and not computes_lstm(dtype):
-        return LstmInFp32
-    return nullcontext
+    module: nn.Module, kind: str, dtype: torch.dtype, autocasts: bool
+) -> AbstractContextManager[Any]:
+    """What is to surround a forward of ``module`` on a device of this kind, under autocast to ``dtype`` if any."""
+    if autocasts and kind == "cpu" and has_lstm(module) and not computes_lstm(dtype):
+        return LstmInFp32()
+    return nullcontext()
 
 
 class LstmInFp32(TorchFunctionMode):
@@ -50,6 +50,7 @@ def has_lstm(module: nn.Module) -> bool:
     return any(isinstance(part, nn.LSTM) for part in parts) or any("aten.lstm." in one for one in targets)
 
 
+@cache
 def computes_lstm(dtype: torch.dtype) -> bool:
     """Whether this processor computes an LSTM in ``dtype``."""
     with torch.random.fork_rng(devices=()), torch.no_grad(), torch.autocast("cpu", dtype):

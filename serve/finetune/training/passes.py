@@ -3,7 +3,7 @@ alone."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -43,9 +43,6 @@ class Passes:
     sound: set[str]
     good: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
-    def __post_init__(self) -> None:
-        self.autocast = half_context(self.module, self.settings, self.kind)
-
     def run(self, batch: Tensor) -> tuple[Tensor, str | None]:
         """The mean loss of the batch, and the fault of the loss or of a buffer (None: no fault). Gradients are added up
         in the parameters."""
@@ -53,7 +50,7 @@ class Passes:
             return torch.tensor(math.nan), NO_ROWS
         total = torch.zeros(())
         for part in self.parts_of(batch):
-            with self.autocast():
+            with autocast_of(self.settings, self.kind, self.module):
                 loss = self.loss_of(part) * (part.numel() / len(batch))
             total = total.to(loss.device) + loss.detach()
             if not is_finite(total):
@@ -68,7 +65,7 @@ class Passes:
 
     def spoils(self, rows: Tensor) -> bool:
         before = snapshot(self.module)
-        with self.autocast():
+        with autocast_of(self.settings, self.kind, self.module):
             losses = [self.loss_of(part) for part in self.parts_of(rows)]
         spoilt = not all(map(is_finite, losses)) or not self.buffers_are_finite()
         restore(before)
@@ -103,21 +100,14 @@ class Quarantine:
         return tuple(rows.tolist())
 
 
-def half_context(
-    module: nn.Module, settings: Settings, device: str
-) -> Callable[[], AbstractContextManager[None]]:
-    """What surrounds each forward of ``module``: autocast, which is off in fp32 and where the model itself is in half
-    (O2), and FP32 for LSTMs that the processor does not compute in half."""
+@contextmanager
+def autocast_of(settings: Settings, device: str, module: nn.Module) -> Iterator[None]:
+    """The autocast of a job's precision around a forward of ``module``: off in fp32, and where the model itself is in
+    half (O2)."""
     precision, kind = settings.precision, torch.device(device).type
-    lstm = lstm_context(module, kind, DTYPES[precision])
-    wanted = precision != "fp32" and settings.opt_level == "O1"
-
-    @contextmanager
-    def inside() -> Iterator[None]:
-        with torch.amp.autocast(kind, dtype=DTYPES[precision], enabled=wanted), lstm():
-            yield
-
-    return inside
+    dtype, wanted = DTYPES[precision], precision != "fp32" and settings.opt_level == "O1"
+    with torch.amp.autocast(kind, dtype=dtype, enabled=wanted), lstm_context(module, kind, dtype, wanted):
+        yield
 
 
 def is_finite(value: Tensor) -> bool:

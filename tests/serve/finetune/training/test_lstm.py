@@ -55,7 +55,7 @@ def test_a_net_with_an_lstm_learns_in_half(form: Callable[[nn.Module], nn.Module
 def test_only_the_lstm_computes_in_fp32_where_it_has_no_half_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lstm, "computes_lstm", lambda dtype: False)
     net = Net()
-    with torch.autocast("cpu", torch.bfloat16), lstm.lstm_context(net, "cpu", torch.bfloat16)():
+    with torch.autocast("cpu", torch.bfloat16), lstm.lstm_context(net, "cpu", torch.bfloat16, True):
         found = net(torch.randn(4, 5, 3))
     assert net.seen == {"lstm": torch.float32, "last": torch.bfloat16}
     found.float().sum().backward()
@@ -72,18 +72,14 @@ def test_an_lstm_whose_input_is_half_already_goes_torchs_own_way() -> None:
 
 
 @pytest.mark.parametrize(
-    ("net", "kind", "dtype"),
-    [
-        (nn.GRU(3, 3), "cpu", torch.float16),
-        (nn.LSTM(3, 3), "cuda", torch.float16),
-        (nn.LSTM(3, 3), "cpu", torch.float32),
-    ],
-    ids=["no LSTM", "a CUDA device", "FP32"],
+    ("net", "kind", "autocasts"),
+    [(nn.GRU(3, 3), "cpu", True), (nn.LSTM(3, 3), "cuda", True), (nn.LSTM(3, 3), "cpu", False)],
+    ids=["no LSTM", "a CUDA device", "no autocast"],
 )
-def test_nothing_surrounds_what_computes_by_itself(net: nn.Module, kind: str, dtype: torch.dtype) -> None:
-    assert lstm.lstm_context(net, kind, dtype) is nullcontext
+def test_nothing_surrounds_what_computes_by_itself(net: nn.Module, kind: str, autocasts: bool) -> None:
+    assert isinstance(lstm.lstm_context(net, kind, torch.float16, autocasts), nullcontext)
 
 
 def test_an_lstm_that_the_processor_computes_in_half_stays_in_half(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lstm, "computes_lstm", lambda dtype: True)
-    assert lstm.lstm_context(nn.LSTM(3, 3), "cpu", torch.float16) is nullcontext
+    assert isinstance(lstm.lstm_context(nn.LSTM(3, 3), "cpu", torch.float16, True), nullcontext)
