@@ -14,6 +14,7 @@ from .evaluation import loss_of_rows
 from .passes import autocast_of
 from .precision_test import chosen_precision, timed_steps
 from .range_test import range_test
+from .setting_names import USUAL_LEARNING_RATE
 from .task import Task
 from .trainee import Trainee
 from .training_terms import Settings
@@ -23,8 +24,13 @@ Request = Mapping[str, Any]
 
 
 def settings_of(request: Request, task: Task, pupil: Trainee) -> tuple[Settings, dict[str, Any]]:
-    """The settings of a job without ``auto``, and what was chosen for it: empty where nothing was left open."""
+    """The settings of a job without ``auto``, and what was chosen for it: empty where nothing was left open.
+
+    In a trial of a few steps the rate is the usual one: the range test would take longer than the trial.
+    """
     asked = {**request["hyperparameters"], "precision": request["precision"]}
+    if request.get("trial_steps") and asked.get("learning_rate") == AUTO:
+        asked["learning_rate"] = USUAL_LEARNING_RATE
     open_ones = {name for name, value in asked.items() if value == AUTO}
     given = {name: value for name, value in asked.items() if name not in open_ones and value is not None}
     settings = Settings(**given, seed=request["seed"])

@@ -34,3 +34,14 @@ def test_what_was_chosen_is_not_measured_again(tmp_path: Path) -> None:
     (Path(auto["out"]) / "chosen.json").write_text(json.dumps(chosen))
     lines, _ = run(auto)
     assert rates(lines) == {0.00321} and lines[-1]["summary"]["precision"] == "fp16"
+
+
+@pytest.mark.slow
+def test_a_trial_of_a_few_steps_takes_the_usual_rate_without_a_test(tmp_path: Path) -> None:
+    auto = hard_job(tmp_path / "job") | {
+        "hyperparameters": {**HARD, "learning_rate": "auto"},
+        "trial_steps": 2,
+    }
+    lines, _ = run(auto)
+    assert [line["type"] for line in lines] == ["tried"] and lines[0]["steps"] == 2
+    assert not (Path(auto["out"]) / "chosen.json").exists()
