@@ -96,7 +96,7 @@ def convert(
         "lineage": {"by": "convert"},
         "source": {"source": asked.source, "path": [str(path.resolve()) for path in asked.path]},
         "fingerprint": fingerprint,
-        "training": {"metrics": list(asked.metrics)},
+        "training": {"metrics": list(asked.metrics), "loss": asked.loss},
     }
     if asked.spec.form == "live":
         _check_signature(asked.spec, newest, options)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import BadFolder
+from .loss_names import LOSSES, OWN_LOSS, short_name
 from .model_name import NAME
 from .spec import FORMS, Batching, ModelSpec, ParityLimits
 from .tensor_reader import TensorReader
@@ -64,7 +65,8 @@ class ModelFolder:
 
     ``source`` is ``file.py:function``, ``hf:folder`` (transformers), ``program.pt2`` or ``model.onnx``.
     ``file_names``: name → name in the ONNX file. ``guessed``: model.toml's text where there is none, with ``notes``.
-    ``metrics``: what judges a fine-tuned version, the first that fits an output before the others.
+    ``metrics``: what judges a fine-tuned version, the first that fits an output before the others. ``loss``: what it
+    minimises, a name of `loss_names.py` or ``file.py:function``; None: the default of the output's kind.
     """
 
     folder: Path
@@ -78,6 +80,7 @@ class ModelFolder:
     guessed: str | None = None
     notes: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
+    loss: str | None = None
 
     @property
     def kind(self) -> str:
@@ -149,15 +152,24 @@ class _Reader(TensorReader):
             ),
             file_names=self.file_names(data),
             metrics=self.metrics(data),
+            loss=self.loss(data),
         )
 
     def metrics(self, data: Mapping[str, Any]) -> tuple[str, ...]:
-        found = self.strings(
-            self.table(data, "training", {"metrics": list}).get("metrics", []), "training.metrics"
-        )
+        found = self.strings(self.table(data, "training", _TRAINING).get("metrics", []), "training.metrics")
         for metric in found:
             one_of(metric, (*CLASS_METRICS, *VALUE_METRICS), f"{self.file}: [training] metrics")
         return tuple(dict.fromkeys(found))
+
+    def loss(self, data: Mapping[str, Any]) -> str | None:
+        found = self.table(data, "training", _TRAINING).get("loss")
+        if found is None:
+            return None
+        if OWN_LOSS.fullmatch(found):
+            self.existing(found.partition(":")[0], "training.loss", None)
+            return found
+        one_of(short_name(found), LOSSES, f"{self.file}: [training] loss")
+        return short_name(found)
 
     def file_names(self, data: Mapping[str, Any]) -> dict[str, str]:
         tensors = [*data["inputs"], *data["outputs"]]
@@ -257,6 +269,7 @@ class _Reader(TensorReader):
         return path
 
 
+_TRAINING: Mapping[str, type] = {"metrics": list, "loss": str}
 _SHARES = ("max_flips", "max_ties", "max_swaps", "min_top10_overlap")
 _PARITY = ("max_error_u", "min_sqnr_db", "min_slice_sqnr_db", "max_kl_nats", *_SHARES)
 _BATCHING = {  # with the least value of each

@@ -30,6 +30,7 @@ from .batching.place import Place
 from .finetune.data.files import Files
 from .finetune.jobs.job_store import JobStore
 from .finetune.jobs.supervisor import Supervisor
+from .finetune.jobs.trial_run import TrialRuns
 from .finetune.web.api import router
 from .http.codecs.dialect import OURS, STRICT
 from .http.connection.hot_protocol import HotProtocol
@@ -90,7 +91,10 @@ def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
     )
     files = Files(store.root / "files", limits.upload_bytes)
     supervisor = Supervisor(job_store, files, store, roster, place, settings.trainer_threads)
-    app.include_router(router(job_store, files, store, supervisor.wake, lambda: roster.leaving))
+    trials = TrialRuns(
+        job_store, files, store, str(device), settings.trainer_threads, leaving=lambda: roster.leaving
+    )
+    app.include_router(router(job_store, files, store, supervisor.wake, lambda: roster.leaving, trials.run))
     app.include_router(rollout_router(director))
     app.router.lifespan_context = _lifespan(roster, supervisor, job_store, lock, settings.shutdown_seconds)
     front = front_of(

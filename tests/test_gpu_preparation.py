@@ -26,6 +26,7 @@ def test_packages_that_are_missing_are_named_and_torch_is_taken_as_it_is() -> No
     assert missing(["numpy>=1.26", "no-such-package-of-anyone>=2,<3"]) == ["no-such-package-of-anyone>=2,<3"]
 
 
+@pytest.mark.slow
 def test_a_model_is_converted_once_before_and_not_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,6 +41,7 @@ def test_the_tests_have_a_time_limit_of_their_own_and_the_benchmark_too_under_ni
     assert "--prepare" in recipe("gpu-prepare") and "--prepare" not in recipe("gpu")
 
 
+@pytest.mark.slow
 def test_a_warning_that_only_a_gpu_gives_fails_no_gpu_test(tmp_path: Path) -> None:
     (tmp_path / "test_warns.py").write_text(
         "import warnings\n\ndef test_it():\n    warnings.warn('cuDNN has no such engine')\n"

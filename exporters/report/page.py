@@ -22,6 +22,7 @@ In JSON a null number has no bound.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,7 @@ def pages_of(folder: Path) -> Environment:
     )
 
 
+@cache
 def _environment() -> Environment:
     environment = pages_of(Path(__file__).parent)
     environment.globals.update(error_bar=error_bar, error_plot=error_plot, slice_plot=slice_plot)

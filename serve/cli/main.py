@@ -15,6 +15,7 @@ from ...models.version import __version__
 from .bringing import import_models, init
 from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
 from .key_commands import app as keys
+from .lint_command import lint
 from .measuring import bench, tune
 from .other_engines import export, prove
 from .serve_command import serve
@@ -290,6 +291,7 @@ app.command()(tune)
 app.add_typer(keys)
 app.command()(finetune)
 app.command()(reproduce)
+app.command()(lint)
 
 
 if __name__ == "__main__":

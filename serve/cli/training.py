@@ -1,6 +1,7 @@
 """``halfeven finetune`` and ``halfeven reproduce``: a version trained at a server, and one trained again here."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,20 @@ def version_named(target: str) -> tuple[str, str]:
     return name, number
 
 
+def settings_of(words: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE by name; a value is JSON, or the word itself where it is none. Raises BadInput."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise BadInput(f"--set {word!r}: expected NAME=VALUE, such as schedule=linear")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
 def finetune(
     name: Annotated[str, typer.Argument(help="NAME (the active version) or NAME@VERSION.")],
     data: Annotated[Path, typer.Option("--data", help="Rows with target:OUTPUT, or a folder of pictures.")],
@@ -25,8 +40,8 @@ def finetune(
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="AdamW's.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp16, bf16 or fp32.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="AdamW's; else a range test finds it.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp16, bf16, fp32 or auto.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the split and the order of the data.")] = None,
     stale_parent: Annotated[
         str | None, typer.Option(help="If another version is active at the end: refuse, rejudge or retrain.")
@@ -43,19 +58,32 @@ def finetune(
     trainable: Annotated[
         list[str] | None, typer.Option(help="Only parameters of such names learn, 'head.*'; may be repeated.")
     ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting as NAME=VALUE, 'schedule=linear'; may be repeated."),
+    ] = None,
     suffix: Annotated[str | None, typer.Option(help="A text of your own, kept with the job.")] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Watch until it ends.")] = True,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Only check the job, and train two steps.")] = False,
     as_json: Json = False,
 ) -> None:
     """Fine-tune a model at a running server; Ctrl-C cancels the job."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..finetune.client.dry_run import dry_run, dry_run_exit_code, dry_run_sentences
         from ..finetune.client.job_command import exit_code, fine_tune, sentence_of
 
         asked = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
         asked |= {"precision": precision, "stale_parent": stale_parent, "bad_rows": bad_rows}
         asked |= {"trainable": trainable or None}
         asked |= {"checkpoint_every": checkpoint_every, "early_stopping_patience": early_stopping_patience}
+        asked |= settings_of(set_ or ())
+        if dry:
+            facts = dry_run(
+                url, name, data, validation=validation, seed=seed, hyperparameters=asked, notify=notify,
+                console=errors,
+            )  # fmt: skip
+            return facts, dry_run_sentences(facts), dry_run_exit_code(facts)
         facts = fine_tune(
             url, name, data, validation=validation, suffix=suffix, seed=seed,
             hyperparameters=asked, follow=follow, notify=notify, console=errors,

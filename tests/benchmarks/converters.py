@@ -164,7 +164,7 @@ def summary(results: Mapping[str, Sequence[Row]]) -> str:
     """Markdown: one row a converter."""
     heads = (
         "converter", "good", "silently wrong", "wrong", "✗conv", "✗load", "✗io", "checker objects",
-        "FP32 of float nodes (good ones)", "casts (good ones)", "seconds (worst)",
+        "FP32 of float nodes (good ones)", "casts (good ones)", "processor seconds (worst)",
     )  # fmt: skip
     return _table(heads, [_line(name, rows) for name, rows in results.items()])
 

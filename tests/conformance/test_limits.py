@@ -160,6 +160,7 @@ def test_fifty_slow_callers_of_every_kind_hold_up_nobody(serving: Serving) -> No
         assert time.monotonic() - began < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", ["no body", "half a body", "a chunk that does not end"])
 def test_a_slow_body_is_given_up_in_time_and_told_so(serving: Serving, begun: str) -> None:
     with connected(serving) as wire:

@@ -48,6 +48,7 @@ def bytes_of(version: Version) -> list[bytes]:
     return [version.file(file).read_bytes() for file in COMPARED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("road", "name"), MODELS)
 def test_no_clock_has_a_say_in_a_plan_or_a_verdict(
     road: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -65,6 +66,7 @@ def test_no_clock_has_a_say_in_a_plan_or_a_verdict(
     assert found["racing"] == found["standing"]
 
 
+@pytest.mark.slow
 def test_the_threads_that_the_caller_has_do_not_matter(tmp_path: Path) -> None:
     """The product of 'spectrum' is added up otherwise by two threads."""
     found, before = [], torch.get_num_threads()

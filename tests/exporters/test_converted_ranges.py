@@ -39,6 +39,7 @@ RANGES = [ValueRange((0,), (11,)), ValueRange((1,), (3,))]
 TORCH = Options(forms=("torch",))
 
 
+@pytest.mark.slow
 def test_small_tables_are_converted_without_samples_and_again_beside_a_version_without_ranges(
     tmp_path: Path,
 ) -> None:

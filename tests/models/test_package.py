@@ -152,6 +152,8 @@ def test_without_a_batch_shapes_are_exact_and_an_output_may_be_free(tmp_path: Pa
         ({"parity": {"max_eror_u": 3.0}}, ["[parity]", "'max_error_u'"]),
         ({"parity": {"max_tie": 0.1}}, ["[parity]", "'max_ties'"]),
         ({"batching": {"queue_size": 3}}, ["[batching]", "'max_queue_size'"]),
+        ({"training": {"loss": "mae"}}, ["[training] loss = 'mae'", "l1"]),
+        ({"training": {"loss": "own.py:loss"}}, ["training.loss = 'own.py'", "no such file"]),
         ({"training": {"metric": ["f1"]}}, ["[training]", "'metrics'"]),
         ({"training": {"metrics": ["f1", "precision"]}}, ["[training] metrics = 'precision'", "auroc"]),
         ({"inputs": [{**X, "dtype": "FP32"}]}, ["inputs[0]", "'dtype'", "'datatype'"]),

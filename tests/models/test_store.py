@@ -54,6 +54,7 @@ with Store(Path(sys.argv[1])).draft("net") as draft:
 """
 
 
+@pytest.mark.slow
 def test_the_draft_of_a_dead_process_is_deleted_and_that_of_a_living_one_stays(store: Store) -> None:
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(store.root)], stdout=subprocess.PIPE, text=True)
@@ -249,6 +250,7 @@ def test_a_promotion_over_another_version_than_the_active_one_is_refused(store: 
     assert store.live_number("net") == 1
 
 
+@pytest.mark.slow
 def test_of_many_who_promote_over_one_version_at_once_one_does(store: Store) -> None:
     """Processes and threads: each compares and moves in one step."""
     base = publish(store)

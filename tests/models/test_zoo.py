@@ -277,6 +277,7 @@ def test_the_range_of_ids_is_that_of_their_tables(name: str, ranges: list[str]) 
                 net.run(*odd)
 
 
+@pytest.mark.slow
 @needs_transformers
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
 def test_a_transformers_folder_is_made_again_by_its_script(name: str, tmp_path: Path) -> None:

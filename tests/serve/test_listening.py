@@ -73,6 +73,7 @@ def test_a_server_listens_on_loopback_alone_unless_it_is_asked_for_more(tmp_path
         assert status_of(port) == 200
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.byteorder != "little", reason="the kernel writes addresses in its own byte order")
 def test_beyond_loopback_a_server_with_keys_listens_and_answers_nobody_without_one(tmp_path: Path) -> None:
     key, _ = KeyFile(tmp_path / "store" / "keys.json").add("ci", ["infer"])
@@ -81,6 +82,7 @@ def test_beyond_loopback_a_server_with_keys_listens_and_answers_nobody_without_o
         assert [status_of(port), status_of(port, key + "x"), status_of(port, key)] == [401, 401, 200]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.byteorder != "little", reason="the kernel writes addresses in its own byte order")
 def test_grpc_has_a_port_of_its_own_on_loopback_where_it_is_asked_for(tmp_path: Path) -> None:
     with started(tmp_path / "store", "--grpc-port", "0") as (process, port):
@@ -96,6 +98,7 @@ def test_grpc_has_a_port_of_its_own_on_loopback_where_it_is_asked_for(tmp_path: 
         assert taken.returncode == 2 and "--grpc-port" in taken.stderr, taken.stderr
 
 
+@pytest.mark.slow
 def test_a_server_with_a_certificate_speaks_tls(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     with (

@@ -48,10 +48,10 @@ def fine_tune(
     remote = Remote(url)
     console = console or Console(stderr=True, highlight=False)
     with Bar(console) as bar:
-        request = _request(name, suffix, seed, hyperparameters or {})
-        request["training_file"] = _upload(remote, file, bar)
+        request = job_request(name, suffix, seed, hyperparameters or {})
+        request["training_file"] = upload_rows(remote, file, bar)
         if validation is not None:
-            request["validation_file"] = _upload(remote, validation, bar)
+            request["validation_file"] = upload_rows(remote, validation, bar)
         job = _create(remote, request, sleep)
         notify(f"job {job['id']}: {job['status']}")
         for finding in (job.get("halfeven") or {}).get("findings") or ():
@@ -61,7 +61,7 @@ def fine_tune(
     return facts_of(job, remote.url)
 
 
-def _upload(remote: Remote, file: Path, bar: "Bar") -> str:
+def upload_rows(remote: Remote, file: Path, bar: "Bar") -> str:
     """The id of the uploaded file; of a folder of pictures its tar is sent."""
     if not file.is_dir():
         return remote.upload(file, bar.sent)["id"]
@@ -82,7 +82,7 @@ def _upload(remote: Remote, file: Path, bar: "Bar") -> str:
         return remote.upload(packed, bar.sent)["id"]
 
 
-def _request(
+def job_request(
     name: str, suffix: str | None, seed: int | None, hyperparameters: Mapping[str, object]
 ) -> dict[str, Any]:
     set_ones = {key: value for key, value in hyperparameters.items() if value is not None}

@@ -15,6 +15,7 @@ from ...access.client_key import key_headers
 JOBS = "/v1/fine_tuning/jobs"
 _CHUNK = 2**20
 _LONGEST_ANSWER = 2**22
+_TRIAL_TIMEOUT_S = 1500.0  # the server ends a trial before
 _REFUSALS: dict[int, type[BadInput]] = {404: UnknownName, 413: TooLarge}
 
 Sent = Callable[[int, int], None]
@@ -45,6 +46,14 @@ class Remote:
         body = json.dumps(request).encode()
         # The server reads the file first.
         return self._call("POST", JOBS, body, headers, self._slow_timeout_s)
+
+    def validate(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What a job of this request would meet; the server trains two steps first."""
+        headers = {"content-type": "application/json"}
+        return self._call("POST", f"{JOBS}/validate", json.dumps(request).encode(), headers, _TRIAL_TIMEOUT_S)
+
+    def delete_file(self, id: str) -> dict[str, Any]:
+        return self._call("DELETE", f"/v1/files/{urllib.parse.quote(id, safe='')}")
 
     def upload(self, file: Path, sent: Sent = lambda done, total: None) -> dict[str, Any]:
         """The file object of ``file``, streamed in chunks. ``sent`` is called with (bytes sent, bytes in all)."""

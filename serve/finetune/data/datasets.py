@@ -15,19 +15,19 @@ import numpy as np
 from ....exporters.inputs.samples import MAX_BYTES, TARGET, Samples, checked_samples, read_tensors
 from ....models.datatypes import DATATYPES, name_of
 from ....models.errors import BadInput, BadSamples
+from ....models.loss_names import CLASS_LOSSES, LOSSES_OF_KIND, NLL_OF_PROBABILITIES
 from ....models.spec import Dim, ModelSpec, TensorSpec
 from .row_faults import row_faults, without
 from .tables import kind_of, read_apart
 
-CROSS_ENTROPY, NLL, MSE = "cross_entropy", "nll_of_probabilities", "mse"
-_LOSS_OF_KIND = {"logits": CROSS_ENTROPY, "probabilities": NLL, "tensor": MSE, "score": MSE, "embedding": MSE}
 _NAMED = 10  # rows in a message
 _CHUNK_ELEMENTS = 1 << 22  # looked at at a time
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """A file that fits. ``losses`` says by output how it is learnt; row ``i`` is row ``numbers[i]`` of the file.
+    """A file that fits. ``losses``: the default loss by output that is learnt. Row ``i`` is row ``numbers[i]`` of the
+    file.
 
     ``quarantined``: rows of the file that were left out, with the fault of each.
     """
@@ -89,17 +89,17 @@ def read_training(
 
 
 def learnable_outputs(spec: ModelSpec) -> dict[str, str]:
-    """The loss of each output that can be learnt. Raises BadInput where there is none."""
+    """The default loss of each output that can be learnt. Raises BadInput where there is none."""
     found = {
-        tensor.name: _LOSS_OF_KIND[tensor.kind]
+        tensor.name: LOSSES_OF_KIND[tensor.kind][0]
         for tensor in spec.outputs
-        if tensor.kind in _LOSS_OF_KIND and tensor.type.is_float
+        if tensor.kind in LOSSES_OF_KIND and tensor.type.is_float
     }
     if not found:
         kinds = ", ".join(f"'{t.name}' ({t.datatype}, kind {t.kind})" for t in spec.outputs)
         raise BadInput(
             f"model '{spec.name}' has no output that can be learnt: expected a floating point one of kind "
-            f"{', '.join(_LOSS_OF_KIND)}, it has {kinds}; set the output's kind in model.toml and convert again"
+            f"{', '.join(LOSSES_OF_KIND)}, it has {kinds}; set the output's kind in model.toml and convert again"
         )
     return found
 
@@ -142,8 +142,8 @@ def check_no_overlap(training: TrainingData, validation: TrainingData) -> None:
     known = set(training.row_digests())
     if rows := [row for row, digest in enumerate(validation.row_digests()) if digest in known]:
         raise BadSamples(
-            f"validation_file: {_rows(rows)}: expected rows that are not in the training file, got the same inputs; "
-            "a score on rows that were trained on says nothing: take them out of one file"
+            f"validation_file: {named_rows(rows)}: expected rows that are not in the training file, got the same "
+            "inputs; a score on rows that were trained on says nothing: take them out of one file"
         )
 
 
@@ -158,7 +158,7 @@ def _check_count(count: int) -> None:
 def _check_target(
     target: np.ndarray, tensor: TensorSpec, inner: tuple[Dim, ...], loss: str, sizes: Mapping[str, int]
 ) -> None:
-    classes = loss in (CROSS_ENTROPY, NLL)
+    classes = loss in (*CLASS_LOSSES, NLL_OF_PROBABILITIES)
     if classes and not inner:
         raise BadSamples(
             f"tensor '{TARGET}{tensor.name}': the output has no axis of classes, so none can be learnt"
@@ -182,7 +182,9 @@ def _check_classes(name: str, target: np.ndarray, classes: Dim) -> None:
         rows = np.flatnonzero(wrong.reshape(len(target), -1).any(axis=1))
         bounds = f"0..{top - 1}" if classes.fixed else "0 or more"
         came = ", ".join(str(value) for value in np.unique(target[wrong])[:_NAMED])
-        raise BadSamples(f"tensor '{name}', {_rows(rows.tolist())}: expected classes {bounds}, got {came}")
+        raise BadSamples(
+            f"tensor '{name}', {named_rows(rows.tolist())}: expected classes {bounds}, got {came}"
+        )
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:
@@ -191,7 +193,7 @@ def _check_finite(name: str, array: np.ndarray) -> None:
     rows = [row for part in _bad_rows(array) for row in part]
     if rows:
         raise BadSamples(
-            f"tensor '{name}', {_rows(rows)}: expected finite numbers, got NaN or infinity; one such row spoils "
+            f"tensor '{name}', {named_rows(rows)}: expected finite numbers, got NaN or infinity; one such row spoils "
             "every step it is in: correct it or leave it out"
         )
 
@@ -205,7 +207,7 @@ def _bad_rows(array: np.ndarray) -> Iterator[list[int]]:
         yield (np.flatnonzero(bad) + start).tolist()
 
 
-def _rows(rows: Sequence[int]) -> str:
+def named_rows(rows: Sequence[int]) -> str:
     named = ", ".join(str(row) for row in rows[:_NAMED])
     more = f", … ({len(rows)} rows)" if len(rows) > _NAMED else ""
     return f"row{'s' if len(rows) > 1 else ''} {named}{more}"

@@ -11,7 +11,7 @@ import time
 from ....models.errors import Conflict
 from ....models.store import LIVE, Store, Version
 from ...versions.roster import Roster
-from .hyperparameters import REFUSE, REJUDGE
+from .hyperparameter_table import REFUSE, REJUDGE
 from .job_store import JobStore
 from .job_types import FAILED, SUCCEEDED, Job
 from .reasons import NO_JUDGING_SET, NOTHING_LEARNT, STALE_PARENT

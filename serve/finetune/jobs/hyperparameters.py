@@ -5,9 +5,11 @@ What ``auto`` means:
 - ``n_epochs``: as many as make about 300 steps, from 3 to 50;
 - ``batch_size``: an eighth of the training rows, from 2 (BatchNorm needs two) to 32, and not above the model's
   ``max_batch_size``;
-- ``learning_rate_multiplier``: 1, of a learning rate of 1e-4 (AdamW's usual one for going on with a trained
-  model); give ``learning_rate`` instead to name the rate itself;
+- ``learning_rate``: found by a range test in the trainer's process (`range_test.py`); ``learning_rate_multiplier`` in
+  its place is that multiple of 1e-4 (AdamW's usual rate for going on with a trained model);
+- ``precision``: measured there (`precision_test.py`);
 - ``validation_split``: a tenth of the rows, at least 20, but never more than a third: a gain shows on enough rows only;
+- ``warmup_ratio``: a twentieth of the steps, and at most 100 steps; of ``one_cycle`` three tenths (torch's own);
 - ``growth_interval``: a tenth of all steps, from 20 to 2000 (torch's own): a short job must grow its scale too;
 - ``checkpoint_every``: a tenth of all steps: each time the held-out rows are evaluated and a checkpoint is written.
 
@@ -17,69 +19,21 @@ be learnt from refuses the file, or is left out and named.
 
 ``early_stopping_patience``: the training ends after so many evaluations without a smaller held-out loss; 0: it never
 does. The weights of the best evaluation are the job's. ``trainable``: patterns of the parameters that learn
-(``head.*``); the others stay as they are.
+(``head.*``), or ``head``, ``lora``: see `trainable.py`. ``loss`` and ``class_weights``: see `loss_choice.py`.
 """
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from collections.abc import Mapping
 from typing import Any
 
-from ....models.errors import BadInput
+from ..training.setting_names import ONE_CYCLE, USUAL_LEARNING_RATE
+from .bad_hyperparameter import bad, shown
+from .hyperparameter_table import AUTO, RANGES, READ_WITH, WORDS
+from .loss_choice import CLASS_WEIGHTS, LOSS, read_class_weights, read_loss
+from .trainable import LORA_TARGETS, TRAINABLE, read_patterns, read_trainable
 
-BASE_LEARNING_RATE = 1e-4
-REFUSE, REJUDGE, RETRAIN, QUARANTINE = "refuse", "rejudge", "retrain", "quarantine"
-WORDS: Mapping[str, tuple[str, ...]] = {  # the first is the default
-    "precision": ("fp16", "bf16", "fp32"),
-    "stale_parent": (REFUSE, REJUDGE, RETRAIN),
-    "bad_rows": (REFUSE, QUARANTINE),
-}
-AUTO = "auto"
-
-
-class BadHyperparameter(BadInput):
-    """One value out of its range; ``param`` is its name."""
-
-    code = "bad_hyperparameter"
-    param: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """``low`` to ``high``, both allowed, finite. ``whole``: no fractions. ``auto``: the word is allowed too."""
-
-    low: float
-    high: float
-    default: float | str
-    whole: bool = False
-    auto: bool = False
-
-    def __str__(self) -> str:
-        kind = "a whole number" if self.whole else "a number"
-        return f"{kind} from {self.low:g} to {self.high:g}" + (' or "auto"' if self.auto else "")
-
-
-RANGES: Mapping[str, Range] = {
-    "n_epochs": Range(1, 1000, AUTO, whole=True, auto=True),
-    "batch_size": Range(1, 65536, AUTO, whole=True, auto=True),
-    "learning_rate_multiplier": Range(1e-6, 1e6, AUTO, auto=True),
-    "learning_rate": Range(1e-10, 10, AUTO, auto=True),
-    "weight_decay": Range(0, 1, 0.01),
-    "clip_norm": Range(1e-6, 1e6, 1.0),
-    "init_scale": Range(1, 2**32, 2**16),
-    "growth_interval": Range(1, 1_000_000, AUTO, whole=True, auto=True),
-    "scale_floor": Range(2**-24, 2**16, 1.0),
-    "max_floor_hits": Range(1, 1000, 8, whole=True),
-    "checkpoint_every": Range(1, 1_000_000, AUTO, whole=True, auto=True),
-    "early_stopping_patience": Range(0, 1000, 0, whole=True),
-    "validation_split": Range(0.001, 0.5, AUTO, auto=True),
-    "forgetting_tolerance": Range(0, 1, 0.02),
-}
-TRAINABLE = "trainable"
-MOST_PATTERNS, LONGEST_PATTERN = 64, 256
-KNOWN = (*RANGES, *WORDS, TRAINABLE)
+KNOWN = (*RANGES, *WORDS, TRAINABLE, LORA_TARGETS, LOSS, CLASS_WEIGHTS)
 
 
 def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,18 +46,29 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
     for name in asked:
         if name not in KNOWN:
             near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.0)[0]
-            raise _bad(name, f"is unknown; the nearest known one is '{near}'")
+            raise bad(name, f"is unknown; the nearest known one is '{near}'")
     values: dict[str, Any] = {name: _value(name, asked.get(name)) for name in RANGES}
     for name, words in WORDS.items():
         values[name] = asked.get(name) or words[0]
         if values[name] not in words:
-            raise _bad(name, f"expected one of {', '.join(words)}, got {_show(values[name])}")
-    values[TRAINABLE] = _patterns(asked.get(TRAINABLE))
+            raise bad(name, f"expected one of {', '.join(words)}, got {shown(values[name])}")
+    values[TRAINABLE] = read_trainable(asked.get(TRAINABLE))
+    values[LORA_TARGETS] = read_patterns(LORA_TARGETS, asked.get(LORA_TARGETS))
+    values[LOSS], values[CLASS_WEIGHTS] = (
+        read_loss(asked.get(LOSS)),
+        read_class_weights(asked.get(CLASS_WEIGHTS)),
+    )
+    _settle_level(values, asked)
     if values["learning_rate"] != AUTO and values["learning_rate_multiplier"] != AUTO:
-        raise _bad("learning_rate", "and learning_rate_multiplier are both given; expected one of them")
+        raise bad("learning_rate", "and learning_rate_multiplier are both given; expected one of them")
+    for name, (other, words) in READ_WITH.items():
+        if name in asked and values[other] not in words:
+            raise bad(
+                name, f"is read with {other} = {' or '.join(words)} only, and {other} is {values[other]}"
+            )
     if values["scale_floor"] > values["init_scale"]:
         at_most = f"expected at most init_scale = {values['init_scale']:g}"
-        raise _bad("scale_floor", f"{at_most}, got {values['scale_floor']:g}")
+        raise bad("scale_floor", f"{at_most}, got {values['scale_floor']:g}")
     return values
 
 
@@ -113,7 +78,8 @@ def held_out_share(value: float | str, rows: int) -> float:
 
 
 def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[str, Any]:
-    """The values with a number for every ``auto``; ``rows``: the number of rows to train on (see this file's head).
+    """The values with a number for every ``auto`` but those that the trainer measures; ``rows``: the number of rows to
+    train on (see this file's head).
 
     Source: ``auto`` is the word of OpenAI's fine-tuning jobs; the rules are ours.
     """
@@ -124,12 +90,13 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
     steps_per_epoch = math.ceil(rows / found["batch_size"])
     if found["n_epochs"] == AUTO:
         found["n_epochs"] = min(50, max(3, math.ceil(300 / steps_per_epoch)))
-    if found["learning_rate_multiplier"] == AUTO:
-        rate = found["learning_rate"]
-        found["learning_rate_multiplier"] = 1.0 if rate == AUTO else rate / BASE_LEARNING_RATE
-    if found["learning_rate"] == AUTO:
-        found["learning_rate"] = BASE_LEARNING_RATE * found["learning_rate_multiplier"]
+    if found["learning_rate"] != AUTO:
+        found["learning_rate_multiplier"] = found["learning_rate"] / USUAL_LEARNING_RATE
+    elif found["learning_rate_multiplier"] != AUTO:
+        found["learning_rate"] = USUAL_LEARNING_RATE * found["learning_rate_multiplier"]
     steps = steps_per_epoch * found["n_epochs"]
+    if found["warmup_ratio"] == AUTO:
+        found["warmup_ratio"] = 0.3 if found["schedule"] == ONE_CYCLE else min(0.05, 100 / steps)
     if found["growth_interval"] == AUTO:
         found["growth_interval"] = min(2000, max(20, steps // 10))
     if found["checkpoint_every"] == AUTO:
@@ -137,18 +104,31 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
     return found
 
 
+def _settle_level(values: dict[str, Any], asked: Mapping[str, Any]) -> None:
+    """O0 is fp32, and O2 is half throughout: other precisions contradict them."""
+    level, precision = values["opt_level"], values["precision"]
+    if level == "O0":
+        if asked.get("precision", "fp32") != "fp32":
+            raise bad("precision", f"opt_level O0 is fp32; expected fp32 or nothing, got {shown(precision)}")
+        values["precision"], values["opt_level"] = "fp32", "O1"
+    elif level == "O2" and precision not in ("fp16", "bf16"):
+        raise bad(
+            "precision", f"opt_level O2 trains a half model; expected fp16 or bf16, got {shown(precision)}"
+        )
+
+
 def _of_method(job: Mapping[str, Any]) -> Mapping[str, Any]:
     method = _table(job, "method")
     kind = method.get("type", "supervised")
     if kind != "supervised":
-        raise _bad("method", f"type: expected 'supervised', the only one offered here, got {_show(kind)}")
+        raise bad("method", f"type: expected 'supervised', the only one offered here, got {shown(kind)}")
     return _table(_table(method, "supervised"), "hyperparameters")
 
 
 def _table(owner: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = owner.get(name)
     if value is not None and not isinstance(value, dict):
-        raise _bad(name, f"expected an object, got {_show(value)}")
+        raise bad(name, f"expected an object, got {shown(value)}")
     return {key: item for key, item in (value or {}).items() if item is not None}
 
 
@@ -160,43 +140,5 @@ def _value(name: str, value: Any) -> Any:
         return value
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not allowed.low <= value <= allowed.high or (allowed.whole and value != int(value)):
-        raise _bad(name, f"expected {allowed}, got {_show(value)}")
+        raise bad(name, f"expected {allowed}, got {shown(value)}")
     return int(value) if allowed.whole else float(value)
-
-
-def _patterns(value: Any) -> list[str] | None:
-    """Patterns of parameters' names; None: all of them learn."""
-    if value is None:
-        return None
-    found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list) or not 1 <= len(found) <= MOST_PATTERNS:
-        raise _bad(
-            TRAINABLE, f'expected one to {MOST_PATTERNS} patterns such as "head.*", got {_show(value)}'
-        )
-    for pattern in found:
-        if not isinstance(pattern, str) or not 1 <= len(pattern) <= LONGEST_PATTERN:
-            raise _bad(
-                TRAINABLE, f"expected patterns of 1 to {LONGEST_PATTERN} characters, got {_show(pattern)}"
-            )
-    return found
-
-
-def check_trainable(patterns: Sequence[str] | None, weights: Iterable[str]) -> None:
-    """Raises BadHyperparameter naming the pattern that fits no weight of the model."""
-    names = sorted(weights)
-    for pattern in patterns or ():
-        if not any(fnmatchcase(name, pattern) for name in names):
-            near = ", ".join(difflib.get_close_matches(pattern, names, n=5, cutoff=0.0))
-            raise _bad(
-                TRAINABLE, f"{pattern!r} fits no weight of the model; some of its {len(names)} are {near}"
-            )
-
-
-def _show(value: Any) -> str:
-    return repr(value)[:80]
-
-
-def _bad(name: str, fault: str) -> BadHyperparameter:
-    error = BadHyperparameter(f"hyperparameters: {name}: {fault}")
-    error.param = name
-    return error

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 
 from ....models.errors import BadInput, BadSamples, UnknownName
 from ....models.model_name import NAME
@@ -15,16 +14,16 @@ from ....models.store import Store, Version
 from ..data.data_findings import findings_of
 from ..data.datasets import TrainingData, check_no_overlap, learnable_outputs, read_training, split
 from ..data.files import Files
+from .hyperparameter_table import QUARANTINE
 from .hyperparameters import (
-    QUARANTINE,
-    TRAINABLE,
-    check_trainable,
     held_out_share,
     read_hyperparameters,
     resolve,
 )
 from .job_store import JobStore
 from .job_types import JobRequest
+from .loss_choice import check_targets, losses_by_output
+from .trainable import trainable_of
 
 _NEEDED = ("weights.safetensors", "whole.pt2")
 _KEYS = (
@@ -69,9 +68,6 @@ class JobAdmission:
         suffix, metadata = _suffix(body), _metadata(body)
         assert model and training_file
         parent = self._parent(model)
-        if values[TRAINABLE] is not None:
-            with safe_open(parent.file("weights.safetensors"), "numpy") as weights:
-                check_trainable(values[TRAINABLE], weights.keys())
         rows, findings = self._check_data(parent, training_file, validation_file, values, seed)
         return JobRequest(
             model=model,
@@ -132,13 +128,13 @@ class JobAdmission:
         ``values``: the hyperparameters, of which ``validation_split`` becomes a number.
         """
         with self._reading:
-            quarantine = values["bad_rows"] == QUARANTINE
-            training = self._data(parent, "training_file", training_file, quarantine)
+            training = self._data(parent, "training_file", training_file, values)
+            trainable_of(parent, values, training.losses)
             share = values["validation_split"] = held_out_share(values["validation_split"], training.rows)
             if validation_file is None:
                 train, _ = split(training.rows, share, seed)
                 return len(train), findings_of(parent, training, train)
-            validation = self._data(parent, "validation_file", validation_file, quarantine)
+            validation = self._data(parent, "validation_file", validation_file, values)
             try:
                 check_no_overlap(training, validation)
                 _check_same_targets(training, validation)
@@ -146,11 +142,14 @@ class JobAdmission:
                 raise _misfit("validation_file", str(error)) from error
             return training.rows, findings_of(parent, training, np.arange(training.rows))
 
-    def _data(self, parent: Version, param: str, file: str, quarantine: bool) -> TrainingData:
-        record = self._job_store.file(file)
+    def _data(self, parent: Version, param: str, file: str, values: Mapping[str, Any]) -> TrainingData:
+        record, quarantine = self._job_store.file(file), values["bad_rows"] == QUARANTINE
         try:
             path = self._files.path(record.sha256)
-            return read_training(path, parent.spec(), self._files.max_bytes, quarantine)
+            found = read_training(path, parent.spec(), self._files.max_bytes, quarantine)
+            declared = parent.manifest.get("training", {}).get("loss")
+            check_targets(losses_by_output(parent.spec(), found.losses, declared, values), found.samples)
+            return found
         except BadSamples as error:
             sentence = str(error).removeprefix(f"{record.sha256}: ")
             raise _misfit(param, f"{param} '{record.filename}' ({file}): {sentence}") from error

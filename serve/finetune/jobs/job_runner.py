@@ -22,7 +22,7 @@ from ..judging.judging_sets import classes_not_judged, judging_sets, not_judged,
 from . import training_request as asked
 from .child_watch import lines_of, result_of
 from .concluding import Conclusion, JobFailed, Paused, ServerStops, StaleParent, WorkerLost
-from .hyperparameters import REFUSE, RETRAIN
+from .hyperparameter_table import REFUSE, RETRAIN
 from .job_folder import MOST_STARTS, JobFolder, JobState
 from .job_store import JobStore
 from .job_types import RUNNING, Job

@@ -15,12 +15,15 @@ from ....models.spec import ModelSpec
 from ....models.store import Version
 from ..data.datasets import TrainingData, read_training, split
 from ..judging.joining import MOST_JOINED, evenly
-from .hyperparameters import QUARANTINE
+from .hyperparameter_table import QUARANTINE
+from .loss_choice import losses_by_output
+from .trainable import trainable_of
 
 TRAINER = Path(__file__).parents[1] / "training" / "trainer.py"
 _AMP = (
     "n_epochs", "batch_size", "learning_rate", "weight_decay", "clip_norm", "init_scale", "growth_interval",
-    "scale_floor", "max_floor_hits", "bad_rows",
+    "scale_floor", "max_floor_hits", "bad_rows", "schedule", "warmup_ratio", "schedule_power", "schedule_period",
+    "schedule_gamma", "ema_decay", "opt_level",
 )  # fmt: skip
 
 
@@ -72,7 +75,7 @@ def training_request(
     put the rows; the operator's module comes from the version's own stored source."""
     spec, folder = parent.spec(), place.folder
     save_program(whole_program(parent), folder / "whole.pt2", weights=True)
-    weights = folder / "parent.safetensors"
+    weights, declared = folder / "parent.safetensors", parent.manifest.get("training", {}).get("loss")
     with parent.opened("weights.safetensors") as stored, weights.open("wb") as copy:
         shutil.copyfileobj(stored.handle, copy)
     return {
@@ -88,7 +91,9 @@ def training_request(
         ],
         "outputs": [tensor.name for tensor in spec.outputs],
         "batch_axes": spec.batch_axes,
-        "losses": dict(rows.data.losses),
+        "losses": losses_by_output(spec, rows.data.losses, declared, hyperparameters),
+        "class_weights": hyperparameters.get("class_weights"),
+        "label_smoothing": hyperparameters.get("label_smoothing", 0.0),
         "max_batch_size": spec.max_batch_size,
         "precision": hyperparameters["precision"],
         "device": place.device,
@@ -96,7 +101,7 @@ def training_request(
         "nice": place.nice,
         "memory_limit_bytes": 0,
         "hyperparameters": {name: hyperparameters[name] for name in _AMP if name in hyperparameters},
-        "trainable": hyperparameters.get("trainable"),
+        **trainable_of(parent, hyperparameters, rows.data.losses),
         "checkpoint_every": hyperparameters.get("checkpoint_every", 0),
         "patience": hyperparameters.get("early_stopping_patience", 0),
         "seed": seed,

@@ -3,7 +3,8 @@
     python -m halfeven.serve.finetune.jobs.weights_to_version REQUEST.json
 
 Reports one JSON object per line on stdout: ``{"type": "stage", …}`` while it works, ``{"type": "done", …}`` or
-``{"type": "failed", …}`` at the end. Its stdin is a pipe from the server: when that closes, it ends.
+``{"type": "failed", …}`` at the end. Its stdin is a pipe from the server: when that closes, it ends. When the server is
+killed it ends at once, busy or not (`parent_death.py`): the next server converts again, and only that may publish.
 """
 
 import contextlib
@@ -27,10 +28,12 @@ from ....models.store import Store
 from ..judging.gate import Terms, by_set, judge, predictions
 from ..judging.joining import with_joined
 from ..judging.judging_sets import sets_of
+from ..training.parent_death import die_with_the_parent
 
 
 def main() -> None:
     """Run one request. The last line is always one of ``done`` and ``failed``."""
+    die_with_the_parent(sys.stdin.fileno())
     request = json.loads(Path(sys.argv[1]).read_text())
     threading.Thread(target=_leave_with_the_server, daemon=True).start()
     os.nice(request["nice"])

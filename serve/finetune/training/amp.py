@@ -15,18 +15,20 @@ A batch larger than the model takes is passed in parts, each with its own backwa
 next part begins.
 """
 
-import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from torch.optim.lr_scheduler import LambdaLR
 
+from .averaging import Average
+from .half_model import norms_of
 from .passes import LossOf, PartsOf, Passes, Quarantine, is_finite, restore, snapshot, whole
-from .patience import Patience, audit, finite_names
+from .patience import Patience, audit, finite_names, named_tensors
+from .schedules import scheduler_of
 from .training_terms import DATA_FAULTS, GRADIENT_OVERFLOW, Settings, StepRecord, Stopped
 
 GOOD_ROWS = 8  # rows of the last step that was taken, that suspects are asked with
@@ -43,6 +45,7 @@ def train(
     loop = Loop(module, loss_of, rows, settings, device, parts_of)
     yield from loop.run()
     loop.finish()
+    audit(named_tensors(module), loop.sound)
 
 
 class Loop:
@@ -60,11 +63,10 @@ class Loop:
         self.weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
         groups = parameter_groups(module, settings.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, settings.learning_rate)
-        self.scheduler = LambdaLR(
-            self.optimizer, lambda taken: learning_rate_factor(taken, steps, settings.schedule)
-        )
+        self.scheduler = scheduler_of(self.optimizer, settings, steps)
         self.scaler = grad_scaler(kind, settings, steps)
-        self.sound, self.patience = finite_names(module), Patience(settings)
+        self.sound, self.patience = finite_names(named_tensors(module)), Patience(settings)
+        self.average = Average(module, settings.ema_decay, self.sound) if settings.ema_decay else None
         self.passes = Passes(module, loss_of, parts_of, self.scaler, settings, kind, self.sound)
         self.quarantine = Quarantine(rows)
 
@@ -77,11 +79,14 @@ class Loop:
             self.patience.count(record.cause, scale_fell=self.scaler.get_scale() < record.scale)
             yield record
 
+    def published(self) -> AbstractContextManager[None]:
+        """Inside, the module has the weights that would be published now: its own, or their average."""
+        return nullcontext() if self.average is None else self.average.in_place()
+
     def finish(self) -> None:
-        """Raises Stopped where no step was taken, or where the module's tensors are not finite any more."""
+        """Raises Stopped where no step was taken, or where the last ones were all skipped."""
         self.patience.check(self.done)
         self.patience.at_the_end()
-        audit(self.module, self.sound)
 
     def _step(self, epoch: int, batch: Tensor) -> StepRecord:
         passes, scaler, norm = self.passes, self.scaler, None
@@ -104,6 +109,8 @@ class Loop:
                 clip_grads_with_norm_(self.weights, self.settings.clip_norm, norm)
                 scaler.step(self.optimizer)
                 self.scheduler.step()
+                if self.average is not None:
+                    self.average.take()
                 passes.good = batch[:GOOD_ROWS]
             scaler.update()
             hold_floor(scaler, self.settings.scale_floor)
@@ -115,8 +122,7 @@ class Loop:
 
 def parameter_groups(module: nn.Module, decay: float) -> list[dict[str, Any]]:
     """Weight decay for matrices and kernels; none for biases and the weights of norms, which have no size to shrink."""
-    norms = [part for part in module.modules() if "Norm" in type(part).__name__]
-    plain = {id(parameter) for part in norms for parameter in part.parameters(recurse=False)}
+    plain = {id(parameter) for part in norms_of(module) for parameter in part.parameters(recurse=False)}
     named = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
     spared = [one for name, one in named if one.ndim < 2 or id(one) in plain or name.endswith("bias")]
     ids = {id(one) for one in spared}
@@ -141,13 +147,6 @@ def grad_scaler(device: str, settings: Settings, steps: int) -> torch.amp.GradSc
 def growth_interval(steps: int) -> int:
     """Clean steps before the scale doubles: torch's 2000 would never come in a short job."""
     return min(max(steps // 20, 50), 2000)
-
-
-def learning_rate_factor(taken: int, steps: int, schedule: str) -> float:
-    """The share of the learning rate after ``taken`` steps: warm-up over 5 % (at most 100), then the schedule."""
-    warm_up = min(max(steps // 20, 1), 100)
-    fall = 0.5 * (1 + math.cos(math.pi * min(taken / steps, 1.0))) if schedule == "cosine" else 1.0
-    return min(1.0, (taken + 1) / warm_up) * fall
 
 
 def batches(rows: int, settings: Settings) -> Iterator[tuple[int, Tensor]]:

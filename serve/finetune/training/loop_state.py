@@ -1,5 +1,6 @@
-"""All that decides the next step of a training, as tensors and JSON, and back: weights and buffers, optimizer, loss
-scaler, schedule, the place among the batches, and the generators of torch, numpy and Python. Needs torch and numpy.
+"""All that decides the next step of a training, as tensors and JSON, and back: weights and buffers, their average,
+optimizer, loss scaler, schedule, the place among the batches, and the generators of torch, numpy and Python. Needs
+torch and numpy.
 
 What the operator's code keeps in plain Python attributes is not among it.
 """
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from .amp import Loop
+from .patience import named_tensors
 
 Tensors = dict[str, Tensor]
-MODULE, OPTIMIZER, GENERATOR = "module:", "optimizer:", "generator:"
+MODULE, OPTIMIZER, GENERATOR, AVERAGE = "module:", "optimizer:", "generator:", "average:"
 
 
 def tensors_of(loop: Loop) -> Tensors:
@@ -25,6 +27,8 @@ def tensors_of(loop: Loop) -> Tensors:
     for index, state in loop.optimizer.state_dict()["state"].items():
         found |= {f"{OPTIMIZER}{index}:{key}": value for key, value in state.items()}
     found |= {GENERATOR + name: state for name, state in _torch_generators().items()}
+    if loop.average is not None:
+        found |= {AVERAGE + name: tensor for name, tensor in loop.average.tensors.items()}
     found |= {"good": loop.passes.good, "quarantined": loop.quarantine.rows}
     return {name: copied(tensor) for name, tensor in found.items()}
 
@@ -36,11 +40,10 @@ def numbers_of(loop: Loop) -> dict[str, Any]:
     return {
         "done": loop.done,
         "groups": [{key: value for key, value in group.items() if key != "params"} for group in groups],
-        "scheduler": {
-            key: value for key, value in loop.scheduler.state_dict().items() if key != "lr_lambdas"
-        },
+        "scheduler": loop.scheduler.state_dict(),
         "scaler": loop.scaler.state_dict(),
         "patience": [patience.taken, patience.in_a_row, patience.cause],
+        "averaged": 0 if loop.average is None else loop.average.taken,
         "python": random.getstate(),
         "numpy": _numpy_state(),
     }
@@ -51,7 +54,7 @@ def put_back(loop: Loop, tensors: Mapping[str, Tensor], numbers: Mapping[str, An
 
     Raises KeyError or ValueError where they do not fit: another module, or other settings.
     """
-    _put_into(loop.module, _below(MODULE, tensors))
+    put_into(loop.module, _below(MODULE, tensors))
     state: dict[int, Tensors] = {}
     for name, tensor in _below(OPTIMIZER, tensors).items():
         index, _, key = name.partition(":")
@@ -60,9 +63,13 @@ def put_back(loop: Loop, tensors: Mapping[str, Tensor], numbers: Mapping[str, An
     for group, kept in zip(groups, numbers["groups"], strict=True):
         group.update(kept, betas=tuple(kept["betas"]))
     loop.optimizer.load_state_dict({"state": state, "param_groups": groups})
-    loop.scheduler.load_state_dict({**numbers["scheduler"], "lr_lambdas": [None]})
+    loop.scheduler.load_state_dict(dict(numbers["scheduler"]))
     if numbers["scaler"]:
         loop.scaler.load_state_dict(numbers["scaler"])
+    if loop.average is not None:
+        device = next(iter(loop.module.parameters())).device
+        loop.average.taken = numbers["averaged"]
+        loop.average.tensors = {name: one.to(device) for name, one in _below(AVERAGE, tensors).items()}
     loop.patience.taken, loop.patience.in_a_row, loop.patience.cause = numbers["patience"]
     loop.passes.good, loop.quarantine.rows = tensors["good"], tensors["quarantined"]
     loop.done = numbers["done"]
@@ -86,17 +93,13 @@ def generators_untouched() -> Iterator[None]:
         _set_generators(*before)
 
 
-def named_tensors(module: nn.Module) -> Tensors:
-    """Every parameter and every buffer, those that a state_dict leaves out too; of tied ones the first name."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
 def copied(tensor: Tensor) -> Tensor:
     """A copy on the CPU that shares memory with nothing, its elements in C order."""
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def _put_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def put_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give every parameter and buffer the values of that name. Raises ValueError where other names are there."""
     there = named_tensors(module)
     if there.keys() != tensors.keys():
         raise ValueError(f"the module has other tensors: {sorted(there.keys() ^ tensors.keys())[:5]}")

@@ -1,7 +1,9 @@
 """Decides when a training that makes no progress is ended, and checks the weights that it leaves. Needs torch alone."""
 
+from collections.abc import Mapping
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .training_terms import GRADIENT_OVERFLOW, Settings, Stopped
 
@@ -61,15 +63,19 @@ LOST = "the loss was finite and no longer is. Lower the learning rate, or look f
 POISONED = "the loss was never finite. Look for non-finite or extreme values in the inputs and targets."
 
 
-def finite_names(module: nn.Module) -> set[str]:
-    """The parameters and buffers without NaN or infinity. A mask of −inf is sound, and is not among them."""
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    return {name for name, tensor in tensors if bool(torch.isfinite(tensor).all())}
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and every buffer, those that a state_dict leaves out too; of tied ones the first name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def audit(module: nn.Module, sound: set[str]) -> None:
+def finite_names(tensors: Mapping[str, Tensor]) -> set[str]:
+    """Those without NaN or infinity. A mask of −inf is sound, and is not among them."""
+    return {name for name, tensor in tensors.items() if bool(torch.isfinite(tensor).all())}
+
+
+def audit(tensors: Mapping[str, Tensor], sound: set[str]) -> None:
     """Raises Stopped where a tensor that was finite before the training is no longer."""
-    if spoilt := sorted(sound - finite_names(module)):
+    if spoilt := sorted(sound - finite_names(tensors)):
         named = ", ".join(f"'{name}'" for name in spoilt[:5])
         raise Stopped(
             "NONFINITE_WEIGHTS",

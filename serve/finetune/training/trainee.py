@@ -3,6 +3,7 @@
 Loaded in the trainer's process (see trainer.py), where only this file and capture/child.py touch the operator's code.
 """
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -19,7 +20,9 @@ from torch import Tensor, nn
 from torch.export.passes import move_to_device_pass
 from torch.fx import GraphModule
 
-from .training_terms import Stopped
+from .adapters import Adapters
+from .half_model import half_model
+from .training_terms import DTYPES, Stopped
 
 Request = Mapping[str, Any]
 
@@ -43,20 +46,24 @@ child = _capture_child()
 @dataclass
 class Trainee:
     """The module to train. ``same_as``: names that no node reads, each with the name of the tied weight that is
-    read."""
+    read. ``adapters``: those that learn instead of the module's own parameters."""
 
     module: nn.Module
     forward: Callable[..., tuple[Tensor, ...]]
     trained: str
     note: str = ""
     same_as: dict[str, str] = field(default_factory=dict)
+    adapters: Adapters | None = None
 
     def facts(self) -> dict[str, Any]:
         parameters = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
         return {"parameters": parameters, "trained": self.trained, "note": self.note}
 
     def state(self) -> dict[str, Tensor]:
+        """The weights by the names that they have in the parent."""
         state = self.module.state_dict()
+        if self.adapters is not None:
+            return self.adapters.merged(state)
         return state | {name: state[twin] for name, twin in self.same_as.items()}
 
     @contextmanager
@@ -80,6 +87,13 @@ class Trainee:
 
 def trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
     """The operator's module; the captured program where there is none, or none that can be built any more."""
+    found = _trainee_of(request, parent)
+    if request["hyperparameters"].get("opt_level") == "O2":
+        found.forward = half_model(found.module, DTYPES[request["precision"]])
+    return found
+
+
+def _trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
     note = ""
     if request["source"] is not None:
         try:
@@ -87,12 +101,20 @@ def trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
         except BaseException as error:
             if request["program"] is None or out_of_memory(error) or isinstance(error, Stopped):
                 raise
+            if request.get("lora") or request["hyperparameters"].get("opt_level") == "O2":
+                raise Stopped(
+                    "NO_MODULES",
+                    "trainable = lora and opt_level = O2 need the layers of the model's code, and the module could not be "
+                    f"built any more: {one_line(error)}. Mend the code and convert again, or train without them",
+                ) from error
             note = f"the module could not be built, so the captured program was trained: {one_line(error)}"
     return from_program(request, note)
 
 
 def from_source(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
-    source = request["source"]
+    source, lora = request["source"], request.get("lora")
+    if lora:
+        importlib.import_module("peft")  # before the operator's folder is on the path
     os.chdir(source["folder"])
     sys.path[:0] = [source["folder"], *source["path"]]
     module = child.build(torch, source, Path(source["folder"]))
@@ -101,6 +123,10 @@ def from_source(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
     if fit.unexpected_keys:
         raise child.Refused(f"the module has no {fit.unexpected_keys[:5]}, which the weights have")
     flat = child.Flat(module, request)
+    if lora:
+        adapters = Adapters(module, lora)
+        what = f"module with LoRA of rank {lora['rank']} in {len(adapters.layers)} layers"
+        return Trainee(module.to(request["device"]).train(), flat.module, what, adapters=adapters)
     learn(module.to(request["device"]).train(), module.frozen_when_built, request.get("trainable"))
     return Trainee(module, flat.module, "module")
 

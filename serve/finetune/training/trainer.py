@@ -9,7 +9,6 @@ Of this package it loads, by path, only the files of this folder, and models/cap
 folder is built.
 """
 
-import ctypes
 import importlib
 import json
 import os
@@ -41,12 +40,13 @@ def beside(name: str) -> Any:
     return importlib.import_module(f"{package}.{name}")
 
 
-trainee, training_job = beside("trainee"), beside("training_job")
+parent_death, trainee, training_job = beside("parent_death"), beside("trainee"), beside("training_job")
 terms, child = beside("training_terms"), trainee.child
 
 
 def main(request_file: str) -> NoReturn:
     report, control = private_pipes()
+    parent_death.die_with_the_parent(control)
     orders = training_job.Orders()
     threading.Thread(target=watch, args=(control, orders), daemon=True).start()
     request = json.loads(Path(request_file).read_text())
@@ -94,9 +94,7 @@ def leave() -> NoReturn:
 
 
 def yield_to_serving(request: Request) -> None:
-    """Yield to serving, die with the server, be the first to go when memory runs out; compute repeatably."""
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: when the thread that started us ends
+    """Yield to serving, be the first to go when memory runs out; compute repeatably."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
     os.nice(request["nice"])

@@ -1,8 +1,8 @@
 """A job in the trainer's process, from its request to its last line: the steps, the evaluations and the checkpoints.
 
-Lines that it reports, by ``type``: started, then step and evaluation (the log, which a checkpoint keeps), checkpoint,
-note (with a ``code``), and as the last one done, paused or cancelled. A job that goes on from a checkpoint reports
-``resumed`` and the lines of the log until there again, each with ``replayed``.
+Lines that it reports, by ``type``: started, chosen (what was left to measurement), then step and evaluation (the log,
+which a checkpoint keeps), checkpoint, note (with a ``code``), and as the last one done, paused or cancelled. A job that
+goes on from a checkpoint reports ``resumed`` and the lines of the log until there again, each with ``replayed``.
 """
 
 import hashlib
@@ -21,11 +21,14 @@ from torch import Tensor
 from . import checkpoints as on_disk
 from .amp import Loop
 from .checkpoints import Checkpoints, Identity, sync
+from .chosen import settings_of
 from .evaluation import BestStep, held_out_loss
+from .first_steps import first_steps
 from .loop_state import copied, numbers_of, put_back, seed_everything, tensors_of
+from .patience import audit, finite_names
 from .task import Task
 from .trainee import Trainee, trainee_of
-from .training_terms import Settings, StepRecord, Stopped
+from .training_terms import StepRecord, Stopped
 
 Request = Mapping[str, Any]
 Line = dict[str, Any]
@@ -49,12 +52,17 @@ class Orders:
 
 
 def run(request: Request, report: Report, orders: Orders) -> Line:
-    """The whole job: its last line, ``done``, ``paused`` or ``cancelled``. Raises Stopped."""
+    """The whole job: its last line, ``done``, ``paused`` or ``cancelled``; with ``trial_steps`` in the request only its
+    first steps, and the line ``tried``. Raises Stopped."""
     started, parent = time.monotonic(), load_file(request["weights"])
     seed_everything(request["seed"])
     pupil = trainee_of(request, parent)
     job = TrainingJob(request, report, pupil, parent)
+    if request.get("trial_steps"):
+        return first_steps(job.loop, pupil, request["trial_steps"])
     report({"type": "started", "total_steps": job.loop.steps, **pupil.facts()})
+    if job.chosen:
+        report({"type": "chosen", **job.chosen})
     job.resume()
     if not job.ends and (stopped := job.train(orders)) is not None:
         return stopped
@@ -72,23 +80,25 @@ class TrainingJob:
         self, request: Request, report: Report, pupil: Trainee, parent: Mapping[str, Tensor]
     ) -> None:
         self._request, self._report, self._pupil, self._parent = request, report, pupil, parent
-        settings = Settings(
-            **{name: value for name, value in request["hyperparameters"].items() if value is not None},
-            precision=request["precision"],
-            seed=request["seed"],
-        )
         self._training = task = Task(request, pupil.forward)
-        self._held_out = Task(request, pupil.forward, held_out=True) if request.get("held_out") else None
+        settings, self.chosen = settings_of(request, task, pupil)
+        held_out = request.get("held_out")
+        self._held_out = Task(request, pupil.forward, task.losses, held_out=True) if held_out else None
         count, device = len(task.rows), request["device"]
         self.loop = Loop(pupil.module, task.loss, count, settings, device, task.parts)
-        self.summary, self._best = Summary(), BestStep(request.get("patience", 0))
+        self.summary, self._best = (
+            Summary(settings.precision, settings.learning_rate),
+            BestStep(request.get("patience", 0)),
+        )
         self._every = request.get("checkpoint_every", 0)
         self._evaluated = self._saved = 0  # the steps of the last evaluation and of the last checkpoint
         folder, most = (
             Path(request["out"]) / "checkpoints",
             request.get("checkpoint_bytes", on_disk.MOST_BYTES),
         )
-        self._checkpoints = Checkpoints(folder, identity_of(request), most) if self._every else None
+        self._checkpoints = (
+            Checkpoints(folder, identity_of({**request, **self.chosen}), most) if self._every else None
+        )
 
     @property
     def ends(self) -> bool:
@@ -134,12 +144,13 @@ class TrainingJob:
         return None
 
     def publish(self) -> Path:
-        """Write the weights of the best step; of the last one where no step was evaluated."""
-        if self._best.weights and self._best.step != self.loop.done:
-            self._pupil.module.load_state_dict(dict(self._best.weights), strict=False)
+        """Write the weights of the best step; of the last one where no step was evaluated. Raises Stopped."""
         self.loop.finish()
+        with self.loop.published():
+            weights = self._best.weights or in_parents_form(self._pupil.state(), self._parent)
+        audit(weights, finite_names(self._parent))
         self.summary.ended_early = self.ends and self.loop.done < self.loop.steps
-        return write_weights(Path(self._request["out"]), in_parents_form(self._pupil.state(), self._parent))
+        return write_weights(Path(self._request["out"]), dict(weights))
 
     def _line(self, record: StepRecord) -> Line:
         line = {key: number(value) for key, value in asdict(record).items()}
@@ -150,9 +161,10 @@ class TrainingJob:
         if self._held_out is None or self._checkpoints is None:
             return
         step = self._evaluated = self.loop.done
-        loss = held_out_loss(self.loop, self._pupil, self._held_out)
-        if best := self._best.is_best(loss):
-            self._best.take(step, loss, in_parents_form(self._pupil.state(), self._parent))
+        with self.loop.published():
+            loss = held_out_loss(self.loop, self._pupil, self._held_out)
+            if best := self._best.is_best(loss):
+                self._best.take(step, loss, in_parents_form(self._pupil.state(), self._parent))
         trained = self.summary.last_loss
         self._log(
             {"type": "evaluation", "step": step, "held_out_loss": number(loss), "loss": trained, "best": best}
@@ -206,6 +218,8 @@ def number(value: Any) -> Any:
 class Summary:
     """Figures over the lines of a job; losses are the finite ones, scales those that steps used."""
 
+    precision: str = "fp16"
+    learning_rate: float = 0.0  # the largest of the schedule
     steps: int = 0
     skipped: int = 0
     first_loss: float | None = None

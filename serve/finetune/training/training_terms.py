@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .setting_names import SCHEDULES
+
 GRADIENT_OVERFLOW = "gradient overflow"
 NON_FINITE_LOSS = "non-finite loss"
 NON_FINITE_BUFFER = "non-finite buffer"
@@ -36,8 +38,14 @@ class Settings:
     learning_rate: float = 1e-3
     weight_decay: float = 1e-2
     clip_norm: float = 1.0
-    schedule: str = "cosine"  # or constant; both after a short warm-up
+    schedule: str = "cosine"
+    warmup_ratio: float = 0.05  # of all steps
+    schedule_power: float = 2.0
+    schedule_period: float = 1 / 3  # of the steps behind the warm-up
+    schedule_gamma: float = 0.1
+    ema_decay: float = 0.0  # 0: no average is published
     precision: str = "fp16"  # fp16 | bf16 | fp32
+    opt_level: str = "O1"  # O1: autocast; O2: a half model (`half_model.py`)
     init_scale: float = 65536.0
     growth_interval: int | None = None
     scale_floor: float = 1.0
@@ -46,7 +54,7 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.precision not in DTYPES or self.schedule not in ("cosine", "constant"):
+        if self.precision not in DTYPES or self.schedule not in SCHEDULES:
             raise ValueError(f"precision {self.precision!r} or schedule {self.schedule!r} is not one of ours")
         if not 2.0**-24 <= self.scale_floor <= self.init_scale <= 2.0**64:
             raise ValueError(  # torch's scaler takes any number, zero and negative ones too

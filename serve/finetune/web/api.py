@@ -26,7 +26,7 @@ from ...http.route_scopes import TO_TRAIN, permit_of
 from ..data.files import IN_MEMORY, Files, Upload
 from ..jobs.job_admission import JobAdmission
 from ..jobs.job_store import JobStore
-from ..jobs.job_types import FileRecord, step_of
+from ..jobs.job_types import FileRecord, JobRequest, step_of
 from .event_stream import streamed
 from .openai_shapes import checkpoint_body, event_body, file_body, job_body, page_of
 
@@ -38,14 +38,18 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 def router(
-    job_store: JobStore, files: Files, store: Store, wake: Callable[[], None], leaving: Callable[[], bool]
-) -> APIRouter:
+    job_store: JobStore, files: Files, store: Store, wake: Callable[[], None], leaving: Callable[[], bool],
+    try_out: Callable[[JobRequest], dict[str, Any]],
+) -> APIRouter:  # fmt: skip
     """Every route under ``/v1/files`` and ``/v1/fine_tuning``. ``wake`` is called, from any thread, after a job
-    was created, resumed or is to be cancelled. ``leaving``: whether the server is shutting down."""
+    was created, resumed or is to be cancelled. ``leaving``: whether the server is shutting down. ``try_out``: what is
+    found out of an admitted job before it is created (`jobs/trial_run.py`)."""
     routes = APIRouter(tags=["fine-tuning"])
     _add_changes_of_files(routes, job_store, files)
     _add_files(routes, job_store, files)
-    _add_jobs(routes, job_store, JobAdmission(job_store, files, store), wake)
+    admission = JobAdmission(job_store, files, store)
+    _add_jobs(routes, job_store, admission, wake)
+    _add_validation(routes, admission, try_out)
     _add_reading(routes, job_store)
     _add_events(routes, job_store, leaving)
     return routes
@@ -161,6 +165,20 @@ def _add_jobs(
         job = job_store.request_resume(id)
         wake()
         return _json(job_body(job))
+
+
+def _add_validation(
+    routes: APIRouter, admission: JobAdmission, try_out: Callable[[JobRequest], dict[str, Any]]
+) -> None:
+    def validate(body: bytes, permit: Permit) -> Response:
+        asked = parse(body)
+        permit.check(TO_TRAIN, _model_in(asked))
+        return _json(try_out(admission.read(asked)))
+
+    @routes.post(JOBS + "/validate")
+    async def validation(request: Request) -> Response:
+        """What a job of this request would meet: its data, its settings, two steps of it. No job is made."""
+        return await run_in_threadpool(validate, await read_order(request), permit_of(request.scope))
 
 
 def _may_see(job_store: JobStore) -> Any:

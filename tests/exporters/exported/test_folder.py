@@ -90,6 +90,7 @@ def version(store: Store) -> Callable[[str], Version]:
     return called
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["both", "alone", "single", "free"])
 def test_the_folder_alone_proves_its_half_again(
     name: str, version: Callable[[str], Version], tmp_path: Path

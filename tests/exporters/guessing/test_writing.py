@@ -67,6 +67,7 @@ def test_a_model_toml_is_overwritten_only_when_that_is_asked(tmp_path: Path) -> 
     assert code == 0 and CONFIRM in (tmp_path / "model.toml").read_text(), said
 
 
+@pytest.mark.slow
 def test_an_exported_program_says_its_sizes_itself(tmp_path: Path) -> None:
     code, _, said = run("init", exported(tmp_path / "net.pt2"), tmp_path / "brought")
     assert code == 0, said
@@ -77,6 +78,7 @@ def test_an_exported_program_says_its_sizes_itself(tmp_path: Path) -> None:
     converts(tmp_path / "brought", tmp_path / "store")
 
 
+@pytest.mark.slow
 def test_a_transformers_folder_is_written_into(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     for name in ("config.json", "model.safetensors"):

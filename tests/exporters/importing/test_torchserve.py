@@ -105,6 +105,7 @@ def test_labels_that_do_not_fit_are_left_and_named(labels: str, tmp_path: Path) 
     assert "labels" not in toml["outputs"][0] and one.left[0].startswith("index_to_name.json: expected")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["net.pth", "net.safetensors"])
 def test_weights_with_their_model_file_convert_and_answer_as_the_module_does(
     weights: str, tmp_path: Path
@@ -130,6 +131,7 @@ def test_weights_with_their_model_file_convert_and_answer_as_the_module_does(
     assert np.allclose(answer, expected, atol=CLOSE * np.abs(expected).max(), rtol=0)
 
 
+@pytest.mark.slow
 def test_a_transformers_folder_in_an_archive_is_taken_as_one(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     source = Path(hf_bert.__file__).parent

@@ -217,6 +217,7 @@ def test_a_path_that_is_neither_is_refused(tmp_path: Path) -> None:
     assert code == 2 and "Triton model repository" in said
 
 
+@pytest.mark.slow
 def test_what_was_imported_converts_and_answers_as_the_file_does(tmp_path: Path) -> None:
     """Two versions of one model: each becomes a version in the store, the last is active."""
     x = normal(np.random.default_rng(), 3, 8).astype(np.float32)

@@ -119,6 +119,7 @@ def model_folder(path: Path) -> Path:
     return write_folder(path, NET, inputs=inputs, outputs=outputs, max_batch_size=8)
 
 
+@pytest.mark.slow
 def test_a_model_folder_may_keep_its_samples_as_pictures_and_notices_new_ones(
     draw: Any, folder: Path, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ def test_a_plan_from_the_file_holds_on_inputs_that_nobody_has_seen(name: str, tm
     assert judge(foreign.spec, "fp16", [trial]).passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny product", "warp"])
 def test_by_the_lists_a_plan_holds_for_few_inputs_too_whose_answers_are_small(
     name: str, tmp_path: Path

@@ -188,6 +188,7 @@ def test_a_half_that_fails_some_of_the_first_samples_is_not_asked_the_others() -
     assert asked == list(range(40))
 
 
+@pytest.mark.slow
 def test_a_plan_holds_on_many_more_inputs_than_it_was_made_from() -> None:
     """Without counterexamples it fails on one in a few hundred, whose scores are larger than those of sixteen."""
     report = converted("unscaled scores").judged(samples_of("unscaled scores", 512, 3000))

@@ -11,6 +11,7 @@ MODELS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_finding_of_a_real_conversion_is_drawn(name: str) -> None:
     done = converted(name)

@@ -25,6 +25,7 @@ def published(dtype: str, folder: Path) -> Version:
     return travel(subject, ProgramForms(subject), Store(folder), lambda _: None)
 
 
+@pytest.mark.slow
 def test_the_fp32_file_stays_where_onnx_cannot_write_the_half(tmp_path: Path) -> None:
     version = published("bf16", tmp_path)  # ONNX Runtime has no bfloat16 convolution
     assert "bfloat16" in version.manifest["forms"]["onnx"]["error"]
@@ -32,6 +33,7 @@ def test_the_fp32_file_stays_where_onnx_cannot_write_the_half(tmp_path: Path) ->
     assert version.has("half.pt2") and not version.has("half.onnx")
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_the_program_does_not_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

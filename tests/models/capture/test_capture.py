@@ -249,6 +249,7 @@ def test_inputs_go_in_order_where_forward_has_no_such_names(captures: Captures) 
     np.testing.assert_allclose(answers(captures.captured("in-order"), a, x)[1], a - x, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_folder_finds_its_own_files_whatever_they_are_called(captures: Captures) -> None:
     captured = captures.captured("siblings")
     x = samples_of({"x": (4,)}, count=2)["x"]
@@ -271,6 +272,7 @@ def test_an_error_deep_inside_torch_still_shows_the_users_own_line(captures: Cap
     assert len(message) < 2500
 
 
+@pytest.mark.slow
 def test_code_that_hangs_is_stopped_and_what_it_started_too(captures: Captures) -> None:
     message = captures.failed("hangs")
     assert "did not finish within 12 s" in message and "so far" in message
@@ -283,11 +285,13 @@ def test_what_the_code_started_does_not_outlive_a_failure(captures: Captures) ->
     assert not _alive(captures.root / "raises-at-once/pid")
 
 
+@pytest.mark.slow
 def test_code_that_eats_memory_is_told_the_limit(captures: Captures) -> None:
     message = captures.failed("eats")
     assert "ran out of memory" in message and "2.0 GiB" in message and "model.py" in message
 
 
+@pytest.mark.slow
 def test_code_that_ends_the_process_is_told_so(captures: Captures) -> None:
     assert "SystemExit: 3" in captures.failed("exits")
     message = captures.failed("exits-at-once")
@@ -342,6 +346,7 @@ def test_a_forward_that_answers_differently_each_time_is_refused(captures: Captu
     assert "output 'y'" in message and "random, or does it keep state" in message
 
 
+@pytest.mark.slow
 def test_a_free_dimension_gets_the_range_that_the_program_takes(captures: Captures) -> None:
     captured = captures.captured("free")
     assert captured.spec.inputs[0].shape[1] == Dim(1, 16)

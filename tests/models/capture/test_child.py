@@ -22,6 +22,7 @@ def captured(path: Path, code: str = GRU, **settings: Any) -> Any:
     return capture(read_folder(recurrent_folder(path, code, **settings)), samples)
 
 
+@pytest.mark.slow
 def test_the_program_takes_and_gives_rows_and_answers_as_the_module(tmp_path: Path) -> None:
     found = captured(tmp_path / "gru")
     assert (found.spec.max_batch_size, found.notes) == (8, ())

@@ -82,6 +82,7 @@ def test_a_program_made_for_one_row_answers_a_batch_as_its_module_one_at_a_time(
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_states_on_axis_1_are_followed(tmp_path: Path) -> None:
     made = Recurrent()
     settings = {
@@ -108,6 +109,7 @@ def test_a_batch_that_cannot_be_made_free_stays_one_and_the_notes_say_so(
     assert any("max_batch_size" in note and " 1" in note for note in found.notes), found.notes
 
 
+@pytest.mark.slow
 def test_a_program_with_another_fixed_batch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaptureFailed):
         captured(tmp_path / "net", nn.Linear(6, 6), plain(6, out=(6,)), (3, 6))

@@ -73,6 +73,7 @@ def build():
 """
 
 
+@pytest.mark.slow
 def test_islands_halves_and_control_flow_of_a_users_own_code(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "net", REGIONS, max_batch_size=4)
     captured = capture(read_folder(folder), samples_of({"x": (4,)}), LIMITS)
@@ -107,6 +108,7 @@ class Exported(nn.Module):
             return {"n": shift * 2, "y": y.float() + shift}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_foreign_program_is_opened_in_the_child_and_captured_again(
     dtype: torch.dtype, tmp_path: Path
@@ -178,6 +180,7 @@ def test_a_transformers_folder_becomes_the_model_that_its_configuration_names(tm
     np.testing.assert_allclose(came[0], expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_a_weight_that_is_needed_is_refused_by_its_name(tmp_path: Path) -> None:
     bert(tmp_path / "bert")
     file = tmp_path / "bert/model.safetensors"
@@ -216,6 +219,7 @@ def test_code_in_a_transformers_folder_is_never_run(tmp_path: Path) -> None:
     assert not canary.exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_users_code_runs_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     folder = write_folder(

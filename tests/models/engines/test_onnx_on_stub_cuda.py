@@ -85,6 +85,7 @@ def node(operator: str, inputs: list[str], output: str, **attributes: Any) -> on
     return helper.make_node(operator, inputs, [output], name=output, **attributes)
 
 
+@pytest.mark.slow
 def test_a_half_that_the_device_has_no_kernel_for_is_named_and_sizes_are_not(
     libraries: Path, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_both_wires_carry_the_same_rows_of_a_file_and_every_row_has_its_turn(
     ] * 3
 
 
+@pytest.mark.slow
 def test_the_report_stands_alone_and_draws_every_stage(
     server: str, roster: FakeRoster, tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def overflowing(path: Path) -> Path:
     return write_folder(path, OVERFLOWS, inputs=ins, outputs=outs, samples=samples_of({"x": [16]}, 24))
 
 
+@pytest.mark.slow
 def test_a_half_that_overflows_is_refused_with_exit_3_and_passes_once_its_nodes_are_kept(
     tmp_path: Path,
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_half_that_overflows_is_refused_with_exit_3_and_passes_once_its_nodes_
     assert again["version"] == 2, "an unchanged folder makes no new version"
 
 
+@pytest.mark.slow
 def test_scores_that_die_behind_large_boxes_are_refused_by_the_slice_rule(tmp_path: Path) -> None:
     ins, outs = [tensor("x", "FP32", [-1, 16])], [tensor("y", "FP32", [-1, 5])]
     samples = samples_of({"x": [16]}, 24)
@@ -138,6 +140,7 @@ def test_bad_input_ends_with_exit_2_and_names_what_is_wrong(tmp_path: Path) -> N
     assert run("parity", "nobody", "--store", tmp_path / "store")[0] == 2
 
 
+@pytest.mark.slow
 def test_a_changed_signature_must_be_meant(tmp_path: Path) -> None:
     store = tmp_path / "store"
     folder = write_folder(tmp_path / "net", LINEAR, samples=samples_of({"x": [4]}))
@@ -240,6 +243,7 @@ def test_promote_makes_a_version_active_by_hand(
         assert run("promote", target, "--store", store)[0] == 2
 
 
+@pytest.mark.slow
 def test_a_program_without_a_half_node_is_published_in_fp32(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "net", LINEAR)
     code, facts, _ = run(

@@ -49,6 +49,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, st
         process.wait(30)
 
 
+@pytest.mark.slow
 def test_a_server_on_an_empty_store_says_what_to_do_next(serving: tuple[Path, str, str]) -> None:
     store, _, reply = serving
     assert f"the store {store} has no model yet" in reply
@@ -125,6 +126,7 @@ def test_an_import_that_fails_names_path_and_what_was_searched(tmp_path: Path) -
     assert code == 4 and f'it lies in {tmp_path}: write path = ["../.."]' in fault
 
 
+@pytest.mark.slow
 def test_other_slips_say_what_was_expected(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "net", LINEAR, outputs=[tensor("y", "FP32", [-1, 7])])
     slips = {

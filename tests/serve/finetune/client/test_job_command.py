@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadInput, CannotServe, NotReady, TooLarge
+from halfeven.serve.finetune.client.dry_run import dry_run_exit_code, dry_run_sentences
 from halfeven.serve.finetune.client.job_command import (
     PATIENCE_S,
     POLL_S,
@@ -397,3 +398,24 @@ def test_something_else_at_that_address_is_not_taken_for_a_job() -> None:
         pytest.raises(CannotServe, match="500"),
     ):
         Remote(url).job("x")
+
+
+def test_a_dry_run_is_shown_with_its_findings_and_ends_as_the_job_would() -> None:
+    trial = {"total_steps": 300, "seconds_per_step": 0.02, "estimated_seconds": 6.0, "parameters": 90}
+    trial |= {"peak_memory_bytes": 400 << 20, "peak_device_bytes": None}
+    findings = [{"code": "SMALL_GUARD", "message": "1e-08 vanishes"}]
+    sound = {"valid": True, "findings": findings, "rows": {"training": 158, "held_out": 20}, "trial": trial}
+    assert dry_run_sentences(sound).splitlines() == [
+        "SMALL_GUARD: 1e-08 vanishes",
+        "158 rows, 20 held out; 90 parameters that learn",
+        "300 steps of 0.02 s, about 6 s without evaluations and conversion; 400 MiB of memory",
+    ]
+    memory = {
+        **sound,
+        "valid": False,
+        "trial": None,
+        "error": {"code": "OUT_OF_MEMORY", "message": "too large"},
+    }
+    assert dry_run_sentences(memory).splitlines()[1:] == ["the job would fail: OUT_OF_MEMORY: too large"]
+    rows = {**memory, "error": {"code": "BAD_DATA", "message": "no rows"}}
+    assert [dry_run_exit_code(one) for one in (sound, memory, rows)] == [0, 1, 2]

@@ -108,6 +108,7 @@ def test_every_format_gives_the_same_bytes(kind: str, arrays: Arrays, tmp_path: 
         assert came.tobytes() == array.tobytes()
 
 
+@pytest.mark.slow
 def test_an_empty_cell_is_a_row_with_nan_and_of_whole_numbers_a_fault(arrays: Arrays, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     csv.write_csv(flat(arrays), path)

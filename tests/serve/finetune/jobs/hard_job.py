@@ -48,10 +48,10 @@ def store_of(begun: Path, folder: Path) -> Store:
     return Store(Path(copytree(begun / "store", folder / "store")))
 
 
-def create(client: openai.OpenAI, begun: Path, **more: Any) -> Any:
+def create(client: openai.OpenAI, begun: Path, model: str = "net", **more: Any) -> Any:
     uploaded = client.files.create(file=begun / "train.safetensors", purpose="fine-tune")
     wanted = {"hyperparameters": {**HARD, **more}}
-    return client.fine_tuning.jobs.create(model="net", training_file=uploaded.id, seed=7, extra_body=wanted)
+    return client.fine_tuning.jobs.create(model=model, training_file=uploaded.id, seed=7, extra_body=wanted)
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.serve.finetune.jobs.hard_job import EVERY, STEPS, store_of
 from tests.serve.finetune.jobs.job_server import ended, served_to_client
 
 
+@pytest.mark.slow
 def test_a_job_that_gains_nothing_any_more_ends_early_with_its_best_step(begun: Path, tmp_path: Path) -> None:
     """Targets that are noise: what is learnt of them helps no held-out row."""
     rows = load_file(begun / "train.safetensors")

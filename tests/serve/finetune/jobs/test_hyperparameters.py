@@ -1,18 +1,19 @@
 """What ``auto`` becomes: a number that fits the data and the model, and the asker's own word before it."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from halfeven.models.errors import BadInput
+from halfeven.serve.finetune.jobs.hyperparameter_table import AUTO, RANGES, WORDS
 from halfeven.serve.finetune.jobs.hyperparameters import (
-    AUTO,
-    RANGES,
-    check_trainable,
+    KNOWN,
     held_out_share,
     read_hyperparameters,
     resolve,
 )
+from halfeven.serve.finetune.jobs.trainable import check_patterns
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 100, 1437, 10**6])
@@ -21,7 +22,10 @@ def test_auto_becomes_numbers_within_their_ranges(rows: int, max_batch_size: int
     values = read_hyperparameters({})
     values["validation_split"] = held_out_share(values["validation_split"], rows)
     found = resolve(values, rows, max_batch_size)
-    assert all(RANGES[name].low <= found[name] <= RANGES[name].high for name in RANGES)
+    measured = {"learning_rate", "learning_rate_multiplier"}  # by the trainer
+    assert {name for name in RANGES if found[name] == AUTO} == measured
+    numbers = {name: found[name] for name in RANGES.keys() - measured}
+    assert all(RANGES[name].low <= value <= RANGES[name].high for name, value in numbers.items())
     assert found["batch_size"] <= min(rows, max(max_batch_size, 1), 32)
     assert rows < 2 or max_batch_size < 2 or found["batch_size"] >= 2
     steps = math.ceil(rows / found["batch_size"]) * found["n_epochs"]
@@ -50,7 +54,7 @@ def test_the_two_ways_to_say_the_learning_rate_agree() -> None:
     rate = by_factor["learning_rate"]
     by_rate = resolve(read_hyperparameters({"hyperparameters": {"learning_rate": rate}}), 100, 8)
     assert by_rate["learning_rate_multiplier"] == pytest.approx(factor)
-    assert resolve(read_hyperparameters({}), 100, 8)["learning_rate"] == pytest.approx(rate / factor)
+    assert rate == pytest.approx(1e-4 * factor)
 
 
 def test_what_is_given_is_kept_and_the_method_s_own_place_wins() -> None:
@@ -64,12 +68,25 @@ def test_what_is_given_is_kept_and_the_method_s_own_place_wins() -> None:
 def test_patterns_of_parameters_are_checked_against_the_model_s_names() -> None:
     read = read_hyperparameters({"hyperparameters": {"trainable": "head.*"}})["trainable"]
     assert read == ["head.*"] and read_hyperparameters({})["trainable"] is None
-    check_trainable(read, ["body.weight", "head.weight"])
+    check_patterns(read, ["body.weight", "head.weight"])
     with pytest.raises(BadInput, match=r"trainable: 'haed\.\*' fits no weight of the model; .* head\.weight"):
-        check_trainable(["haed.*"], ["body.weight", "head.weight"])
+        check_patterns(["haed.*"], ["body.weight", "head.weight"])
     for wrong in ([], [""], [3], "x" * 257, {"a": 1}, ["x"] * 65):
         with pytest.raises(BadInput, match="trainable: expected"):
             read_hyperparameters({"hyperparameters": {"trainable": wrong}})
+
+
+def test_a_setting_that_the_schedule_does_not_read_is_refused() -> None:
+    read = read_hyperparameters({"hyperparameters": {"schedule": "step", "schedule_gamma": 0.5}})
+    assert (read["schedule"], read["schedule_gamma"]) == ("step", 0.5)
+    with pytest.raises(
+        BadInput, match="schedule_gamma: is read with schedule = step or exponential only, and"
+    ):
+        read_hyperparameters({"hyperparameters": {"schedule_gamma": 0.5}})
+    with pytest.raises(
+        BadInput, match=r"schedule: expected one of cosine, constant, linear, .*, got 'cosnie'"
+    ):
+        read_hyperparameters({"hyperparameters": {"schedule": "cosnie"}})
 
 
 def test_numbers_are_whole_where_they_count_and_come_back_as_such() -> None:
@@ -77,3 +94,34 @@ def test_numbers_are_whole_where_they_count_and_come_back_as_such() -> None:
     assert isinstance(found["n_epochs"], int) and isinstance(found["weight_decay"], float)
     with pytest.raises(BadInput, match=r"max_floor_hits: expected a whole number from 1 to 1000, got 2\.5"):
         read_hyperparameters({"hyperparameters": {"max_floor_hits": 2.5}})
+
+
+def test_an_opt_level_and_a_precision_that_contradict_each_other_are_refused() -> None:
+    def read(**asked: str) -> tuple[str, str]:
+        found = read_hyperparameters({"hyperparameters": asked})
+        return found["opt_level"], found["precision"]
+
+    assert read(opt_level="O0") == read(opt_level="O0", precision="fp32") == ("O1", "fp32")
+    assert read(opt_level="O2") == ("O2", "fp16") and read(opt_level="O2", precision="bf16") == ("O2", "bf16")
+    with pytest.raises(
+        BadInput, match="precision: opt_level O0 is fp32; expected fp32 or nothing, got 'bf16'"
+    ):
+        read(opt_level="O0", precision="bf16")
+    with pytest.raises(BadInput, match=r"precision: opt_level O2 trains a half model; .*, got 'auto'"):
+        read(opt_level="O2", precision="auto")
+
+
+def test_the_page_has_every_setting_with_its_range_and_default() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "finetune.md").read_text()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.splitlines()
+        if line[:3] == "| `"
+    ]
+    table = {row[0].strip("`"): row[1:3] for row in rows if len(row) == 4}
+    assert set(table) == set(KNOWN)
+    for name, allowed in RANGES.items():
+        default = allowed.default if isinstance(allowed.default, str) else f"{allowed.default:g}"
+        assert table[name] == [str(allowed), default], name
+    for name, words in WORDS.items():
+        assert table[name] == [", ".join(f"`{word}`" for word in words), words[0]], name

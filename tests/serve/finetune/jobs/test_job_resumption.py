@@ -81,6 +81,7 @@ def kill(store: Store, words: bytes = b"trainer.py") -> None:
     until(lambda: pid not in processes(store, words))
 
 
+@pytest.mark.slow
 def test_killed_in_turn_trainer_server_and_conversion_are_made_good(
     begun: Path, left_alone: Outcome, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_paused_and_resumed_by_the_client_it_is_as_if_it_had_not_been(
         until(lambda: not left_behind(store))
 
 
+@pytest.mark.slow
 def test_resumed_with_other_rows_it_fails_with_its_reason(begun: Path, tmp_path: Path) -> None:
     store = store_of(begun, tmp_path)
     with served_to_client(store, "net") as (_, _, client):
@@ -153,6 +155,7 @@ def test_resumed_with_other_rows_it_fails_with_its_reason(begun: Path, tmp_path:
     assert store.numbers("net") == [1]
 
 
+@pytest.mark.slow
 def test_a_paused_job_that_is_cancelled_leaves_nothing(begun: Path, tmp_path: Path) -> None:
     store = store_of(begun, tmp_path)
     with served_to_client(store, "net") as (_, _, client):
@@ -165,6 +168,7 @@ def test_a_paused_job_that_is_cancelled_leaves_nothing(begun: Path, tmp_path: Pa
         until(lambda: not left_behind(store))
 
 
+@pytest.mark.slow
 def test_what_dead_processes_left_is_gone_when_the_server_has_started(begun: Path, tmp_path: Path) -> None:
     store = store_of(begun, tmp_path)
     for place in ("jobs/ftjob-gone/pass-1/checkpoints", "models/net/.draft-dead", "files/.upload-table-dead"):

@@ -56,6 +56,7 @@ def test_the_weights_of_the_best_step_are_published_and_the_training_ends_early(
     assert found == pytest.approx(curve[best], rel=1e-4) and found < curve[max(curve)]
 
 
+@pytest.mark.slow
 def test_killed_behind_its_early_end_it_makes_no_further_step(tmp_path: Path) -> None:
     job = overfitting(tmp_path / "job", patience=8)
     first, _ = run(job)
@@ -65,6 +66,7 @@ def test_killed_behind_its_early_end_it_makes_no_further_step(tmp_path: Path) ->
     assert all(line["replayed"] for line in again if line["type"] in ("step", "evaluation"))
 
 
+@pytest.mark.slow
 def test_however_often_it_is_evaluated_the_steps_are_the_same(tmp_path: Path) -> None:
     often = hard_job(tmp_path / "often") | {"checkpoint_every": 3}
     once = elsewhere(often) | {"checkpoint_every": 40}

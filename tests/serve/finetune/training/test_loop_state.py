@@ -14,10 +14,10 @@ from halfeven.serve.finetune.training.training_terms import Settings
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-# Overflows at first and whenever the scale grows; a row that is left out; clipping and the cosine schedule.
+# Overflows at first and whenever the scale grows; a row that is left out; clipping, averages, the cosine schedule.
 SETTINGS = Settings(
     n_epochs=8, batch_size=8, precision="fp16", init_scale=2.0**20, growth_interval=2, clip_norm=0.1, seed=3,
-    bad_rows="quarantine", learning_rate=0.01,
+    bad_rows="quarantine", learning_rate=0.01, ema_decay=0.9,
 )  # fmt: skip
 INPUTS, TARGETS = torch.randn(64, 5), torch.randn(64, 3)
 INPUTS[11] = 1e30

@@ -155,6 +155,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(
     assert sum(line.get("replayed", False) for line in lines if line["type"] == "step") == (resumed or 0)
 
 
+@pytest.mark.slow
 def test_killed_behind_its_last_step_it_makes_no_step_again(hard: Line, expected: tuple[str, str]) -> None:
     with started(hard) as process:
         assert process.stdout
@@ -169,6 +170,7 @@ def test_killed_behind_its_last_step_it_makes_no_step_again(hard: Line, expected
     assert outcome(hard, lines) == expected
 
 
+@pytest.mark.slow
 def test_paused_twice_it_ends_as_if_it_had_not_been(hard: Line, expected: tuple[str, str]) -> None:
     for _ in range(2):
         with started(hard) as process:
@@ -186,6 +188,7 @@ def test_paused_twice_it_ends_as_if_it_had_not_been(hard: Line, expected: tuple[
     assert outcome(hard, lines) == expected
 
 
+@pytest.mark.slow
 def test_with_a_damaged_checkpoint_it_says_so_and_ends_as_it_should(
     hard: Line, expected: tuple[str, str]
 ) -> None:
@@ -200,6 +203,7 @@ def test_with_a_damaged_checkpoint_it_says_so_and_ends_as_it_should(
     assert outcome(hard, lines) == expected
 
 
+@pytest.mark.slow
 def test_with_other_rows_it_is_refused(hard: Line) -> None:
     kill_at(hard, calls(12))
     with started(hard) as process:
@@ -213,6 +217,7 @@ def test_with_other_rows_it_is_refused(hard: Line) -> None:
     assert not (Path(hard["out"]) / "weights.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_with_other_settings_it_begins_anew_and_says_so(hard: Line) -> None:
     kill_at(hard, calls(7))
     with started(hard) as process:

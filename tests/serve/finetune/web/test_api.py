@@ -18,15 +18,18 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from halfeven.models.errors import BadInput
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import Store, Version
 from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.finetune.client.dry_run import dry_run
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs.job_store import JobStore
 from halfeven.serve.finetune.web.api import router
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
+from rich.console import Console
 from safetensors.numpy import save
 
 from tests.serve.conftest import HISTORY, make_roster, running
@@ -85,7 +88,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     job_store, files = JobStore(root / "halfeven.db"), Files(root / "files", LIMIT)
     woken, leaving = list[str](), list[str]()
     app = build_app(make_roster(), lambda: b"", HISTORY)
-    app.include_router(router(job_store, files, store, lambda: woken.append("woken"), lambda: bool(leaving)))
+    wake, leaves = lambda: woken.append("woken"), lambda: bool(leaving)
+    app.include_router(router(job_store, files, store, wake, leaves, lambda request: {"seed": request.seed}))
     with running(app) as address:
         url = f"http://{address}/v1"
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
@@ -110,6 +114,22 @@ def data(**changed: np.ndarray) -> bytes:
     """A training file with fresh rows; ``logits`` stands for ``target:logits``."""
     named = {"target:logits" if name == "logits" else name: array for name, array in changed.items()}
     return save({**arrays(), **named})
+
+
+def test_a_validation_has_the_checks_of_a_job_and_makes_none(place: Place, tmp_path: Path) -> None:
+    before, jobs = place.left(), len(place.client.fine_tuning.jobs.list(limit=1000).data)
+    rows = tmp_path / "rows.safetensors"
+    rows.write_bytes(data())
+    address, console, said = f"http://{place.address}", Console(quiet=True), list[str]()
+    assert dry_run(address, "net", rows, seed=5, notify=said.append, console=console) == {"seed": 5}
+    with pytest.raises(BadInput, match="learning_rate: expected a number from"):
+        wrong = {"learning_rate": -1.0}
+        dry_run(address, "net", rows, hyperparameters=wrong, notify=said.append, console=console)
+    rows.write_bytes(data(logits=np.full(ROWS, 7)))
+    with pytest.raises(BadInput, match=r"expected classes 0\.\.2, got 7"):
+        dry_run(address, "net", rows, notify=said.append, console=console)
+    assert said == [] and place.left() == before and place.woken == []
+    assert len(place.client.fine_tuning.jobs.list(limit=1000).data) == jobs
 
 
 def test_a_file_goes_up_is_read_back_listed_and_deleted(place: Place) -> None:
@@ -580,7 +600,9 @@ def test_a_key_for_some_models_trains_and_sees_those_alone(place: Place, tmp_pat
     limited, _ = keys.add("net-only", ["train"], ["net"])
     other, _ = keys.add("idle-only", ["train"], ["idle"])
     app = build_app(make_roster(), lambda: b"", HISTORY)
-    app.include_router(router(place.job_store, place.files, place.store, lambda: None, lambda: False))
+    app.include_router(
+        router(place.job_store, place.files, place.store, lambda: None, lambda: False, lambda _: {})
+    )
     front = InferFront(app, make_roster(), access=AccessControl(keys))
     job, file = place.create().id, place.upload()
     jobs = "/v1/fine_tuning/jobs"

@@ -73,6 +73,7 @@ def widened(pixels: np.ndarray) -> np.ndarray:
     return pixels.astype(np.float32) * np.float32(PICTURE["scale"] / std) + np.float32(-mean / std)
 
 
+@pytest.mark.slow
 def test_pixels_get_the_answer_of_the_widened_numbers_to_the_bit(address: str, pixels: np.ndarray) -> None:
     wanted = infer(address, "wide", widened(pixels), "FP32")
     np.testing.assert_array_equal(infer(address, "small", pixels, "UINT8"), wanted)
@@ -102,6 +103,7 @@ def test_the_model_says_what_it_takes_and_refuses_what_it_computes_in(
         infer(address, "small", widened(pixels), "FP32")
 
 
+@pytest.mark.slow
 def test_a_new_wire_datatype_is_a_new_signature(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
 

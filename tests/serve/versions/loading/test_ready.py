@@ -205,6 +205,7 @@ def four_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Version:
     return published(Store(tmp_path), net, net.spec, ("torch", "onnx"))
 
 
+@pytest.mark.slow
 def test_on_a_gpu_the_forms_that_are_compared_are_loaded_one_at_a_time(four_forms: Version) -> None:
     with simulated() as (_, place):
         prepared = readying.make_ready(four_forms, replace(place, rescue=False))
@@ -213,6 +214,7 @@ def test_on_a_gpu_the_forms_that_are_compared_are_loaded_one_at_a_time(four_form
     assert "measured fastest" in prepared.reason and "torch fp16 5e+03 ms" in prepared.reason
 
 
+@pytest.mark.slow
 def test_a_proof_that_found_no_memory_is_tried_again_and_is_no_refusal(
     four_forms: Version, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ print(faults, kept - resident())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
 def test_what_a_batch_frees_waits_for_the_next_and_goes_when_it_is_given_back() -> None:
     found = {}
@@ -124,6 +125,7 @@ print(before, mapped(), torch.equal(rows @ weight, answer), mapped())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="proc(5)'s")
 def test_what_libtorch_needed_to_be_imported_is_let_go_and_it_goes_on() -> None:
     done = subprocess.run(
@@ -148,6 +150,7 @@ print(sorted({"sympy", "onnx", "onnxruntime", "jinja2"} & set(sys.modules)))
 """
 
 
+@pytest.mark.slow
 def test_a_server_of_torch_forms_loads_nothing_that_only_others_need(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     convert(write_folder(tmp_path / "net", max_batch_size=8), store, Options(forms=("torch",)), print)

@@ -56,6 +56,7 @@ def test_a_canary_answers_its_share_and_always_the_same_ids(store: Store, versio
         assert {infer(address, id=id) for id in ids} == {"1"}
 
 
+@pytest.mark.slow
 def test_a_promoted_canary_is_not_loaded_again_and_the_previous_version_stands_by(
     store: Store, versions: Versions
 ) -> None:
@@ -75,6 +76,7 @@ def test_a_promoted_canary_is_not_loaded_again_and_the_previous_version_stands_b
         assert kinds == ["promoted", "rolled_back_by_hand", "promoted", "canary"]
 
 
+@pytest.mark.slow
 def test_the_previous_version_goes_when_its_time_is_up(store: Store, versions: Versions) -> None:
     with serving(store, keep_previous_seconds=0.5) as (address, roster):
         began = time.monotonic()
@@ -85,6 +87,7 @@ def test_the_previous_version_goes_when_its_time_is_up(store: Store, versions: V
         assert attached(roster) == 2
 
 
+@pytest.mark.slow
 def test_orders_outlive_the_server(store: Store, versions: Versions) -> None:
     with serving(store) as (address, _):
         order(address, "canary", version=3, percent=30)
@@ -128,6 +131,7 @@ def test_orders_that_cannot_be_are_refused_and_change_nothing(store: Store, vers
             assert call(address, f"/v1/models/nobody/{verb}", {"version": 1} | more)[0] == 404
 
 
+@pytest.mark.slow
 def test_a_shadow_is_asked_what_was_answered_and_its_differences_are_told(
     store: Store, versions: Versions
 ) -> None:
@@ -170,6 +174,7 @@ def test_a_shadow_that_fails_or_is_busy_is_counted_and_harms_nobody(store: Store
         until(lambda: served.shadow is not None and served.shadow.dropped == 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["canary", "shadow"])
 def test_a_active_version_is_no_canary_or_shadow_any_more(
     store: Store, versions: Versions, verb: str

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 from halfeven.models.store import Store
 from halfeven.serve.bench.callers import Traffic
 from halfeven.serve.versions.orders import drifted, events, pardon
@@ -109,6 +110,7 @@ def asked(value: float) -> dict[str, Any]:
     return {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [value] * 4}]}
 
 
+@pytest.mark.slow
 def test_drift_of_a_version_on_trial_rolls_back_to_the_previous_one(store: Store, versions: Versions) -> None:
     versions.prepare[2] = lambda engine: growing(engine, 50)
     with serving(store, parity_sample=0.1) as (address, roster):
@@ -135,6 +137,7 @@ def fails(engine: Engine) -> None:
     engine.fault = RuntimeError("a kernel is missing")
 
 
+@pytest.mark.slow
 def test_a_promoted_version_that_fails_is_rolled_back_and_no_caller_sees_it(
     store: Store, versions: Versions
 ) -> None:
@@ -165,6 +168,7 @@ def test_a_rollback_by_itself_leaves_what_an_operator_promoted_meanwhile(store: 
     assert "the store is not changed" in events(store, "net")[0]["message"]
 
 
+@pytest.mark.slow
 def test_answers_that_are_not_finite_roll_back(store: Store, versions: Versions) -> None:
     versions.prepare[2] = lambda engine: setattr(engine, "change", lambda y: y * np.float32(np.nan))
     with serving(store, rescue=False, parity_sample=0.0) as (address, roster):
@@ -175,6 +179,7 @@ def test_answers_that_are_not_finite_roll_back(store: Store, versions: Versions)
         until(lambda: store.live_number("net") == 1)
 
 
+@pytest.mark.slow
 def test_a_slow_version_is_rolled_back(store: Store, versions: Versions) -> None:
     versions.prepare[2] = lambda engine: setattr(engine, "seconds", 0.02)
     with serving(store, parity_sample=0.0) as (address, roster):
@@ -187,6 +192,7 @@ def test_a_slow_version_is_rolled_back(store: Store, versions: Versions) -> None
         assert events(store, "net")[0]["numbers"]["slower"] > 3.0
 
 
+@pytest.mark.slow
 def test_a_canary_that_fails_is_ended_and_the_active_version_stays(store: Store, versions: Versions) -> None:
     versions.prepare[3] = fails
     with serving(store) as (address, roster):
@@ -201,6 +207,7 @@ def test_a_canary_that_fails_is_ended_and_the_active_version_stays(store: Store,
         assert orders["canary"] is None
 
 
+@pytest.mark.slow
 def test_a_version_put_back_by_hand_is_not_on_trial_against_the_one_it_replaces(
     store: Store, versions: Versions
 ) -> None:
@@ -215,6 +222,7 @@ def test_a_version_put_back_by_hand_is_not_on_trial_against_the_one_it_replaces(
         assert roster.active("net") == "1"
 
 
+@pytest.mark.slow
 def test_what_waits_at_a_version_that_is_rolled_back_is_answered(store: Store, versions: Versions) -> None:
     with serving(store) as (address, roster):
         call(address, "/v1/models/net/promote", {"version": 2})

@@ -187,6 +187,7 @@ def test_a_body_that_was_on_its_way_while_its_version_was_loaded_again_is_answer
     connection.close()
 
 
+@pytest.mark.slow
 def test_what_waits_longer_than_a_drain_may_take_is_answered_all_the_same(
     life: Life, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
 THREADS = ["halfeven-cpu", "halfeven-finetune", "halfeven-roster", "halfeven-watch"]
 
 
+@pytest.mark.slow
 def test_what_was_unloaded_refuses_with_words_and_comes_back_when_loaded(
     store: Store, versions: Versions
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_lost_device_is_named_where_readiness_is_asked(store: Store, versions:
         assert status == 503 and "illegal memory access" in answer["error"]
 
 
+@pytest.mark.slow
 def test_an_unload_ends_when_the_store_says_something_new(store: Store, versions: Versions) -> None:
     with serving(store) as (address, roster):
         roster.unload("net")
@@ -65,6 +67,7 @@ def test_an_unload_ends_when_the_store_says_something_new(store: Store, versions
         assert infer(address) == "2"
 
 
+@pytest.mark.slow
 def test_unloading_answers_what_waits_before_it_closes(store: Store, versions: Versions) -> None:
     with serving(store) as (address, roster), ThreadPoolExecutor(8) as pool:
         thread = roster.place.thread
@@ -81,6 +84,7 @@ def test_unloading_answers_what_waits_before_it_closes(store: Store, versions: V
         assert versions.halves[1].closed
 
 
+@pytest.mark.slow
 def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(store: Store, versions: Versions) -> None:
     versions.refuse[2] = EngineFailed("it does not run here")
     with serving(store) as (address, roster):
@@ -107,6 +111,7 @@ def test_where_every_half_was_refused_the_whole_of_a_version_that_waits_for_its_
         assert infer(address) == "1"
 
 
+@pytest.mark.slow
 def test_loading_what_is_loaded_does_nothing_and_a_config_loads_it_anew(
     store: Store, versions: Versions
 ) -> None:
@@ -147,6 +152,7 @@ def test_a_version_is_found_by_number_label_and_digest(store: Store, versions: V
         assert roster.index() == [("net", "1", "READY", ""), ("net", "2", "READY", "")]
 
 
+@pytest.mark.slow
 def test_while_a_version_is_made_ready_the_index_says_loading_and_others_go_on(
     store: Store, versions: Versions
 ) -> None:
@@ -164,6 +170,7 @@ def test_while_a_version_is_made_ready_the_index_says_loading_and_others_go_on(
         until(lambda: roster.active("net") == "2")
 
 
+@pytest.mark.slow
 def test_an_alias_that_moved_on_while_its_version_was_made_ready_is_not_obeyed(
     store: Store, versions: Versions
 ) -> None:
@@ -178,6 +185,7 @@ def test_an_alias_that_moved_on_while_its_version_was_made_ready_is_not_obeyed(
         assert versions.halves[2].runs == 0
 
 
+@pytest.mark.slow
 def test_swaps_rollbacks_loads_and_unloads_under_traffic_fail_nobody_and_leave_nothing(
     store: Store, versions: Versions
 ) -> None:

@@ -1,0 +1,35 @@
+"""``halfeven lint``: the mistakes of half precision in training scripts, of which nothing is run."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .console import Json, finish
+
+
+def lint(
+    scripts: Annotated[list[Path], typer.Argument(help="Python files, read as one program; none is run.")],
+    as_json: Json = False,
+) -> None:
+    """Name the mistakes of half precision in training scripts, each with the line to write instead."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..finetune.lint.lint import lint
+
+        found = lint(scripts)
+        lines = []
+        for one in found:
+            lines.append(f"{one.file}:{one.line}: {one.rule}: {one.message}")
+            lines += [f"    {'write:' if number == 0 else '      '} {text}"
+                      for number, text in enumerate(one.instead.splitlines())]  # fmt: skip
+        files = f"{len(scripts)} file{'s' if len(scripts) > 1 else ''}"
+        lines.append(f"{len(found)} finding{'' if len(found) == 1 else 's'} in {files}")
+        facts = {"status": "found" if found else "clean", "findings": [asdict(one) for one in found]}
+        if not as_json:
+            typer.echo("\n".join(lines))  # rich's console would break lines of code
+        return facts, None, 3 if found else 0
+
+    finish(work, as_json)

@@ -1,0 +1,72 @@
+"""``halfeven finetune --dry-run``: what a job would meet, asked of the server, with nothing left behind there."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ....models.errors import BadInput
+from ..jobs.reasons import BAD_DATA
+from .job_command import Bar, job_request, upload_rows
+from .remote import Remote
+
+
+def dry_run(
+    url: str,
+    name: str,
+    file: Path,
+    *,
+    validation: Path | None = None,
+    seed: int | None = None,
+    hyperparameters: Mapping[str, object] | None = None,
+    notify: Callable[[str], None],
+    console: Console,
+) -> dict[str, Any]:
+    """The server's validation of a job (`jobs/trial_run.py`); the uploaded files are deleted again.
+
+    Raises BadInput with the server's words where the file or the settings are refused, NotReady without a server.
+    """
+    remote, sent = Remote(url), list[str]()
+    request = job_request(name, None, seed, hyperparameters or {})
+    try:
+        with Bar(console) as bar:
+            for key, path in (("training_file", file), ("validation_file", validation)):
+                if path is not None:
+                    request[key] = upload_rows(remote, path, bar)
+                    sent.append(request[key])
+        return remote.validate(request)
+    finally:
+        for id in sent:
+            try:
+                remote.delete_file(id)
+            except BadInput as error:  # a key for some models only may not delete
+                notify(f"the file {id} stays on the server: {error}")
+
+
+def dry_run_sentences(facts: Mapping[str, Any]) -> str:
+    """The result for people: the findings, then what the job would cost or why it would fail."""
+    lines = [f"{one['code']}: {one['message']}" for one in facts["findings"]]
+    rows, trial = facts["rows"], facts["trial"]
+    if trial is None:
+        return "\n".join(
+            [*lines, f"the job would fail: {facts['error']['code']}: {facts['error']['message']}"]
+        )
+    memory = f"{trial['peak_memory_bytes'] / 2**20:.0f} MiB of memory"
+    if trial["peak_device_bytes"] is not None:
+        memory += f", {trial['peak_device_bytes'] / 2**20:.0f} MiB of the device's"
+    learns = (
+        f"{rows['training']} rows, {rows['held_out']} held out; {trial['parameters']} parameters that learn"
+    )
+    steps = (
+        f"{trial['total_steps']} steps of {trial['seconds_per_step']:.3g} s, about {trial['estimated_seconds']:.3g} s "
+        f"without evaluations and conversion; {memory}"
+    )
+    return "\n".join([*lines, learns, steps])
+
+
+def dry_run_exit_code(facts: Mapping[str, Any]) -> int:
+    """0: the job can be trained; 2: its data do not fit; 1: anything else, as of a job that fails."""
+    if facts["valid"]:
+        return 0
+    return 2 if facts["error"]["code"] in BAD_DATA else 1

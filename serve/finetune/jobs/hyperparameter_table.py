@@ -1,0 +1,64 @@
+"""The table of what a job may set: ranges, words and defaults. docs/finetune.md has the same table."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..training.setting_names import SCHEDULES
+
+AUTO = "auto"
+REFUSE, REJUDGE, RETRAIN, QUARANTINE = "refuse", "rejudge", "retrain", "quarantine"
+WORDS: Mapping[str, tuple[str, ...]] = {  # the first is the default
+    "precision": ("fp16", "bf16", "fp32", AUTO),
+    "opt_level": ("O1", "O0", "O2"),
+    "schedule": tuple(SCHEDULES),
+    "stale_parent": (REFUSE, REJUDGE, RETRAIN),
+    "bad_rows": (REFUSE, QUARANTINE),
+}
+HEAD, LORA = "head", "lora"  # of `trainable`, beside patterns
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """``low`` to ``high``, both allowed, finite. ``whole``: no fractions. ``auto``: the word is allowed too."""
+
+    low: float
+    high: float
+    default: float | str
+    whole: bool = False
+    auto: bool = False
+
+    def __str__(self) -> str:
+        kind = "a whole number" if self.whole else "a number"
+        return f"{kind} from {self.low:g} to {self.high:g}" + (' or "auto"' if self.auto else "")
+
+
+RANGES: Mapping[str, Range] = {
+    "n_epochs": Range(1, 1000, AUTO, whole=True, auto=True),
+    "batch_size": Range(1, 65536, AUTO, whole=True, auto=True),
+    "learning_rate_multiplier": Range(1e-6, 1e6, AUTO, auto=True),
+    "learning_rate": Range(1e-10, 10, AUTO, auto=True),
+    "warmup_ratio": Range(0, 0.9, AUTO, auto=True),
+    "schedule_power": Range(0.1, 10, 2.0),
+    "schedule_period": Range(0.001, 1, 1 / 3),
+    "schedule_gamma": Range(1e-6, 1, 0.1),
+    "weight_decay": Range(0, 1, 0.01),
+    "label_smoothing": Range(0, 0.99, 0.0),
+    "ema_decay": Range(0, 0.99999, 0.0),
+    "lora_rank": Range(1, 1024, 8, whole=True),
+    "lora_alpha": Range(1e-3, 1e4, 16.0),
+    "lora_dropout": Range(0, 0.9, 0.0),
+    "clip_norm": Range(1e-6, 1e6, 1.0),
+    "init_scale": Range(1, 2**32, 2**16),
+    "growth_interval": Range(1, 1_000_000, AUTO, whole=True, auto=True),
+    "scale_floor": Range(2**-24, 2**16, 1.0),
+    "max_floor_hits": Range(1, 1000, 8, whole=True),
+    "checkpoint_every": Range(1, 1_000_000, AUTO, whole=True, auto=True),
+    "early_stopping_patience": Range(0, 1000, 0, whole=True),
+    "validation_split": Range(0.001, 0.5, AUTO, auto=True),
+    "forgetting_tolerance": Range(0, 1, 0.02),
+}
+# A setting that only some words of another one read; with other words it would be ignored, so it is refused.
+READ_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    setting: ("schedule", tuple(name for name, read in SCHEDULES.items() if setting in read))
+    for setting in ("schedule_power", "schedule_period", "schedule_gamma")
+} | dict.fromkeys(("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"), ("trainable", (LORA,)))

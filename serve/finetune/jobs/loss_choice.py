@@ -1,0 +1,125 @@
+"""Which loss each output of a job minimises, and whether that loss, its weights and its targets fit the output."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ....exporters.inputs.samples import TARGET, Samples
+from ....models.errors import BadSamples
+from ....models.loss_names import (
+    CLASS_LOSSES,
+    LOSSES,
+    LOSSES_OF_KIND,
+    NLL_OF_PROBABILITIES,
+    OWN_LOSS,
+    short_name,
+)
+from ....models.spec import ModelSpec
+from ..data.datasets import named_rows
+from .bad_hyperparameter import bad, shown
+
+BALANCED = "balanced"
+LOSS, CLASS_WEIGHTS, LABEL_SMOOTHING = "loss", "class_weights", "label_smoothing"
+MOST_CLASSES, MOST_WEIGHT = 65536, 1e6
+_TARGETS = {  # of these losses, the values that a target may have
+    "bce_with_logits": (0.0, 1.0), "bce": (0.0, 1.0), "kl_div": (0.0, 1.0), "poisson_nll": (0.0, np.inf),
+    "soft_margin": (-1.0, 1.0),
+}  # fmt: skip
+
+
+def read_loss(value: Any) -> str | dict[str, str] | None:
+    """One loss for every output, or one by output; None: the model's, or the default of the output's kind."""
+    if value is None:
+        return None
+    found = {"": value} if isinstance(value, str) else value
+    if not isinstance(found, dict) or not found:
+        raise bad(LOSS, f"expected a loss such as 'l1', or an object from output to loss, got {shown(value)}")
+    for name in found.values():
+        if not isinstance(name, str) or not (short_name(name) in LOSSES or OWN_LOSS.fullmatch(name)):
+            raise bad(LOSS, f"expected one of {', '.join(LOSSES)}, got {shown(name)}")
+    named = {output: short_name(name) for output, name in found.items()}
+    return named[""] if isinstance(value, str) else named
+
+
+def read_class_weights(value: Any) -> list[float] | str | None:
+    """``balanced``, or a positive number for each class."""
+    if value is None or value == BALANCED:
+        return value
+    listed = isinstance(value, list) and 2 <= len(value) <= MOST_CLASSES
+    if not listed or not all(
+        isinstance(one, int | float) and not isinstance(one, bool) and 0 < one <= MOST_WEIGHT for one in value
+    ):
+        raise bad(
+            CLASS_WEIGHTS,
+            f'expected "{BALANCED}", or a number above 0 and at most {MOST_WEIGHT:g} for each class, got '
+            f"{shown(value)}",
+        )
+    return [float(one) for one in value]
+
+
+def losses_by_output(
+    spec: ModelSpec, learnt: Mapping[str, str], declared: str | None, values: Mapping[str, Any]
+) -> dict[str, str]:
+    """``learnt``: the outputs with targets and their default losses; ``declared``: the loss that the model's own
+    model.toml names. Raises BadHyperparameter."""
+    asked = values.get(LOSS)
+    if isinstance(asked, dict) and (unknown := sorted(asked.keys() - learnt.keys())):
+        raise bad(
+            LOSS, f"{unknown[0]!r} has no targets in the training file; those with targets: {sorted(learnt)}"
+        )
+    found = {
+        output: (asked.get(output) if isinstance(asked, dict) else asked) or declared or default
+        for output, default in learnt.items()
+    }
+    kinds = {tensor.name: tensor.kind for tensor in spec.outputs}
+    for output, name in found.items():
+        if ".py:" in name and name != declared:
+            raise bad(
+                LOSS,
+                f"{name!r} is a function of the model folder that its model.toml does not name: write [training] "
+                f"loss = {name!r} there and convert again",
+            )
+        if ".py:" not in name and name not in (fitting := LOSSES_OF_KIND[kinds[output]]):
+            raise bad(
+                LOSS,
+                f"{name} does not fit output '{output}' of kind {kinds[output]}: expected one of {', '.join(fitting)}; "
+                "the kind of an output is set in model.toml",
+            )
+    _check_class_settings(spec, found, values)
+    return found
+
+
+def check_targets(losses: Mapping[str, str], samples: Samples) -> None:
+    """Raises BadSamples naming the rows whose targets the loss of their output cannot have."""
+    for output, name in losses.items():
+        if name not in _TARGETS:
+            continue
+        low, high = _TARGETS[name]
+        target = samples.targets[output].reshape(samples.count, -1)
+        wrong = np.abs(target) != 1 if name == "soft_margin" else (target < low) | (target > high)
+        if rows := np.flatnonzero(wrong.any(1)).tolist():
+            wanted = "-1 or 1" if name == "soft_margin" else f"from {low:g} to {high:g}"
+            raise BadSamples(
+                f"tensor '{TARGET}{output}', {named_rows(rows)}: loss {name} expects values {wanted}; choose another "
+                "loss, or mend the rows"
+            )
+
+
+def _check_class_settings(spec: ModelSpec, losses: Mapping[str, str], values: Mapping[str, Any]) -> None:
+    if values.get(LABEL_SMOOTHING) and "cross_entropy" not in losses.values():
+        raise bad(LABEL_SMOOTHING, f"is read by loss cross_entropy only, and the losses are {losses}")
+    weights, classed = values.get(CLASS_WEIGHTS), (*CLASS_LOSSES, NLL_OF_PROBABILITIES)
+    if weights is None:
+        return
+    if not (outputs := [output for output, name in losses.items() if name in classed]):
+        raise bad(CLASS_WEIGHTS, f"are read by losses of classes only, and the losses are {losses}")
+    for tensor in spec.outputs:
+        classes = tensor.shape[-1] if tensor.shape else None
+        if tensor.name not in outputs or classes is None or not classes.fixed:
+            continue
+        if isinstance(weights, list) and len(weights) != classes.minimum:
+            raise bad(
+                CLASS_WEIGHTS,
+                f"expected {classes.minimum} numbers, one for each class of '{tensor.name}', got {len(weights)}",
+            )

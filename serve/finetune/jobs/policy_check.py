@@ -1,0 +1,42 @@
+"""Looks for what goes wrong with a version's program under autocast, in a process of its own.
+
+    python -m halfeven.serve.finetune.jobs.policy_check REQUEST.json
+
+Reports one JSON object on stdout: ``{"type": "checked", "faults": […]}``. At the end of stdin it ends.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from ....exporters.inputs.planning import executions
+from ....exporters.inputs.samples import load_samples
+from ....exporters.torch.autocast.half_faults import half_faults
+from ....models.engines.arrays import to_torch
+from ....models.engines.load import whole_program
+from ....models.errors import HalfevenError
+from ....models.store import Store
+
+
+def main() -> None:
+    request = json.loads(Path(sys.argv[1]).read_text())
+    lines = os.fdopen(os.dup(1), "w")
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            version = Store(Path(request["store"])).version(request["model"], request["version"])
+            spec = version.spec()
+            _, arrays = next(iter(executions(spec, load_samples(Path(request["samples"]), spec))))
+            example = [to_torch(arrays[tensor.name].copy()) for tensor in spec.inputs]
+            faults = half_faults(whole_program(version), example, request["dtype"])
+            last = {"type": "checked", "faults": [asdict(fault) for fault in faults]}
+        except HalfevenError as error:
+            last = {"type": "failed", "code": error.code.upper(), "message": str(error)}
+    lines.write(json.dumps(last) + "\n")
+    lines.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Which parameters of a model a job trains: all, those that fit patterns, the head, or adapters (LoRA)."""
+
+import difflib
+import importlib.util
+from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from safetensors import safe_open
+
+from ....exporters.torch.last_layers import head_of
+from ....models.engines.load import whole_program
+from ....models.store import Version
+from .bad_hyperparameter import bad, shown
+from .hyperparameter_table import HEAD, LORA
+
+TRAINABLE, LORA_TARGETS = "trainable", "lora_targets"
+MOST_PATTERNS, LONGEST_PATTERN = 64, 256
+
+
+def read_trainable(value: Any) -> str | list[str] | None:
+    """``head``, ``lora``, or patterns of parameters' names; None: all of them learn."""
+    return value if value in (HEAD, LORA) else read_patterns(TRAINABLE, value)
+
+
+def read_patterns(name: str, value: Any) -> list[str] | None:
+    if value is None:
+        return None
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list) or not 1 <= len(found) <= MOST_PATTERNS:
+        raise bad(name, f'expected one to {MOST_PATTERNS} patterns such as "head.*", got {shown(value)}')
+    for pattern in found:
+        if not isinstance(pattern, str) or not 1 <= len(pattern) <= LONGEST_PATTERN:
+            raise bad(name, f"expected patterns of 1 to {LONGEST_PATTERN} characters, got {shown(pattern)}")
+    return found
+
+
+def check_patterns(patterns: Collection[str], weights: Iterable[str]) -> None:
+    """Raises BadHyperparameter naming the pattern that fits no weight of the model."""
+    names = sorted(weights)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = ", ".join(difflib.get_close_matches(pattern, names, n=5, cutoff=0.0))
+            raise bad(
+                TRAINABLE, f"{pattern!r} fits no weight of the model; some of its {len(names)} are {near}"
+            )
+
+
+def trainable_of(parent: Version, values: Mapping[str, Any], learnt: Collection[str]) -> dict[str, Any]:
+    """``trainable`` and ``lora`` of the trainer's request, for the outputs that are learnt.
+
+    Raises BadHyperparameter where the model has no such parameters, or no modules that could have adapters.
+    """
+    asked = values.get(TRAINABLE)
+    if values.get("opt_level") == "O2":
+        _check_modules(parent, "opt_level", "O2")
+    if asked == LORA:
+        _check_modules(parent, TRAINABLE, LORA)
+        if importlib.util.find_spec("peft") is None:
+            raise bad(TRAINABLE, "lora needs the library peft at the server: pip install 'halfeven[lora]'")
+        names = {name: f"lora_{name}" for name in ("rank", "alpha", "dropout", "targets")}
+        return {"trainable": None, "lora": {name: values[setting] for name, setting in names.items()}}
+    if asked == HEAD:
+        positions = [at for at, tensor in enumerate(parent.spec().outputs) if tensor.name in learnt]
+        asked = head_of(whole_program(parent), positions)
+        if not asked:
+            raise bad(
+                TRAINABLE, f"{parent} has no parameters before its outputs; give patterns of names instead"
+            )
+    elif asked is not None:
+        with safe_open(parent.file("weights.safetensors"), "numpy") as weights:
+            check_patterns(asked, weights.keys())
+    return {"trainable": asked, "lora": None}
+
+
+def _check_modules(parent: Version, name: str, word: str) -> None:
+    source = (parent.manifest.get("source") or {}).get("source", "")
+    if source.endswith(".pt2"):
+        raise bad(
+            name,
+            f"{word} needs the layers of the model's code, and {parent} came as a captured program ({source}), which "
+            f"has none; train without it (trainable = {HEAD} or patterns), or convert a folder with model.py:build",
+        )

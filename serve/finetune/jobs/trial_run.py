@@ -1,0 +1,143 @@
+"""A job tried before it exists: its model is checked against autocast's rules, and two steps are trained.
+
+Nothing is published, no job is made, and the files are deleted.
+"""
+
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ....models.errors import NotReady, Overloaded
+from ....models.store import Store, Version
+from ..data.files import Files
+from . import training_request as asked
+from .child_watch import result_of
+from .concluding import JobFailed
+from .job_store import JobStore
+from .job_types import JobRequest
+from .training_request import TRAINER, JobRows
+from .worker_process import Child
+
+STEPS = 2  # the first allocates what the second has
+MOST_SECONDS = 600.0  # of each process: an operator's code that hangs must not hold it for ever
+NO_GRADIENT = "NO_GRADIENT"
+CHECK = "halfeven.serve.finetune.jobs.policy_check"
+
+
+class TrialRuns:
+    """One at a time: each takes the memory of a training. ``leaving``: whether the server is shutting down."""
+
+    def __init__(
+        self, job_store: JobStore, files: Files, store: Store, device: str, threads: int, nice: int = 10,
+        leaving: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        self._job_store, self._files, self._store, self._leaving = job_store, files, store, leaving
+        self._device, self._threads, self._nice = device, threads, nice
+        self._running = threading.Lock()
+
+    def run(self, request: JobRequest) -> dict[str, Any]:
+        """What is known of an admitted job. ``valid``: whether its first steps can be trained; if not, ``error`` says
+        why. Raises Overloaded where another trial runs, NotReady where the server leaves."""
+        if not self._running.acquire(blocking=False):
+            raise Overloaded("another job is being validated; ask again when that has ended", 10.0)
+        try:
+            # The folder is named as an upload, so that the next server deletes it where this one is killed.
+            with tempfile.TemporaryDirectory(prefix=".upload-", dir=self._files.folder) as folder:
+                return self._tried(request, Path(folder))
+        finally:
+            self._running.release()
+
+    def _tried(self, request: JobRequest, folder: Path) -> dict[str, Any]:
+        parent = self._store.version(request.name, request.parent_version)
+        rows = self._rows(parent, request)
+        asked.save_rows(rows, folder)
+        findings = [{"code": "DATA", "message": sentence} for sentence in request.findings]
+        trained, error = None, None
+        try:
+            findings += self._policy_findings(parent, request, folder)
+            trained = self._first_steps(parent, rows, request, folder)
+            findings += _idle(trained)
+        except JobFailed as failed:
+            error = {"code": failed.code, "message": str(failed)}
+        return {
+            "object": "fine_tuning.validation",
+            "valid": error is None,
+            "error": error,
+            "model": request.model,
+            "parent_version": request.parent_version,
+            "rows": {"training": len(rows.train), "held_out": rows.held_out.count},
+            "hyperparameters": dict(request.hyperparameters),
+            "findings": findings,
+            "trial": None if trained is None else _figures(trained),
+        }
+
+    def _policy_findings(self, parent: Version, request: JobRequest, folder: Path) -> list[dict[str, Any]]:
+        if request.hyperparameters["precision"] not in ("fp16", "bf16"):
+            return []
+        question = {
+            "store": str(self._store.root),
+            "model": parent.name,
+            "version": parent.number,
+            "samples": str(folder / "held_out.safetensors"),
+            "dtype": request.hyperparameters["precision"],
+        }
+        found = self._answer(Child.of_module(CHECK, question, folder / "check"), "check")
+        return [{"code": fault["code"], "message": fault["message"]} for fault in found["faults"]]
+
+    def _first_steps(
+        self, parent: Version, rows: JobRows, request: JobRequest, folder: Path
+    ) -> Mapping[str, Any]:
+        place = asked.Place(folder, self._device, self._threads, self._nice)
+        question = asked.training_request(parent, rows, request.hyperparameters, request.seed, "trial", place)
+        question |= {"trial_steps": STEPS, "checkpoint_every": 0}
+        return self._answer(Child.of_script(TRAINER, question, folder / "train"), "trainer")
+
+    def _answer(self, child: Child, what: str) -> Mapping[str, Any]:
+        """The last line of a child that did its work. Raises JobFailed, NotReady."""
+        last: Mapping[str, Any] = {}
+        with child:
+            for line in child.lines(every_s=0.1):
+                if self._leaving():
+                    raise NotReady("the server is shutting down; ask the next one")
+                if child.seconds > MOST_SECONDS:
+                    message = f"{STEPS} steps took more than {MOST_SECONDS:g} s; train fewer rows a step (batch_size)"
+                    raise JobFailed("TOO_SLOW", message)
+                last = line if line is not None and line["type"] in ("checked", "tried", "failed") else last
+        return result_of(child, last, what)
+
+    def _rows(self, parent: Version, request: JobRequest) -> JobRows:
+        files = [request.training_file, request.validation_file]
+        training, validation = (
+            None if file is None else self._files.path(self._job_store.file(file).sha256) for file in files
+        )
+        assert training is not None
+        return asked.rows_of(parent.spec(), training, validation, request.hyperparameters, request.seed)
+
+
+def _idle(trained: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if not trained["idle_count"]:
+        return []
+    named = ", ".join(f"'{name}'" for name in trained["idle"])
+    more = ", …" if trained["idle_count"] > len(trained["idle"]) else ""
+    message = (
+        f"{trained['idle_count']} parameters that are to learn have no gradient: {named}{more}. The outputs that have "
+        "targets do not depend on them: give targets for the other outputs, or leave them out by `trainable`"
+    )
+    return [{"code": NO_GRADIENT, "message": message}]
+
+
+def _figures(trained: Mapping[str, Any]) -> dict[str, Any]:
+    """``estimated_seconds``: of the steps of the whole job, without its evaluations and the conversion."""
+    return {
+        "steps": trained["steps"],
+        "total_steps": trained["total_steps"],
+        "seconds_per_step": trained["seconds_per_step"],
+        "estimated_seconds": trained["seconds_per_step"] * trained["total_steps"],
+        "peak_memory_bytes": trained["peak_memory_bytes"],
+        "peak_device_bytes": trained["peak_device_bytes"],
+        "parameters": trained["parameters"],
+        "trained": trained["trained"],
+        "skipped": [cause for cause in trained["causes"] if cause is not None],
+    }

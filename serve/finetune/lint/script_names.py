@@ -1,0 +1,255 @@
+"""What the names of a script stand for: imported names, GradScalers, optimizers with their models, autocast regions.
+
+A name counts as a scaler only where each of its values in the file is a GradScaler. What cannot be known from this
+file alone (an object built elsewhere, a name with two meanings) is left out: the rules are silent about it.
+"""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+
+from .training_script import Finding, Script
+from .walk import Located, Place, located
+
+SCALERS = frozenset(
+    {"torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torch.cpu.amp.GradScaler"}
+    | {"torch.amp.grad_scaler.GradScaler", "torch.cuda.amp.grad_scaler.GradScaler"}
+)
+AUTOCASTS = frozenset(
+    {"torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast"}
+)
+_OPTIMIZER = re.compile(
+    r"(^|[._])(opt|optim|optimizer)s?(_?[A-Za-z0-9]{1,3}|_[a-z]+)?$|(_|^)[a-zA-Z]+_(opt|optim|optimizer)$"
+)
+_NO_OPTIMIZER = re.compile(r"sched|profil|option", re.I)
+_SCALER = re.compile(r"(^|[._])(grad_?)?scaler(_?[A-Za-z0-9]{1,3})?$")
+
+
+def dotted(node: ast.AST) -> str | None:
+    """`a.b.c` of names and attributes; None for anything else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
+
+
+class ScriptNames:
+    """The facts of one script that the rules ask for."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.all = located(script.tree)
+        self._imports = _imports(self.all)
+        self.values: dict[str, list[tuple[ast.expr | None, Located]]] = defaultdict(list)
+        for one in self.all:
+            for name, value in _bound(one.node):
+                self.values[name].append((value, _bound_at(one)))
+
+    def finding(self, node: ast.expr | ast.stmt, rule: str, message: str, instead: str) -> Finding:
+        return Finding(str(self.script.path), node.lineno, rule, message, instead)
+
+    def full(self, node: ast.AST) -> str | None:
+        """The dotted name with its import written out; None where the name is imported from two places or is none."""
+        name = dotted(node)
+        if name is None:
+            return None
+        head, dot, rest = name.partition(".")
+        if head not in self._imports:
+            return name
+        places = self._imports[head]
+        return next(iter(places)) + dot + rest if len(places) == 1 else None
+
+    def is_one_of(self, node: ast.AST, wanted: frozenset[str]) -> bool:
+        """Whether each import of the name is one of ``wanted`` (a script may fall back from one to the other)."""
+        name = dotted(node)
+        if name is None:
+            return False
+        head, dot, rest = name.partition(".")
+        return all(place + dot + rest in wanted for place in self._imports.get(head, {head}))
+
+    @cached_property
+    def calls(self) -> list[tuple[ast.Call, Located]]:
+        return [(one.node, one) for one in self.all if isinstance(one.node, ast.Call)]
+
+    def methods(self, name: str) -> list[tuple[ast.Call, str, Located]]:
+        """Calls of a method of that name, with the receiver's dotted name ('' where it has none)."""
+        return [
+            (call, dotted(call.func.value) or "", one)
+            for call, one in self.calls
+            if isinstance(call.func, ast.Attribute) and call.func.attr == name
+        ]
+
+    @cached_property
+    def scalers(self) -> frozenset[str]:
+        """Names whose every value is a GradScaler that is not switched off; and of parameters, those called `scaler`
+        that scale a loss in this file."""
+        found = {
+            name
+            for name, values in self.values.items()
+            if any(self.makes_scaler(value) for value, _ in values)
+            and all(self.makes_scaler(value) or _is_none(value) for value, _ in values)
+        }
+        scaling = {
+            receiver
+            for call, _, _ in self.methods("backward")
+            if isinstance(call.func, ast.Attribute) and (receiver := _scale_receiver(call.func.value))
+        }
+        return frozenset(
+            found | {name for name in scaling if name not in self.values and _SCALER.search(name)}
+        )
+
+    def makes_scaler(self, value: ast.expr | None) -> bool:
+        if isinstance(value, ast.IfExp):
+            return any(map(self.makes_scaler, (value.body, value.orelse))) and all(
+                self.makes_scaler(one) or _is_none(one) for one in (value.body, value.orelse)
+            )
+        if not isinstance(value, ast.Call) or not self.is_one_of(value.func, SCALERS):
+            return False
+        return not any(_is_false(word.value) for word in value.keywords if word.arg == "enabled")
+
+    @cached_property
+    def optimizers(self) -> dict[str, str | None]:
+        """Name of an optimizer → name of the module whose parameters it has, where that is known."""
+        found: dict[str, str | None] = {}
+        for name, values in self.values.items():
+            made = [value for value, _ in values if self._makes_optimizer(value)]
+            if made and len(made) == len(values):
+                owners = {_parameters_of(value) for value in made}
+                found[name] = owners.pop() if len(owners) == 1 else None
+        return found
+
+    def is_optimizer(self, name: str) -> bool:
+        """By its value, or where this file does not bind it, by its name."""
+        if name in self.values:
+            return name in self.optimizers
+        return bool(_OPTIMIZER.search(name)) and not _NO_OPTIMIZER.search(name)
+
+    def _makes_optimizer(self, value: ast.expr | None) -> bool:
+        name = self.full(value.func) if isinstance(value, ast.Call) else None
+        return name is not None and name.startswith("torch.optim.") and name.count(".") == 2
+
+    def scaled_backward(self, call: ast.Call, place: Located) -> str | None:
+        """The scaler S of `S.scale(loss).backward()`, also where the scaled loss has a name of its own."""
+        if not isinstance(call.func, ast.Attribute) or call.func.attr != "backward":
+            return None
+        loss: ast.expr | None = call.func.value
+        if isinstance(loss, ast.Name):
+            loss = self.last_value(loss.id, place)
+        receiver = _scale_receiver(loss)
+        return receiver if receiver in self.scalers else None
+
+    def last_value(self, name: str, at: Located) -> ast.expr | None:
+        """What the name was last bound to before ``at`` in the same function; None where that is not sure."""
+        before = [
+            (value, one)
+            for value, one in self.values.get(name, ())
+            if one.place.scope is at.place.scope and one.order < at.order and not one.place.excludes(at.place)
+        ]
+        if not before:
+            return None
+        value, one = before[-1]
+        return value if set(one.place.conditions) <= set(at.place.conditions) else None
+
+    def autocast_of(self, place: Place) -> ast.Call | None:
+        """The innermost autocast region around a place, where it is switched on."""
+        for region in reversed(place.regions):
+            if isinstance(region, ast.Call) and self.is_one_of(region.func, AUTOCASTS):
+                switched = [word.value for word in region.keywords if word.arg == "enabled"]
+                return None if any(map(_is_false, switched)) else region
+        return None
+
+    def of_half(self, region: ast.Call) -> bool:
+        """Whether an autocast region may be in FP16: it names no other dtype, and no processor."""
+        named = [word.value for word in region.keywords if word.arg in ("dtype", "device_type")]
+        texts = [self.full(word) or "" for word in named]
+        on_cpu = any(
+            isinstance(one, ast.Constant) and one.value == "cpu" for one in [*named, *region.args[:1]]
+        )
+        return not on_cpu and not any(text.endswith(("bfloat16", "float32")) for text in texts)
+
+    @cached_property
+    def uses_half(self) -> bool:
+        """Whether the script computes in FP16: it has a GradScaler, or an autocast region in FP16."""
+        casts = [call for call, _ in self.calls if self.is_one_of(call.func, AUTOCASTS)]
+        off = [any(_is_false(w.value) for w in call.keywords if w.arg == "enabled") for call in casts]
+        makers = any(self.makes_scaler(call) for call, _ in self.calls)
+        return makers or any(self.of_half(call) and not no for call, no in zip(casts, off, strict=True))
+
+
+def _imports(nodes: list[Located]) -> dict[str, set[str]]:
+    """Local name → the full names that it is imported from."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for one in nodes:
+        if isinstance(one.node, ast.Import):
+            for alias in one.node.names:
+                head = alias.name if alias.asname else alias.name.partition(".")[0]
+                found[alias.asname or head].add(head)
+        elif isinstance(one.node, ast.ImportFrom):
+            for alias in one.node.names:
+                found[alias.asname or alias.name].add(f"{one.node.module or '.'}.{alias.name}")
+    return found
+
+
+def _bound(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+    """The names that a statement or expression binds, each with its value; None where that is not an expression."""
+    pairs: list[tuple[ast.AST, ast.expr | None]] = []
+    match node:
+        case ast.Assign():
+            pairs = [(target, node.value) for target in node.targets]
+        case ast.AnnAssign() | ast.NamedExpr():
+            pairs = [(node.target, node.value)]
+        case ast.AugAssign():
+            pairs = [(node.target, None)]
+        case ast.For() | ast.AsyncFor() | ast.comprehension():
+            pairs = [(node.target, None)]
+        case ast.With() | ast.AsyncWith():
+            pairs = [(item.optional_vars, None) for item in node.items if item.optional_vars is not None]
+    while pairs:
+        target, value = pairs.pop()
+        if isinstance(target, ast.Tuple | ast.List):
+            values = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+            paired = len(values) == len(target.elts)
+            pairs += [(one, values[place] if paired else None) for place, one in enumerate(target.elts)]
+        elif isinstance(target, ast.Starred):
+            pairs.append((target.value, None))
+        elif (name := dotted(target)) is not None:
+            yield name, value
+
+
+def _bound_at(one: Located) -> Located:
+    """An assignment binds its names behind its last node."""
+    if isinstance(one.node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        return replace(one, order=one.order + sum(1 for _ in ast.walk(one.node)) - 1)
+    return one
+
+
+def _scale_receiver(node: ast.expr | None) -> str | None:
+    """S of `S.scale(…)`."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "scale":
+        return dotted(node.func.value)
+    return None
+
+
+def _parameters_of(value: ast.expr | None) -> str | None:
+    """M of `Adam(M.parameters(), …)`."""
+    if isinstance(value, ast.Call) and value.args:
+        first = value.args[0]
+        if (
+            isinstance(first, ast.Call)
+            and isinstance(first.func, ast.Attribute)
+            and first.func.attr == "parameters"
+        ):
+            return dotted(first.func.value)
+    return None
+
+
+def _is_none(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Constant) and value.value is None
+
+
+def _is_false(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is False

@@ -1,0 +1,52 @@
+"""The first steps of a job, taken to see what the whole would cost: nothing of them is kept."""
+
+import math
+import resource
+import sys
+import time
+from itertools import islice
+from typing import Any
+
+import torch
+
+from .amp import Loop
+from .trainee import Trainee
+from .training_terms import DATA_FAULTS
+
+_NAMED = 10
+
+
+def first_steps(loop: Loop, pupil: Trainee, steps: int) -> dict[str, Any]:
+    """Take ``steps`` steps. The last line of the process: seconds of the last step, the most memory that the process
+    had, steps of the whole job, and ``idle``: parameters that are to learn and had no gradient. Raises Stopped."""
+    idle: set[str] = set()
+    seconds, began = math.nan, time.monotonic()
+    causes: list[str | None] = []
+    for record in islice(loop.run(), steps):
+        seconds, began = time.monotonic() - began, time.monotonic()
+        causes.append(record.cause)
+        if record.cause not in DATA_FAULTS:
+            idle = {
+                name
+                for name, one in pupil.module.named_parameters()
+                if one.requires_grad and one.grad is None
+            }
+    on_device = torch.cuda.max_memory_allocated() if loop.weights[0].device.type == "cuda" else None
+    return {
+        "type": "tried",
+        "steps": len(causes),
+        "total_steps": loop.steps,
+        "seconds_per_step": seconds,
+        "peak_memory_bytes": most_memory(),
+        "peak_device_bytes": on_device,
+        "causes": causes,
+        "idle": sorted(idle)[:_NAMED],
+        "idle_count": len(idle),
+        **pupil.facts(),
+    }
+
+
+def most_memory() -> int:
+    """The most bytes of memory that this process has had resident (getrusage; KiB on Linux, bytes on macOS)."""
+    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return found if sys.platform == "darwin" else found * 1024

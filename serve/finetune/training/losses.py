@@ -1,0 +1,158 @@
+"""The loss of each output of a job: a function of torch by its name, with class weights and label smoothing, or one of
+the operator's folder. Each gives the mean over rows, in FP32. Needs torch alone."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .training_terms import Stopped
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+BALANCED = "balanced"
+
+
+def losses_of(request: Mapping[str, Any], targets: Mapping[str, Tensor]) -> dict[str, Loss]:
+    """The losses by output. ``targets``: of the rows to learn from, of which class weights are made."""
+    found: dict[str, Loss] = {}
+    for output, name in request["losses"].items():
+        if ".py:" in name:
+            found[output] = own_loss(name, request["source"])
+        elif name in CLASS_LOSSES:
+            weights = ClassWeights(request.get("class_weights"), targets[output])
+            found[output] = class_loss(name, weights, request.get("label_smoothing", 0.0))
+        else:
+            found[output] = value_loss(name)
+    return found
+
+
+class ClassWeights:
+    """``asked``: one weight for each class, or "balanced": as many times as large as the class is rarer. They are
+    scaled to a mean of 1 over the rows, so that a batch in parts has the same loss as in one."""
+
+    def __init__(self, asked: list[float] | str | None, classes: Tensor) -> None:
+        self.asked, self.classes = asked, classes
+        self._made: Tensor | None = None
+
+    def of(self, count: int, like: Tensor) -> Tensor | None:
+        """``float32 [count]`` on the device of ``like``; None where none are asked for. Raises Stopped."""
+        if self.asked is None:
+            return None
+        if self._made is None:
+            self._made = self._weights(count).to(like.device)
+        return self._made
+
+    def _weights(self, count: int) -> Tensor:
+        """A class without rows weighs 1."""
+        rows = torch.bincount(self.classes.flatten(), minlength=count).double()
+        if self.asked == BALANCED:
+            shares = rows.sum() / (int((rows > 0).sum()) * rows)
+            return torch.where(rows > 0, shares, 1.0).float()
+        weights = torch.tensor(self.asked, dtype=torch.float64)
+        if len(weights) != count:
+            raise Stopped(
+                "BAD_DATA",
+                f"class_weights: expected one weight for each of the {count} classes, got {len(weights)}; give "
+                f'{count} numbers, or "{BALANCED}"',
+            )
+        return (weights * rows.sum() / (weights * rows).sum()).float()
+
+
+def class_loss(name: str, weights: ClassWeights, smoothing: float = 0.0) -> Loss:
+    def loss(scores: Tensor, target: Tensor) -> Tensor:
+        scores, target = classes_last(scores, target)
+        weight = weights.of(scores.shape[min(1, scores.ndim - 1)], scores)
+        return CLASS_LOSSES[name](scores, target, weight, smoothing).mean()
+
+    return loss
+
+
+def value_loss(name: str) -> Loss:
+    def loss(answer: Tensor, target: Tensor) -> Tensor:
+        if answer.shape != target.shape:  # torch would broadcast
+            raise Stopped("BAD_DATA", f"targets {list(target.shape)} do not fit answers {list(answer.shape)}")
+        return VALUE_LOSSES[name](answer, target.float())
+
+    return loss
+
+
+def own_loss(name: str, source: Mapping[str, Any]) -> Loss:
+    """``FILE.py:FUNCTION`` of the operator's folder: called with answer (FP32) and target, it gives the mean loss."""
+    file, _, function = name.partition(":")
+    path = Path(source["folder"]) / file
+    if source["folder"] not in sys.path:  # where the captured program is trained
+        sys.path.insert(0, source["folder"])
+    spec = importlib.util.spec_from_file_location(f"_halfeven_loss_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise Stopped("USER_CODE", f"loss = {name!r}: the model folder has no file {file}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    called = getattr(module, function, None)
+    if not callable(called):
+        raise Stopped("USER_CODE", f"loss = {name!r}: {file} has no function {function}")
+
+    def loss(answer: Tensor, target: Tensor) -> Tensor:
+        found: Any = called(answer, target)
+        one = isinstance(found, Tensor) and found.numel() == 1
+        if not one or (torch.is_grad_enabled() and not found.requires_grad):
+            came = f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise Stopped(
+                "USER_CODE",
+                f"loss = {name!r}: expected one number as a tensor that depends on the answer, got {came}; return the "
+                "mean over the rows, without detach or item",
+            )
+        return found.reshape(())
+
+    return loss
+
+
+def classes_last(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """``[…,C]`` and ``[…]`` become ``[N,C]`` and ``[N]``; ``[N,C,…]`` and ``[N,…]`` are torch's own layout."""
+    if scores.ndim > 1 and scores.shape[:-1] == target.shape:
+        return scores.flatten(0, -2), target.flatten()
+    return scores, target
+
+
+def _cross_entropy(scores: Tensor, target: Tensor, weight: Tensor | None, smoothing: float) -> Tensor:
+    return functional.cross_entropy(scores, target, weight, reduction="none", label_smoothing=smoothing)
+
+
+def _nll(scores: Tensor, target: Tensor, weight: Tensor | None, smoothing: float) -> Tensor:
+    return functional.nll_loss(scores, target, weight, reduction="none")
+
+
+def _nll_of_probabilities(scores: Tensor, target: Tensor, weight: Tensor | None, smoothing: float) -> Tensor:
+    """A probability that half rounds to zero still has a finite loss and a slope."""
+    return _nll((scores + 1e-6).log(), target, weight, smoothing)
+
+
+def _multi_margin(scores: Tensor, target: Tensor, weight: Tensor | None, smoothing: float) -> Tensor:
+    return functional.multi_margin_loss(scores, target, weight=weight, reduction="none")
+
+
+def _kl_div(answer: Tensor, target: Tensor) -> Tensor:
+    return functional.kl_div(answer, target, reduction="batchmean")  # the other mean is not the divergence
+
+
+CLASS_LOSSES: Mapping[str, Callable[[Tensor, Tensor, Tensor | None, float], Tensor]] = {
+    "cross_entropy": _cross_entropy,
+    "nll": _nll,
+    "nll_of_probabilities": _nll_of_probabilities,
+    "multi_margin": _multi_margin,
+}
+VALUE_LOSSES: Mapping[str, Loss] = {
+    "mse": functional.mse_loss,
+    "l1": functional.l1_loss,
+    "smooth_l1": functional.smooth_l1_loss,
+    "huber": functional.huber_loss,
+    "bce_with_logits": functional.binary_cross_entropy_with_logits,
+    "bce": functional.binary_cross_entropy,
+    "kl_div": _kl_div,
+    "poisson_nll": functional.poisson_nll_loss,
+    "soft_margin": functional.soft_margin_loss,
+}

@@ -1,0 +1,116 @@
+"""A job tried before it exists: what its model and its data would do, what it would cost, and nothing left behind."""
+
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from halfeven.exporters.convert import Options, convert
+from halfeven.models.errors import Overloaded
+from halfeven.models.store import Store, sha256_of
+from halfeven.serve.finetune.data.files import Files, Upload
+from halfeven.serve.finetune.jobs.job_admission import JobAdmission
+from halfeven.serve.finetune.jobs.job_store import JobStore
+from halfeven.serve.finetune.jobs.job_types import FileRecord
+from halfeven.serve.finetune.jobs.trial_run import TrialRuns
+from safetensors.numpy import save_file
+
+from tests.model_folders import tensor, write_folder
+from tests.serve.finetune.jobs.hard_job import rows
+
+# A guard that half does not hold, and a part that the learnt output does not depend on.
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.aside = nn.Linear(4, 16), nn.Linear(16, 3), nn.Linear(4, 2)
+    def forward(self, x):
+        hidden = self.first(x)
+        hidden = hidden / (hidden.abs().mean(-1, keepdim=True) + 1e-8)
+        return self.last(hidden), self.aside(x)
+
+def build():
+    torch.manual_seed(5)
+    return Net()
+"""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    root = tmp_path_factory.mktemp("tried")
+    outputs = [tensor("y", "FP32", [-1, 3], kind="logits"), tensor("z", "FP32", [-1, 2])]
+    folder = write_folder(root / "net", NET, outputs=outputs, max_batch_size=8, samples=rows(64))
+    store = Store(root / "store")
+    assert convert(folder, store, Options(forms=("torch",))).any_passed
+    shutil.rmtree(folder)
+    return store
+
+
+def tried(store: Store, folder: Path, **hyperparameters: Any) -> Mapping[str, Any]:
+    job_store, files = JobStore(store.root / "halfeven.db"), Files(store.root / "files", 1 << 20)
+    save_file(rows(178), path := folder / "rows.safetensors")
+    record = FileRecord("file-" + secrets.token_hex(4), sha256_of(path), path.stat().st_size, path.name, 1)
+    files.keep(Upload(record.sha256, record.bytes, record.filename, path))
+    job_store.add_file(record)
+    try:
+        before = left(store)
+        request = JobAdmission(job_store, files, store).read(
+            {"model": "net", "training_file": record.id, "hyperparameters": hyperparameters, "seed": 3}
+        )
+        found = TrialRuns(job_store, files, store, "cpu", 1).run(request)
+        assert left(store) == before and job_store.jobs(None, 10, {}) == [] and store.numbers("net") == [1]
+        return found
+    finally:
+        job_store.close()
+
+
+def left(store: Store) -> set[str]:
+    return {str(path) for path in store.root.rglob("*") if "halfeven.db" not in path.name}
+
+
+@pytest.mark.slow
+def test_two_steps_say_what_a_job_costs_and_what_goes_wrong_in_it(store: Store, tmp_path: Path) -> None:
+    found = tried(store, tmp_path, n_epochs=5, batch_size=16)
+    assert found["valid"] and found["error"] is None
+    codes = {one["code"]: one["message"] for one in found["findings"]}
+    assert set(codes) == {"SMALL_GUARD", "NO_GRADIENT"}
+    assert "1e-08" in codes["SMALL_GUARD"] and "'aside.bias', 'aside.weight'" in codes["NO_GRADIENT"]
+    trial = found["trial"]
+    assert (trial["steps"], trial["total_steps"], trial["trained"]) == (2, 50, "module")
+    assert found["rows"] == {"training": 158, "held_out": 20}
+    assert trial["estimated_seconds"] == 50 * trial["seconds_per_step"] > 0
+    assert 2**26 < trial["peak_memory_bytes"] < 2**36
+
+
+def test_a_training_that_fails_is_not_valid_and_the_reason_is_that_of_the_job(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "trainer.py"
+    line = '{"type": "failed", "code": "OUT_OF_MEMORY", "message": "ran out of memory", "traceback": ""}'
+    script.write_text(f"print('{line}')\n")
+    monkeypatch.setattr("halfeven.serve.finetune.jobs.trial_run.TRAINER", script)
+    found = tried(store, tmp_path, precision="fp32")
+    assert not found["valid"] and found["trial"] is None
+    assert found["error"] == {"code": "OUT_OF_MEMORY", "message": "ran out of memory"}
+
+
+def test_a_second_trial_beside_the_first_is_refused_and_may_come_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = TrialRuns(JobStore(tmp_path / "jobs.db"), Files(tmp_path / "files", 1 << 20), store, "cpu", 1)
+    refused: list[str] = []
+
+    def beside(*_: Any) -> dict[str, Any]:
+        with pytest.raises(Overloaded) as second:
+            trials.run(None)  # type: ignore[arg-type]
+        refused.append(second.value.code)
+        return {"valid": True}
+
+    monkeypatch.setattr(trials, "_tried", beside)
+    assert trials.run(None) == trials.run(None) == {"valid": True}  # type: ignore[arg-type]
+    assert refused == ["overloaded"] * 2 and list((tmp_path / "files").iterdir()) == []

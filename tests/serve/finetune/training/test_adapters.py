@@ -1,0 +1,47 @@
+"""LoRA: which layers get adapters, and that the merged weights answer as the module with its adapters does."""
+
+import pytest
+import torch
+from halfeven.serve.finetune.training.adapters import Adapters, layers_of
+from torch import Tensor, nn
+
+ASKED = {"rank": 2, "alpha": 3.0, "dropout": 0.0, "targets": None}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolve = nn.Conv2d(2, 4, 3)
+        self.by_channel = nn.Conv2d(4, 4, 1, groups=4)
+        self.parts = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.parts(self.by_channel(self.convolve(x)).mean((2, 3)))
+
+
+def test_linear_layers_and_ungrouped_convolutions_get_adapters() -> None:
+    assert layers_of(Net(), None) == ["convolve", "parts.0", "parts.2"]
+    assert layers_of(Net(), ["parts.*", "by*"]) == ["parts.0", "parts.2"]
+    with pytest.raises(
+        Exception, match=r"lora_targets \['norm'\] fit no linear layer .* train with trainable = head"
+    ):
+        layers_of(Net(), ["norm"])
+
+
+@pytest.mark.filterwarnings("default")  # of the libraries that peft loads
+def test_the_merged_weights_answer_as_the_module_with_its_adapters() -> None:
+    net, x = Net(), torch.randn(5, 2, 4, 4)
+    names, before = set(net.state_dict()), net(x).detach()
+    adapters = Adapters(net, ASKED)
+    learning = {name for name, one in net.named_parameters() if one.requires_grad}
+    assert learning and all(".lora_" in name for name in learning)
+    torch.testing.assert_close(net(x), before)
+    with torch.no_grad():
+        for name, one in net.named_parameters():
+            if name in learning:
+                one.add_(0.1 * torch.randn_like(one))
+    merged, plain = adapters.merged(net.state_dict()), Net()
+    assert set(merged) == names
+    plain.load_state_dict(merged)
+    assert (net(x) - before).abs().max() > 1e-3
+    torch.testing.assert_close(plain(x), net(x))
