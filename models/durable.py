@@ -1,10 +1,21 @@
-"""Files that are on the disk when the call returns, and folders whose changes are."""
+"""Files that are on the disk when the call returns, and folders whose changes are; and whether the disk is full."""
 
+import errno
 import os
 import tempfile
 from pathlib import Path
 
 READABLE = 0o644
+
+
+def no_space_left(error: BaseException) -> bool:
+    """Whether a write failed because the disk, or this user's share of it, is full.
+
+    Libraries that write by themselves (safetensors, SQLite) have only the system's words in theirs.
+    """
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return any(words in str(error) for words in (os.strerror(errno.ENOSPC), "disk is full"))
 
 
 def fsync(path: Path) -> None:

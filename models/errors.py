@@ -19,6 +19,7 @@ mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into
     ├── ParityRefused                   the half is not equal; the report says where
     ├── StoreError                      the store on disk
     │   ├── StoreUnusable               its folder is a file, or this user may not read or write it
+    │   ├── DiskFull                    nothing more can be written there
     │   └── DamagedFile                 a file is missing or is not what its manifest says
     └── CannotServe                     the server's fault, not the caller's
         ├── Overloaded                  the queue is full: retry later
@@ -106,6 +107,10 @@ class StoreError(HalfevenError):
 
 class StoreUnusable(StoreError):
     code = "store_unusable"
+
+
+class DiskFull(StoreError):
+    code = "disk_full"
 
 
 class DamagedFile(StoreError):

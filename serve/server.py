@@ -37,7 +37,7 @@ from .http.connection.hot_protocol import HotProtocol
 from .http.connection.polite_server import Beside, PoliteServer
 from .http.limits.bounds import Bounds
 from .http.limits.connections import Connections, backlog_of, connection_limit
-from .http.limits.memory_budget import MemoryBudget, default_limit
+from .http.limits.memory_budget import MemoryBudget, default_limit, usable_memory
 from .http.limits.request_limits import RequestLimits
 from .http.page_headers import PageHeaders
 from .http.routes.app import build_app
@@ -89,11 +89,10 @@ def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
         body_timeout_s=limits.arrival_seconds,
         dialect=dialect,
     )
-    files = Files(store.root / "files", limits.upload_bytes)
-    supervisor = Supervisor(job_store, files, store, roster, place, settings.trainer_threads)
-    trials = TrialRuns(
-        job_store, files, store, str(device), settings.trainer_threads, leaving=lambda: roster.leaving
-    )
+    files = Files(store.root / "files", limits.upload_bytes, most_bytes=settings.max_files_mib * 2**20)
+    trainer = (settings.trainer_threads, 10, _trainer_memory(settings, device.type))
+    supervisor = Supervisor(job_store, files, store, roster, place, *trainer)
+    trials = TrialRuns(job_store, files, store, str(device), *trainer, leaving=lambda: roster.leaving)
     app.include_router(router(job_store, files, store, supervisor.wake, lambda: roster.leaving, trials.run))
     app.include_router(rollout_router(director))
     app.router.lifespan_context = _lifespan(roster, supervisor, job_store, lock, settings.shutdown_seconds)
@@ -130,6 +129,14 @@ def _traced(roster: Roster) -> tuple[ControlledRoster, Callable[..., InferFront]
 
     spans = RequestSpans(provider.get_tracer("halfeven"))
     return TracedRoster(roster, spans), partial(TracedFront, spans)
+
+
+def _trainer_memory(settings: Settings, device: str) -> int:
+    """Bytes of private memory that a trainer may have. On a CUDA device only what was asked for: the driver's mappings
+    count too."""
+    if settings.trainer_memory_mib is not None:
+        return settings.trainer_memory_mib * 2**20
+    return 0 if device == "cuda" else int(0.8 * usable_memory())
 
 
 def _rules(settings: Settings) -> Rules:

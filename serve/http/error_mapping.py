@@ -99,6 +99,7 @@ _STATUS: dict[type[BaseException], HTTPStatus] = {
     NotJson: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.CannotConvert: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.ParityRefused: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.DiskFull: HTTPStatus.INSUFFICIENT_STORAGE,
     errors.CannotServe: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.KeyLimitReached: HTTPStatus.TOO_MANY_REQUESTS,
     errors.EngineFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -124,6 +125,7 @@ _GRPC = {
     HTTPStatus.UNPROCESSABLE_ENTITY: "FAILED_PRECONDITION",
     HTTPStatus.TOO_MANY_REQUESTS: "RESOURCE_EXHAUSTED",
     HTTPStatus.NOT_IMPLEMENTED: "UNIMPLEMENTED",
+    HTTPStatus.INSUFFICIENT_STORAGE: "RESOURCE_EXHAUSTED",
     HTTPStatus.SERVICE_UNAVAILABLE: "UNAVAILABLE",
 }
 _EXIT: dict[type[BaseException], int] = {

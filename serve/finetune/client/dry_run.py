@@ -6,9 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ....models.errors import BadInput
 from ..jobs.reasons import BAD_DATA
-from .job_command import Bar, job_request, upload_rows
+from .job_command import Bar, delete_files, job_request, upload_rows
 from .remote import Remote
 
 
@@ -37,11 +36,7 @@ def dry_run(
                     sent.append(request[key])
         return remote.validate(request)
     finally:
-        for id in sent:
-            try:
-                remote.delete_file(id)
-            except BadInput as error:  # a key for some models only may not delete
-                notify(f"the file {id} stays on the server: {error}")
+        delete_files(remote, sent, notify)
 
 
 def dry_run_sentences(facts: Mapping[str, Any]) -> str:

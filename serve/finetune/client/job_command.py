@@ -4,7 +4,8 @@ import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +50,38 @@ def fine_tune(
     console = console or Console(stderr=True, highlight=False)
     with Bar(console) as bar:
         request = job_request(name, suffix, seed, hyperparameters or {})
-        request["training_file"] = upload_rows(remote, file, bar)
-        if validation is not None:
-            request["validation_file"] = upload_rows(remote, validation, bar)
-        job = _create(remote, request, sleep)
+        with refused_files_deleted(remote, notify) as sent:
+            for key, path in (("training_file", file), ("validation_file", validation)):
+                if path is not None:
+                    sent.append(upload_rows(remote, path, bar))
+                    request[key] = sent[-1]
+            job = _create(remote, request, sleep)
         notify(f"job {job['id']}: {job['status']}")
         for finding in (job.get("halfeven") or {}).get("findings") or ():
             notify(f"note: {finding}")
         if follow:
             job = Watch(remote, bar, notify, clock, sleep).until_its_end(job)
     return facts_of(job, remote.url)
+
+
+@contextmanager
+def refused_files_deleted(remote: Remote, notify: Notify) -> Iterator[list[str]]:
+    """Gives a list for the files that are sent inside: where the server refuses the request, they are deleted there."""
+    sent: list[str] = []
+    try:
+        yield sent
+    except BadInput:
+        delete_files(remote, sent, notify)
+        raise
+
+
+def delete_files(remote: Remote, ids: Iterable[str], notify: Notify) -> None:
+    """Delete files on the server, or say that they stay there."""
+    for id in ids:
+        try:
+            remote.delete_file(id)
+        except HalfevenError as error:  # a key for some models only may not delete
+            notify(f"the file {id} stays on the server: {error}")
 
 
 def upload_rows(remote: Remote, file: Path, bar: "Bar") -> str:

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,16 @@ from typing import Any
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from ....models.durable import fsync
-from ....models.errors import BadInput, BadRequest, DamagedFile, StoreError, TooLarge
+from ....models.durable import fsync, no_space_left
+from ....models.errors import BadInput, BadRequest, DamagedFile, DiskFull, StoreError, TooLarge
 from ...http.caller import CallerLeft
 from ...http.error_mapping import SlowBody
 from ...http.limits.request_limits import DEFAULTS
 
 PURPOSE = "fine-tune"
 _FIELDS = ("purpose", "file")
+_ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"  # as OpenAI's clients send them
+_LEAST_LIFE, _LONGEST_LIFE = 3600, 2_592_000  # seconds: OpenAI's bounds
 _MAX_FIELD = 256  # bytes of a plain field
 _MAX_NAME = 255  # characters of a file name
 _ENVELOPE = 16_384  # bytes of a body that are not the file: boundaries, headers, the other field
@@ -42,6 +45,13 @@ _LEAST_BYTES_PER_SECOND = DEFAULTS.answer_bytes_per_second  # on average, after 
 _DIGEST = re.compile(r"^[0-9a-f]{64}$")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
+
+class QuotaReached(TooLarge):
+    """All uploaded files together would be too large."""
+
+    code = "files_quota_reached"
+
+
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
@@ -53,10 +63,12 @@ class Upload:
     bytes: int
     filename: str
     path: Path
+    seconds: int | None = None  # until it expires
 
 
 class Files:
-    """The folder of uploads. ``max_bytes`` bounds one file, ``silence_s`` the wait for its next bytes."""
+    """The folder of uploads. ``max_bytes`` bounds one file, ``most_bytes`` all of them together, ``silence_s`` the wait
+    for the next bytes."""
 
     def __init__(
         self,
@@ -64,8 +76,14 @@ class Files:
         max_bytes: int,
         silence_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
+        most_bytes: int = 1 << 50,
     ) -> None:
-        self.folder, self.max_bytes, self.silence_s = folder, max_bytes, silence_s
+        self.folder, self.max_bytes, self.most_bytes, self.silence_s = (
+            folder,
+            max_bytes,
+            most_bytes,
+            silence_s,
+        )
         self._clock = clock
         folder.mkdir(parents=True, exist_ok=True)
         for half in folder.glob(".upload-*"):  # folders are tables that were being read
@@ -84,29 +102,45 @@ class Files:
         fsync(self.folder)
         return path
 
+    def contents(self) -> set[str]:
+        """The digests of all files here."""
+        return {path.name for path in self.folder.iterdir() if _DIGEST.fullmatch(path.name)}
+
     def remove(self, sha256: str) -> None:
         (self.folder / sha256).unlink(missing_ok=True)
+
+    def used(self) -> int:
+        """Bytes of all files, those that are arriving included."""
+        found = 0
+        for path in self.folder.iterdir():
+            with suppress(FileNotFoundError):  # deleted meanwhile
+                found += path.stat().st_size
+        return found
 
     async def receive(self, headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> Upload:
         """Read one ``multipart/form-data`` body with the fields ``purpose`` and ``file``, and fsync the file.
 
         Raises BadInput, TooLarge (for a declared length before a byte is read), SlowBody, CallerLeft, and
-        StoreError where the disk is full; nothing is left on the disk then.
+        QuotaReached, DiskFull and StoreError; nothing is left on the disk then.
         """
         known = {name.lower(): value for name, value in headers}
         boundary = _boundary(known.get(b"content-type", b""))
         declared = known.get(b"content-length", b"0")
         if len(declared) > 18 or (declared.isdigit() and int(declared) > self.max_bytes + _ENVELOPE):
             raise self._too_large(declared.decode("latin-1")[:20])
+        await asyncio.to_thread(self._check_quota, int(declared) - _ENVELOPE if declared.isdigit() else 0)
         handle, name = await asyncio.to_thread(tempfile.mkstemp, prefix=".upload-", dir=self.folder)
         form = _Form(handle, Path(name), boundary, self.max_bytes)
         try:
             await self._stream(form, receive)
             return await asyncio.to_thread(form.finish)
         except OSError as error:
-            raise StoreError(
-                f"the upload cannot be kept ({error.strerror}); is the store's disk full?"
-            ) from error
+            if no_space_left(error):
+                raise DiskFull(
+                    "the store's disk is full, so the upload was not kept; delete files or versions there, or give the "
+                    "store more room"
+                ) from error
+            raise StoreError(f"the upload cannot be kept ({error.strerror}); see the store's disk") from error
         except FormParserError as error:
             raise BadRequest(
                 f"the body is not the multipart form that its header promises: {error}"
@@ -131,6 +165,7 @@ class Files:
                 )
             if len(waiting) >= _BLOCK or not more:
                 await asyncio.to_thread(form.write, bytes(waiting))
+                await asyncio.to_thread(self._check_quota)
                 waiting.clear()
 
     async def _next(self, receive: Receive) -> MutableMapping[str, Any]:
@@ -141,6 +176,13 @@ class Files:
         if message["type"] != "http.request":
             raise CallerLeft
         return message
+
+    def _check_quota(self, coming: int = 0) -> None:
+        if (size := self.used() + max(0, coming)) > self.most_bytes:
+            raise QuotaReached(
+                f"with this upload the files here would have {size} bytes, at most {self.most_bytes} are kept; delete "
+                "some (DELETE /v1/files/ID), or start the server with a larger HALFEVEN_MAX_FILES_MIB"
+            )
 
     def _too_large(self, size: str) -> TooLarge:
         return TooLarge(_too_large(size, self.max_bytes))
@@ -184,16 +226,32 @@ class _Form:
             raise BadInput(f"purpose = {purpose!r}: expected '{PURPOSE}', the only one offered here")
         if self._bytes == 0:
             raise BadInput(f"the file {self._filename!r} is empty; expected a safetensors or npz file")
+        seconds = self._seconds()
         self._out.flush()
         os.fsync(self._out.fileno())
         self._finished = True
-        return Upload(self._hash.hexdigest(), self._bytes, self._filename, self._path)
+        return Upload(self._hash.hexdigest(), self._bytes, self._filename, self._path, seconds)
+
+    def _seconds(self) -> int | None:
+        """How long the file is kept, of the fields ``expires_after``; None: until it is deleted."""
+        anchor, seconds = (self._fields.get(name) for name in (_ANCHOR, _SECONDS))
+        if anchor is None and seconds is None:
+            return None
+        text = (seconds or b"").decode(errors="replace").strip()
+        known = text.isascii() and text.isdigit() and len(text) < 10
+        if anchor != b"created_at" or not known or not _LEAST_LIFE <= int(text) <= _LONGEST_LIFE:
+            raise BadInput(
+                f"expires_after: expected anchor 'created_at' and {_LEAST_LIFE} to {_LONGEST_LIFE} seconds, got anchor "
+                f"{(anchor or b'').decode(errors='replace')!r} and {text!r} seconds"
+            )
+        return int(text)
 
     def close(self) -> None:
         """Called in every case: an incomplete upload is deleted."""
         if not self._finished:
             self._path.unlink(missing_ok=True)
-        self._out.close()
+        with suppress(OSError):  # what could not be written is not written now either
+            self._out.close()
 
     def _on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._header += data[start:end]
@@ -210,7 +268,7 @@ class _Form:
         _, options = parse_options_header(self._disposition)
         self._disposition = b""
         self._part = options.get(b"name", b"").decode("utf-8", "replace")
-        if self._part not in _FIELDS or self._part in self._fields:
+        if self._part not in (*_FIELDS, _ANCHOR, _SECONDS) or self._part in self._fields:
             fault = "a second" if self._part in self._fields else "an unknown"
             raise BadInput(
                 f"the form has {fault} field '{self._part[:80]}': expected {' and '.join(_FIELDS)}, once"

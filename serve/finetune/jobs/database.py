@@ -12,9 +12,10 @@ from typing import Any
 
 import orjson
 
-from ....models.errors import DamagedFile, StoreError
+from ....models.durable import no_space_left
+from ....models.errors import DamagedFile, DiskFull, StoreError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _SCHEMA = """
 CREATE TABLE files (
     id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL, filename TEXT NOT NULL,
@@ -48,6 +49,7 @@ CREATE TABLE evaluations (
     record TEXT NOT NULL, PRIMARY KEY (job, step)
 ) WITHOUT ROWID;
 """
+_SINCE_2 = "ALTER TABLE files ADD COLUMN expires_at INTEGER;"
 _JSON = ("hyperparameters", "metadata", "progress", "summary", "gate", "data", "record")
 
 
@@ -79,8 +81,8 @@ class Database:
         ):
             self._db.execute(f"PRAGMA {pragma}")
         found = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if found in (0, 1):
-            missing = _SINCE_1 if found else _SCHEMA + _SINCE_1
+        if found in (0, 1, 2):
+            missing = "".join((_SCHEMA, _SINCE_1, _SINCE_2)[found:])
             self._db.executescript(f"BEGIN;{missing}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
         elif found != SCHEMA_VERSION:
             raise StoreError(
@@ -104,7 +106,8 @@ class Database:
                 yield self._db
                 self._db.execute("COMMIT")
             except sqlite3.Error as error:
-                raise StoreError(f"{self._path} cannot be written ({error}); is the disk full?") from error
+                kind = DiskFull if no_space_left(error) else StoreError
+                raise kind(f"{self._path} cannot be written ({error}); is the disk full?") from error
             finally:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")

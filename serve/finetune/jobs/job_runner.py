@@ -36,14 +36,16 @@ MOST_PASSES = 3  # from or against which one job is made, where the active versi
 
 
 class JobRunner:
-    """Runs jobs, one at a time. ``threads`` and ``nice`` are the trainer's; ``stopping`` interrupts a job at once."""
+    """Runs jobs, one at a time. ``threads``, ``nice`` and ``memory_bytes`` are the trainer's; ``stopping`` interrupts a
+    job at once."""
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
-        stopping: threading.Event, threads: int, nice: int,
+        stopping: threading.Event, threads: int, nice: int, memory_bytes: int = 0,
     ) -> None:  # fmt: skip
         self._job_store, self._files, self._store, self._roster = job_store, files, store, roster
         self._place, self._stopping, self._threads, self._nice = place, stopping, threads, nice
+        self._memory_bytes = memory_bytes
         self._active = ActiveVersion(store, roster, place)
         self.conclude = Conclusion(job_store, store, roster, stopping).conclude
 
@@ -74,6 +76,10 @@ class JobRunner:
             if path.name not in kept:
                 JobFolder(path).remove()
         self._store.remove_dead_drafts()
+
+    def remove(self, id: str) -> None:
+        """Delete the folder of a job that fails."""
+        self._folder(id).remove()
 
     def _folder(self, id: str) -> JobFolder:
         return JobFolder(self._store.root / "jobs" / id)
@@ -169,7 +175,9 @@ class JobRunner:
             self._job_store.record(job.id, "warn", sentence, {"code": STALE_PARENT})
 
     def _train(self, job: Job, parent: Version, rows: JobRows, folder: JobFolder) -> Mapping[str, Any]:
-        place = asked.Place(folder.of_pass, str(self._place.device), self._threads, self._nice)
+        place = asked.Place(
+            folder.of_pass, str(self._place.device), self._threads, self._nice, self._memory_bytes
+        )
         request = asked.training_request(parent, rows, job.hyperparameters, job.seed, job.id, place)
         child = Child.of_script(TRAINER, request, folder.of_pass / "train")
         data = rows.data

@@ -59,11 +59,14 @@ class JobStore:
     # Files.
 
     def add_file(self, record: FileRecord) -> FileRecord:
-        """Add the record. The same content under the same name again gives the record that is there already."""
+        """Add the record. The same content under the same name again gives the record that is there already, which
+        expires as this one would."""
         with self._db.transaction() as db:
+            values = [getattr(record, field.name) for field in fields(FileRecord)]
             db.execute(
-                f"INSERT INTO files ({_FILE}) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-                [getattr(record, field.name) for field in fields(FileRecord)],
+                f"INSERT INTO files ({_FILE}) VALUES ({', '.join('?' * len(values))}) ON CONFLICT (sha256, filename) "
+                "WHERE NOT deleted DO UPDATE SET expires_at = excluded.expires_at",
+                values,
             )
             where = "sha256 = ? AND filename = ? AND NOT deleted"
             return FileRecord(**self._db.one(_FILE, "files", where, record.sha256, record.filename) or {})
@@ -78,6 +81,15 @@ class JobStore:
     def files(self) -> list[FileRecord]:
         """All of them, the newest first."""
         return [FileRecord(**row) for row in self._db.all(_FILE, "files", "NOT deleted ORDER BY rowid DESC")]
+
+    def expired(self) -> list[str]:
+        """The files whose time is over and that no unfinished job needs."""
+        needed = " UNION ".join(
+            f"SELECT ifnull({column}, '') FROM jobs WHERE {_UNFINISHED}"
+            for column in ("training_file", "validation_file")
+        )
+        rest = f"NOT deleted AND expires_at <= ? AND id NOT IN ({needed})"
+        return [row["id"] for row in self._db.all("id", "files", rest, int(self._now()))]
 
     def delete_file(self, id: str) -> bool:
         """Forget a file; True where no other record shares its content, which may then go too.

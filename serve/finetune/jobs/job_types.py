@@ -42,6 +42,7 @@ class FileRecord:
     filename: str
     created_at: int  # Unix seconds, as all times here
     purpose: str = "fine-tune"
+    expires_at: int | None = None  # from then on it is deleted, once no job needs it
 
 
 @dataclass(frozen=True, slots=True)

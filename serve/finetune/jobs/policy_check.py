@@ -2,7 +2,7 @@
 
     python -m halfeven.serve.finetune.jobs.policy_check REQUEST.json
 
-Reports one JSON object on stdout: ``{"type": "checked", "faults": […]}``. At the end of stdin it ends.
+Reports one JSON object on stdout: ``{"type": "checked", "faults": […]}``. It ends with the server.
 """
 
 import contextlib
@@ -12,6 +12,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from ....exporters.inputs.planning import executions
 from ....exporters.inputs.samples import load_samples
 from ....exporters.torch.autocast.half_faults import half_faults
@@ -19,10 +21,14 @@ from ....models.engines.arrays import to_torch
 from ....models.engines.load import whole_program
 from ....models.errors import HalfevenError
 from ....models.store import Store
+from ..training.parent_death import die_with_the_parent
 
 
 def main() -> None:
+    die_with_the_parent(sys.stdin.fileno())
     request = json.loads(Path(sys.argv[1]).read_text())
+    os.nice(request["nice"])
+    torch.set_num_threads(request["threads"])
     lines = os.fdopen(os.dup(1), "w")
     with contextlib.redirect_stdout(sys.stderr):
         try:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
+DISK_FULL = "DISK_FULL"
+DISK_FULL_MESSAGE = "the disk of the store is full: delete versions or files there, then create the job again"
 NO_JUDGING_SET, NOTHING_LEARNT, STALE_PARENT = "NO_JUDGING_SET", "NOTHING_LEARNT", "STALE_PARENT"
 REFUSED = frozenset({"PARITY_REFUSED", "PARITY_FAILED", "GATE_REFUSED", "METRIC_REGRESSED", STALE_PARENT})
 BAD_DATA = frozenset({"BAD_DATA", "BAD_INPUT", "BAD_SAMPLES", "DATASET_INVALID", "SPEC_MISMATCH"})

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from ....models.durable import no_space_left
 from ....models.errors import HalfevenError
 from ....models.store import Store
 from ...batching.place import Place
@@ -18,21 +19,24 @@ from .concluding import Cancelled, JobFailed, Paused, ServerStops
 from .job_runner import JobRunner
 from .job_store import JobStore
 from .job_types import CANCELLED, FAILED, PAUSED, QUEUED, RUNNING, Job
+from .reasons import DISK_FULL, DISK_FULL_MESSAGE
 
 logger = logging.getLogger("halfeven.finetune")
 
 
 class Supervisor:
-    """``threads`` and ``nice`` are the trainer's: by default it yields to serving."""
+    """``threads``, ``nice`` and ``memory_bytes`` (0: no limit) are the trainer's: by default it yields to serving."""
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
-        threads: int = 1, nice: int = 10,
+        threads: int = 1, nice: int = 10, memory_bytes: int = 0,
     ) -> None:  # fmt: skip
         self._job_store, self._store = job_store, store
         self._bell = threading.Event()
         self._stopping = threading.Event()
-        self._runner = JobRunner(job_store, files, store, roster, place, self._stopping, threads, nice)
+        self._runner = JobRunner(
+            job_store, files, store, roster, place, self._stopping, threads, nice, memory_bytes
+        )
         self._thread = threading.Thread(target=self._live, name="halfeven-finetune", daemon=True)
 
     def start(self) -> None:
@@ -82,6 +86,10 @@ class Supervisor:
         except HalfevenError as error:
             self._fail(job, error.code.upper(), str(error))
         except Exception as error:
+            if no_space_left(error):
+                self._runner.remove(job.id)  # the end of the job has to be written too
+                self._fail(job, DISK_FULL, DISK_FULL_MESSAGE)
+                return
             logger.exception("job %s failed by a mistake of ours", job.id)
             message = f"internal error: {type(error).__name__}: {error}; the server's log has the traceback"
             self._fail(job, "INTERNAL", message)

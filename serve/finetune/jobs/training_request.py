@@ -40,12 +40,14 @@ class JobRows:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a training runs: its folder, the device, the threads and the niceness of its process."""
+    """Where a training runs: its folder, the device, and of its process the threads, the niceness and the most bytes of
+    private memory (0: no limit)."""
 
     folder: Path
     device: str
     threads: int
     nice: int
+    memory_bytes: int = 0
 
 
 def rows_of(
@@ -99,7 +101,7 @@ def training_request(
         "device": place.device,
         "threads": place.threads,
         "nice": place.nice,
-        "memory_limit_bytes": 0,
+        "memory_limit_bytes": place.memory_bytes,
         "hyperparameters": {name: hyperparameters[name] for name in _AMP if name in hyperparameters},
         **trainable_of(parent, hyperparameters, rows.data.losses),
         "checkpoint_every": hyperparameters.get("checkpoint_every", 0),

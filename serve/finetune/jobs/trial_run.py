@@ -31,10 +31,10 @@ class TrialRuns:
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, device: str, threads: int, nice: int = 10,
-        leaving: Callable[[], bool] = lambda: False,
+        memory_bytes: int = 0, leaving: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self._job_store, self._files, self._store, self._leaving = job_store, files, store, leaving
-        self._device, self._threads, self._nice = device, threads, nice
+        self._device, self._threads, self._nice, self._memory_bytes = device, threads, nice, memory_bytes
         self._running = threading.Lock()
 
     def run(self, request: JobRequest) -> dict[str, Any]:
@@ -82,6 +82,8 @@ class TrialRuns:
             "version": parent.number,
             "samples": str(folder / "held_out.safetensors"),
             "dtype": request.hyperparameters["precision"],
+            "threads": self._threads,
+            "nice": self._nice,
         }
         found = self._answer(Child.of_module(CHECK, question, folder / "check"), "check")
         return [{"code": fault["code"], "message": fault["message"]} for fault in found["faults"]]
@@ -89,7 +91,7 @@ class TrialRuns:
     def _first_steps(
         self, parent: Version, rows: JobRows, request: JobRequest, folder: Path
     ) -> Mapping[str, Any]:
-        place = asked.Place(folder, self._device, self._threads, self._nice)
+        place = asked.Place(folder, self._device, self._threads, self._nice, self._memory_bytes)
         question = asked.training_request(parent, rows, request.hyperparameters, request.seed, "trial", place)
         question |= {"trial_steps": STEPS, "checkpoint_every": 0}
         return self._answer(Child.of_script(TRAINER, question, folder / "train"), "trainer")

@@ -23,12 +23,14 @@ from ....exporters.inputs.samples import load_samples, stored_samples
 from ....exporters.prove import Answers
 from ....exporters.retrain import with_new_weights
 from ....exporters.subject import FurtherVerdict
+from ....models.durable import no_space_left
 from ....models.errors import HalfevenError
 from ....models.store import Store
 from ..judging.gate import Terms, by_set, judge, predictions
 from ..judging.joining import with_joined
 from ..judging.judging_sets import sets_of
 from ..training.parent_death import die_with_the_parent
+from .reasons import DISK_FULL, DISK_FULL_MESSAGE
 
 
 def main() -> None:
@@ -45,7 +47,10 @@ def main() -> None:
         except HalfevenError as error:
             last = {"type": "failed", "code": error.code.upper(), "message": str(error)}
         except Exception as error:
-            last = {"type": "failed", "code": "INTERNAL", "message": f"{type(error).__name__}: {error}"}
+            code, message = "INTERNAL", f"{type(error).__name__}: {error}"
+            if no_space_left(error):
+                code, message = DISK_FULL, DISK_FULL_MESSAGE
+            last = {"type": "failed", "code": code, "message": message}
     _line(lines, last)
 
 

@@ -27,20 +27,18 @@ from .training_terms import DTYPES, Stopped
 Request = Mapping[str, Any]
 
 
-def _capture_child() -> Any:
-    """By file path and under a name of its own: no package of ours is imported beside the operator's."""
-    name, path = (
-        "_halfeven_capture_child",
-        Path(__file__).resolve().parents[3] / "models" / "capture" / "child.py",
-    )
-    spec = importlib.util.spec_from_file_location(name, path)
+def _of_models(path: str) -> Any:
+    """A file of `models`, by its path and under a name of its own: no package of ours is imported beside the
+    operator's."""
+    name, place = f"_halfeven_{Path(path).stem}", Path(__file__).resolve().parents[3] / "models" / path
+    spec = importlib.util.spec_from_file_location(name, place)
     assert spec and spec.loader
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-child = _capture_child()
+child, durable = _of_models("capture/child.py"), _of_models("durable.py")
 
 
 @dataclass
@@ -104,8 +102,8 @@ def _trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
             if request.get("lora") or request["hyperparameters"].get("opt_level") == "O2":
                 raise Stopped(
                     "NO_MODULES",
-                    "trainable = lora and opt_level = O2 need the layers of the model's code, and the module could not be "
-                    f"built any more: {one_line(error)}. Mend the code and convert again, or train without them",
+                    "trainable = lora and opt_level = O2 need the layers of the model's code, and the module could not "
+                    f"be built any more: {one_line(error)}. Mend the code and convert again, or train without them",
                 ) from error
             note = f"the module could not be built, so the captured program was trained: {one_line(error)}"
     return from_program(request, note)
@@ -197,7 +195,13 @@ def tied(module: GraphModule) -> dict[str, str]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        words in str(error) for words in ("can't allocate memory", "bad_alloc")
+    )
+
+
+def disk_full(error: BaseException) -> bool:
+    return bool(durable.no_space_left(error))
 
 
 def one_line(error: BaseException) -> str:

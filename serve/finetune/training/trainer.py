@@ -113,7 +113,10 @@ def failure(error: Any, request: Request) -> Line:
         limit = request["memory_limit_bytes"] / 2**30
         code = "OUT_OF_MEMORY"
         message = "ran out of memory" + (f": the limit is {limit:.1f} GiB" if limit else "")
-        message += ". Lower batch_size, or give the trainer more memory."
+        message += ". Lower batch_size, or give the trainer more memory (HALFEVEN_TRAINER_MEMORY_MIB)."
+    elif trainee.disk_full(error):
+        code = "DISK_FULL"
+        message = "the disk of the store is full. Delete versions or files there, then create the job again."
     else:
         code, message = "USER_CODE", trainee.one_line(error)
         if not isinstance(error, child.Refused):

@@ -4,9 +4,6 @@ A reply is sent when the change that it confirms is on the disk. Blocking work i
 loop.
 """
 
-import secrets
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,11 +20,12 @@ from ...http.caller import lease_of
 from ...http.codecs.json_numbers import parse
 from ...http.json_body import read_order
 from ...http.route_scopes import TO_TRAIN, permit_of
-from ..data.files import IN_MEMORY, Files, Upload
+from ..data.files import IN_MEMORY, Files
 from ..jobs.job_admission import JobAdmission
 from ..jobs.job_store import JobStore
 from ..jobs.job_types import FileRecord, JobRequest, step_of
 from .event_stream import streamed
+from .kept_files import KeptFiles
 from .openai_shapes import checkpoint_body, event_body, file_body, job_body, page_of
 
 JOBS = "/v1/fine_tuning/jobs"
@@ -45,8 +43,9 @@ def router(
     was created, resumed or is to be cancelled. ``leaving``: whether the server is shutting down. ``try_out``: what is
     found out of an admitted job before it is created (`jobs/trial_run.py`)."""
     routes = APIRouter(tags=["fine-tuning"])
-    _add_changes_of_files(routes, job_store, files)
-    _add_files(routes, job_store, files)
+    kept = KeptFiles(job_store, files)
+    _add_changes_of_files(routes, kept, files)
+    _add_files(routes, job_store, files, kept)
     admission = JobAdmission(job_store, files, store)
     _add_jobs(routes, job_store, admission, wake)
     _add_validation(routes, admission, try_out)
@@ -59,36 +58,28 @@ def _json(value: object, headers: dict[str, str] | None = None) -> Response:
     return Response(orjson.dumps(value), 200, headers, "application/json")
 
 
-def _add_changes_of_files(routes: APIRouter, job_store: JobStore, files: Files) -> None:
-    # Held while a content's file and its row are written, so that a delete cannot come between them.
-    renaming = threading.Lock()
-
-    def keep(upload: Upload) -> FileRecord:
-        record = FileRecord(
-            "file-" + secrets.token_hex(12), upload.sha256, upload.bytes, upload.filename, int(time.time())
-        )
-        with renaming:
-            files.keep(upload)
-            return job_store.add_file(record)
-
+def _add_changes_of_files(routes: APIRouter, kept: KeptFiles, files: Files) -> None:
     @routes.post("/v1/files")
     async def upload(request: Request) -> Response:
-        """Upload one safetensors or npz file as `multipart/form-data` with `purpose=fine-tune`."""
+        """Upload one safetensors or npz file as `multipart/form-data` with `purpose=fine-tune`; with
+        `expires_after[anchor]=created_at` and `expires_after[seconds]` it is deleted by itself."""
+        await run_in_threadpool(kept.delete_expired)
         with lease_of(request.scope).meanwhile(IN_MEMORY):
             received = await files.receive(request.scope["headers"], request.receive)
-        return _json(file_body(await run_in_threadpool(keep, received)))
+        return _json(file_body(await run_in_threadpool(kept.keep, received)))
 
     @routes.delete("/v1/files/{id}")
     def delete(id: str) -> Response:
         """Forget a file; its bytes go with the last name they have."""
-        sha256 = job_store.file(id).sha256
-        with renaming:
-            if job_store.delete_file(id):
-                files.remove(sha256)
+        kept.delete(id)
         return _json({"id": id, "object": "file", "deleted": True})
 
 
-def _add_files(routes: APIRouter, job_store: JobStore, files: Files) -> None:
+def _add_files(routes: APIRouter, job_store: JobStore, files: Files, kept: KeptFiles) -> None:
+    def record_of(id: str) -> FileRecord:
+        kept.delete_expired()
+        return job_store.file(id)
+
     @routes.get("/v1/files")
     def listing(
         after: str | None = None,
@@ -97,6 +88,7 @@ def _add_files(routes: APIRouter, job_store: JobStore, files: Files) -> None:
         purpose: str | None = None,
     ) -> Response:
         """Every uploaded file, the newest first."""
+        kept.delete_expired()
         records = [record for record in job_store.files() if purpose in (None, record.purpose)]
         if order == "asc":
             records.reverse()
@@ -107,12 +99,12 @@ def _add_files(routes: APIRouter, job_store: JobStore, files: Files) -> None:
     @routes.get("/v1/files/{id}")
     def retrieve(id: str) -> Response:
         """One file's facts."""
-        return _json(file_body(job_store.file(id)))
+        return _json(file_body(record_of(id)))
 
     @routes.get("/v1/files/{id}/content")
     def content(id: str) -> Response:
         """One file's bytes."""
-        record = job_store.file(id)
+        record = record_of(id)
         headers = {"content-length": str(record.bytes), "x-content-type-options": "nosniff"}
         chunks = _chunks(files.path(record.sha256))
         return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")

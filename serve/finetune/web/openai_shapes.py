@@ -33,6 +33,7 @@ def file_body(record: FileRecord) -> dict[str, Any]:
         "filename": record.filename,
         "purpose": record.purpose,
         "status": "processed",
+        "expires_at": record.expires_at,
         "sha256": record.sha256,
     }
 

@@ -2,15 +2,24 @@
 
 import asyncio
 import hashlib
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from halfeven.models.errors import BadInput, BadRequest, DamagedFile, HalfevenError, StoreError, TooLarge
+from halfeven.models.errors import (
+    BadInput,
+    BadRequest,
+    DamagedFile,
+    DiskFull,
+    HalfevenError,
+    TooLarge,
+)
 from halfeven.serve.finetune.data import files as module
-from halfeven.serve.finetune.data.files import Files, Upload
+from halfeven.serve.finetune.data.files import Files, QuotaReached, Upload
 from halfeven.serve.http.caller import CallerLeft
 from halfeven.serve.http.error_mapping import SlowBody
 
@@ -216,18 +225,6 @@ def test_a_caller_who_drips_is_not_waited_for(tmp_path: Path) -> None:
     assert left(files) == []
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(
-    files: Files, content: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(module.os, "fsync", full)
-    with pytest.raises(StoreError, match="No space left on device"):
-        send(files, [form(content)])
-    assert left(files) == []
-
-
 def test_halves_that_a_crash_left_are_swept_at_the_start_and_nothing_else(
     files: Files, content: bytes
 ) -> None:
@@ -242,3 +239,63 @@ def test_only_the_digest_of_a_stored_file_has_a_path(files: Files, digest: str) 
     paths: Callable[[str], Path] = files.path
     with pytest.raises(DamagedFile):
         paths(digest)
+
+
+def sized(length: int) -> list[tuple[bytes, bytes]]:
+    return [(b"content-type", TYPE), (b"content-length", str(length).encode())]
+
+
+def test_files_have_a_quota_together_and_a_refused_one_does_not_stay(tmp_path: Path, content: bytes) -> None:
+    files = Files(tmp_path / "files", LIMIT, most_bytes=200_000)
+    first = files.keep(send(files, [form(content)]))
+    other = content[::-1]
+    for headers in (sized(len(form(other))), sized(0)[:1]):  # before a byte is read, and while they come
+        coming = [] if len(headers) > 1 else [form(other)[:100_000], form(other)[100_000:]]
+        with pytest.raises(QuotaReached, match="at most 200000 are kept; delete some"):
+            send(files, coming or [b""], headers)
+        assert left(files) == [first.name]
+    files.remove(first.name)
+    assert files.keep(send(files, [form(other)], sized(len(form(other))))).stat().st_size == len(other)
+
+
+@pytest.mark.parametrize("size", [10, 140_000])
+def test_on_a_full_disk_an_upload_is_refused_and_nothing_of_it_is_left(
+    size: int, files: Files, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_full_disk(prefix: str, dir: Path) -> tuple[int, str]:
+        (path := dir / f"{prefix}x").touch()
+        return os.open("/dev/full", os.O_WRONLY), str(path)
+
+    monkeypatch.setattr(tempfile, "mkstemp", on_full_disk)
+    with pytest.raises(DiskFull, match="disk is full, so the upload was not kept; delete files"):
+        send(files, [form(content[:size])])
+    assert left(files) == []
+
+
+def lasting(**fields: str) -> bytes:
+    parts = [part(f"expires_after[{name}]", value.encode()) for name, value in fields.items()]
+    return b"".join(parts) + form(b"data")
+
+
+def test_an_upload_says_how_long_it_is_kept(files: Files) -> None:
+    assert send(files, [form(b"data")]).seconds is None
+    assert send(files, [lasting(anchor="created_at", seconds="3600")]).seconds == 3600
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"anchor": "created_at"},
+        {"seconds": "3600"},
+        {"anchor": "last_active_at", "seconds": "3600"},
+        {"anchor": "created_at", "seconds": "3599"},
+        {"anchor": "created_at", "seconds": "2592001"},
+        {"anchor": "created_at", "seconds": "٣٦٠٠"},
+    ],
+)
+def test_another_life_than_openai_has_is_refused_with_its_bounds(
+    fields: dict[str, str], files: Files
+) -> None:
+    with pytest.raises(BadInput, match="expected anchor 'created_at' and 3600 to 2592000 seconds"):
+        send(files, [lasting(**fields)])
+    assert left(files) == []

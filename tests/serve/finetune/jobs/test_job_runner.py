@@ -1,5 +1,6 @@
 """How a job goes on after a death: what is done is not done again, and what always dies is given up."""
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from halfeven.serve.finetune.jobs.job_folder import MOST_STARTS, JobFolder
 from halfeven.serve.finetune.jobs.job_runner import MOST_PASSES, JobRunner
 from halfeven.serve.finetune.jobs.job_store import JobStore
 from halfeven.serve.finetune.jobs.job_types import FileRecord, Job, JobRequest
+from halfeven.serve.finetune.jobs.supervisor import Supervisor
+from safetensors import SafetensorError
 
 LOST = WorkerLost("WORKER_LOST", "the process ended without a result")
 
@@ -181,3 +184,25 @@ def test_folders_of_ended_jobs_go_and_that_of_a_job_that_goes_on_stays(runner: R
     runner.job_store.move(waiting.id, "paused")
     runner.remove_ended()
     assert [path.name for path in (runner.store.root / "jobs").iterdir()] == [waiting.id]
+
+
+NO_SPACE = "Error while serializing: I/O error: No space left on device (os error 28)"
+
+
+@pytest.mark.parametrize("stage", ["training", "converting"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), SafetensorError(NO_SPACE)])
+def test_a_job_that_fills_the_disk_ends_with_that_reason_and_leaves_no_file(
+    stage: str, error: Exception, runner: Runner
+) -> None:
+    setattr(runner, stage, always(error))
+    nothing: Any = None
+    files = Files(runner.store.root / "files", 1000)
+    supervisor = Supervisor(runner.job_store, files, runner.store, nothing, nothing)
+    supervisor._runner = runner
+    job = runner.job()
+    supervisor._guarded(job, lambda: runner.go(job))
+    ended = runner.job_store.job(job.id)
+    assert (ended.status, ended.code) == ("failed", "DISK_FULL") and "delete versions or files" in str(
+        ended.message
+    )
+    assert list((runner.store.root / "jobs").iterdir()) == [] and runner.store.numbers("net") == [1]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halfeven.models.errors import BadInput, Conflict, DamagedFile, StoreError, UnknownName
+from halfeven.models.errors import BadInput, Conflict, DamagedFile, DiskFull, StoreError, UnknownName
 from halfeven.serve.finetune.jobs.database import _SCHEMA
 from halfeven.serve.finetune.jobs.job_store import JobStore
 from halfeven.serve.finetune.jobs.job_types import (
@@ -374,7 +374,7 @@ def _of_another_release(path: Path) -> None:
     ("spoil", "error", "words"),
     [
         (_not_a_database, DamagedFile, "halfeven.db"),
-        (_of_another_release, StoreError, "schema 99, expected 2"),
+        (_of_another_release, StoreError, "schema 99, expected 3"),
     ],
 )
 def test_a_file_that_is_no_ledger_of_ours_is_refused_and_left_alone(
@@ -390,7 +390,7 @@ def test_a_file_that_is_no_ledger_of_ours_is_refused_and_left_alone(
 def test_a_disk_that_refuses_is_told_and_leaves_no_half(job_store: JobStore, job: Job) -> None:
     pages = job_store._db._db.execute("PRAGMA page_count").fetchone()[0]
     job_store._db._db.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(StoreError, match="disk full"):
+    with pytest.raises(DiskFull, match="disk full"):
         job_store.record_steps(job.id, [{"step": n, "text": "x" * 1000} for n in range(1, 500)])
     assert job_store.steps(job.id) == []
     job_store._db._db.execute("PRAGMA max_page_count = 100000")

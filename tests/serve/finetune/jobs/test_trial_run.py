@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from halfeven.exporters.convert import Options, convert
 from halfeven.models.errors import Overloaded
 from halfeven.models.store import Store, sha256_of
+from halfeven.serve.bench.callers import served_version
 from halfeven.serve.finetune.data.files import Files, Upload
 from halfeven.serve.finetune.jobs.job_admission import JobAdmission
 from halfeven.serve.finetune.jobs.job_store import JobStore
@@ -19,8 +21,9 @@ from safetensors.numpy import save_file
 
 from tests.model_folders import tensor, write_folder
 from tests.serve.finetune.jobs.hard_job import rows
+from tests.serve.finetune.jobs.job_server import ended, served_to_client
 
-# A guard that half does not hold, and a part that the learnt output does not depend on.
+# A guard that half does not hold, a part that the learnt output does not depend on, and 2 GiB for batches of 7 rows.
 NET = """
 import torch
 from torch import nn
@@ -30,6 +33,8 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.last, self.aside = nn.Linear(4, 16), nn.Linear(16, 3), nn.Linear(4, 2)
     def forward(self, x):
+        if self.training and len(x) == 7:
+            torch.empty(2**29)
         hidden = self.first(x)
         hidden = hidden / (hidden.abs().mean(-1, keepdim=True) + 1e-8)
         return self.last(hidden), self.aside(x)
@@ -85,6 +90,35 @@ def test_two_steps_say_what_a_job_costs_and_what_goes_wrong_in_it(store: Store, 
     assert found["rows"] == {"training": 158, "held_out": 20}
     assert trial["estimated_seconds"] == 50 * trial["seconds_per_step"] > 0
     assert 2**26 < trial["peak_memory_bytes"] < 2**36
+
+
+@pytest.mark.slow
+def test_a_training_beyond_its_memory_ends_with_that_reason_and_the_server_answers(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALFEVEN_TRAINER_MEMORY_MIB", "1536")
+    save_file(rows(178), tmp_path / "rows.safetensors")
+    with served_to_client(Store(Path(shutil.copytree(store.root, tmp_path / "store"))), "net") as (
+        _,
+        port,
+        client,
+    ):
+        file = client.files.create(file=tmp_path / "rows.safetensors", purpose="fine-tune").id
+        asked = {
+            "model": "net",
+            "training_file": file,
+            "hyperparameters": {"batch_size": 7, "precision": "fp32"},
+        }
+        url = f"http://127.0.0.1:{port}/v1/fine_tuning/jobs"
+        tried = httpx.post(f"{url}/validate", json=asked, timeout=120).json()
+        job = ended(client, httpx.post(url, json=asked, timeout=60).json()["id"])
+        for error in (tried["error"], job.error.to_dict()):
+            assert error["code"] == "OUT_OF_MEMORY"
+            assert (
+                "the limit is 1.5 GiB" in error["message"]
+                and "HALFEVEN_TRAINER_MEMORY_MIB" in error["message"]
+            )
+        assert served_version(port, "net") == "1"
 
 
 def test_a_training_that_fails_is_not_valid_and_the_reason_is_that_of_the_job(

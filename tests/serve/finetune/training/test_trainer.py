@@ -279,6 +279,20 @@ def test_a_loss_that_is_not_finite_is_null_and_bad_data(small: Line) -> None:
     assert lines[-1]["code"] == "BAD_DATA"
 
 
+FILLS_THE_DISK = """
+import sys
+        def write(*_): open("/dev/full", "wb").write(bytes(100_000))
+        sys.modules["_halfeven_finetune.training_job"].save_file = write
+"""
+
+
+def test_a_disk_that_fills_up_ends_the_job_with_its_reason_and_no_weights(small: Line) -> None:
+    lines, _ = run(with_code(small, forward=FILLS_THE_DISK.strip()))
+    assert (lines[-1]["type"], lines[-1]["code"]) == ("failed", "DISK_FULL")
+    assert "Delete versions or files" in lines[-1]["message"]
+    assert not (Path(small["out"]) / "weights.safetensors").exists()
+
+
 def test_running_out_of_memory_is_said_so(small: Line) -> None:
     request = with_code(small, forward="torch.ones(2**33)") | {"memory_limit_bytes": 8 * 2**30}
     lines, _ = run(request)

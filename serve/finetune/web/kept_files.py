@@ -1,0 +1,52 @@
+"""The uploaded files: their bytes and their records are added and deleted together; what has expired is deleted."""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+from ....models.errors import BadInput, UnknownName
+from ..data.files import Files, Upload
+from ..jobs.job_store import JobStore
+from ..jobs.job_types import FileRecord
+
+
+class KeptFiles:
+    """Every method may be called from any thread, and blocks for the disk. ``now`` gives Unix seconds."""
+
+    def __init__(self, job_store: JobStore, files: Files, now: Callable[[], float] = time.time) -> None:
+        self._job_store, self._files, self._now = job_store, files, now
+        # Held while a content's file and its record are written, so that a delete cannot come between them.
+        self._changing = threading.Lock()
+        known = {record.sha256 for record in job_store.files()}
+        for left in files.contents() - known:  # an earlier server ended between the two
+            files.remove(left)
+
+    def keep(self, upload: Upload) -> FileRecord:
+        """The record of an upload. Where it cannot be written, the bytes do not stay. Raises StoreError."""
+        created = int(self._now())
+        expires = None if upload.seconds is None else created + upload.seconds
+        id = "file-" + secrets.token_hex(12)
+        record = FileRecord(id, upload.sha256, upload.bytes, upload.filename, created, expires_at=expires)
+        with self._changing:
+            self._files.keep(upload)
+            try:
+                return self._job_store.add_file(record)
+            except BaseException:
+                if all(one.sha256 != upload.sha256 for one in self._job_store.files()):
+                    self._files.remove(upload.sha256)
+                raise
+
+    def delete(self, id: str) -> None:
+        """Forget a file; its bytes go with the last name they have. Raises UnknownName, BadInput while it is needed."""
+        with self._changing:
+            sha256 = self._job_store.file(id).sha256
+            if self._job_store.delete_file(id):
+                self._files.remove(sha256)
+
+    def delete_expired(self) -> None:
+        for id in self._job_store.expired():
+            try:
+                self.delete(id)
+            except (UnknownName, BadInput):  # deleted, or needed by a job, since
+                continue

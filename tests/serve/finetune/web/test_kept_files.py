@@ -1,0 +1,94 @@
+"""Bytes and records of uploads come and go together; what has expired goes once no job needs it."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from halfeven.models.errors import StoreError, UnknownName
+from halfeven.serve.finetune.data.files import Files, Upload
+from halfeven.serve.finetune.jobs.job_store import JobStore
+from halfeven.serve.finetune.jobs.job_types import CANCELLED, JobRequest
+from halfeven.serve.finetune.web.kept_files import KeptFiles
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Place:
+    def __init__(self, root: Path) -> None:
+        self.clock = Clock()
+        self.job_store = JobStore(root / "halfeven.db", self.clock)
+        self.files = Files(root / "files", 1000)
+        self.kept = KeptFiles(self.job_store, self.files, self.clock)
+
+    def upload(self, content: bytes, seconds: int | None = None, name: str = "rows.npz") -> Upload:
+        path = self.files.folder / f".upload-{name}"
+        path.write_bytes(content)
+        return Upload(hashlib.sha256(content).hexdigest(), len(content), name, path, seconds)
+
+    def known(self) -> set[str]:
+        return {record.id for record in self.job_store.files()}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.job_store.close()
+
+
+def test_a_file_is_deleted_when_its_time_is_over(place: Place) -> None:
+    brief, lasting = place.kept.keep(place.upload(b"brief", 3600)), place.kept.keep(place.upload(b"lasting"))
+    assert (brief.expires_at, lasting.expires_at) == (1_003_600, None)
+    place.clock.now += 3599
+    place.kept.delete_expired()
+    assert place.known() == {brief.id, lasting.id}
+    place.clock.now += 1
+    place.kept.delete_expired()
+    assert place.known() == {lasting.id} and place.files.contents() == {lasting.sha256}
+    with pytest.raises(UnknownName):
+        place.job_store.file(brief.id)
+
+
+@pytest.mark.parametrize("use", ["training_file", "validation_file"])
+def test_a_file_that_a_job_needs_stays_until_the_job_has_ended(use: str, place: Place) -> None:
+    needed, other = place.kept.keep(place.upload(b"needed", 3600)), place.kept.keep(place.upload(b"other"))
+    chosen = {"training_file": other.id, "validation_file": None, use: needed.id}
+    job, _ = place.job_store.create_job(JobRequest("net", "net", 1, hyperparameters={}, seed=1, **chosen))  # type: ignore[arg-type]
+    place.clock.now += 10_000
+    place.kept.delete_expired()
+    assert place.known() == {needed.id, other.id}
+    place.job_store.move(job.id, CANCELLED, code="CANCELLED", message="no more")
+    place.kept.delete_expired()
+    assert place.known() == {other.id}
+
+
+def test_the_same_file_sent_again_expires_as_it_was_sent_last(place: Place) -> None:
+    first = place.kept.keep(place.upload(b"same", 3600))
+    again = place.kept.keep(place.upload(b"same"))
+    assert (again.id, again.expires_at) == (first.id, None)
+
+
+def test_bytes_without_a_record_do_not_stay(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(record: object) -> None:
+        raise StoreError("the database cannot be written")
+
+    place.kept.keep(place.upload(b"known"))
+    with monkeypatch.context() as broken:
+        broken.setattr(place.job_store, "add_file", refused)
+        for content in (b"new", b"known"):
+            with pytest.raises(StoreError):
+                place.kept.keep(place.upload(content, name="other.npz"))
+    assert place.files.contents() == {hashlib.sha256(b"known").hexdigest()}
+
+
+def test_what_a_server_that_was_killed_left_is_deleted_by_the_next(place: Place) -> None:
+    kept = place.kept.keep(place.upload(b"known"))
+    place.files.keep(place.upload(b"without a record"))
+    KeptFiles(place.job_store, place.files, place.clock)
+    assert place.files.contents() == {kept.sha256}
