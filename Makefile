@@ -10,7 +10,7 @@ GPU    := .gpu
 GPU_TEST_SECONDS := 300
 GPU_BENCH_SECONDS := 220
 
-.PHONY: help venv demo test test-all check lint types layers resolves older peers real kernels gpu gpu-prepare weights clean
+.PHONY: help venv demo test test-all check lint types layers resolves older peers real kernels sbom gpu gpu-prepare weights clean
 
 help:
 	@echo "make demo      installs the package alone; the whole story on real digits, under two minutes after that"
@@ -19,6 +19,7 @@ help:
 	@echo "make peers     other projects' clients, which the conformance tests drive where they are (make check has them)"
 	@echo "make real      models that other packages ship, converted and served"
 	@echo "make kernels   the kernels that torch.compile generates for the zoo, compiled for two GPU generations without a GPU"
+	@echo "make sbom      sbom.cdx.json: what is installed, as CycloneDX (a software bill of materials)"
 	@echo "make gpu       the GPU tests and the GPU benchmark, with PYTHON=… as it is (nothing is installed)"
 	@echo "make gpu-prepare  beforehand, needs no GPU: what that PYTHON lacks but torch, and the converted models, in .gpu"
 	@echo "make weights   train the zoo's digits again"
@@ -96,6 +97,14 @@ kernels: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target .triton triton==3.9.0
 	PYTHONPATH=.triton $(BIN)/python -m pytest -q tests/models/engines/test_generated_kernels.py
 
+# What is in $(VENV), or in the environment of another SBOM_OF=…/bin/python. The tool is kept apart, or it would be in it.
+sbom: SBOM_OF ?= $(BIN)/python
+sbom: $(ALONE)
+	rm -rf .sbom
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --target .sbom cyclonedx-bom==7.5.0
+	$(BIN)/python -c 'import runpy, sys; sys.path.insert(0, ".sbom"); runpy.run_module("cyclonedx_py", run_name="__main__")' \
+	  environment --pyproject pyproject.toml --output-reproducible --output-file sbom.cdx.json $(SBOM_OF)
+
 # The interpreter is taken as it is: a GPU machine often has its own torch, and no way to fetch another.
 # .links makes the checkout importable as `halfeven` without an installation; $(GPU)/packages has what that Python lacks.
 gpu gpu-prepare: export PYTHONPATH := $(CURDIR)/.links:$(CURDIR)/$(GPU)/packages
@@ -126,5 +135,5 @@ weights: $(READY)
 	$(BIN)/python -m halfeven.models.zoo.digits.train
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(GPU) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(GPU) .sbom sbom.cdx.json build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
