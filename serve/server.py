@@ -38,6 +38,7 @@ from .http.connection.polite_server import Beside, PoliteServer
 from .http.limits.bounds import Bounds
 from .http.limits.connections import Connections, backlog_of, connection_limit
 from .http.limits.memory_budget import MemoryBudget, default_limit, usable_memory
+from .http.limits.request_limits import RequestLimits
 from .http.page_headers import PageHeaders
 from .http.routes.app import build_app
 from .http.routes.history import history_of
@@ -70,11 +71,11 @@ def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
     roster = Roster(store, place, _rules(settings))
     director = Director(roster)
     written: dict[str, Phase] = {}
-    max_body_bytes = settings.max_body_mib * 2**20
+    limits = settings.limits
     dialect = STRICT if settings.triton_strict else OURS
     lock = _alone_with(store)
     job_store = JobStore(store.root / "halfeven.db")
-    bounds, load = _bounds(settings), ServerLoad(lambda: _loaded(roster))
+    bounds, load = _bounds(limits), ServerLoad(lambda: _loaded(roster))
     registry = new_registry(lambda: _loaded(roster), lambda: written)
     registry.register(RolloutCollector(roster.all, roster.decisions))
     registry.register(LoadCollector(load, bounds, lambda: roster.ready, job_store.count_by_status))
@@ -84,13 +85,11 @@ def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
         lambda: metrics_text(registry),
         replace(history_of(store), rollback=director.roll_back),
         settings.name_on_the_wire,
-        max_body_bytes=max_body_bytes,
-        body_timeout_s=settings.body_seconds,
+        max_body_bytes=limits.body_bytes,
+        body_timeout_s=limits.arrival_seconds,
         dialect=dialect,
     )
-    files = Files(
-        store.root / "files", settings.max_upload_mib * 2**20, most_bytes=settings.max_files_mib * 2**20
-    )
+    files = Files(store.root / "files", limits.upload_bytes, most_bytes=settings.max_files_mib * 2**20)
     trainer = (settings.trainer_threads, 10, _trainer_memory(settings, device.type))
     supervisor = Supervisor(job_store, files, store, roster, place, *trainer)
     trials = TrialRuns(job_store, files, store, str(device), *trainer, leaving=lambda: roster.leaving)
@@ -100,8 +99,8 @@ def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
     front = front_of(
         PageHeaders(app),
         shown,
-        max_body_bytes,
-        settings.body_seconds,
+        limits.body_bytes,
+        limits.arrival_seconds,
         written,
         dialect,
         WebGuard(settings.host, read_names(settings.allowed_hosts)),
@@ -172,6 +171,7 @@ def serve(settings: Settings, store: Store, notify: Notify) -> None:
         access_log=False,
         log_level="warning",
         server_header=False,
+        timeout_keep_alive=settings.limits.idle_seconds,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
     )
     if certificates is not None:
@@ -296,11 +296,10 @@ def _lifespan(
     return lifespan
 
 
-def _bounds(settings: Settings) -> Bounds:
+def _bounds(limits: RequestLimits) -> Bounds:
     """Raises BadSetting for more connections than this process may have."""
-    mib = settings.max_in_flight_mib
     return Bounds(
-        settings.body_seconds,
-        MemoryBudget(default_limit() if mib is None else mib * 2**20),
-        Connections(connection_limit(settings.max_connections)),
+        limits.arrival_seconds,
+        MemoryBudget(limits.in_flight_bytes or default_limit()),
+        Connections(connection_limit(limits.connections)),
     )

@@ -9,7 +9,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from ..models.errors import BadSetting
 from .access.certificates import Certificates
 from .access.key_file import NAME_IN_STORE, KeyFile
+from .http.limits.request_limits import DEFAULTS, RequestLimits
 from .http.web_guard import is_loopback, read_names
+
+_MIB = 2**20
 
 
 class Settings(BaseSettings):
@@ -32,12 +35,12 @@ class Settings(BaseSettings):
     allowed_hosts: str = ""  # further names of this server, separated by commas
     triton_strict: bool = False
     server_name: str | None = Field(None, min_length=1, max_length=128)
-    max_body_mib: int = Field(64, ge=1, le=65536)
-    max_upload_mib: int = Field(1024, ge=1, le=2**20)
+    max_body_mib: int = Field(DEFAULTS.body_bytes // _MIB, ge=1, le=65536)
+    max_upload_mib: int = Field(DEFAULTS.upload_bytes // _MIB, ge=1, le=2**20)
     max_files_mib: int = Field(10_240, ge=1, le=2**24)  # of all uploaded files together
     trainer_threads: int = Field(1, ge=1, le=1024)
     trainer_memory_mib: int | None = Field(None, ge=1024, le=2**24)  # None: most of what there is
-    body_seconds: float = Field(30.0, gt=0)
+    body_seconds: float = Field(DEFAULTS.arrival_seconds, gt=0)
     max_in_flight_mib: int | None = Field(None, ge=1, le=2**20)
     max_connections: int | None = Field(None, ge=1, le=2**20)
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
@@ -69,6 +72,18 @@ class Settings(BaseSettings):
                 )
             return None
         return Certificates(self.tls_cert, self.tls_key)
+
+    @property
+    def limits(self) -> RequestLimits:
+        """Every limit on requests, the settable ones as they were set."""
+        mib = self.max_in_flight_mib
+        return RequestLimits(
+            body_bytes=self.max_body_mib * _MIB,
+            arrival_seconds=self.body_seconds,
+            in_flight_bytes=None if mib is None else mib * _MIB,
+            connections=self.max_connections,
+            upload_bytes=self.max_upload_mib * _MIB,
+        )
 
     @property
     def keys(self) -> KeyFile:

@@ -40,8 +40,8 @@ def finetune(
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="AdamW's.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp16, bf16 or fp32.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="AdamW's; else a range test finds it.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp16, bf16, fp32 or auto.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the split and the order of the data.")] = None,
     stale_parent: Annotated[
         str | None, typer.Option(help="If another version is active at the end: refuse, rejudge or retrain.")

@@ -15,13 +15,14 @@ from ...models.errors import BadSetting, HalfevenError, Unauthenticated
 from ..access.certificates import Certificates
 from ..batching.interface import ControlledRoster
 from ..http.error_mapping import NotOffered, grpc_status_of, message_of, retry_after_of
+from ..http.limits.request_limits import DEFAULTS
 from ..http.route_scopes import need_of
 from ..http.routes.infer import InferFront
 from .calls import CALLS, NOT_OFFERED, Call, Calls, stream_error, stream_response, streamed
 from .health import HEALTH, HealthService
 from .messages import SERVICE
 
-AHEAD = 64  # requests of one stream that are under way at once
+AHEAD = DEFAULTS.requests_ahead  # requests of one stream that are under way at once
 _LONGEST_WORDS = 1000  # characters of a status message: it is a header, and clients take 8 KiB of them
 _NO_COMPRESSION = 1  # the set of algorithms with identity alone: gRPC unpacks before it looks at the size
 _LOG = logging.getLogger(__name__)

@@ -12,11 +12,12 @@ from ...models.errors import BadRequest, TooLarge
 from ..batching.interface import Answer
 from .error_mapping import SlowBody
 from .limits.memory_budget import Lease, MemoryBudget, json_bytes, unlimited
+from .limits.request_limits import DEFAULTS
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
-MAX_CHUNKS = 65_536
+MAX_CHUNKS = DEFAULTS.body_pieces
 _LEASE = "halfeven.lease"  # in the scope of a request
 
 

@@ -47,6 +47,14 @@ class Serving:
 @contextmanager
 def served(store: Path, names: Sequence[str], **settings: Any) -> Iterator[Serving]:
     """``halfeven serve`` on a free port, entered when every model named is active. Settings as HALFEVEN_…"""
+    with launched(store, names, **settings) as server:
+        yield server
+        assert server.process.poll() is None, "the server did not live through its tests"
+
+
+@contextmanager
+def launched(store: Path, names: Sequence[str], **settings: Any) -> Iterator[Serving]:
+    """The same for a server that the test itself may end."""
     chosen = {
         "port": 0,
         "device": "cpu",
@@ -70,7 +78,6 @@ def served(store: Path, names: Sequence[str], **settings: Any) -> Iterator[Servi
         reader.start()
         try:
             yield Serving(address, process, grpc)
-            assert process.poll() is None, "the server did not live through its tests"
         finally:
             process.terminate()
             reader.join(60)

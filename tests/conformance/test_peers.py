@@ -25,10 +25,10 @@ TWICE = [2 * number for number in range(16)]
 NOUGHT = [0] * 16
 
 
-def read_by(client: str, serving: Serving) -> Any:
+def read_by(client: str, address: str) -> Any:
     script = Path(__file__).parent / "peers" / f"{client}_client.py"
     done = subprocess.run(
-        [sys.executable, str(script), f"http://{serving.address}"],
+        [sys.executable, str(script), address],
         env={**os.environ, "PYTHONPATH": str(PEERS)}, capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -36,7 +36,7 @@ def read_by(client: str, serving: Serving) -> Any:
 
 
 def test_kserve_s_rest_client(serving: Serving) -> None:
-    found = read_by("kserve", serving)
+    found = read_by("kserve", f"http://{serving.address}")
     assert (found["live"], found["ready"], found["model"], found["unknown"]) == (True, True, True, False)
     for kind in ("json", "binary"):
         answer = found[kind]
@@ -46,8 +46,19 @@ def test_kserve_s_rest_client(serving: Serving) -> None:
     assert status == 400 and "expected a list of tensors" in words, "our own words reach the caller"
 
 
+def test_kserve_s_grpc_client(serving: Serving) -> None:
+    found = read_by("kserve_grpc", serving.grpc)
+    assert (found["live"], found["ready"], found["model"], found["unknown"]) == (True, True, True, False)
+    for kind in ("typed", "raw"):
+        answer = found[kind]
+        assert (answer["id"], answer["model"]) == ("7", "simple")
+        assert answer["outputs"] == {"OUTPUT0": TWICE, "OUTPUT1": NOUGHT}
+    status, words = found["error"]
+    assert status == "INVALID_ARGUMENT" and "expected 2 inputs" in words, "our own words reach the caller"
+
+
 def test_pytriton_s_clients(serving: Serving) -> None:
-    found = read_by("pytriton", serving)
+    found = read_by("pytriton", f"http://{serving.address}")
     assert found["config"] == ["simple", 8, ["INPUT0", "INPUT1"]]
     second = [2 * number + 2 for number in range(16)]
     for how in ("sync", "asyncio"):
@@ -58,7 +69,7 @@ def test_pytriton_s_clients(serving: Serving) -> None:
 
 
 def test_mlserver_s_types_codecs_and_infer_client(serving: Serving) -> None:
-    found = read_by("mlserver", serving)
+    found = read_by("mlserver", f"http://{serving.address}")
     assert found["server"] == ["triton", True]
     inputs = [["INPUT0", "INT32", [-1, 16]], ["INPUT1", "INT32", [-1, 16]]]
     assert found["model"] == ["simple", ["1"], inputs]

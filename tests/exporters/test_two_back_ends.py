@@ -84,6 +84,9 @@ def classed(op: str) -> str:
 # A region that the module's author took out of autocast stays in FP32; an FP32 file has no word for it.
 AUTHORS_REGION_IS_LOST = [("autocast off", "O3", False)]
 
+# What the author wrote in half: at O0 the module's ONNX file is judged there against torch, and a file is itself.
+NOTHING_TO_JUDGE = [("own half", "O0", False)]
+
 Both = Callable[[str, str, bool], tuple[Outcome, Outcome]]
 cases = [
     pytest.param(name, level, search, marks=() if name in FEW else pytest.mark.slow)
@@ -116,7 +119,8 @@ def test_where_the_graphs_agree_the_same_operations_stay_in_fp32(
 @every_case
 def test_their_reports_have_the_same_sections(name: str, level: str, search: bool, both: Both) -> None:
     module, file = both(name, level, search)
-    assert file.sections - {*OWN} == module.sections - {*OWN}
+    judged = {"worst"} if (name, level, search) in NOTHING_TO_JUDGE else set()
+    assert (file.sections | judged) - {*OWN} == module.sections - {*OWN}
 
 
 def test_at_o3_without_a_search_both_are_refused_and_with_one_both_are_live(both: Both) -> None:

@@ -62,7 +62,7 @@ def replaced(folder: Path) -> Iterator[Path]:
         draft = Path(place) / folder.name
         draft.mkdir()
         yield draft
-        pass
+        shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
 
 

@@ -27,6 +27,7 @@ from ....models.durable import fsync, no_space_left
 from ....models.errors import BadInput, BadRequest, DamagedFile, DiskFull, StoreError, TooLarge
 from ...http.caller import CallerLeft
 from ...http.error_mapping import SlowBody
+from ...http.limits.request_limits import DEFAULTS
 
 PURPOSE = "fine-tune"
 _FIELDS = ("purpose", "file")
@@ -40,7 +41,7 @@ _BLOCK = 1 << 20  # parsed, hashed and written at a time, in a thread
 IN_MEMORY = (
     3 * _BLOCK
 )  # bytes of one upload at most: what has come, the block that is written, the piece that comes
-_LEAST_BYTES_PER_SECOND = 16_384  # on average, after the first silence_s seconds
+_LEAST_BYTES_PER_SECOND = DEFAULTS.answer_bytes_per_second  # on average, after the first silence_s seconds
 _DIGEST = re.compile(r"^[0-9a-f]{64}$")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 
 from ..training.setting_names import SCHEDULES
 
+AUTO = "auto"
 REFUSE, REJUDGE, RETRAIN, QUARANTINE = "refuse", "rejudge", "retrain", "quarantine"
 WORDS: Mapping[str, tuple[str, ...]] = {  # the first is the default
-    "precision": ("fp16", "bf16", "fp32"),
+    "precision": ("fp16", "bf16", "fp32", AUTO),
+    "opt_level": ("O1", "O0", "O2"),
     "schedule": tuple(SCHEDULES),
     "stale_parent": (REFUSE, REJUDGE, RETRAIN),
     "bad_rows": (REFUSE, QUARANTINE),
 }
-AUTO = "auto"
 HEAD, LORA = "head", "lora"  # of `trainable`, beside patterns
 
 

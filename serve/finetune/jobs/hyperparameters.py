@@ -5,8 +5,9 @@ What ``auto`` means:
 - ``n_epochs``: as many as make about 300 steps, from 3 to 50;
 - ``batch_size``: an eighth of the training rows, from 2 (BatchNorm needs two) to 32, and not above the model's
   ``max_batch_size``;
-- ``learning_rate_multiplier``: 1, of a learning rate of 1e-4 (AdamW's usual one for going on with a trained
-  model); give ``learning_rate`` instead to name the rate itself;
+- ``learning_rate``: found by a range test in the trainer's process (`range_test.py`); ``learning_rate_multiplier`` in
+  its place is that multiple of 1e-4 (AdamW's usual rate for going on with a trained model);
+- ``precision``: measured there (`precision_test.py`);
 - ``validation_split``: a tenth of the rows, at least 20, but never more than a third: a gain shows on enough rows only;
 - ``warmup_ratio``: a twentieth of the steps, and at most 100 steps; of ``one_cycle`` three tenths (torch's own);
 - ``growth_interval``: a tenth of all steps, from 20 to 2000 (torch's own): a short job must grow its scale too;
@@ -26,13 +27,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..training.setting_names import ONE_CYCLE
+from ..training.setting_names import ONE_CYCLE, USUAL_LEARNING_RATE
 from .bad_hyperparameter import bad, shown
 from .hyperparameter_table import AUTO, RANGES, READ_WITH, WORDS
 from .loss_choice import CLASS_WEIGHTS, LOSS, read_class_weights, read_loss
 from .trainable import LORA_TARGETS, TRAINABLE, read_patterns, read_trainable
 
-BASE_LEARNING_RATE = 1e-4
 KNOWN = (*RANGES, *WORDS, TRAINABLE, LORA_TARGETS, LOSS, CLASS_WEIGHTS)
 
 
@@ -58,6 +58,7 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
         read_loss(asked.get(LOSS)),
         read_class_weights(asked.get(CLASS_WEIGHTS)),
     )
+    _settle_level(values, asked)
     if values["learning_rate"] != AUTO and values["learning_rate_multiplier"] != AUTO:
         raise bad("learning_rate", "and learning_rate_multiplier are both given; expected one of them")
     for name, (other, words) in READ_WITH.items():
@@ -77,7 +78,8 @@ def held_out_share(value: float | str, rows: int) -> float:
 
 
 def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[str, Any]:
-    """The values with a number for every ``auto``; ``rows``: the number of rows to train on (see this file's head).
+    """The values with a number for every ``auto`` but those that the trainer measures; ``rows``: the number of rows to
+    train on (see this file's head).
 
     Source: ``auto`` is the word of OpenAI's fine-tuning jobs; the rules are ours.
     """
@@ -88,11 +90,10 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
     steps_per_epoch = math.ceil(rows / found["batch_size"])
     if found["n_epochs"] == AUTO:
         found["n_epochs"] = min(50, max(3, math.ceil(300 / steps_per_epoch)))
-    if found["learning_rate_multiplier"] == AUTO:
-        rate = found["learning_rate"]
-        found["learning_rate_multiplier"] = 1.0 if rate == AUTO else rate / BASE_LEARNING_RATE
-    if found["learning_rate"] == AUTO:
-        found["learning_rate"] = BASE_LEARNING_RATE * found["learning_rate_multiplier"]
+    if found["learning_rate"] != AUTO:
+        found["learning_rate_multiplier"] = found["learning_rate"] / USUAL_LEARNING_RATE
+    elif found["learning_rate_multiplier"] != AUTO:
+        found["learning_rate"] = USUAL_LEARNING_RATE * found["learning_rate_multiplier"]
     steps = steps_per_epoch * found["n_epochs"]
     if found["warmup_ratio"] == AUTO:
         found["warmup_ratio"] = 0.3 if found["schedule"] == ONE_CYCLE else min(0.05, 100 / steps)
@@ -101,6 +102,19 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
     if found["checkpoint_every"] == AUTO:
         found["checkpoint_every"] = math.ceil(steps / 10)
     return found
+
+
+def _settle_level(values: dict[str, Any], asked: Mapping[str, Any]) -> None:
+    """O0 is fp32, and O2 is half throughout: other precisions contradict them."""
+    level, precision = values["opt_level"], values["precision"]
+    if level == "O0":
+        if asked.get("precision", "fp32") != "fp32":
+            raise bad("precision", f"opt_level O0 is fp32; expected fp32 or nothing, got {shown(precision)}")
+        values["precision"], values["opt_level"] = "fp32", "O1"
+    elif level == "O2" and precision not in ("fp16", "bf16"):
+        raise bad(
+            "precision", f"opt_level O2 trains a half model; expected fp16 or bf16, got {shown(precision)}"
+        )
 
 
 def _of_method(job: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -50,8 +50,8 @@ class JobRequest:
     """A job that passed admission. ``asked`` is what the caller sent: an idempotency key is bound to it.
 
     ``model`` is as it was asked (``name`` or ``name@version``); ``name`` and ``parent_version`` say what that
-    meant at admission. ``hyperparameters`` are resolved: nothing is ``auto`` any more. ``findings`` become warnings
-    among the job's events.
+    meant at admission. ``hyperparameters`` are resolved: ``auto`` is only what the trainer measures. ``findings``
+    become warnings among the job's events.
     """
 
     model: str

@@ -9,6 +9,7 @@ from ....models.errors import BadInput, CannotServe, UnknownName
 from ....models.store import Store, Version, sha256_of
 from .child_watch import result_of
 from .concluding import JobFailed
+from .hyperparameter_table import AUTO
 from .training_request import TRAINER, Place, rows_of, save_rows, training_request
 from .worker_process import Child
 
@@ -42,12 +43,13 @@ def reproduce(
     training = _file(store, version, "--data", lineage["dataset"], data)
     held_out = lineage.get("validation")
     held_out_file = None if held_out is None else _file(store, version, "--validation", held_out, validation)
-    rows = rows_of(parent.spec(), training, held_out_file, lineage["hyperparameters"], lineage["seed"])
+    hyperparameters = lineage["hyperparameters"] | _measured(lineage)
+    rows = rows_of(parent.spec(), training, held_out_file, hyperparameters, lineage["seed"])
     recorded = lineage.get("trained_with") or {}
     with tempfile.TemporaryDirectory(prefix="halfeven-reproduce-") as folder:
         place = Place(Path(folder), recorded.get("device", "cpu"), recorded.get("threads", 1), nice=0)
         save_rows(rows, place.folder)
-        request = training_request(parent, rows, lineage["hyperparameters"], lineage["seed"], "again", place)
+        request = training_request(parent, rows, hyperparameters, lineage["seed"], "again", place)
         done = _trained({**request, "checkpoint_bytes": 0}, Path(folder), notify)
     return {
         "version": str(version),
@@ -73,6 +75,12 @@ def sentence_of(facts: Mapping[str, Any]) -> str:
         f"{facts['version']} trained again has other weights: {facts['trained'][:16]}…, recorded are "
         f"{facts['recorded'][:16]}… ({why})"
     )
+
+
+def _measured(lineage: Mapping[str, Any]) -> dict[str, Any]:
+    """What was left to measurement (``auto``), as it was chosen then."""
+    summary, asked = lineage["scaler"], lineage["hyperparameters"]
+    return {name: summary[name] for name in ("precision", "learning_rate") if asked.get(name) == AUTO}
 
 
 def _file(store: Store, version: Version, option: str, digest: str, given: Path | None) -> Path:

@@ -52,8 +52,12 @@ def trainable_of(parent: Version, values: Mapping[str, Any], learnt: Collection[
     Raises BadHyperparameter where the model has no such parameters, or no modules that could have adapters.
     """
     asked = values.get(TRAINABLE)
+    if values.get("opt_level") == "O2":
+        _check_modules(parent, "opt_level", "O2")
     if asked == LORA:
-        _check_lora(parent)
+        _check_modules(parent, TRAINABLE, LORA)
+        if importlib.util.find_spec("peft") is None:
+            raise bad(TRAINABLE, "lora needs the library peft at the server: pip install 'halfeven[lora]'")
         names = {name: f"lora_{name}" for name in ("rank", "alpha", "dropout", "targets")}
         return {"trainable": None, "lora": {name: values[setting] for name, setting in names.items()}}
     if asked == HEAD:
@@ -69,13 +73,11 @@ def trainable_of(parent: Version, values: Mapping[str, Any], learnt: Collection[
     return {"trainable": asked, "lora": None}
 
 
-def _check_lora(parent: Version) -> None:
+def _check_modules(parent: Version, name: str, word: str) -> None:
     source = (parent.manifest.get("source") or {}).get("source", "")
     if source.endswith(".pt2"):
         raise bad(
-            TRAINABLE,
-            f"lora needs the layers of the model's code, and {parent} came as a captured program ({source}), which has "
-            f"none; train with trainable = {HEAD} or with patterns, or convert a folder with model.py:build",
+            name,
+            f"{word} needs the layers of the model's code, and {parent} came as a captured program ({source}), which "
+            f"has none; train without it (trainable = {HEAD} or patterns), or convert a folder with model.py:build",
         )
-    if importlib.util.find_spec("peft") is None:
-        raise bad(TRAINABLE, "lora needs the library peft at the server: pip install 'halfeven[lora]'")

@@ -23,7 +23,7 @@ TRAINER = Path(__file__).parents[1] / "training" / "trainer.py"
 _AMP = (
     "n_epochs", "batch_size", "learning_rate", "weight_decay", "clip_norm", "init_scale", "growth_interval",
     "scale_floor", "max_floor_hits", "bad_rows", "schedule", "warmup_ratio", "schedule_power", "schedule_period",
-    "schedule_gamma", "ema_decay",
+    "schedule_gamma", "ema_decay", "opt_level",
 )  # fmt: skip
 
 

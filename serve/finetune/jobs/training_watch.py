@@ -28,7 +28,7 @@ class TrainingWatch:
                 self._take(line)
                 if time.monotonic() - self._reported >= REPORT_EVERY_S:
                     self._note(child.seconds)
-            elif line["type"] in ("started", "resumed", "evaluation", "checkpoint", "note"):
+            elif line["type"] in ("started", "chosen", "resumed", "evaluation", "checkpoint", "note"):
                 self._record(line)
             else:
                 last = line
@@ -42,6 +42,8 @@ class TrainingWatch:
             store.record(
                 id, "info", f"training the {line.get('trained', 'module')}: {self._total} steps", line
             )
+        elif line["type"] == "chosen":
+            store.record(id, "info", _choice(line), line)
         elif line["type"] == "resumed":
             self._first = line["step"]
             store.record(id, "info", f"the training goes on behind its step {line['step']}", line)
@@ -91,6 +93,21 @@ class TrainingWatch:
             "eta_seconds": round(eta, 1),
         }
         self._job_store.note(self._id, progress=progress, estimated_finish=int(time.time() + eta))
+
+
+def _choice(line: Line) -> str:
+    """What the trainer measured, and what it took."""
+    words = []
+    if "precision" in line:
+        times = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in line["seconds"].items())
+        words.append(f"precision {line['precision']} (a step: {times})")
+    if "learning_rate" in line:
+        found = (
+            (rate, "not finite" if loss is None else f"{loss:.3g}") for rate, loss in line["losses"].items()
+        )
+        losses = ", ".join(f"{rate}: {loss}" for rate, loss in found)
+        words.append(f"learning rate {line['learning_rate']:g} (loss after {line['steps']} steps: {losses})")
+    return "chosen by measurement: " + "; ".join(words)
 
 
 def _without(line: Line, key: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from .averaging import Average
+from .half_model import norms_of
 from .passes import LossOf, PartsOf, Passes, Quarantine, is_finite, restore, snapshot, whole
 from .patience import Patience, audit, finite_names, named_tensors
 from .schedules import scheduler_of
@@ -121,8 +122,7 @@ class Loop:
 
 def parameter_groups(module: nn.Module, decay: float) -> list[dict[str, Any]]:
     """Weight decay for matrices and kernels; none for biases and the weights of norms, which have no size to shrink."""
-    norms = [part for part in module.modules() if "Norm" in type(part).__name__]
-    plain = {id(parameter) for part in norms for parameter in part.parameters(recurse=False)}
+    plain = {id(parameter) for part in norms_of(module) for parameter in part.parameters(recurse=False)}
     named = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
     spared = [one for name, one in named if one.ndim < 2 or id(one) in plain or name.endswith("bias")]
     ids = {id(one) for one in spared}

@@ -9,17 +9,22 @@ from torch import Tensor
 
 from .amp import Loop
 from .loop_state import generators_untouched
-from .passes import restore, snapshot
+from .passes import autocast_of, restore, snapshot
 from .task import Task
 from .trainee import Trainee
 
 
 def held_out_loss(loop: Loop, pupil: Trainee, task: Task) -> float:
-    """The mean loss of all rows of ``task``, in evaluation mode and the training's precision. Weights, buffers and
-    generators are as before."""
-    batch = torch.arange(len(task.rows))
-    before = snapshot(loop.module)
-    with generators_untouched(), pupil.evaluating(), torch.no_grad(), loop.passes.autocast():
+    """The mean loss of all rows of ``task``, in the training's precision."""
+    return loss_of_rows(
+        pupil, task, torch.arange(len(task.rows)), autocast_of(loop.settings, loop.passes.kind, pupil.module)
+    )
+
+
+def loss_of_rows(pupil: Trainee, task: Task, batch: Tensor, autocast: torch.amp.autocast) -> float:
+    """The mean loss of some rows of ``task`` in evaluation mode. Weights, buffers and generators are as before."""
+    before = snapshot(pupil.module)
+    with generators_untouched(), pupil.evaluating(), torch.no_grad(), autocast:
         losses = [task.loss(part).item() * (part.numel() / len(batch)) for part in task.parts(batch)]
     restore(before)
     return math.fsum(losses) if all(map(math.isfinite, losses)) else math.nan

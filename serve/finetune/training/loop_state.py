@@ -54,7 +54,7 @@ def put_back(loop: Loop, tensors: Mapping[str, Tensor], numbers: Mapping[str, An
 
     Raises KeyError or ValueError where they do not fit: another module, or other settings.
     """
-    _put_into(loop.module, _below(MODULE, tensors))
+    put_into(loop.module, _below(MODULE, tensors))
     state: dict[int, Tensors] = {}
     for name, tensor in _below(OPTIMIZER, tensors).items():
         index, _, key = name.partition(":")
@@ -98,7 +98,8 @@ def copied(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def _put_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def put_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give every parameter and buffer the values of that name. Raises ValueError where other names are there."""
     there = named_tensors(module)
     if there.keys() != tensors.keys():
         raise ValueError(f"the module has other tensors: {sorted(there.keys() ^ tensors.keys())[:5]}")

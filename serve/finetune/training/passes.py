@@ -2,13 +2,15 @@
 alone."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from .bisection import culprits
+from .lstm import lstm_context
 from .training_terms import (
     DTYPES,
     NO_ROWS,
@@ -48,7 +50,7 @@ class Passes:
             return torch.tensor(math.nan), NO_ROWS
         total = torch.zeros(())
         for part in self.parts_of(batch):
-            with self.autocast():
+            with autocast_of(self.settings, self.kind, self.module):
                 loss = self.loss_of(part) * (part.numel() / len(batch))
             total = total.to(loss.device) + loss.detach()
             if not is_finite(total):
@@ -63,15 +65,11 @@ class Passes:
 
     def spoils(self, rows: Tensor) -> bool:
         before = snapshot(self.module)
-        with self.autocast():
+        with autocast_of(self.settings, self.kind, self.module):
             losses = [self.loss_of(part) for part in self.parts_of(rows)]
         spoilt = not all(map(is_finite, losses)) or not self.buffers_are_finite()
         restore(before)
         return spoilt
-
-    def autocast(self) -> torch.amp.autocast:
-        precision = self.settings.precision
-        return torch.amp.autocast(self.kind, dtype=DTYPES[precision], enabled=precision != "fp32")
 
     def buffers_are_finite(self) -> bool:
         """Whether all buffers that were finite at first still are. One synchronisation with the device for all of
@@ -100,6 +98,16 @@ class Quarantine:
                 "Look for extreme values in the data, train in bf16 or fp32, or lower the learning rate.",
             )
         return tuple(rows.tolist())
+
+
+@contextmanager
+def autocast_of(settings: Settings, device: str, module: nn.Module) -> Iterator[None]:
+    """The autocast of a job's precision around a forward of ``module``: off in fp32, and where the model itself is in
+    half (O2)."""
+    precision, kind = settings.precision, torch.device(device).type
+    dtype, wanted = DTYPES[precision], precision != "fp32" and settings.opt_level == "O1"
+    with torch.amp.autocast(kind, dtype=dtype, enabled=wanted), lstm_context(module, kind, dtype, wanted):
+        yield
 
 
 def is_finite(value: Tensor) -> bool:

@@ -1,8 +1,9 @@
-"""The words that a job's settings may have: schedules and losses. The server and the trainer read them here; needs
+"""The schedules that a job may have, and its usual learning rate. The server and the trainer read them here; needs
 nothing, not even torch."""
 
 from collections.abc import Mapping
 
+USUAL_LEARNING_RATE = 1e-4  # AdamW's, for going on with a trained model
 ONE_CYCLE = "one_cycle"
 # Each schedule with the settings that it reads besides `warmup_ratio`, which all of them read.
 SCHEDULES: Mapping[str, tuple[str, ...]] = {

@@ -21,7 +21,8 @@ from torch.export.passes import move_to_device_pass
 from torch.fx import GraphModule
 
 from .adapters import Adapters
-from .training_terms import Stopped
+from .half_model import half_model
+from .training_terms import DTYPES, Stopped
 
 Request = Mapping[str, Any]
 
@@ -84,6 +85,13 @@ class Trainee:
 
 def trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
     """The operator's module; the captured program where there is none, or none that can be built any more."""
+    found = _trainee_of(request, parent)
+    if request["hyperparameters"].get("opt_level") == "O2":
+        found.forward = half_model(found.module, DTYPES[request["precision"]])
+    return found
+
+
+def _trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
     note = ""
     if request["source"] is not None:
         try:
@@ -91,11 +99,11 @@ def trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
         except BaseException as error:
             if request["program"] is None or out_of_memory(error) or isinstance(error, Stopped):
                 raise
-            if request.get("lora"):
+            if request.get("lora") or request["hyperparameters"].get("opt_level") == "O2":
                 raise Stopped(
                     "NO_MODULES",
-                    "trainable = lora needs the layers of the model's code, and the module could not be built any "
-                    f"more: {one_line(error)}. Mend the code and convert again, or train with trainable = head",
+                    "trainable = lora and opt_level = O2 need the layers of the model's code, and the module could not "
+                    f"be built any more: {one_line(error)}. Mend the code and convert again, or train without them",
                 ) from error
             note = f"the module could not be built, so the captured program was trained: {one_line(error)}"
     return from_program(request, note)

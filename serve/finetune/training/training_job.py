@@ -1,8 +1,8 @@
 """A job in the trainer's process, from its request to its last line: the steps, the evaluations and the checkpoints.
 
-Lines that it reports, by ``type``: started, then step and evaluation (the log, which a checkpoint keeps), checkpoint,
-note (with a ``code``), and as the last one done, paused or cancelled. A job that goes on from a checkpoint reports
-``resumed`` and the lines of the log until there again, each with ``replayed``.
+Lines that it reports, by ``type``: started, chosen (what was left to measurement), then step and evaluation (the log,
+which a checkpoint keeps), checkpoint, note (with a ``code``), and as the last one done, paused or cancelled. A job that
+goes on from a checkpoint reports ``resumed`` and the lines of the log until there again, each with ``replayed``.
 """
 
 import hashlib
@@ -21,13 +21,14 @@ from torch import Tensor
 from . import checkpoints as on_disk
 from .amp import Loop
 from .checkpoints import Checkpoints, Identity, sync
+from .chosen import settings_of
 from .evaluation import BestStep, held_out_loss
 from .first_steps import first_steps
 from .loop_state import copied, numbers_of, put_back, seed_everything, tensors_of
 from .patience import audit, finite_names
 from .task import Task
 from .trainee import Trainee, trainee_of
-from .training_terms import Settings, StepRecord, Stopped
+from .training_terms import StepRecord, Stopped
 
 Request = Mapping[str, Any]
 Line = dict[str, Any]
@@ -60,6 +61,8 @@ def run(request: Request, report: Report, orders: Orders) -> Line:
     if request.get("trial_steps"):
         return first_steps(job.loop, pupil, request["trial_steps"])
     report({"type": "started", "total_steps": job.loop.steps, **pupil.facts()})
+    if job.chosen:
+        report({"type": "chosen", **job.chosen})
     job.resume()
     if not job.ends and (stopped := job.train(orders)) is not None:
         return stopped
@@ -77,24 +80,25 @@ class TrainingJob:
         self, request: Request, report: Report, pupil: Trainee, parent: Mapping[str, Tensor]
     ) -> None:
         self._request, self._report, self._pupil, self._parent = request, report, pupil, parent
-        settings = Settings(
-            **{name: value for name, value in request["hyperparameters"].items() if value is not None},
-            precision=request["precision"],
-            seed=request["seed"],
-        )
         self._training = task = Task(request, pupil.forward)
+        settings, self.chosen = settings_of(request, task, pupil)
         held_out = request.get("held_out")
         self._held_out = Task(request, pupil.forward, task.losses, held_out=True) if held_out else None
         count, device = len(task.rows), request["device"]
         self.loop = Loop(pupil.module, task.loss, count, settings, device, task.parts)
-        self.summary, self._best = Summary(), BestStep(request.get("patience", 0))
+        self.summary, self._best = (
+            Summary(settings.precision, settings.learning_rate),
+            BestStep(request.get("patience", 0)),
+        )
         self._every = request.get("checkpoint_every", 0)
         self._evaluated = self._saved = 0  # the steps of the last evaluation and of the last checkpoint
         folder, most = (
             Path(request["out"]) / "checkpoints",
             request.get("checkpoint_bytes", on_disk.MOST_BYTES),
         )
-        self._checkpoints = Checkpoints(folder, identity_of(request), most) if self._every else None
+        self._checkpoints = (
+            Checkpoints(folder, identity_of({**request, **self.chosen}), most) if self._every else None
+        )
 
     @property
     def ends(self) -> bool:
@@ -214,6 +218,8 @@ def number(value: Any) -> Any:
 class Summary:
     """Figures over the lines of a job; losses are the finite ones, scales those that steps used."""
 
+    precision: str = "fp16"
+    learning_rate: float = 0.0  # the largest of the schedule
     steps: int = 0
     skipped: int = 0
     first_loss: float | None = None

@@ -45,6 +45,7 @@ class Settings:
     schedule_gamma: float = 0.1
     ema_decay: float = 0.0  # 0: no average is published
     precision: str = "fp16"  # fp16 | bf16 | fp32
+    opt_level: str = "O1"  # O1: autocast; O2: a half model (`half_model.py`)
     init_scale: float = 65536.0
     growth_interval: int | None = None
     scale_floor: float = 1.0

@@ -11,9 +11,10 @@ import numpy as np
 
 from ....models.errors import BadRequest
 from ....models.spec import TensorSpec
+from ..limits.request_limits import DEFAULTS
 
-MAX_VALUES = 2**16  # strings in one answer: 50 ms of work; Triton's 1,000,000 would be most of a second
-MAX_SCORES = 2**21  # elements that are ranked for one answer
+MAX_VALUES = DEFAULTS.ranked_results
+MAX_SCORES = DEFAULTS.ranked_scores
 
 
 def classify(array: np.ndarray, tensor: TensorSpec, most: int, batched: bool) -> tuple[list[int], list[str]]:

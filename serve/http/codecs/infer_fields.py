@@ -10,10 +10,11 @@ import numpy as np
 from ....models.datatypes import Datatype
 from ....models.errors import BadRequest
 from ....models.spec import ModelSpec, TensorSpec
+from ..limits.request_limits import DEFAULTS
 from .dialect import Dialect, UnreadableTensor
 from .infer_parameters import flag, parameters_of
 
-_INT64_MAX = 2**63 - 1
+_INT64_MAX = DEFAULTS.shape_elements
 _SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
 
 

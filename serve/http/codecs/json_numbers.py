@@ -16,8 +16,9 @@ import orjson
 
 from ....models.datatypes import Datatype
 from ....models.errors import BadRequest
+from ..limits.request_limits import DEFAULTS
 
-MAX_DEPTH = 100
+MAX_DEPTH = DEFAULTS.json_depth
 _TOO_DEEP = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _C_CODES = {  # the same letters mean the same types to struct and to numpy

@@ -18,12 +18,12 @@ from uvicorn.server import ServerState
 from ....models.errors import BadRequest, HalfevenError
 from ..error_mapping import HeadTooLarge, TooManyConnections, UrlTooLong, body_of, headers_of, status_of
 from ..limits.bounds import Bounds
+from ..limits.request_limits import DEFAULTS
 from ..limits.unsent import Unsent
 from .polite_protocol import LOOK_AGAIN_S, PoliteProtocol
 
-MAX_HEAD_BYTES = 64 * 1024  # request line and headers; also trailers and chunk extensions
-MAX_HEADERS = 100  # also of trailers
-MAX_QUEUED = 64  # requests sent ahead on one connection
+MAX_HEAD_BYTES, MAX_HEADERS = DEFAULTS.head_bytes, DEFAULTS.headers
+MAX_QUEUED = DEFAULTS.requests_ahead
 _PER_CHUNK = 32  # bytes around each chunk of a body that are always allowed
 _REFUSAL_SECONDS = (
     2.0  # from a refusal to the end: closed at once, with bytes unread, it would not reach the caller

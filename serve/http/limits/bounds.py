@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from .connections import Connections, connection_limit
 from .memory_budget import MemoryBudget, default_limit
 from .repeated_warnings import RepeatedWarning
+from .request_limits import DEFAULTS
 
 _LOG = logging.getLogger(__name__)
 
@@ -14,7 +15,7 @@ _LOG = logging.getLogger(__name__)
 class Bounds:
     """``seconds`` is the time for a head to come, and for a body."""
 
-    seconds: float = 30.0
+    seconds: float = DEFAULTS.arrival_seconds
     budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(default_limit()))
     connections: Connections = field(default_factory=lambda: Connections(connection_limit(None)))
     malformed: RepeatedWarning = field(

@@ -3,9 +3,10 @@
 import asyncio
 
 from .memory_budget import MemoryBudget
+from .request_limits import DEFAULTS
 
-STALL_SECONDS = 10.0  # between two looks
-LEAST_BYTES_PER_SECOND = 16_384  # as for uploads
+STALL_SECONDS = DEFAULTS.answer_stall_seconds  # between two looks
+LEAST_BYTES_PER_SECOND = DEFAULTS.answer_bytes_per_second
 
 
 class Unsent:

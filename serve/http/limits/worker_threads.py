@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ....models.errors import Overloaded
+from .request_limits import DEFAULTS
 
 T = TypeVar("T")
-MOST_WAITING = 256  # bodies in memory that wait for a thread
+MOST_WAITING = DEFAULTS.bodies_waiting  # in memory
 _NICE = 15  # behind the compute threads too (`batching/device.py`: 5): their callers sent small bodies
 
 

@@ -25,6 +25,7 @@ from ..error_mapping import SlowBody, body_for, body_of, headers_of, message_of,
 from ..head_requests import answer_head
 from ..limits.bounds import Bounds
 from ..limits.memory_budget import Lease, json_bytes
+from ..limits.request_limits import DEFAULTS
 from ..limits.worker_threads import WorkerThreads
 from ..page_headers import PageHeaders
 from ..route_scopes import admit
@@ -32,7 +33,7 @@ from ..server_load import ServerLoad
 from ..web_guard import WebGuard
 from .infer_headers import NOTHING, HeaderFields, scan
 
-MAX_BODY_BYTES = 64 * 2**20  # Triton's default
+MAX_BODY_BYTES = DEFAULTS.body_bytes
 # Bytes; more JSON than this is read in a thread. JSON that is read in a millisecond is read on the event loop: a thread
 # would hold Python's lock as long, and several threads that want the lock hold each other up.
 SMALL_JSON = 512 * 1024
@@ -68,7 +69,7 @@ class InferFront:
         app: ASGIApp,
         roster: Roster,
         max_body_bytes: int = MAX_BODY_BYTES,
-        body_timeout_s: float = 30.0,
+        body_timeout_s: float = DEFAULTS.arrival_seconds,
         written: dict[str, Phase] | None = None,
         dialect: Dialect = OURS,
         guard: WebGuard | None = None,

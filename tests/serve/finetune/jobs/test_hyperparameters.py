@@ -22,7 +22,10 @@ def test_auto_becomes_numbers_within_their_ranges(rows: int, max_batch_size: int
     values = read_hyperparameters({})
     values["validation_split"] = held_out_share(values["validation_split"], rows)
     found = resolve(values, rows, max_batch_size)
-    assert all(RANGES[name].low <= found[name] <= RANGES[name].high for name in RANGES)
+    measured = {"learning_rate", "learning_rate_multiplier"}  # by the trainer
+    assert {name for name in RANGES if found[name] == AUTO} == measured
+    numbers = {name: found[name] for name in RANGES.keys() - measured}
+    assert all(RANGES[name].low <= value <= RANGES[name].high for name, value in numbers.items())
     assert found["batch_size"] <= min(rows, max(max_batch_size, 1), 32)
     assert rows < 2 or max_batch_size < 2 or found["batch_size"] >= 2
     steps = math.ceil(rows / found["batch_size"]) * found["n_epochs"]
@@ -51,7 +54,7 @@ def test_the_two_ways_to_say_the_learning_rate_agree() -> None:
     rate = by_factor["learning_rate"]
     by_rate = resolve(read_hyperparameters({"hyperparameters": {"learning_rate": rate}}), 100, 8)
     assert by_rate["learning_rate_multiplier"] == pytest.approx(factor)
-    assert resolve(read_hyperparameters({}), 100, 8)["learning_rate"] == pytest.approx(rate / factor)
+    assert rate == pytest.approx(1e-4 * factor)
 
 
 def test_what_is_given_is_kept_and_the_method_s_own_place_wins() -> None:
@@ -91,6 +94,21 @@ def test_numbers_are_whole_where_they_count_and_come_back_as_such() -> None:
     assert isinstance(found["n_epochs"], int) and isinstance(found["weight_decay"], float)
     with pytest.raises(BadInput, match=r"max_floor_hits: expected a whole number from 1 to 1000, got 2\.5"):
         read_hyperparameters({"hyperparameters": {"max_floor_hits": 2.5}})
+
+
+def test_an_opt_level_and_a_precision_that_contradict_each_other_are_refused() -> None:
+    def read(**asked: str) -> tuple[str, str]:
+        found = read_hyperparameters({"hyperparameters": asked})
+        return found["opt_level"], found["precision"]
+
+    assert read(opt_level="O0") == read(opt_level="O0", precision="fp32") == ("O1", "fp32")
+    assert read(opt_level="O2") == ("O2", "fp16") and read(opt_level="O2", precision="bf16") == ("O2", "bf16")
+    with pytest.raises(
+        BadInput, match="precision: opt_level O0 is fp32; expected fp32 or nothing, got 'bf16'"
+    ):
+        read(opt_level="O0", precision="bf16")
+    with pytest.raises(BadInput, match=r"precision: opt_level O2 trains a half model; .*, got 'auto'"):
+        read(opt_level="O2", precision="auto")
 
 
 def test_the_page_has_every_setting_with_its_range_and_default() -> None:

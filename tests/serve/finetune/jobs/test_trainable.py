@@ -11,6 +11,7 @@ import pytest
 import torch
 from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
+from halfeven.serve.finetune.jobs.reproducing import reproduce
 from safetensors.numpy import load_file
 from torch import nn
 
@@ -88,18 +89,26 @@ def test_the_head_is_the_last_layer_before_what_is_learnt(served: Served, begun:
 
 
 def test_adapters_learn_and_are_merged_into_the_weights_that_are_proven(served: Served, begun: Path) -> None:
-    job, moved = trained(served, begun, trainable="lora", lora_rank=2, lora_targets="first")
+    job, moved = trained(
+        served, begun, trainable="lora", lora_rank=2, lora_targets="first", learning_rate="auto"
+    )
     assert moved == {"first.weight"}
     old, new = weights_of(served[0], job)
     singular = np.linalg.svd(new["first.weight"] - old["first.weight"], compute_uv=False)
     assert singular[1] > 1e-5 and np.all(singular[2:] < 1e-5 * singular[0]), "a change of rank 2"
+    events = served[1].fine_tuning.jobs.list_events(job.id, limit=100).data
+    rate = job.to_dict()["halfeven"]["summary"]["learning_rate"]
+    assert any(f"chosen by measurement: learning rate {rate:g} (loss after" in one.message for one in events)
+    version = served[0].version("net", job.to_dict()["halfeven"]["version"])
+    assert reproduce(served[0], version, None, None, lambda line: None)["equal"]
 
 
 def test_a_captured_program_has_no_layers_for_adapters_and_says_what_to_do(
     served: Served, begun: Path
 ) -> None:
-    said = refused(served, begun, "program", trainable="lora")
-    assert "captured program (net.pt2)" in said and "trainable = head" in said
+    for asked in ({"trainable": "lora"}, {"opt_level": "O2"}):
+        said = refused(served, begun, "program", **asked)
+        assert "captured program (net.pt2)" in said and "trainable = head" in said
 
 
 def test_the_loss_of_the_folder_and_the_schedule_reach_the_trainer(served: Served, begun: Path) -> None:

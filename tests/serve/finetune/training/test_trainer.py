@@ -211,6 +211,34 @@ def test_code_that_raises_fails_the_job_with_its_traceback(small: Line) -> None:
     assert not list(Path(small["out"]).iterdir())
 
 
+OWN_BACKWARD = """
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx, x):
+        assert x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        return x.round()
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, *grads):
+        return grads[0]
+"""
+
+
+def test_a_function_of_the_code_with_its_own_backward_learns_under_autocast(small: Line) -> None:
+    """Rounding has no slope: only its own backward lets the layer before it learn."""
+    request = with_code(small, forward="return Rounded.apply(self.first(x))")
+    code = Path(request["source"]["folder"]) / "model.py"
+    code.write_text(code.read_text().replace("class Net", f"{OWN_BACKWARD}\nclass Net"))
+    settings = {**small["hyperparameters"], "n_epochs": 20, "learning_rate": 0.1}
+    lines, _ = run(request | {"precision": "fp16", "hyperparameters": settings})
+    summary = lines[-1]["summary"]
+    assert summary["last_loss"] < 0.5 * summary["first_loss"] and not bool(
+        (load_file(lines[-1]["weights"])["first.weight"] == 0).any()
+    )
+
+
 @pytest.mark.slow
 def test_a_module_that_cannot_be_built_any_more_is_replaced_by_its_program(small: Line) -> None:
     request = with_code(small, build="raise SystemExit('the dataset moved')")

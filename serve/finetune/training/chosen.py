@@ -1,0 +1,68 @@
+"""What a job leaves to measurement (``auto``): measured once and written into the job's folder. A job that is started
+again reads it there, so that its steps do not depend on how often that was. Needs torch alone."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .checkpoints import sync
+from .evaluation import loss_of_rows
+from .passes import autocast_of
+from .precision_test import chosen_precision, timed_steps
+from .range_test import range_test
+from .task import Task
+from .trainee import Trainee
+from .training_terms import Settings
+
+AUTO, FILE = "auto", "chosen.json"
+Request = Mapping[str, Any]
+
+
+def settings_of(request: Request, task: Task, pupil: Trainee) -> tuple[Settings, dict[str, Any]]:
+    """The settings of a job without ``auto``, and what was chosen for it: empty where nothing was left open."""
+    asked = {**request["hyperparameters"], "precision": request["precision"]}
+    open_ones = {name for name, value in asked.items() if value == AUTO}
+    given = {name: value for name, value in asked.items() if name not in open_ones and value is not None}
+    settings = Settings(**given, seed=request["seed"])
+    if not open_ones:
+        return settings, {}
+    path = Path(request["out"]) / FILE
+    try:
+        chosen = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        chosen = _measured(request, task, pupil, settings, open_ones)
+        _write(path, chosen)
+    return replace(settings, **{name: chosen[name] for name in open_ones}), chosen
+
+
+def _measured(
+    request: Request, task: Task, pupil: Trainee, settings: Settings, open_ones: set[str]
+) -> dict[str, Any]:
+    device, rows = request["device"], len(task.rows)
+    parts = (pupil.module, task.loss, task.parts, rows)
+    found: dict[str, Any] = {}
+    if "precision" in open_ones:
+        seconds = timed_steps(*parts, settings, device)
+        found |= {"precision": chosen_precision(seconds), "seconds": seconds}
+        settings = replace(settings, precision=found["precision"])
+    if "learning_rate" in open_ones:
+
+        def evaluated(batch: Tensor) -> float:
+            return loss_of_rows(pupil, task, batch, autocast_of(settings, device, pupil.module))
+
+        test = range_test(*parts, settings, device, evaluated)
+        losses = {f"{rate:g}": loss for rate, loss in test.losses.items()}
+        found |= {"learning_rate": test.rate, "steps": test.steps, "losses": losses}
+    return found
+
+
+def _write(path: Path, chosen: Mapping[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(chosen, allow_nan=False))
+    sync(temporary)
+    temporary.replace(path)
+    sync(path.parent)

@@ -1,0 +1,50 @@
+"""Apex's O2: the model computes in half throughout but for its norms, and its FP32 weights are the master weights.
+
+Every pass casts the weights anew; the cast's own backward gives FP32 gradients, so they are FP32 before `unscale_`, as
+Apex's master gradients are. Source: Apex's amp, opt levels (``keep_batchnorm_fp32``, here for every norm). Needs torch
+alone.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+Answers = tuple[Tensor, ...]
+
+
+def norms_of(module: nn.Module) -> list[nn.Module]:
+    """The normalisation layers, by the names of their classes: those of the operator's code too."""
+    return [part for part in module.modules() if "Norm" in type(part).__name__]
+
+
+def half_model(module: nn.Module, dtype: torch.dtype) -> Callable[..., Answers]:
+    """The forward of ``module`` in ``dtype``. Norms get FP32 inputs and give half outputs."""
+    norms = norms_of(module)
+    spared = {id(one) for part in norms for one in (*part.parameters(), *part.buffers())}
+    for part in norms:
+        part.register_forward_pre_hook(lambda _, inputs: cast(inputs, torch.float32))
+        part.register_forward_hook(lambda _, inputs, answer: cast(answer, dtype))
+
+    def forward(*inputs: Tensor) -> Answers:
+        tensors = (*module.named_parameters(), *module.named_buffers())
+        own = {name: one for name, one in tensors if one.is_floating_point() and id(one) not in spared}
+        half = {name: one.to(dtype) for name, one in own.items()}
+        versions = {name: one._version for name, one in half.items()}
+        answers = functional_call(module, half, cast(inputs, dtype))
+        with torch.no_grad():
+            for name, one in half.items():
+                if one._version != versions[name]:  # a buffer that forward has changed
+                    own[name].copy_(one)
+        return answers
+
+    return forward
+
+
+def cast(values: Any, dtype: torch.dtype) -> Any:
+    """A tensor, or the tensors of a tuple; what is no floating point tensor stays as it is."""
+    if isinstance(values, tuple):
+        return tuple(cast(one, dtype) for one in values)
+    return values.to(dtype) if isinstance(values, Tensor) and values.is_floating_point() else values

@@ -1,0 +1,40 @@
+"""Every limit on what a caller may send, hold or leave open, in one object. docs/security.md has the same as a table.
+
+Four of them are settings (`serve/settings.py`); the others hold for every server. Limits of a model's queue are in its
+`model.toml`, those of a key in the key file.
+"""
+
+from dataclasses import dataclass
+
+from ....models.pictures.picture import MAX_PIXELS, MAX_SIDE
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """Sizes in bytes, times in seconds. ``in_flight_bytes`` and ``connections`` of None are taken from the machine
+    (`default_limit`, `connection_limit`)."""
+
+    body_bytes: int = 64 * 2**20  # as sent, and once more unpacked; Triton's default
+    body_pieces: int = 65_536
+    in_flight_bytes: int | None = None  # of all requests together
+    arrival_seconds: float = 30.0  # for a head, from the connection on; and for a body
+    head_bytes: int = 64 * 1024  # request line and headers; also trailers and chunk extensions
+    headers: int = 100  # also of trailers
+    requests_ahead: int = 64  # on one connection, or of one gRPC stream
+    idle_seconds: int = 5  # of a kept connection between two requests
+    answer_bytes_per_second: int = 16_384  # that a caller takes; and that an upload sends
+    answer_stall_seconds: float = 10.0  # over which that is looked at
+    connections: int | None = None
+    bodies_waiting: int = 256  # large, compressed or picture bodies that wait for a thread
+    json_depth: int = 100
+    shape_elements: int = 2**63 - 1  # and its bytes: checked before anything is made
+    ranked_scores: int = 2**21  # elements that are ranked for one answer (classification)
+    ranked_results: int = (
+        2**16
+    )  # strings in one answer: 50 ms of work; Triton's 1,000,000 would be most of a second
+    picture_pixels: int = MAX_PIXELS
+    picture_side: int = MAX_SIDE
+    upload_bytes: int = 2**30  # of a training file
+
+
+DEFAULTS = RequestLimits()

@@ -1,0 +1,36 @@
+"""What a job leaves to measurement is measured once: whatever ends the job, it goes on with the same choice."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.serve.finetune.training.test_resuming import HARD, elsewhere, hard_job
+from tests.serve.finetune.training.trainer_runs import Line, run
+
+
+def rates(lines: list[Line]) -> set[float]:
+    return {line["learning_rate"] for line in lines if line["type"] == "step"}
+
+
+@pytest.mark.slow
+def test_a_job_with_auto_is_the_job_that_names_what_was_chosen(tmp_path: Path) -> None:
+    named = hard_job(tmp_path / "job") | {"precision": "fp32"}
+    auto = named | {"hyperparameters": {**HARD, "learning_rate": "auto"}}
+    lines, _ = run(elsewhere(auto))
+    chosen = next(line for line in lines if line["type"] == "chosen")
+    assert chosen["learning_rate"] == lines[-1]["summary"]["learning_rate"] and len(chosen["losses"]) == 7
+    again, _ = run(named | {"hyperparameters": {**HARD, "learning_rate": chosen["learning_rate"]}})
+    assert again[-1]["digest"] == lines[-1]["digest"], "the range test leaves no trace"
+
+
+@pytest.mark.slow
+def test_what_was_chosen_is_not_measured_again(tmp_path: Path) -> None:
+    auto = hard_job(tmp_path / "job") | {"precision": "auto"}
+    auto |= {
+        "hyperparameters": {**HARD, "learning_rate": "auto", "schedule": "constant", "warmup_ratio": 0.0}
+    }
+    chosen = {"precision": "fp16", "seconds": {}, "learning_rate": 0.00321, "steps": 10, "losses": {}}
+    (Path(auto["out"]) / "chosen.json").write_text(json.dumps(chosen))
+    lines, _ = run(auto)
+    assert rates(lines) == {0.00321} and lines[-1]["summary"]["precision"] == "fp16"
