@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def held_out_loss(loop: Loop, pupil: Trainee, task: Task) -> float:
     )
 
 
-def loss_of_rows(pupil: Trainee, task: Task, batch: Tensor, autocast: torch.amp.autocast) -> float:
+def loss_of_rows(pupil: Trainee, task: Task, batch: Tensor, autocast: AbstractContextManager[None]) -> float:
     """The mean loss of some rows of ``task`` in evaluation mode. Weights, buffers and generators are as before."""
     before = snapshot(pupil.module)
     with generators_untouched(), pupil.evaluating(), torch.no_grad(), autocast:
