@@ -19,7 +19,7 @@ from .lint_command import lint
 from .measuring import bench, tune
 from .other_engines import export, prove
 from .serve_command import serve
-from .training import finetune, reproduce, version_named
+from .training import finetune, job_metrics, reproduce, version_named
 
 app = typer.Typer(
     name="halfeven",
@@ -291,6 +291,7 @@ app.command()(tune)
 app.add_typer(keys)
 app.command()(finetune)
 app.command()(reproduce)
+app.command()(job_metrics)
 app.command()(lint)
 
 

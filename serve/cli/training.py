@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...models.errors import BadInput
+from ...models.errors import BadInput, BadSetting
 from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
 
 
@@ -89,6 +89,37 @@ def finetune(
             hyperparameters=asked, follow=follow, notify=notify, console=errors,
         )  # fmt: skip
         return facts, sentence_of(facts), exit_code(facts, follow)
+
+    finish(work, as_json)
+
+
+def job_metrics(
+    job: Annotated[str, typer.Argument(help="The identifier of a fine-tuning job, ftjob-….")],
+    tensorboard: Annotated[Path | None, typer.Option(help="Write an event file into a folder here.")] = None,
+    mlflow: Annotated[Path | None, typer.Option(help="Write a run into this MLflow folder (mlruns).")] = None,
+    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    as_json: Json = False,
+) -> None:
+    """Write the course of a fine-tuning job for TensorBoard or MLflow."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..finetune.client.job_record import facts_of_record, job_record
+        from ..finetune.client.mlflow_folder import write_mlflow
+        from ..finetune.client.remote import Remote
+        from ..finetune.client.tensorboard_files import write_tensorboard
+
+        if (tensorboard is None) == (mlflow is None):
+            raise BadSetting("expected one of --tensorboard DIR and --mlflow DIR")
+        record = job_record(Remote(url), job)
+        if tensorboard is not None:
+            written, way = write_tensorboard(record, tensorboard), f"tensorboard --logdir {tensorboard}"
+        else:
+            assert mlflow is not None
+            written, way = (
+                write_mlflow(record, mlflow),
+                f"mlflow migrate-filestore takes {mlflow} into a database",
+            )
+        return facts_of_record(record, written), f"{written}\nnext: {way}", 0
 
     finish(work, as_json)
 

@@ -37,6 +37,20 @@ class Remote:
     def job(self, id: str) -> dict[str, Any]:
         return self._call("GET", _job_path(id))
 
+    def steps(self, id: str, most: int) -> list[dict[str, Any]]:
+        """The log of a job's steps; of more than ``most`` every k-th."""
+        return self._call("GET", f"{_job_path(id)}/metrics?most={most}")["data"]
+
+    def checkpoints(self, id: str) -> list[dict[str, Any]]:
+        """The evaluations of a job, the newest first."""
+        found: list[dict[str, Any]] = []
+        while True:
+            after = f"&after={urllib.parse.quote(found[-1]['id'], safe='')}" if found else ""
+            page = self._call("GET", f"{_job_path(id)}/checkpoints?limit=1000{after}")
+            found += page["data"]
+            if not page["has_more"]:
+                return found
+
     def cancel(self, id: str) -> dict[str, Any]:
         return self._call("POST", f"{_job_path(id)}/cancel")
 
