@@ -1,9 +1,15 @@
 """Cases of one claim: some in every run, the others marked ``slow``, so that only ``make check`` has them."""
 
+import os
 from collections.abc import Container, Iterable
 from typing import Any
 
 import pytest
+
+EVERY_CASE = bool(os.environ.get("HALFEVEN_EVERY_CASE"))
+KILLS = int(
+    os.environ.get("HALFEVEN_KILLS", "0")
+)  # random deaths of each process; 20 take a quarter of an hour or more
 
 
 def slow_but(fast: Container[Any], cases: Iterable[Any]) -> list[Any]:
@@ -14,6 +20,12 @@ def slow_but(fast: Container[Any], cases: Iterable[Any]) -> list[Any]:
 def slow_but_every(step: int, cases: Iterable[Any]) -> list[Any]:
     """The first case and every ``step``-th after it in every run."""
     return [_slow(case) if place % step else case for place, case in enumerate(cases)]
+
+
+def by_name(case: Any) -> Any:
+    """A case that takes many minutes: only where every case is asked for."""
+    reason = "takes many minutes: asked for by name, HALFEVEN_EVERY_CASE=1"
+    return pytest.param(case, marks=[pytest.mark.slow, pytest.mark.skipif(not EVERY_CASE, reason=reason)])
 
 
 def _slow(case: Any) -> Any:

@@ -1,6 +1,5 @@
 """A module and its own exported file are planned alike: the same status, search, verdict, kept ops and sections."""
 
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,12 +18,13 @@ from halfeven.models.store import Store, Version
 
 from tests.conversions import samples_of
 from tests.corpus import CORPUS, captured
+from tests.slow import EVERY_CASE
 
 # Below O3 a search is always made.
 ASKED = [("O0", False), ("O1", False), ("O2", False), ("O3", False), ("O3", True)]
 FEW = ["gate", "far from zero", "masked pooling"]  # run always; the others are slow
-# All levels of all models take an hour and a half: unless this is set, each of the others is asked at one.
-EVERY = bool(os.environ.get("HALFEVEN_EVERY_CASE"))
+# All levels of all models take an hour: unless EVERY_CASE is set, each of the others is asked at one.
+HEAVY = ["zoo unet", "deep stack"]  # a search at O3 takes them minutes: they are asked at O1
 # Sections that are shown only where there is something to show.
 OWN = {
     "recommendation": "not to convert: what casts move differs with the graph",
@@ -91,7 +91,9 @@ Both = Callable[[str, str, bool], tuple[Outcome, Outcome]]
 cases = [
     pytest.param(name, level, search, marks=() if name in FEW else pytest.mark.slow)
     for place, name in enumerate(CORPUS)
-    for level, search in (ASKED if EVERY or name in FEW else [ASKED[place % len(ASKED)]])
+    for level, search in (
+        ASKED if EVERY_CASE or name in FEW else [ASKED[1 if name in HEAVY else place % len(ASKED)]]
+    )
 ]
 every_case = pytest.mark.parametrize(("name", "level", "search"), cases)
 

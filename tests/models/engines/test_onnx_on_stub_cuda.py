@@ -17,7 +17,7 @@ from halfeven.models.program import runnable
 from onnx import TensorProto, helper
 
 from tests.corpus import CORPUS, captured
-from tests.slow import slow_but
+from tests.slow import by_name, slow_but
 from tests.stub_cuda import LACKING, can_compile, run_on_stubs, stub_libraries
 
 pytestmark = pytest.mark.skipif(not can_compile(), reason=LACKING)
@@ -142,10 +142,10 @@ def written(name: str, folder: Path) -> Path | None:
     return path
 
 
-SOME = {"two": ("zoo mlp", "lstm"), "all": tuple(CORPUS)}
+SOME = {"two": ("zoo mlp", "lstm"), "every eighth": tuple(CORPUS)[::8], "all": tuple(CORPUS)}
 
 
-@pytest.mark.parametrize("which", slow_but({"two"}, SOME))
+@pytest.mark.parametrize("which", [*slow_but({"two"}, ("two", "every eighth")), by_name("all")])
 def test_the_halves_of_corpus_and_zoo_compute_no_half_on_the_cpu(
     which: str, libraries: Path, tmp_path: Path
 ) -> None:

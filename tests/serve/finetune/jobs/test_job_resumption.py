@@ -21,9 +21,9 @@ from safetensors.numpy import load_file, save_file
 
 from tests.serve.finetune.jobs.hard_job import EVERY, STEPS, Outcome, create, outcome, store_of
 from tests.serve.finetune.jobs.job_server import ended, processes, served_to_client, until
+from tests.slow import KILLS
 
 CONVERSION = b"weights_to_version"
-KILLS = int(os.environ.get("HALFEVEN_KILLS", "0"))  # of each victim: 20 take a quarter of an hour or more
 
 
 def left_behind(store: Store) -> list[str]:

@@ -17,6 +17,7 @@ from halfeven.serve.versions import roster as roster_file
 
 from tests.serve.conftest import started
 from tests.serve.versions.traffic.conftest import Versions, call, until
+from tests.slow import by_name
 
 CALLERS = 6
 
@@ -123,7 +124,7 @@ def rolls_of(life: Life, rolls: int) -> Iterator[Callable[[], None]]:
             yield lambda version=version: life.order("/v1/models/net/promote", version)
 
 
-@pytest.mark.parametrize("rolls", [5, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rolls", [5, by_name(50)])
 def test_no_request_is_lost_while_versions_models_and_servers_come_and_go(
     store: Store, versions: Versions, rolls: int
 ) -> None:
