@@ -17,7 +17,7 @@ def head_of(program: ExportedProgram, outputs: Collection[int]) -> list[str]:
     found, seen = set[str](), set[Node]()
     while waiting:
         node = waiting.pop()
-        if node in seen or node in made_of:
+        if node in seen:
             continue
         seen.add(node)
         read = {name for one in node.all_input_nodes for name in made_of.get(one, ())}
