@@ -89,7 +89,7 @@ def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
         body_timeout_s=limits.arrival_seconds,
         dialect=dialect,
     )
-    files = Files(store.root / "files", limits.upload_bytes, most_bytes=settings.max_files_mib * 2**20)
+    files = Files(store.root / "files", limits.upload_bytes, most_bytes=limits.files_bytes)
     trainer = (settings.trainer_threads, 10, _trainer_memory(settings, device.type))
     supervisor = Supervisor(job_store, files, store, roster, place, *trainer)
     trials = TrialRuns(job_store, files, store, str(device), *trainer, leaving=lambda: roster.leaving)

@@ -37,7 +37,7 @@ class Settings(BaseSettings):
     server_name: str | None = Field(None, min_length=1, max_length=128)
     max_body_mib: int = Field(DEFAULTS.body_bytes // _MIB, ge=1, le=65536)
     max_upload_mib: int = Field(DEFAULTS.upload_bytes // _MIB, ge=1, le=2**20)
-    max_files_mib: int = Field(10_240, ge=1, le=2**24)  # of all uploaded files together
+    max_files_mib: int = Field(DEFAULTS.files_bytes // _MIB, ge=1, le=2**24)  # of all uploaded files together
     trainer_threads: int = Field(1, ge=1, le=1024)
     trainer_memory_mib: int | None = Field(None, ge=1024, le=2**24)  # None: most of what there is
     body_seconds: float = Field(DEFAULTS.arrival_seconds, gt=0)
@@ -83,6 +83,7 @@ class Settings(BaseSettings):
             in_flight_bytes=None if mib is None else mib * _MIB,
             connections=self.max_connections,
             upload_bytes=self.max_upload_mib * _MIB,
+            files_bytes=self.max_files_mib * _MIB,
         )
 
     @property

@@ -1,6 +1,6 @@
 """Every limit on what a caller may send, hold or leave open, in one object. docs/security.md has the same as a table.
 
-Four of them are settings (`serve/settings.py`); the others hold for every server. Limits of a model's queue are in its
+Six of them are settings (`serve/settings.py`); the others hold for every server. Limits of a model's queue are in its
 `model.toml`, those of a key in the key file.
 """
 
@@ -35,6 +35,7 @@ class RequestLimits:
     picture_pixels: int = MAX_PIXELS
     picture_side: int = MAX_SIDE
     upload_bytes: int = 2**30  # of a training file
+    files_bytes: int = 10 * 2**30  # of all training files together
 
 
 DEFAULTS = RequestLimits()

@@ -12,6 +12,7 @@ SECURITY = Path(__file__).resolve().parents[4] / "docs/security.md"
 SET = {
     "max_body_mib": ("body_bytes", 3, 3 * 2**20),
     "max_upload_mib": ("upload_bytes", 5, 5 * 2**20),
+    "max_files_mib": ("files_bytes", 17, 17 * 2**20),
     "max_in_flight_mib": ("in_flight_bytes", 7, 7 * 2**20),
     "max_connections": ("connections", 11, 11),
     "body_seconds": ("arrival_seconds", 13.5, 13.5),
