@@ -247,8 +247,10 @@ class _Announcing(PoliteServer):
         self._roster.wait()
         for served in self._roster.all():
             prepared = served.prepared
-            who = f"{served.name}@{prepared.version} is active: {prepared.precision}, {prepared.engine.form}"
-            self._notify(f"{who} on {prepared.engine.device} ({prepared.reason})")
+            active = (
+                f"{served.name}@{prepared.version} is active: {prepared.precision}, {prepared.engine.form}"
+            )
+            self._notify(f"{active} on {prepared.engine.device} ({prepared.reason})")
         for fault in self._roster.not_ready_reasons():
             self._notify(f"not ready: {fault}")
         if not (store := self._roster.store).names():

@@ -69,8 +69,8 @@ class Record:
                 self.messages.setdefault(reason, message)
 
     def _read(self, head: bytes) -> None:
-        who = value_of(head, b"halfeven-version"), value_of(head, b"halfeven-precision")
-        self.answered_by[who] = self.answered_by.get(who, 0) + 1
+        key = value_of(head, b"halfeven-version"), value_of(head, b"halfeven-precision")
+        self.answered_by[key] = self.answered_by.get(key, 0) + 1
         self._seen += 1
         if self._seen % self._stride == 0 and (at := head.find(b"\r\nserver-timing:")) >= 0:
             self.timings.append(head[at + 16 : _line_end(head, at + 2)])

@@ -49,7 +49,7 @@ def sentences(facts: Mapping[str, Any]) -> Iterable[str]:
                 yield f"{name}: {count} × {status}: {stage['messages'].get(status, 'no answer')[:200]}"
         yield from (f"{name}: {doubt}" for doubt in stage["generator"]["doubts"])
     answered = {
-        (who["version"], who["precision"]) for stage in facts["stages"] for who in stage["answered_by"]
+        (one["version"], one["precision"]) for stage in facts["stages"] for one in stage["answered_by"]
     }
     if len(answered) > 1:
         text = ", ".join(f"{version or '?'} ({precision or '?'})" for version, precision in sorted(answered))

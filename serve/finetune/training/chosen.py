@@ -23,7 +23,7 @@ AUTO, FILE = "auto", "chosen.json"
 Request = Mapping[str, Any]
 
 
-def settings_of(request: Request, task: Task, pupil: Trainee) -> tuple[Settings, dict[str, Any]]:
+def settings_of(request: Request, task: Task, trainee: Trainee) -> tuple[Settings, dict[str, Any]]:
     """The settings of a job without ``auto``, and what was chosen for it: empty where nothing was left open.
 
     In a trial of a few steps the rate is the usual one: the range test would take longer than the trial.
@@ -40,16 +40,16 @@ def settings_of(request: Request, task: Task, pupil: Trainee) -> tuple[Settings,
     try:
         chosen = json.loads(path.read_bytes())
     except (OSError, ValueError):
-        chosen = _measured(request, task, pupil, settings, open_ones)
+        chosen = _measured(request, task, trainee, settings, open_ones)
         _write(path, chosen)
     return replace(settings, **{name: chosen[name] for name in open_ones}), chosen
 
 
 def _measured(
-    request: Request, task: Task, pupil: Trainee, settings: Settings, open_ones: set[str]
+    request: Request, task: Task, trainee: Trainee, settings: Settings, open_ones: set[str]
 ) -> dict[str, Any]:
     device, rows = request["device"], len(task.rows)
-    parts = (pupil.module, task.loss, task.parts, rows)
+    parts = (trainee.module, task.loss, task.parts, rows)
     found: dict[str, Any] = {}
     if "precision" in open_ones:
         seconds = timed_steps(*parts, settings, device)
@@ -58,7 +58,7 @@ def _measured(
     if "learning_rate" in open_ones:
 
         def evaluated(batch: Tensor) -> float:
-            return loss_of_rows(pupil, task, batch, autocast_of(settings, device, pupil.module))
+            return loss_of_rows(trainee, task, batch, autocast_of(settings, device, trainee.module))
 
         test = range_test(*parts, settings, device, evaluated)
         losses = {f"{rate:g}": loss for rate, loss in test.losses.items()}

@@ -15,17 +15,22 @@ from .task import Task
 from .trainee import Trainee
 
 
-def held_out_loss(loop: Loop, pupil: Trainee, task: Task) -> float:
+def held_out_loss(loop: Loop, trainee: Trainee, task: Task) -> float:
     """The mean loss of all rows of ``task``, in the training's precision."""
     return loss_of_rows(
-        pupil, task, torch.arange(len(task.rows)), autocast_of(loop.settings, loop.passes.kind, pupil.module)
+        trainee,
+        task,
+        torch.arange(len(task.rows)),
+        autocast_of(loop.settings, loop.passes.kind, trainee.module),
     )
 
 
-def loss_of_rows(pupil: Trainee, task: Task, batch: Tensor, autocast: AbstractContextManager[None]) -> float:
+def loss_of_rows(
+    trainee: Trainee, task: Task, batch: Tensor, autocast: AbstractContextManager[None]
+) -> float:
     """The mean loss of some rows of ``task`` in evaluation mode. Weights, buffers and generators are as before."""
-    before = snapshot(pupil.module)
-    with generators_untouched(), pupil.evaluating(), torch.no_grad(), autocast:
+    before = snapshot(trainee.module)
+    with generators_untouched(), trainee.evaluating(), torch.no_grad(), autocast:
         losses = [task.loss(part).item() * (part.numel() / len(batch)) for part in task.parts(batch)]
     restore(before)
     return math.fsum(losses) if all(map(math.isfinite, losses)) else math.nan

@@ -16,7 +16,7 @@ from .training_terms import DATA_FAULTS
 _NAMED = 10
 
 
-def first_steps(loop: Loop, pupil: Trainee, steps: int) -> dict[str, Any]:
+def first_steps(loop: Loop, trainee: Trainee, steps: int) -> dict[str, Any]:
     """Take ``steps`` steps. The last line of the process: seconds of the last step, the most memory that the process
     had, steps of the whole job, and ``idle``: parameters that are to learn and had no gradient. Raises Stopped."""
     idle: set[str] = set()
@@ -28,7 +28,7 @@ def first_steps(loop: Loop, pupil: Trainee, steps: int) -> dict[str, Any]:
         if record.cause not in DATA_FAULTS:
             idle = {
                 name
-                for name, one in pupil.module.named_parameters()
+                for name, one in trainee.module.named_parameters()
                 if one.requires_grad and one.grad is None
             }
     on_device = torch.cuda.max_memory_allocated() if loop.weights[0].device.type == "cuda" else None
@@ -42,7 +42,7 @@ def first_steps(loop: Loop, pupil: Trainee, steps: int) -> dict[str, Any]:
         "causes": causes,
         "idle": sorted(idle)[:_NAMED],
         "idle_count": len(idle),
-        **pupil.facts(),
+        **trainee.facts(),
     }
 
 

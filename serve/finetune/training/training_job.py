@@ -56,11 +56,11 @@ def run(request: Request, report: Report, orders: Orders) -> Line:
     first steps, and the line ``tried``. Raises Stopped."""
     started, parent = time.monotonic(), load_file(request["weights"])
     seed_everything(request["seed"])
-    pupil = trainee_of(request, parent)
-    job = TrainingJob(request, report, pupil, parent)
+    trainee = trainee_of(request, parent)
+    job = TrainingJob(request, report, trainee, parent)
     if request.get("trial_steps"):
-        return first_steps(job.loop, pupil, request["trial_steps"])
-    report({"type": "started", "total_steps": job.loop.steps, **pupil.facts()})
+        return first_steps(job.loop, trainee, request["trial_steps"])
+    report({"type": "started", "total_steps": job.loop.steps, **trainee.facts()})
     if job.chosen:
         report({"type": "chosen", **job.chosen})
     job.resume()
@@ -77,15 +77,15 @@ class TrainingJob:
     """``checkpoint_every`` of the request: steps between two evaluations, each with a checkpoint; 0: none of both."""
 
     def __init__(
-        self, request: Request, report: Report, pupil: Trainee, parent: Mapping[str, Tensor]
+        self, request: Request, report: Report, trainee: Trainee, parent: Mapping[str, Tensor]
     ) -> None:
-        self._request, self._report, self._pupil, self._parent = request, report, pupil, parent
-        self._training = task = Task(request, pupil.forward)
-        settings, self.chosen = settings_of(request, task, pupil)
+        self._request, self._report, self._trainee, self._parent = request, report, trainee, parent
+        self._training = task = Task(request, trainee.forward)
+        settings, self.chosen = settings_of(request, task, trainee)
         held_out = request.get("held_out")
-        self._held_out = Task(request, pupil.forward, task.losses, held_out=True) if held_out else None
+        self._held_out = Task(request, trainee.forward, task.losses, held_out=True) if held_out else None
         count, device = len(task.rows), request["device"]
-        self.loop = Loop(pupil.module, task.loss, count, settings, device, task.parts)
+        self.loop = Loop(trainee.module, task.loss, count, settings, device, task.parts)
         self.summary, self._best = (
             Summary(settings.precision, settings.learning_rate),
             BestStep(request.get("patience", 0)),
@@ -147,7 +147,7 @@ class TrainingJob:
         """Write the weights of the best step; of the last one where no step was evaluated. Raises Stopped."""
         self.loop.finish()
         with self.loop.published():
-            weights = self._best.weights or in_parents_form(self._pupil.state(), self._parent)
+            weights = self._best.weights or in_parents_form(self._trainee.state(), self._parent)
         audit(weights, finite_names(self._parent))
         self.summary.ended_early = self.ends and self.loop.done < self.loop.steps
         return write_weights(Path(self._request["out"]), dict(weights))
@@ -162,9 +162,9 @@ class TrainingJob:
             return
         step = self._evaluated = self.loop.done
         with self.loop.published():
-            loss = held_out_loss(self.loop, self._pupil, self._held_out)
+            loss = held_out_loss(self.loop, self._trainee, self._held_out)
             if best := self._best.is_best(loss):
-                self._best.take(step, loss, in_parents_form(self._pupil.state(), self._parent))
+                self._best.take(step, loss, in_parents_form(self._trainee.state(), self._parent))
         trained = self.summary.last_loss
         self._log(
             {"type": "evaluation", "step": step, "held_out_loss": number(loss), "loss": trained, "best": best}

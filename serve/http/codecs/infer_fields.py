@@ -101,8 +101,8 @@ def _is_half(tensor: TensorSpec) -> bool:
     return tensor.datatype in ("FP16", "BF16")
 
 
-def _no_shared_memory(who: str) -> str:
-    return f"{who}: shared memory is not offered; send and receive binary tensors in the body"
+def _no_shared_memory(place: str) -> str:
+    return f"{place}: shared memory is not offered; send and receive binary tensors in the body"
 
 
 def _objects(message: Mapping[str, Any], key: str) -> list[dict[str, Any]]:

@@ -40,17 +40,17 @@ def read_wishes(message: Mapping[str, Any], id: str | None) -> Wishes:
     return Wishes(terms, _nan_as(given))
 
 
-def parameters_of(entry: Mapping[str, Any], who: str) -> Mapping[str, Any]:
+def parameters_of(entry: Mapping[str, Any], place: str) -> Mapping[str, Any]:
     """The ``parameters`` of the request or of one tensor: flat, {} where absent. Raises BadRequest."""
     parameters = entry.get("parameters")
     if parameters is None:
         return {}
     if not isinstance(parameters, dict):
-        raise BadRequest(f"Unable to parse 'parameters': those of {who} must be an object")
+        raise BadRequest(f"Unable to parse 'parameters': those of {place} must be an object")
     for key, value in parameters.items():
         if isinstance(value, list | dict):
             raise BadRequest(
-                f"Unable to parse 'parameters': '{key[:60]}' of {who} must be a string, number or bool"
+                f"Unable to parse 'parameters': '{key[:60]}' of {place} must be a string, number or bool"
             )
     return parameters
 

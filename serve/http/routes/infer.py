@@ -234,11 +234,11 @@ class InferFront:
     ) -> tuple[int, Headers, bytes]:
         """The answer to a request that ends with this error: status, headers, body."""
         status = status_of(error, self._dialect.triton_statuses)
-        who = {"request_id": request_id, "model": model[:_LONGEST_ID], "status": status}
+        named = {"request_id": request_id, "model": model[:_LONGEST_ID], "status": status}
         if status == 500 and not isinstance(error, BadInput):
-            _LOG.error("an infer request failed", exc_info=error, extra=who)
+            _LOG.error("an infer request failed", exc_info=error, extra=named)
         if requests.isEnabledFor(logging.INFO):
-            requests.info("refused: %s", message_of(error), extra=who)
+            requests.info("refused: %s", message_of(error), extra=named)
         body, kind = body_of(error, "/v2")
         headers = [(key.encode(), value.encode()) for key, value in headers_of(error).items()]
         return status, [(b"content-type", kind.encode()), *headers], body
