@@ -174,6 +174,16 @@ def test_the_onnx_form_has_the_same_bodies_and_answers(name: str, op: str, tmp_p
             np.testing.assert_allclose(other, one.numpy(), rtol=1e-2, atol=1e-2)
 
 
+def test_a_loop_from_an_archive_has_its_onnx_form_too(tmp_path: Path) -> None:
+    """Its operands are lists there, tuples in a program that was never written."""
+    model = captured("loop")
+    save_program(model.program, tmp_path / "whole.pt2", weights=True)
+    loaded = load_program(tmp_path / "whole.pt2")
+    half = rewrite(loaded, make_plan(runnable(loaded), Precision("O1"), "cpu"), model.spec, model.example)
+    write_onnx(half.program, model.spec, tmp_path / "half.onnx", {})
+    assert "Loop" in {node.op_type for node in onnx.load(tmp_path / "half.onnx").graph.node}
+
+
 @pytest.mark.parametrize(("name", "words"), [("mapped", "map_impl"), ("nested", "while_loop_body_graph_0")])
 def test_what_torch_cannot_write_as_onnx_is_told_by_name(name: str, words: str, tmp_path: Path) -> None:
     """A map has no op there, and torch.onnx 2.13 cannot inline a body in a body."""
