@@ -31,6 +31,8 @@ from halfeven.serve.versions.roster import Roster
 from tests.kept import kept_store
 from tests.serve.conftest import running
 
+pytestmark = pytest.mark.slow  # a server process; the conformance tests have one in every run
+
 
 def _convert(where: Path) -> None:
     folder = Path(shutil.copytree(zoo_folder("digits"), where / "digits"))
@@ -126,7 +128,6 @@ def test_tritonclient_lists_checks_and_infers(
         assert counted["inference_count"] == rows
 
 
-@pytest.mark.slow
 def test_every_answer_names_the_version_and_precision_that_made_it(store: Store, samples: Samples) -> None:
     image = samples.arrays["image"][:2].tolist()
     with serving(store) as (address, _):
@@ -147,7 +148,6 @@ def test_every_answer_names_the_version_and_precision_that_made_it(store: Store,
         assert "Request for unknown model" in get(address, "/v2/models/nobody/infer", b"{}")[2]["error"]
 
 
-@pytest.mark.slow
 def test_a_swap_and_a_rollback_under_traffic_lose_no_request(store: Store, samples: Samples) -> None:
     with serving(store) as (address, roster):
         port = int(address.rpartition(":")[2])
@@ -162,7 +162,6 @@ def test_a_swap_and_a_rollback_under_traffic_lose_no_request(store: Store, sampl
         assert roster.find("digits").prepared.version == "1"
 
 
-@pytest.mark.slow
 def test_a_version_that_is_refused_on_this_device_does_not_replace_the_active_one(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,7 +189,6 @@ def test_where_nothing_is_active_the_fp32_whole_of_a_refused_half_serves(
         assert headers["halfeven-digest"] == store.version("digits", 3).manifest["files"]["whole.pt2"]
 
 
-@pytest.mark.slow
 def test_a_half_that_is_not_equal_is_never_served_and_without_fallback_nothing_is(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,14 +219,12 @@ def unequal_on_this_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readying, "load_half", load)
 
 
-@pytest.mark.slow
 def test_a_proof_from_elsewhere_is_made_again_here(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readying, "holds_here", lambda version, device: False)
     with serving(store) as (_, roster):
         assert roster.find("digits").prepared.precision == "fp16"
 
 
-@pytest.mark.slow
 def test_a_damaged_file_is_refused_by_name_and_others_go_on(store: Store, samples: Samples) -> None:
     shutil.copytree(store.root / "models" / "digits", store.root / "models" / "twin")
     damaged = store.root / "models" / "twin" / "1" / "weights.safetensors"
@@ -245,7 +241,6 @@ def test_a_damaged_file_is_refused_by_name_and_others_go_on(store: Store, sample
         assert roster.find("digits").prepared.version == "1"
 
 
-@pytest.mark.slow
 def test_shutdown_finishes_what_waits(store: Store, samples: Samples) -> None:
     answered = []
     with serving(store) as (address, roster):
@@ -261,7 +256,6 @@ def test_shutdown_finishes_what_waits(store: Store, samples: Samples) -> None:
     assert all(logits is not None and logits.shape == (1, 10) for logits in answered)
 
 
-@pytest.mark.slow
 def test_one_server_has_a_store_and_a_second_one_says_so(store: Store) -> None:
     with serving(store), pytest.raises(BadSetting, match="another server has the store"):
         build(read_settings(store=store.root, device="cpu"), store)
@@ -269,7 +263,6 @@ def test_one_server_has_a_store_and_a_second_one_says_so(store: Store) -> None:
         assert roster.ready, "the lock goes with the server"
 
 
-@pytest.mark.slow
 def test_weights_that_a_gate_refused_serve_in_no_precision(store: Store, tmp_path: Path) -> None:
     """Only versions whose half alone was refused may serve as an FP32 whole where nothing is active."""
     digits = store.root / "models" / "digits"
@@ -284,7 +277,6 @@ def test_weights_that_a_gate_refused_serve_in_no_precision(store: Store, tmp_pat
         assert roster.find("digits").prepared.version == "3"
 
 
-@pytest.mark.slow
 def test_an_engine_that_was_replaced_gives_its_weights_back(store: Store) -> None:
     with serving(store, keep_previous_seconds=0.0) as (_, roster):
         engine = roster.find("digits").prepared.engine
@@ -296,7 +288,6 @@ def test_an_engine_that_was_replaced_gives_its_weights_back(store: Store) -> Non
         until(lambda: weights() is None)
 
 
-@pytest.mark.slow
 def test_a_folder_that_did_not_change_does_not_undo_what_was_learnt_since(
     store: Store, tmp_path: Path
 ) -> None:
@@ -315,7 +306,6 @@ def test_a_folder_that_did_not_change_does_not_undo_what_was_learnt_since(
 PROBES = ("/healthz", "/v2/health/live", "/v2/health/ready")
 
 
-@pytest.mark.slow
 def test_probes_a_server_that_loads_serves_drains_or_lost_its_device(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

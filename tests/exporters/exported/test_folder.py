@@ -23,6 +23,8 @@ from halfeven.models.store import Store, Version, sha256_of
 from tests.kept import kept_store
 from tests.model_folders import LINEAR, samples_of, tensor, write_folder
 
+pytestmark = pytest.mark.slow  # a conversion and processes of their own
+
 LOUD = LINEAR.replace("nn.Tanh()", "nn.Tanh(), Loud()").replace(
     "def build",
     "class Loud(nn.Module):\n    def forward(self, x):\n        return (x * 3e3) * 3e3 / 9e6\n\ndef build",
@@ -90,7 +92,6 @@ def version(store: Store) -> Callable[[str], Version]:
     return called
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["both", "alone", "single", "free"])
 def test_the_folder_alone_proves_its_half_again(
     name: str, version: Callable[[str], Version], tmp_path: Path
@@ -266,7 +267,6 @@ def test_the_program_on_the_page_answers_the_rows_and_its_answers_pass(
     assert not np.array_equal(expected["y"], came["y"]), "the half answered, not the whole"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(find_spec("openvino") is None, reason="needs the package openvino")
 def test_openvinos_commands_build_an_engine_that_passes(
     version: Callable[[str], Version], tmp_path: Path

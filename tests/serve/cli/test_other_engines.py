@@ -23,6 +23,8 @@ from tests.recurrent import recurrent_folder
 from tests.serve.cli.test_main import overflowing, run
 from tests.serve.conftest import running
 
+pytestmark = pytest.mark.slow  # a conversion and processes of their own
+
 
 def _convert(where: Path) -> None:
     store = Store(where / "store")
@@ -59,7 +61,6 @@ def answers(folder: Path, **changes: np.ndarray) -> Path:
     return folder / "answers.npz"
 
 
-@pytest.mark.slow
 def test_the_report_names_the_engine_the_samples_the_verdict_and_the_worst_row(folder: Path) -> None:
     code, facts, _ = proven(folder, folder / "half.onnx")
     assert code == 0 and facts["status"] == "equal" and facts["model"] == "digits" and facts["version"] == 1

@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 
 from tests.model_folders import LINEAR, tensor, write_folder
 
+pytestmark = pytest.mark.slow  # each starts the command in a process
+
 
 def halfeven(*words: object) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of the command."""
@@ -49,7 +51,6 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, st
         process.wait(30)
 
 
-@pytest.mark.slow
 def test_a_server_on_an_empty_store_says_what_to_do_next(serving: tuple[Path, str, str]) -> None:
     store, _, reply = serving
     assert f"the store {store} has no model yet" in reply
@@ -126,7 +127,6 @@ def test_an_import_that_fails_names_path_and_what_was_searched(tmp_path: Path) -
     assert code == 4 and f'it lies in {tmp_path}: write path = ["../.."]' in fault
 
 
-@pytest.mark.slow
 def test_other_slips_say_what_was_expected(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "net", LINEAR, outputs=[tensor("y", "FP32", [-1, 7])])
     slips = {

@@ -24,6 +24,8 @@ from halfeven.serve.versions.loading.tuned import tuned_for, tuned_path
 
 from tests.serve.cli.test_main import run
 
+pytestmark = pytest.mark.slow  # each measures a converted model
+
 CPU = torch.device("cpu")
 
 
@@ -66,7 +68,6 @@ def reason(version: Version, place: Place) -> str:
     return prepared.reason
 
 
-@pytest.mark.slow
 def test_the_winner_is_kept_with_every_measurement(tuned_store: tuple[Path, dict[str, Any]]) -> None:
     root, facts = tuned_store
     version = Store(root).version("digits", 1)
@@ -144,7 +145,6 @@ def test_a_tuning_for_something_else_is_as_if_it_were_not_there(store: Store, fa
     assert tuned_for(version, CPU) is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", ["nonsense", "live"])
 def test_a_winner_that_does_not_run_is_passed_over(store: Store, place: Place, form: str) -> None:
     version = store.version("digits", 1)
@@ -165,7 +165,6 @@ def test_where_a_form_is_asked_for_no_tuning_changes_it(store: Store, place: Pla
     assert reason(version, place).startswith("form = 'torch' asks for it")
 
 
-@pytest.mark.slow
 def test_a_tuning_that_is_not_json_is_passed_over_with_a_warning(
     store: Store, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,6 +23,8 @@ from tests.serve.finetune.jobs.hard_job import EVERY, STEPS, Outcome, create, ou
 from tests.serve.finetune.jobs.job_server import ended, processes, served_to_client, until
 from tests.slow import KILLS
 
+pytestmark = pytest.mark.slow  # jobs with their processes
+
 CONVERSION = b"weights_to_version"
 
 
@@ -81,7 +83,6 @@ def kill(store: Store, words: bytes = b"trainer.py") -> None:
     until(lambda: pid not in processes(store, words))
 
 
-@pytest.mark.slow
 def test_killed_in_turn_trainer_server_and_conversion_are_made_good(
     begun: Path, left_alone: Outcome, tmp_path: Path
 ) -> None:
@@ -135,7 +136,6 @@ def test_paused_and_resumed_by_the_client_it_is_as_if_it_had_not_been(
         until(lambda: not left_behind(store))
 
 
-@pytest.mark.slow
 def test_resumed_with_other_rows_it_fails_with_its_reason(begun: Path, tmp_path: Path) -> None:
     store = store_of(begun, tmp_path)
     with served_to_client(store, "net") as (_, _, client):
@@ -155,7 +155,6 @@ def test_resumed_with_other_rows_it_fails_with_its_reason(begun: Path, tmp_path:
     assert store.numbers("net") == [1]
 
 
-@pytest.mark.slow
 def test_a_paused_job_that_is_cancelled_leaves_nothing(begun: Path, tmp_path: Path) -> None:
     store = store_of(begun, tmp_path)
     with served_to_client(store, "net") as (_, _, client):
@@ -168,7 +167,6 @@ def test_a_paused_job_that_is_cancelled_leaves_nothing(begun: Path, tmp_path: Pa
         until(lambda: not left_behind(store))
 
 
-@pytest.mark.slow
 def test_what_dead_processes_left_is_gone_when_the_server_has_started(begun: Path, tmp_path: Path) -> None:
     store = store_of(begun, tmp_path)
     for place in ("jobs/ftjob-gone/pass-1/checkpoints", "models/net/.draft-dead", "files/.upload-table-dead"):
@@ -179,7 +177,6 @@ def test_what_dead_processes_left_is_gone_when_the_server_has_started(begun: Pat
         assert draft.folder.is_dir(), "the one that is being written stays"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not KILLS, reason="asked for by name: HALFEVEN_KILLS=20")
 @pytest.mark.parametrize("victim", ["trainer", "server", "conversion"])
 def test_killed_at_random_moments_every_job_ends_with_the_same_bits(

@@ -12,6 +12,8 @@ from halfeven.serve.cli.main import app
 from halfeven.serve.finetune.jobs.reproducing import DataGone, reproduce, sentence_of
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.slow  # a job with its processes
+
 
 @pytest.fixture
 def store(trained: Store, tmp_path: Path) -> Store:
@@ -31,7 +33,6 @@ def of_lineage(store: Store, **changed: Any) -> None:
     path.write_text(json.dumps(manifest))
 
 
-@pytest.mark.slow
 def test_the_command_trains_it_again_to_the_same_weights(store: Store) -> None:
     done = CliRunner().invoke(app, ["reproduce", "net@2", "--store", str(store.root), "--json"])
     facts = json.loads(done.stdout)
@@ -40,7 +41,6 @@ def test_the_command_trains_it_again_to_the_same_weights(store: Store) -> None:
     assert store.numbers("net") == [1, 2], "nothing is published"
 
 
-@pytest.mark.slow
 def test_with_another_seed_on_record_the_weights_differ_and_it_says_what_differs(store: Store) -> None:
     lineage = store.version("net", 2).manifest["lineage"]
     of_lineage(store, seed=8, trained_with={**lineage["trained_with"], "torch": "1.0"})
@@ -49,7 +49,6 @@ def test_with_another_seed_on_record_the_weights_differ_and_it_says_what_differs
     assert "has other weights" in sentence_of(facts) and "torch was 1.0" in sentence_of(facts)
 
 
-@pytest.mark.slow
 def test_without_its_rows_it_says_so_and_takes_them_from_a_file(store: Store, tmp_path: Path) -> None:
     version, rows = store.version("net", 2), rows_file(store)
     kept = rows.rename(tmp_path / "rows.safetensors")

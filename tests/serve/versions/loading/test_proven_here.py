@@ -27,6 +27,8 @@ from torch import nn
 from tests.programs import whole
 from tests.simulated_gpu import SimulatedGpu
 
+pytestmark = pytest.mark.slow  # a conversion, proven again
+
 
 @pytest.fixture
 def version(tmp_path: Path) -> Version:
@@ -104,7 +106,6 @@ def test_a_half_that_was_refused_on_this_device_is_refused_again_without_a_run(
     assert first == second and "not equal on cuda:0" in first and proven == ["cuda:0"]
 
 
-@pytest.mark.slow
 def test_a_changed_file_or_a_damaged_note_is_proven_anew(
     version: Version, place: Place, proven: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

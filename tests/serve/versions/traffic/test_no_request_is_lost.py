@@ -19,6 +19,8 @@ from tests.serve.conftest import started
 from tests.serve.versions.traffic.conftest import Versions, call, until
 from tests.slow import by_name
 
+pytestmark = pytest.mark.slow  # servers and callers for many seconds
+
 CALLERS = 6
 
 
@@ -188,7 +190,6 @@ def test_a_body_that_was_on_its_way_while_its_version_was_loaded_again_is_answer
     connection.close()
 
 
-@pytest.mark.slow
 def test_what_waits_longer_than_a_drain_may_take_is_answered_all_the_same(
     life: Life, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
