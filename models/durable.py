@@ -9,7 +9,7 @@ READABLE = 0o644
 
 
 def no_space_left(error: BaseException) -> bool:
-    """Whether a write failed because the disk, or this user's share of it, is full.
+    """Whether ``error`` is of a write that failed because the disk, or the disk quota of the server's user, is full.
 
     Libraries that write by themselves (safetensors, SQLite) have only the system's words in theirs.
     """

@@ -43,7 +43,7 @@ def _messages() -> tuple[Any, Any]:
 
 
 class HealthService(grpc.GenericRpcHandler):
-    """Says of the server (the empty name, or the V2 service's) whether it is ready."""
+    """Answers whether the server is ready, for the empty name and for the name of the V2 service."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster

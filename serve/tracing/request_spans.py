@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from opentelemetry import propagate, trace
-from opentelemetry.context import Context, get_current
+from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
 from ..batching.interface import Answer
@@ -51,11 +51,6 @@ class RequestSpans:
     ) -> None:
         span = self._tracer.start_span(name, parent, attributes=attributes, start_time=began_ns)
         span.end(ended_ns)
-
-
-def current() -> Context:
-    """The context of the code that runs now: its current span."""
-    return get_current()
 
 
 def traceparent() -> str | None:

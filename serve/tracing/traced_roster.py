@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-from opentelemetry.context import Context
+from opentelemetry.context import Context, get_current
 
 from ...models.spec import ModelSpec
 from ..batching.interface import (
@@ -22,7 +22,7 @@ from ..batching.interface import (
     Submit,
     Terms,
 )
-from .request_spans import RequestSpans, current
+from .request_spans import RequestSpans
 
 
 class TracedRoster:
@@ -69,7 +69,7 @@ class _TracedModel:
     def submit(
         self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
     ) -> asyncio.Future[Answer]:
-        parent, submitted_ns = current(), time.time_ns()
+        parent, submitted_ns = get_current(), time.time_ns()
         future = self._served.submit(arrays, rows, terms)
         if future.done():  # answered at once: its callbacks would run after the request's span has ended
             self._note(submitted_ns, parent, future)

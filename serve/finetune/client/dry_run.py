@@ -1,4 +1,4 @@
-"""``halfeven finetune --dry-run``: what a job would meet, asked of the server, with nothing left behind there."""
+"""``halfeven finetune --dry-run``: the server checks the job and trains two steps of it; the rows are deleted there."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from ..jobs.reasons import BAD_DATA
-from .job_command import Bar, delete_files, job_request, upload_rows
+from .job_command import Bar, delete_files, job_request, upload_files
 from .remote import Remote
 
 
@@ -30,10 +30,7 @@ def dry_run(
     request = job_request(name, None, seed, hyperparameters or {})
     try:
         with Bar(console) as bar:
-            for key, path in (("training_file", file), ("validation_file", validation)):
-                if path is not None:
-                    request[key] = upload_rows(remote, path, bar)
-                    sent.append(request[key])
+            request |= upload_files(remote, file, validation, bar, sent)
         return remote.validate(request)
     finally:
         delete_files(remote, sent, notify)
@@ -61,7 +58,7 @@ def dry_run_sentences(facts: Mapping[str, Any]) -> str:
 
 
 def dry_run_exit_code(facts: Mapping[str, Any]) -> int:
-    """0: the job can be trained; 2: its data do not fit; 1: anything else, as of a job that fails."""
+    """The command's exit code. 0: the job can be trained; 2: its data do not fit; 1: it would fail otherwise."""
     if facts["valid"]:
         return 0
     return 2 if facts["error"]["code"] in BAD_DATA else 1

@@ -51,10 +51,7 @@ def fine_tune(
     with Bar(console) as bar:
         request = job_request(name, suffix, seed, hyperparameters or {})
         with refused_files_deleted(remote, notify) as sent:
-            for key, path in (("training_file", file), ("validation_file", validation)):
-                if path is not None:
-                    sent.append(upload_rows(remote, path, bar))
-                    request[key] = sent[-1]
+            request |= upload_files(remote, file, validation, bar, sent)
             job = _create(remote, request, sleep)
         notify(f"job {job['id']}: {job['status']}")
         for finding in (job.get("halfeven") or {}).get("findings") or ():
@@ -66,7 +63,8 @@ def fine_tune(
 
 @contextmanager
 def refused_files_deleted(remote: Remote, notify: Notify) -> Iterator[list[str]]:
-    """Gives a list for the files that are sent inside: where the server refuses the request, they are deleted there."""
+    """Gives a list for the identifiers of the files that are uploaded inside. Where the server refuses a file or the
+    request (BadInput), these files are deleted on the server."""
     sent: list[str] = []
     try:
         yield sent
@@ -84,7 +82,20 @@ def delete_files(remote: Remote, ids: Iterable[str], notify: Notify) -> None:
             notify(f"the file {id} stays on the server: {error}")
 
 
-def upload_rows(remote: Remote, file: Path, bar: "Bar") -> str:
+def upload_files(
+    remote: Remote, file: Path, validation: Path | None, bar: "Bar", sent: list[str]
+) -> dict[str, str]:
+    """The fields ``training_file`` and ``validation_file`` of a request. Each identifier joins ``sent`` as soon as its
+    file is on the server."""
+    fields: dict[str, str] = {}
+    for field, path in (("training_file", file), ("validation_file", validation)):
+        if path is not None:
+            sent.append(_upload_rows(remote, path, bar))
+            fields[field] = sent[-1]
+    return fields
+
+
+def _upload_rows(remote: Remote, file: Path, bar: "Bar") -> str:
     """The id of the uploaded file; of a folder of pictures its tar is sent."""
     if not file.is_dir():
         return remote.upload(file, bar.sent)["id"]

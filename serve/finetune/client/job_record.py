@@ -1,4 +1,4 @@
-"""What a server knows of a job's course, as series for another program: one value per step and name."""
+"""The curves of a fine-tuning job (loss, loss scale, learning rate, …), read from its server for another program."""
 
 import shutil
 import tempfile
@@ -67,6 +67,6 @@ def replaced(folder: Path) -> Iterator[Path]:
 
 
 def facts_of_record(record: JobRecord, folder: Path) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """The JSON of ``halfeven job-metrics --json``: the job, the folder, and how many points each curve has."""
     counts = {name: len(points) for name, points in record.series.items()}
     return {"job": record.id, "status": record.status, "folder": str(folder), "series": counts}

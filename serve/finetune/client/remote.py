@@ -62,7 +62,7 @@ class Remote:
         return self._call("POST", JOBS, body, headers, self._slow_timeout_s)
 
     def validate(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What a job of this request would meet; the server trains two steps first."""
+        """Ask the server to check a job request and to train two steps of it; no job is created."""
         headers = {"content-type": "application/json"}
         return self._call("POST", f"{JOBS}/validate", json.dumps(request).encode(), headers, _TRIAL_TIMEOUT_S)
 

@@ -78,7 +78,7 @@ def sentence_of(facts: Mapping[str, Any]) -> str:
 
 
 def _measured(lineage: Mapping[str, Any]) -> dict[str, Any]:
-    """What was left to measurement (``auto``), as it was chosen then."""
+    """The values that the trainer of the recorded job measured and chose for its settings "auto"."""
     summary, asked = lineage["scaler"], lineage["hyperparameters"]
     return {name: summary[name] for name in ("precision", "learning_rate") if asked.get(name) == AUTO}
 

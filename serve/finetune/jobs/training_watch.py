@@ -96,7 +96,7 @@ class TrainingWatch:
 
 
 def _choice(line: Line) -> str:
-    """What the trainer measured, and what it took."""
+    """The event's sentence about the settings "auto": what the trainer measured, and the values that it chose."""
     words = []
     if "precision" in line:
         times = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in line["seconds"].items())

@@ -27,7 +27,7 @@ CHECK = "halfeven.serve.finetune.jobs.policy_check"
 
 
 class TrialRuns:
-    """One at a time: each takes the memory of a training. ``leaving``: whether the server is shutting down."""
+    """Tries jobs one at a time: each needs the memory of a training. ``leaving``: the server is shutting down."""
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, device: str, threads: int, nice: int = 10,
@@ -38,8 +38,8 @@ class TrialRuns:
         self._running = threading.Lock()
 
     def run(self, request: JobRequest) -> dict[str, Any]:
-        """What is known of an admitted job. ``valid``: whether its first steps can be trained; if not, ``error`` says
-        why. Raises Overloaded where another trial runs, NotReady where the server leaves."""
+        """The result of trying an admitted job. ``valid``: its first steps can be trained; if not, ``error`` says why.
+        Raises Overloaded where another trial runs, NotReady where the server leaves."""
         if not self._running.acquire(blocking=False):
             raise Overloaded("another job is being validated; ask again when that has ended", 10.0)
         try:

@@ -22,7 +22,10 @@ _LSTM = "lstm"  # of a module's code; with its overload, "lstm.input", of a capt
 def lstm_context(
     module: nn.Module, kind: str, dtype: torch.dtype, autocasts: bool
 ) -> AbstractContextManager[Any]:
-    """What is to surround a forward of ``module`` on a device of this kind, under autocast to ``dtype`` if any."""
+    """The context manager for a forward of ``module`` on a device of this kind; it does nothing where no LSTM needs it.
+
+    ``autocasts``: whether the forward is under autocast to ``dtype``.
+    """
     if autocasts and kind == "cpu" and has_lstm(module) and not computes_lstm(dtype):
         return LstmInFp32()
     return nullcontext()

@@ -169,7 +169,7 @@ def _add_validation(
 
     @routes.post(JOBS + "/validate")
     async def validation(request: Request) -> Response:
-        """What a job of this request would meet: its data, its settings, two steps of it. No job is made."""
+        """Check a job request without creating the job: its data and settings, and two steps of the training."""
         return await run_in_threadpool(validate, await read_order(request), permit_of(request.scope))
 
 
