@@ -1,6 +1,5 @@
 """The container files make sense: what can be told without an engine. (docker/README.md says what was run.)"""
 
-import asyncio
 import fnmatch
 import json
 import re
@@ -19,6 +18,8 @@ from halfeven.models.store import Store
 from halfeven.serve.server import build
 from halfeven.serve.settings import Settings, read_settings
 from packaging.requirements import Requirement
+
+from tests.serve.conftest import running
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKER = ROOT / "docker"
@@ -192,14 +193,8 @@ def exposed() -> set[str]:
     """Every sample name that the server writes at /metrics: the families of a server with an empty store."""
     with TemporaryDirectory() as folder:
         app, _ = build(read_settings(store=Path(folder), device="cpu"), Store(Path(folder)))
-
-        async def scrape() -> str:
-            async with httpx.AsyncClient(
-                transport=httpx.ASGITransport(app), base_url="http://localhost"
-            ) as c:
-                return (await c.get("/metrics")).text
-
-        text = asyncio.run(scrape())
+        with running(app) as address:
+            text = httpx.get(f"http://{address}/metrics").text
     names: set[str] = set()
     for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE):
         names |= {f"{name}_{end}" for end in ("bucket", "count", "sum")} if kind == "histogram" else {name}
