@@ -1,36 +1,86 @@
 """Perturbed samples: a plan that passes only by chance on few samples fails on samples near them.
 
 A large number whose square overflows, a small one whose square vanishes: such faults are rare among a dozen samples,
-and samples with noise added cost only more runs.
+and perturbed samples cost only more runs. Numbers get noise, pictures are shifted and dimmed, integers continue as
+another sample from a random place on. Masks stay as they are.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ...models.spec import ModelSpec
+from ...models.pictures.pixels import Picture
+from ...models.spec import ModelSpec, TensorSpec
 from .samples import Samples
 
 COPIES = 3  # of the samples
 NOISE = 0.5  # of the sample's own spread: far enough to be another sample, near enough to be one of its kind
 MAX_ELEMENTS = 1 << 18  # of all samples together; larger ones are not perturbed
+SHIFT = 8  # a picture moves by at most 1/8 of its height and width
+DIMMEST = 0.7  # of a picture's brightness
 
 
 def perturbed(spec: ModelSpec, samples: Samples, copies: int = COPIES, seed: int = 0) -> Iterator[Samples]:
-    """``copies`` of the samples with noise on their floating inputs; none where no input is floating, or where the
-    samples are large."""
-    floats = [
-        t.name for t in spec.inputs if t.type.is_float and not t.picture and "mask" not in t.name.lower()
-    ]
-    if not floats or sum(samples.arrays[name].size for name in floats) > MAX_ELEMENTS:
+    """``copies`` of the samples, perturbed; none where no input can be changed, or where the samples are large."""
+    changed = changeable(spec, samples)
+    if not changed or sum(samples.arrays[tensor.name].size for tensor in changed) > MAX_ELEMENTS:
         return
     random = np.random.default_rng(seed)
+    rows = np.arange(samples.count)
     for _ in range(copies):
-        noisy = {name: with_noise(samples.arrays[name], random) for name in floats}
-        yield Samples({**samples.arrays, **noisy}, source="generated")
+        yield perturbed_rows(spec, samples, rows, random)
+
+
+def changeable(spec: ModelSpec, samples: Samples) -> list[TensorSpec]:
+    """The inputs that a perturbation changes."""
+
+    def changes(tensor: TensorSpec) -> bool:
+        if "mask" in tensor.name.lower() or tensor.datatype == "BOOL":
+            return False
+        return tensor.type.is_float or (samples.arrays[tensor.name].ndim > 1 and samples.count > 1)
+
+    return [tensor for tensor in spec.inputs if changes(tensor)]
+
+
+def perturbed_rows(
+    spec: ModelSpec, samples: Samples, rows: Sequence[int] | np.ndarray, random: np.random.Generator
+) -> Samples:
+    """The samples of these numbers, perturbed; a number may occur several times."""
+    changed = changeable(spec, samples)
+    arrays = {name: array[rows] for name, array in samples.arrays.items()}
+    if not all(tensor.type.is_float for tensor in changed):
+        others, cuts = random.integers(0, samples.count, len(rows)), random.random(len(rows))
+        for name in (tensor.name for tensor in changed if not tensor.type.is_float and not tensor.picture):
+            arrays[name] = _crossed(arrays[name], samples.arrays[name][others], cuts)
+    for tensor in changed:
+        if tensor.picture is not None:
+            spatial = Picture.of(tensor, spec.batched).spatial
+            arrays[tensor.name] = _moved(arrays[tensor.name], [axis + 1 for axis in spatial], random)
+        elif tensor.type.is_float:
+            arrays[tensor.name] = with_noise(arrays[tensor.name], random)
+    return Samples(arrays, source="generated")
 
 
 def with_noise(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Each number with normal noise of half its sample's standard deviation; a constant sample stays."""
     spread = array.std(axis=tuple(range(1, array.ndim)), keepdims=True) if array.ndim > 1 else array.std()
     return (array + NOISE * spread * random.standard_normal(array.shape)).astype(array.dtype)
+
+
+def _crossed(array: np.ndarray, other: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+    """Each row of ``array`` up to its cut, a share of the last axis, and ``other`` from there on."""
+    places = np.arange(array.shape[-1])
+    starts = (cuts * array.shape[-1]).astype(int).reshape(-1, *(1,) * (array.ndim - 1))
+    return np.where(places < starts, array, other)
+
+
+def _moved(array: np.ndarray, axes: list[int], random: np.random.Generator) -> np.ndarray:
+    """Each picture shifted, its edge repeated, and dimmed towards the least number of all."""
+    rows, low = [], array.min(initial=0)
+    for row in array:
+        for axis in (axis - 1 for axis in axes):
+            size = row.shape[axis]
+            step = int(random.integers(-(size // SHIFT), size // SHIFT, endpoint=True))
+            row = np.take(row, np.clip(np.arange(size) + step, 0, size - 1), axis=axis)
+        rows.append(low + (row - low) * random.uniform(DIMMEST, 1.0))
+    return np.stack(rows).astype(array.dtype)

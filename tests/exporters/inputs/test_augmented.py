@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from halfeven.exporters.inputs.augmented import DIMMEST, ENOUGH, augmented
+from halfeven.exporters.inputs.augmented import ENOUGH, augmented
+from halfeven.exporters.inputs.perturbed import DIMMEST
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.spec import ModelSpec, TensorSpec
 

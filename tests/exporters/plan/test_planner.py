@@ -264,10 +264,23 @@ def test_after_a_proof_that_failed_the_lists_alone_are_held_to_stricter_limits_t
     assert {share for kept, share in asked if kept > 0} == {SHARES[1]}
 
 
-def test_ids_are_never_moved() -> None:
+def test_ids_are_asked_as_they_continue_in_another_sample_and_a_lone_sample_is_asked_as_it_is() -> None:
     torch.manual_seed(1)
     tokens = torch.randint(0, 32, (32, 6))
     model = whole(nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 4)), {"input": tokens})
     graph, planning, _ = graph_of(model, Samples({"input": tokens.numpy()}), Precision())
     found = questions(Rehearsal(graph, planning))
-    assert sum(len(one.samples) for one in found) == planning.count
+    assert sum(len(one.samples) for one in found) == (1 + COPIES) * planning.count
+    known = {tuple(row) for row in planning.arrays["input"]}
+    asked = {tuple(row) for one in found for row in one.inputs["input"]}
+    assert known < asked and all(
+        any(
+            row[:cut] == one[:cut] and row[cut:] == other[cut:]
+            for cut in range(7)
+            for one in known
+            for other in known
+        )
+        for row in asked
+    )
+    lone = questions(Rehearsal(graph, planning.take(slice(0, 1))))
+    assert sum(len(one.samples) for one in lone) == 1

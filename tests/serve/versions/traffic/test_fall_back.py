@@ -93,16 +93,18 @@ def test_one_strange_request_has_every_request_checked_for_a_while(store: Store,
     versions.prepare[1] = lambda engine: setattr(
         engine, "change", lambda y: y + (y == odd) * np.float32(9e-4 + 4 * U)
     )
-    with serving(store, parity_sample=0.001, drift_of=10) as (address, roster):
-        loaded = roster.all()[0].loaded_versions()[0]
-        assert loaded.drift is not None
-        loaded.drift._suspicious = 1  # the next one is checked
+    with serving(store, parity_sample=1e-9, drift_of=10) as (address, roster):
+        drift = roster.all()[0].loaded_versions()[0].drift
+        assert drift is not None
+        drift._suspicious = 1  # the next one is checked
         call(address, "/v2/models/net/infer", asked(float(odd)))
-        until(lambda: loaded.drift is not None and loaded.drift.over == 1)
-        for _ in range(30):
+        until(lambda: drift.over == 1)
+        for checked in range(2, 12):
             infer(address)
-        until(lambda: loaded.drift is not None and loaded.drift.numbers()["checked"] >= 11)
-        assert loaded.drift.numbers()["checked"] <= 13
+            until(lambda checked=checked: drift.numbers()["checked"] == checked)
+        for _ in range(20):
+            infer(address)
+        assert drift.numbers()["checked"] == 11
         assert roster.find("net").prepared.precision == "fp16", "one is not drift"
 
 
