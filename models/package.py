@@ -61,8 +61,8 @@ class ModelFolder:
     ``source`` is ``file.py:function``, ``hf:folder`` (transformers), ``program.pt2`` or ``model.onnx``.
     ``file_names``: name → name in the ONNX file. ``guessed``: model.toml's text where there is none, with ``notes``.
     ``metrics``: what judges a fine-tuned version, the first that fits an output before the others. ``loss``: what it
-    minimises, a name of `loss_names.py` or ``file.py:function``; None: the default of the output's kind. ``declared_steps``: of a training with several optimizers
-    (`training_reader.py`).
+    minimises, a name of `loss_names.py` or ``file.py:function``; None: the default of the output's kind.
+    ``declared_steps``: of a training with several optimizers (`training_reader.py`).
     """
 
     folder: Path
