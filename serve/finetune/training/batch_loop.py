@@ -4,7 +4,7 @@ What a step is, is said by `amp.py` (one loss and one optimizer) and `step_loop.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .averaging import Average
 from .learner import Learner
 from .patience import finite_names, named_tensors
-from .training_terms import Settings, StepRecord
+from .training_terms import Settings, StepRecord, Stopped
 
 
 class BatchLoop:
@@ -66,12 +66,25 @@ class BatchLoop:
     def finish(self) -> None:
         """Raises Stopped where no step was taken, or where the last ones were all skipped."""
         self._check()
-        for learner in self.learners.values():
-            learner.patience.at_the_end()
+        for name, learner in self.learners.items():
+            with naming(name):
+                learner.patience.at_the_end()
 
     def _check(self) -> None:
-        for learner in self.learners.values():
-            learner.patience.check(self.done)
+        for name, learner in self.learners.items():
+            with naming(name):
+                learner.patience.check(self.done)
+
+
+@contextmanager
+def naming(optimizer: str) -> Iterator[None]:
+    """Why a training was stopped names the optimizer, where it has a name."""
+    try:
+        yield
+    except Stopped as error:
+        raise Stopped(
+            error.code, f"optimizer '{optimizer}': {error.message}" if optimizer else error.message
+        ) from error
 
 
 def batches(rows: int, settings: Settings) -> Iterator[tuple[int, Tensor]]:

@@ -31,8 +31,7 @@ def loop_of(request: Request, trainee: Trainee, task: Task, settings: Settings) 
     nets = {MODEL: trainee.module, **nets_of(request)}
     called = Called({**nets, MODEL: answering(trainee)})
     losses = {
-        step["optimizer"]: step_loss(step["loss"], called, task, request["source"])
-        for step in declared["steps"]
+        step["optimizer"]: step_loss(step, called, task, request["source"]) for step in declared["steps"]
     }
     return StepLoop(nets, declared, losses, count, settings, device, task.parts)
 
@@ -75,11 +74,12 @@ def answering(trainee: Trainee) -> Callable[..., Any]:
     return answer
 
 
-def step_loss(name: str, nets: Called, task: Task, source: Mapping[str, Any]) -> LossOf:
+def step_loss(step: Mapping[str, Any], nets: Called, task: Task, source: Mapping[str, Any]) -> LossOf:
     """``FILE.py:FUNCTION``, called with the nets and the inputs and targets of some rows, all by name."""
-    called = own_function(name, source)
+    name = step["loss"]
+    called, learning = own_function(name, source), f"the nets of the optimizer '{step['optimizer']}'"
 
     def loss(batch: Tensor) -> Tensor:
-        return one_number(name, called(nets, *task.tensors(batch)))
+        return one_number(name, called(nets, *task.tensors(batch)), learning)
 
     return loss

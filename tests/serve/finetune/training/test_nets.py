@@ -1,15 +1,21 @@
 """The nets beside the model, in the trainer: built, learnt or frozen, kept in checkpoints, not published."""
 
+import re
 import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from shutil import copytree
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
-from halfeven.serve.finetune.training.nets import Called
+from halfeven.serve.finetune.training.nets import Called, step_loss
+from halfeven.serve.finetune.training.task import Task
+from halfeven.serve.finetune.training.trainee import trainee_of
 from halfeven.serve.finetune.training.training_terms import Stopped
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from tests.serve.finetune.training.test_resuming import (
     EVERY,
@@ -44,6 +50,8 @@ def model_loss(nets, inputs, targets):
     answer = nets["model"](inputs["x"])
     alike = mse_loss(nets["features"](answer), nets["features"](targets["y"]))
     return judged(nets, inputs, answer, 1.0) + mse_loss(answer, targets["y"]) + alike
+def alone(nets, inputs, targets):
+    return mse_loss(nets["model"](inputs["x"]), targets["y"])
 """
 DECLARED: dict[str, Any] = {
     "nets": {
@@ -97,31 +105,57 @@ def test_a_killed_training_of_several_optimizers_goes_on_to_the_same_bits(advers
     assert published.keys() == load_file(adversarial["weights"]).keys()
 
 
-def test_a_net_that_is_not_declared_is_named_with_what_to_do() -> None:
-    nets = Called({"model": torch.relu, "critic": torch.relu})
-    with pytest.raises(
-        Stopped, match=r"the net 'critc', and there are \['critic', 'model'\]. Declare it in"
-    ) as caught:
-        nets["critc"]
-    assert caught.value.code == "NO_SUCH_NET"
+@pytest.fixture
+def learnt_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Tensor]:
+    """The loss of three rows by a function of GAN, in the step of the optimizer "critic"."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "gan.py").write_text(GAN)
+    x, y = torch.randn(3, 4), torch.randn(3, 3)
+    task = cast(Task, SimpleNamespace(tensors=lambda batch: ({"x": x[batch]}, {"y": y[batch]})))
+
+    def loss(function: str, critic: str) -> Tensor:
+        nets = Called({"model": nn.Linear(4, 3).requires_grad_(False), critic: nn.Linear(7, 1)})
+        step = {"optimizer": "critic", "loss": f"gan.py:{function}"}
+        return step_loss(step, nets, task, {"folder": str(tmp_path)})(torch.arange(3))
+
+    return loss
 
 
-@pytest.mark.slow
-def test_the_code_of_a_loss_or_a_net_that_cannot_be_used_ends_the_job_with_its_reason(
-    adversarial: Line, tmp_path: Path
+def test_a_loss_gets_the_nets_the_inputs_and_the_targets_by_name(
+    learnt_from: Callable[[str, str], Tensor],
 ) -> None:
-    """A loss that asks for a missing net, and a model that cannot be built any more: its program has no layers."""
-    copytree(tmp_path / "job", tmp_path / "other")
-    other = {**adversarial, "source": {**adversarial["source"], "folder": str(tmp_path / "other" / "source")}}
-    (tmp_path / "job" / "source" / "gan.py").write_text(GAN.replace('nets["critic"]', 'nets["judge"]'))
-    (tmp_path / "other" / "source" / "model.py").write_text("import gone")
-    for request, code, said in (
-        (adversarial, "NO_SUCH_NET", "'judge', and there are ['critic', 'features', 'model']"),
+    assert learnt_from("critic_loss", "critic").requires_grad
+
+
+@pytest.mark.parametrize(
+    ("function", "critic", "code", "said"),
+    [
         (
-            {**other, "program": "whole.pt2"},
-            "NO_MODULES",
-            "[[training.steps]] need the layers of the model's code",
+            "critic_loss",
+            "critc",
+            "NO_SUCH_NET",
+            "net 'critic', and there are ['critc', 'model']. Declare it in",
         ),
-    ):
-        last = run(request)[0][-1]
-        assert (last["type"], last["code"]) == ("failed", code) and said in last["message"]
+        ("alone", "critic", "USER_CODE", "depends on the nets of the optimizer 'critic', got a tensor []"),
+        ("gone", "critic", "USER_CODE", "gan.py has no function gone"),
+    ],
+)
+def test_a_loss_that_cannot_be_used_ends_the_job_with_its_reason(
+    learnt_from: Callable[[str, str], Tensor], function: str, critic: str, code: str, said: str
+) -> None:
+    with pytest.raises(Stopped, match=re.escape(said)) as caught:
+        learnt_from(function, critic)
+    assert caught.value.code == code
+
+
+def test_a_model_that_cannot_be_built_any_more_is_not_trained_as_a_program(
+    adversarial: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "model", None)
+    (Path(adversarial["source"]["folder"]) / "model.py").write_text("import gone")
+    said = re.escape("[[training.steps]] need the layers of the model's code")
+    with pytest.raises(Stopped, match=said) as caught:
+        trainee_of({**adversarial, "program": "whole.pt2"}, {})
+    assert caught.value.code == "NO_MODULES"

@@ -236,7 +236,7 @@ def test_a_step_that_is_never_taken_ends_the_job() -> None:
         ROWS,
         step_loop.replace(SETTINGS, init_scale=1.0, max_floor_hits=4),
     )
-    with pytest.raises(Stopped, match="stopped at step 4") as caught:
+    with pytest.raises(Stopped, match="optimizer 'critic': stopped at step 4") as caught:
         list(loop.run())
     assert caught.value.code == "SCALE_COLLAPSE"
 
@@ -249,3 +249,16 @@ def test_a_parameter_that_two_optimizers_would_change_is_refused() -> None:
     ) as caught:
         pair.loop()
     assert caught.value.code == "PARAMETER_IN_TWO_OPTIMIZERS"
+
+
+def test_the_average_is_that_of_the_model_over_its_own_steps() -> None:
+    pair = Pair({"model": {2, 3}, "critic": {5}})
+    loop = StepLoop(pair.nets, declared(), pair.losses(), ROWS, step_loop.replace(SETTINGS, ema_decay=0.9))
+    records = list(loop.run())
+    before = {name: net.state_dict()["0.weight"].clone() for name, net in pair.nets.items()}
+    assert loop.average is not None and loop.average.taken == len(records) - 2
+    with loop.published():
+        same = {
+            name: torch.equal(net.state_dict()["0.weight"], before[name]) for name, net in pair.nets.items()
+        }
+    assert same == {"model": False, "critic": True}
