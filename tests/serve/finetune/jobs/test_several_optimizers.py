@@ -10,7 +10,9 @@ from typing import Any, cast
 import httpx
 import numpy as np
 import pytest
+from halfeven.exporters import convert as convert_module
 from halfeven.exporters.convert import Options, convert
+from halfeven.models.package import read_folder
 from halfeven.models.store import Store, Version
 from halfeven.serve.finetune.jobs.bad_hyperparameter import BadHyperparameter
 from halfeven.serve.finetune.jobs.declared_steps import check_settings
@@ -115,6 +117,14 @@ def test_the_example_trains_a_generator_that_answers_with_a_png(folder: Path, tm
     names = load_file(version.file("weights.safetensors")).keys()
     assert names == load_file(store.version("painter", 1).file("weights.safetensors")).keys()
     assert (version.folder / "source" / "features.safetensors").is_file(), "the next job needs it"
+
+
+def test_other_weights_of_a_net_are_other_work_for_a_conversion(folder: Path) -> None:
+    before = convert_module._fingerprint(read_folder(folder), Options())
+    assert convert_module._fingerprint(read_folder(folder), Options()) == before
+    file = folder / "features.safetensors"
+    save_file({name: one + 1 for name, one in load_file(file).items()}, file)
+    assert convert_module._fingerprint(read_folder(folder), Options()) != before
 
 
 PARENT = cast(
