@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor
 
-FORMAT = 2
+FORMAT = 3
 KEPT = 2  # the last one, and the one before in case the last is damaged
 MOST_BYTES = 8 << 30  # of all checkpoints of a job
 CORRUPT, FOREIGN, NO_ROOM = "CORRUPT_CHECKPOINT", "FOREIGN_CHECKPOINT", "NO_ROOM_FOR_CHECKPOINT"
