@@ -119,9 +119,12 @@ def read_folder(folder: Path) -> ModelFolder:
 def parse_folder(text: str, file: Path) -> ModelFolder:
     """``text`` as the model.toml that is, or would be, ``file``. Raises BadFolder as `read_folder` does."""
     try:
-        return _Reader(file).read(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+        data = tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError, and the interpreter's for a number of very many digits
         raise BadFolder(f"{file} cannot be read: {error}") from error
+    except RecursionError as error:
+        raise BadFolder(f"{file} cannot be read: its values are nested too deep") from error
+    return _Reader(file).read(data)
 
 
 class _Reader(TensorReader):

@@ -11,6 +11,8 @@ import os
 import sys
 from pathlib import Path
 
+from ...models.stored_json import json_of
+
 logger = logging.getLogger("halfeven.batcher")
 
 
@@ -54,11 +56,11 @@ class Ceiling:
 
 def _read(path: Path) -> dict[int, int]:
     try:
-        entries = json.loads(path.read_text())["ceilings"]
+        entries = json_of(path.read_bytes())["ceilings"]
         found = {int(entry["row_elements"]): int(entry["rows"]) for entry in entries}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, OverflowError, TypeError, KeyError) as error:
         logger.warning("%s is not a file of row ceilings and is left aside: %s", path, error)
         return {}
     return {size: rows for size, rows in found.items() if rows >= 1}

@@ -299,9 +299,15 @@ def test_each_version_s_first_and_last_promotion_are_kept(store: Store) -> None:
         1: [(None, "conversion"), (2, "rollback")],
         2: [(1, "operator"), (1, "operator")],
     }
-    (store.root / "models/net/promotions.json").write_text("[")
-    with pytest.raises(DamagedFile, match=r"promotions\.json cannot be read.*remove it"):
-        store.rollback("net")
+    for text in (
+        "[",
+        '{"1": {"first": 1, "last": 1}}',
+        '{"1": {"first": {"by": "operator"}}}',
+        "[" * 100_000,
+    ):
+        (store.root / "models/net/promotions.json").write_text(text)
+        with pytest.raises(DamagedFile, match=r"promotions\.json cannot be read.*remove it"):
+            store.rollback("net")
 
 
 def test_rollback_of_a_name_that_nobody_knows_says_which_there_are(store: Store) -> None:
@@ -341,7 +347,8 @@ def test_a_missing_file_is_refused_by_name(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"status": "live"}', "\x00", '{"status":"live","digest":"","files":[]}']
+    "text",
+    ["", "{", "[]", '{"status": "live"}', "\x00", '{"status":"live","digest":"","files":[]}', "[" * 100_000],
 )
 def test_a_damaged_manifest_is_refused_by_name(text: str, store: Store) -> None:
     path = publish(store).folder / "manifest.json"
@@ -350,6 +357,27 @@ def test_a_damaged_manifest_is_refused_by_name(text: str, store: Store) -> None:
         store.version("net", 1)
     path.unlink()
     with pytest.raises(DamagedFile, match=str(path)):
+        store.version("net", 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("status", "livf", "its status is 'livf'"),
+        ("status", [], "its status is"),
+        ("files", {"spec.json": 1}, "a digest of a file is no text"),
+        ("files", {"spec.json": "0" * 64}, "its digest is not that of its files"),
+        ("digest", "0" * 64, "its digest is not that of its files"),
+        ("forms", {"torch": {"passed": "false"}}, "its forms are not each passed or refused"),
+        ("forms", [], "its forms are not"),
+    ],
+)
+def test_a_manifest_with_a_changed_value_is_refused_by_name(
+    key: str, value: object, words: str, store: Store
+) -> None:
+    path = publish(store).folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(DamagedFile, match=f"{path} is damaged: {words}"):
         store.version("net", 1)
 
 
