@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .durable import READABLE, fsync, replace_text
+from .durable import READABLE, fsync, remove_dead_texts, replace_text
 from .errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownName
 from .manifest import LIVE as LIVE
 from .manifest import REFUSED as REFUSED
@@ -271,7 +271,10 @@ class Store:
             os.close(lock)
 
     def remove_dead_drafts(self) -> None:
-        """Delete the drafts of processes that were killed: their locks are gone."""
+        """Delete the drafts of processes that were killed, and the texts that they were writing: their locks are
+        gone."""
+        for folder in (self.root, *self._models.glob("*"), *self._models.glob("*/tuned")):
+            remove_dead_texts(folder)
         for path in self._models.glob("*/.draft-*"):
             try:
                 lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -7,10 +7,10 @@ because a try would delay a caller: to forget a ceiling, delete the file and loa
 
 import json
 import logging
-import os
 import sys
 from pathlib import Path
 
+from ...models.durable import replace_text
 from ...models.stored_json import json_of
 
 logger = logging.getLogger("halfeven.batcher")
@@ -69,6 +69,4 @@ def _read(path: Path) -> dict[int, int]:
 def _write(path: Path, rows: dict[int, int]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     entries = [{"row_elements": size, "rows": most} for size, most in sorted(rows.items())]
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-    fresh.write_text(json.dumps({"ceilings": entries}) + "\n")
-    fresh.replace(path)
+    replace_text(path, json.dumps({"ceilings": entries}) + "\n")

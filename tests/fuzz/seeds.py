@@ -115,6 +115,27 @@ def v2_json() -> list[bytes]:
     return [json.dumps({"inputs": plain}).encode(), json.dumps(wished).encode()]
 
 
+def http_requests() -> list[bytes]:
+    row = _entry("x", X, "FP32", data=X.tolist())
+    body = json.dumps({"inputs": [row]}).encode()
+    head = json.dumps(
+        {"inputs": [_entry("x", X, "FP32", parameters={"binary_data_size": X.nbytes})]}
+    ).encode()
+    binary = head + X.tobytes()
+    fields = b"POST /v2/models/double/infer HTTP/1.1\r\nhost: localhost\r\n"
+    length = b"content-length: %d\r\n"
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    plain = fields + length % len(body) + b"\r\n" + body
+    said = b"inference-header-content-length: %d\r\n" % len(head)
+    return [
+        plain,
+        plain + plain,
+        fields + said + length % len(binary) + b"\r\n" + binary,
+        fields + b"transfer-encoding: chunked\r\nx-request-id: me\r\n\r\n" + chunks,
+        b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\naccept-encoding: gzip;q=0.5\r\n\r\n",
+    ]
+
+
 def v2_binary() -> list[bytes]:
     found = []
     for first in ({"parameters": {"binary_data_size": X.nbytes}}, {"data": X.tolist()}):

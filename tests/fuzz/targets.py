@@ -42,6 +42,7 @@ from halfeven.serve.versions.loading import kept_setups
 from halfeven.serve.versions.loading.tuned import tuned_for, tuned_path
 
 from tests.fuzz import seeds
+from tests.fuzz.http_wire import HttpWire
 from tests.fuzz.mutation import Mutator
 
 MOST = 1 << 22  # bytes that a reader may unpack
@@ -69,7 +70,7 @@ def try_out(target: Target, data: bytes) -> bool:
     return True
 
 
-def targets(folder: Path, store: Path) -> list[Target]:
+def targets(folder: Path, store: Path, wire: HttpWire) -> list[Target]:
     """All of them. Files are read from ``folder``; ``store`` has a converted model ``net``."""
     file, spec, pictures = folder / "input", seeds.SPEC, seeds.PICTURES
     lease = MemoryBudget(1 << 30).lease
@@ -113,6 +114,7 @@ def targets(folder: Path, store: Path) -> list[Target]:
     again = partial(seeds.with_member, archive(), MODEL)
     # fmt: off
     return [
+        Target("HTTP", wire.read, seeds.http_requests, (ValueError,), weight=10),
         Target("V2 JSON", InferCodec(spec).read, seeds.v2_json, weight=20),
         Target("V2 binary", binary, seeds.v2_binary, weight=20),
         Target("predict", body, seeds.predict_bodies),

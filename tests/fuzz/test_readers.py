@@ -13,6 +13,7 @@ import pytest
 
 from tests.chaos.converted import converted
 from tests.conftest import SEED
+from tests.fuzz.http_wire import HttpWire
 from tests.fuzz.targets import Target, mutator, targets, try_out
 from tests.slow import FUZZED
 
@@ -21,7 +22,8 @@ pytestmark = pytest.mark.slow  # thousands of inputs of each of thirty readers
 HUNG_AFTER_S = 60
 MOST_BYTES = 512 << 20  # that the process may grow by, while it reads inputs of a few kilobytes
 NAMES = [
-    "V2 JSON", "V2 binary", "predict", "gRPC", "repository", "content coding", "picture", "model.toml", "config.pbtxt",
+    "HTTP", "V2 JSON", "V2 binary", "predict", "gRPC", "repository", "content coding", "picture", "model.toml",
+    "config.pbtxt",
     "samples", "training rows", "CSV", "JSON lines", "Parquet", "tar", "program", "program JSON", "program for torch",
     "shape expression", "keys", "manifest", "live", "promotions.json", "rollout.json", "drifted-1.json", "events.jsonl",
     "proofs-1.json", "tuned.json", "cores.json", "ceiling.json", "state.json",
@@ -31,7 +33,9 @@ NAMES = [
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Target]]:
     logging.disable(logging.CRITICAL)  # some log each damaged file
-    yield {target.name: target for target in targets(tmp_path_factory.mktemp("fuzz"), converted())}
+    wire = HttpWire()
+    yield {target.name: target for target in targets(tmp_path_factory.mktemp("fuzz"), converted(), wire)}
+    wire.close()
     logging.disable(logging.NOTSET)
 
 

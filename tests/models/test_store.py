@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from halfeven.models.durable import _locked_file
 from halfeven.models.errors import BadInput, Conflict, DamagedFile, UnknownName
 from halfeven.models.store import LIVE, REFUSED, Store, Version, sha256_of
 from safetensors.numpy import save_file
@@ -335,6 +336,31 @@ def test_a_damaged_file_is_refused_by_name(file: str, store: Store) -> None:
     path.write_bytes(data)
     with pytest.raises(DamagedFile, match=f"{path} is damaged.*restore"):
         version.file(file)
+
+
+def test_a_text_that_a_killed_process_was_writing_is_removed_and_one_that_is_written_stays(
+    store: Store,
+) -> None:
+    store.promote(publish(store))
+    killed = """
+import os, signal, sys
+from pathlib import Path
+from halfeven.models import durable
+
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+durable.replace_text(Path(sys.argv[1]), "2")
+"""
+    model = store.root / "models/net"
+    subprocess.run([sys.executable, "-c", killed, str(model / "live")], check=False)
+    handle, written = _locked_file(model / "live")
+    left = {path.name for path in model.glob(".live-*")}
+    assert len(left) == 2
+    store.remove_dead_drafts()
+    assert {path.name for path in model.glob(".live-*")} == {Path(written).name}
+    os.close(handle)
+    store.remove_dead_drafts()
+    assert not list(model.glob(".live-*")) and store.live_number("net") == 1
+    assert (model / ".promoting").exists(), "a lock is no text"
 
 
 def test_a_missing_file_is_refused_by_name(store: Store) -> None:
