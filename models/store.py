@@ -188,6 +188,10 @@ class Store:
             text = path.read_text(errors="replace").strip()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise DamagedFile(
+                f"{path} cannot be read ({error.strerror}); it must hold one version number"
+            ) from error
         if not _NUMBER.fullmatch(text):
             raise DamagedFile(f"{path} must hold one version number, it holds {text[:80]!r}")
         return int(text)

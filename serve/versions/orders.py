@@ -108,11 +108,14 @@ def record(
 
 
 def events(store: Store, name: str, most: int = 100) -> list[dict[str, Any]]:
-    """The newest first. A line that is damaged, for example cut off by a crash, is left out."""
+    """The newest first. A line that is damaged, for example cut off by a crash, is left out. Raises DamagedFile."""
+    path = _folder(store, name) / "events.jsonl"
     try:
-        lines = (_folder(store, name) / "events.jsonl").read_bytes().splitlines()
+        lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise DamagedFile(f"{path} cannot be read ({error.strerror}); remove it") from error
     found = []
     for line in reversed(lines):
         if len(found) == most:

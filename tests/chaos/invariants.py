@@ -11,6 +11,7 @@ from tests.chaos.callers import infer, is_right
 from tests.chaos.servers import Server, moments
 
 MOST_BYTES = 1200 << 20  # resident: the libraries have some hundred MB of it
+KEYS = "keys.json"
 MISTAKES = ("Traceback (most recent call last)", "a mistake of ours", "internal error")
 
 
@@ -32,6 +33,8 @@ def _of_answers(
     server: Server, store: Store, name: str, row: list[float], expected: list[float], damaged: str | None
 ) -> list[str]:
     status, headers, answer = infer(server, name, row)
+    if damaged == KEYS and (store.root / KEYS).exists():  # nobody has a key that could be read
+        return [] if status in (401, 503) else [f"{name} answers {status} without a key"]
     if status != 200:
         is_named = damaged is not None and name == "net" and Path(damaged).name in str(answer)
         return [] if is_named and status == 503 else [f"{name} is refused with {status}: {answer}"]

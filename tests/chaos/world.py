@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from random import Random
 
+from halfeven.models.store import Store
+
 from tests.chaos.callers import Callers, infer
 from tests.chaos.converted import copied
 from tests.chaos.invariants import violations
@@ -21,7 +23,8 @@ class World:
 
     def __init__(self, zygote: Zygote, folder: Path, seed: int) -> None:
         self.zygote, self.folder, self.chance = zygote, folder, Random(seed)
-        self.store = copied(folder)
+        self._converted = copied(folder / "converted").root
+        self.store = Store(Path(shutil.copytree(self._converted, folder / "store")))
         self.live, self.files, self.jobs = {2}, dict[str, str](), set[str]()
         self.server = self.start()
         self.rows: dict[str, tuple[list[float], list[float]]] = {}
@@ -46,7 +49,7 @@ class World:
         """The store as it was converted; nothing was acknowledged."""
         self.server.kill()
         shutil.rmtree(self.store.root)
-        copied(self.folder)
+        shutil.copytree(self._converted, self.store.root)
         self.live, self.files, self.jobs = {2}, {}, set()
 
     def callers(self) -> Callers:

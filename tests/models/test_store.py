@@ -414,6 +414,10 @@ def test_a_damaged_alias_is_refused_by_name(text: str, store: Store) -> None:
     alias.write_text(text)
     with pytest.raises(DamagedFile, match=f"{alias} must hold one version number"):
         store.live_number("net")
+    alias.unlink()
+    alias.mkdir()
+    with pytest.raises(DamagedFile, match=f"{alias} cannot be read.*one version number"):
+        store.live_number("net")
 
 
 def test_a_spec_that_is_not_json_is_refused_by_name(store: Store) -> None:

@@ -51,3 +51,7 @@ def test_a_damaged_line_of_the_events_hides_no_other(version: Version, tmp_path:
         with (version.folder.parent / "events.jsonl").open("ab") as file:
             file.write(b'{"kind": "\xff"}\n3\n' + b"[" * 100_000 + b"\n")
     assert [event["kind"] for event in events(store, "net")] == ["second", "first"]
+    (version.folder.parent / "events.jsonl").unlink()
+    (version.folder.parent / "events.jsonl").mkdir()
+    with pytest.raises(DamagedFile, match=r"events\.jsonl cannot be read"):
+        events(store, "net")
