@@ -48,12 +48,7 @@ def _of_answers(
     half = headers["halfeven-precision"] != "fp32"
     if half and not any(form["passed"] for form in version.manifest["forms"].values()):
         faults.append(f"{version} answers with a half that was not proven")
-    if (
-        half
-        and damaged is not None
-        and Path(damaged).name in ("half.pt2", "weights.safetensors")
-        and name == "net"
-    ):
+    if half and damaged is not None and Path(damaged).name == "half.pt2" and name == "net":
         faults.append(f"{version} answers with its half, whose file {damaged} is damaged")
     if damaged is None and version.number != store.live_number(name):
         faults.append(f"{version} answers, and the store names {store.live_number(name)}")
