@@ -221,5 +221,7 @@ def test_a_number_beyond_fp32_is_refused_by_its_row(arrays: Arrays, tmp_path: Pa
     arrays["target:value"] = arrays["target:value"].astype(np.float64)
     arrays["target:value"][3, 1] = 1e300
     parquet.write_table(flat(arrays), tmp_path / "train.parquet")
+    path = tmp_path / "train.parquet"
+    assert np.isinf(tensors_of(path, PARQUET, SPEC, 1 << 20)["target:value"][3, 1])
     with pytest.raises(BadSamples, match="row 3: expected finite numbers"):
-        read(tmp_path / "train.parquet")
+        read(path)
