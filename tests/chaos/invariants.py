@@ -57,6 +57,7 @@ def _of_answers(
 
 def _left_behind(server: Server, store: Store) -> list[str]:
     """Drafts, uploads and folders of jobs that no process works on. They go soon after a start, not before it."""
+    left = list[str]()
     for _ in moments():
         left = _leftovers(server, store)
         if not left:

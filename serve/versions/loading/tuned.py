@@ -99,7 +99,8 @@ def tuned_for(version: Version, device: torch.device) -> Tuned | None:
     try:
         facts = json_of(path.read_bytes())
         winner = Winner(**facts["winner"])
-        str(winner), winner.setup  # both need numbers and names
+        if not (f"{winner}" and winner.setup):  # raises where its numbers are none
+            return None
         tuned = Tuned(winner, str(facts["date"]))
         bound = facts["digest"], facts["environment"]
     except FileNotFoundError:
