@@ -124,7 +124,10 @@ def parse_folder(text: str, file: Path) -> ModelFolder:
         raise BadFolder(f"{file} cannot be read: {error}") from error
     except RecursionError as error:
         raise BadFolder(f"{file} cannot be read: its values are nested too deep") from error
-    return _Reader(file).read(data)
+    try:
+        return _Reader(file).read(data)
+    except OSError as error:  # of a path that the file names: too long, for example
+        raise BadFolder(f"{file} names what cannot be looked at: {error.strerror}") from error
 
 
 class _Reader(TensorReader):

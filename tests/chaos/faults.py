@@ -179,6 +179,8 @@ def _present(file: str, world: World) -> Path:
             path = world.store.root / "jobs/ftjob-gone/state.json"
             path.parent.mkdir(parents=True)
             path.write_text("{}")
+    if path.stat().st_size == 0:  # the lock
+        path.write_bytes(b"\n")
     return path
 
 
