@@ -355,3 +355,10 @@ def test_npz_that_the_decompressor_or_zipfile_refuses_is_no_plain_npz(tmp_path):
         with pytest.raises(BadSamples, match="not a plain npz file"):
             load_samples(tmp_path / "spoilt.npz", ENCODER)
             pytest.fail(name)
+
+
+def test_a_member_of_an_npz_that_is_no_array_is_refused_by_name(tmp_path):
+    with zipfile.ZipFile(tmp_path / "samples.npz", "w") as archive:
+        archive.writestr("ids.npy", b"no array")
+    with pytest.raises(BadSamples, match="its member 'ids' is no npy file"):
+        load_samples(tmp_path / "samples.npz", ENCODER)
