@@ -160,6 +160,7 @@ def _table(path: Path, kind: str, max_bytes: int) -> Any:
         if kind == CSV:
             return _named_once(csv.read_csv(path))
         if kind == JSON_LINES:
+            _check_objects(path)
             return _named_once(json.read_json(path))
         file, batches, size = parquet.ParquetFile(path), [], 0
         for batch in file.iter_batches(batch_size=1024):
@@ -175,6 +176,17 @@ def _table(path: Path, kind: str, max_bytes: int) -> Any:
         raise BadSamples(str(error)) from error
     except UnicodeDecodeError as error:
         raise BadSamples(f"a column's name is not UTF-8 ({error}); write the file as UTF-8") from None
+
+
+def _check_objects(path: Path) -> None:
+    """Raises BadSamples for a line that is no object: pyarrow 26 crashes on a file of nothing but nulls."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            start = line.lstrip(b" \t\r\n\xef\xbb\xbf")[:20]
+            if start and not start.startswith(b"{"):
+                raise BadSamples(
+                    f"line {number}: expected an object with a value for each column, got {start!r}"
+                )
 
 
 def _named_once(table: Any) -> Any:

@@ -208,7 +208,10 @@ def test_a_table_that_pyarrow_gives_up_on_is_refused_with_words(arrays: Arrays, 
     tables = {
         PARQUET: [(cut, "magic bytes")],
         CSV: [(b"id,ima\xaege\n1,2\n", "not UTF-8"), (b"id,id\n1,2\n", "is there twice")],
-        JSON_LINES: [(b'{"id": 1, "ima\xed\xa0\x80ge": 2}\n', "not UTF-8")],
+        JSON_LINES: [
+            (b'{"id": 1, "ima\xed\xa0\x80ge": 2}\n', "not UTF-8"),
+            (b"\n null", "line 2: expected an object"),
+        ],
     }
     for kind, cases in tables.items():
         for data, words in cases:
