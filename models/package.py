@@ -121,9 +121,15 @@ def read_folder(folder: Path) -> ModelFolder:
 def parse_folder(text: str, file: Path) -> ModelFolder:
     """``text`` as the model.toml that is, or would be, ``file``. Raises BadFolder as `read_folder` does."""
     try:
-        return _Reader(file).read(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+        data = tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError, and the interpreter's for a number of very many digits
         raise BadFolder(f"{file} cannot be read: {error}") from error
+    except RecursionError as error:
+        raise BadFolder(f"{file} cannot be read: its values are nested too deep") from error
+    try:
+        return _Reader(file).read(data)
+    except OSError as error:  # of a path that the file names: too long, for example
+        raise BadFolder(f"{file} names what cannot be looked at: {error.strerror}") from error
 
 
 class _Reader(TrainingReader):
