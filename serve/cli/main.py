@@ -18,6 +18,7 @@ from .key_commands import app as keys
 from .lint_command import lint
 from .measuring import bench, tune
 from .other_engines import export, prove
+from .selftest_command import selftest
 from .serve_command import serve
 from .training import finetune, job_metrics, reproduce, version_named
 
@@ -288,6 +289,7 @@ app.command()(export)
 app.command()(prove)
 app.command()(bench)
 app.command()(tune)
+app.command()(selftest)
 app.add_typer(keys)
 app.command()(finetune)
 app.command()(reproduce)

@@ -6,14 +6,9 @@ from typing import Any
 
 import onnx
 import pytest
-from halfeven.exporters.torch.autocast.composites import open_composites
-from halfeven.exporters.torch.autocast.plan import make_plan
-from halfeven.exporters.torch.autocast.policy import LISTS
-from halfeven.exporters.torch.autocast.rewrite import rewrite
+from halfeven.exporters.torch.autocast.bit_equality import half_by_rules
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.errors import CannotConvert
-from halfeven.models.package import Precision
-from halfeven.models.program import runnable
 from onnx import TensorProto, helper
 
 from tests.corpus import CORPUS, captured
@@ -130,12 +125,9 @@ def test_a_run_is_in_our_stream_alone_and_the_host_waits_for_nothing(libraries: 
 def written(name: str, folder: Path) -> Path | None:
     """The model's half as ONNX by the level's rules; None where it has no ONNX form."""
     model = captured(name)
-    module = open_composites(runnable(model.program), LISTS["cuda"])
     path = folder / f"{name}.onnx"
     try:
-        half = rewrite(
-            model.program, make_plan(module, Precision(), "cuda"), model.spec, model.example, module
-        )
+        half = half_by_rules(model.program, model.spec, model.example)
         write_onnx(half.program, model.spec, path, {})
     except (CannotConvert, RuntimeError):
         return None
