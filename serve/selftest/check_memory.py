@@ -28,10 +28,12 @@ def check(device: torch.device, nets: Sequence[Net]) -> Outcome:
 
 def _faults(net: Net, device: torch.device, figures: dict[str, int]) -> list[str]:
     _taken_by_rounds(net, device, 1)  # what libraries keep for ever is taken once
+    gc.collect()
     before = _allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     growth = _taken_by_rounds(net, device, ROUNDS)
     figures[f"{net.name}_peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
+    gc.collect()
     left = _allocated(device) - before
     faults = [f"{net.name}: its batches keep {growth} bytes more after each round"] if growth > 0 else []
     return faults + ([f"{net.name}: {left} bytes are taken after its engine was closed"] if left > 0 else [])
@@ -54,6 +56,5 @@ def _taken_by_rounds(net: Net, device: torch.device, rounds: int) -> int:
 
 
 def _allocated(device: torch.device) -> int:
-    gc.collect()
     torch.cuda.synchronize(device)
     return torch.cuda.memory_allocated(device)

@@ -15,7 +15,7 @@ from ..batching.engine_runner import EngineRunner, Fault, Run
 from .comparing import FP32_GAP, gap
 from .nets import Net
 from .outcome import Outcome, on_cuda_alone
-from .plain_way import judged
+from .plain_way import DeviceLost, judged
 
 NO_DEVICE_HAS = 1 << 50  # bytes
 
@@ -87,8 +87,10 @@ def _trial(
     runner.finish(second)
     if answered:
         faults += _differs("the batch without memory", second, right[1])
-    elif not (isinstance(second.result, Fault) and second.result.memory and not second.result.lost):
-        faults.append(f"the batch without memory was not refused for that: {_described(second)}")
+    elif not isinstance(result := _result(second), Fault):
+        faults.append("the batch without memory was answered")
+    elif not result.memory:
+        faults.append(f"the batch without memory was not refused for that: {result.text}")
     set_memory(True)
     return faults + _wrong("the batch after", runner.begin([asked[2]]), runner, right[2])
 
@@ -98,14 +100,18 @@ def _wrong(name: str, run: Run[_Request], runner: EngineRunner, right: list[np.n
 
 
 def _differs(name: str, run: Run[_Request], right: list[np.ndarray]) -> list[str]:
-    if isinstance(run.result, Fault):
-        return [f"{name} failed: {run.result.text}"]
-    found = gap(run.result, right)
+    result = _result(run)
+    if isinstance(result, Fault):
+        return [f"{name} failed: {result.text}"]
+    found = gap(result, right)
     return [] if found <= FP32_GAP else [f"{name} is wrong by {found:.3g} of its largest number"]
 
 
-def _described(run: Run[_Request]) -> str:
-    return run.result.text if isinstance(run.result, Fault) else "it was answered"
+def _result(run: Run[_Request]) -> list[np.ndarray] | Fault:
+    """The run's result. Raises DeviceLost."""
+    if isinstance(run.result, Fault) and run.result.lost:
+        raise DeviceLost(run.result.text)
+    return run.result
 
 
 def _setting(limit: list[int], rows: int, most: int) -> Callable[[bool], None]:

@@ -31,6 +31,8 @@ def answers_in_flight(engine: Launching, batches: Sequence[Parts]) -> list[list[
 
 def gap(came: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
     """The largest difference as a part of that output's largest magnitude; infinity where it is none."""
+    if len(came) != len(expected):
+        return float("inf")
     worst = 0.0
     for one, other in zip(came, expected, strict=True):
         if one.shape != other.shape or not np.isfinite(one).all():

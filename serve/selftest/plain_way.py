@@ -44,6 +44,8 @@ def found(faults_of: Callable[[], list[str]], device: torch.device) -> list[str]
     """The faults; an error is one. Raises DeviceLost."""
     try:
         return faults_of()
+    except DeviceLost:
+        raise
     except Exception as error:
         sentence = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         if device_lost(error) or not device_answers(error, str(device)):
