@@ -8,6 +8,7 @@ import onnx
 import pytest
 from halfeven.exporters.torch.autocast.bit_equality import half_by_rules
 from halfeven.exporters.torch.onnx_form.export import write_onnx
+from halfeven.models.engines.switched_off import ONNX_HALF
 from halfeven.models.errors import CannotConvert
 from onnx import TensorProto, helper
 
@@ -48,6 +49,14 @@ for path in sys.argv[1:]:
     found[path] = [placement.nodes.get("CUDAExecutionProvider", 0), placement.on_cpu, placement.half_on_cpu]
 print(json.dumps(found))
 """
+SELFTEST = """
+import shutil
+from halfeven.serve.selftest import check_onnx
+check_onnx.write_onnx = lambda program, spec, path, _: shutil.copy(sys.argv[1], path)
+net = SimpleNamespace(name="cubic", loops=False, spec=None, half=lambda device: None)
+outcome = check_onnx.check(device, [net])
+print(json.dumps([outcome.status, outcome.evidence, outcome.off]))
+"""
 RUN = """
 engine = onnx_engine.OnnxEngine(onnx_engine.Path(sys.argv[1]), "fp16", device)
 print("[stub] begin", file=sys.stderr, flush=True)
@@ -81,7 +90,7 @@ def node(operator: str, inputs: list[str], output: str, **attributes: Any) -> on
 
 
 @pytest.mark.slow
-def test_a_half_that_the_device_has_no_kernel_for_is_named_and_sizes_are_not(
+def test_a_half_that_the_device_has_no_kernel_for_is_named_by_the_selftest_too_and_sizes_are_not(
     libraries: Path, tmp_path: Path
 ) -> None:
     cubic = file(
@@ -101,6 +110,9 @@ def test_a_half_that_the_device_has_no_kernel_for_is_named_and_sizes_are_not(
     printed, _ = run_on_stubs(libraries, ENGINE + PLACED, str(cubic))
     ((on_cuda, on_cpu, halves),) = json.loads(printed).values()
     assert on_cuda >= 3 and on_cpu == halves == ["GridSample 'warped'"]
+    printed, _ = run_on_stubs(libraries, ENGINE + SELFTEST, str(cubic))
+    status, evidence, off = json.loads(printed)
+    assert (status, off) == ("failed", [ONNX_HALF]) and "GridSample 'warped' with half tensors" in evidence
 
 
 def test_a_run_is_in_our_stream_alone_and_the_host_waits_for_nothing(libraries: Path, tmp_path: Path) -> None:

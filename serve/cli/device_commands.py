@@ -1,4 +1,4 @@
-"""``halfeven selftest``: a device checked before it serves, and what is wrong there switched off."""
+"""The two commands about this machine: ``doctor`` looks at it, ``selftest`` checks what a device computes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,8 +6,24 @@ from typing import Annotated, Any
 
 import orjson
 import typer
+from rich.table import Table
 
 from .console import DEFAULT_STORE, Json, StoreAt, errors, finish
+
+
+def doctor(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
+    """What this machine can do, and what to install."""
+
+    def work() -> tuple[Mapping[str, Any], Any, int]:
+        from .doctor import examine
+
+        facts = examine(store.expanduser().resolve())
+        table = Table("what", "found", "advice")
+        for check in facts["checks"]:
+            table.add_row(check["what"], check["found"], check["advice"])
+        return facts, table, 0
+
+    finish(work, as_json)
 
 
 def selftest(
