@@ -48,8 +48,10 @@ def records_of(root: Path) -> Sequence[SelftestRecord]:
 
 def record_here(root: Path, device: torch.device) -> SelftestRecord | None:
     """The result that holds on this device as it is now; None where the selftest has not run. Raises ValueError."""
+    if not (records := records_of(root)):
+        return None
     here = environment(device)
-    return next((one for one in reversed(records_of(root)) if dict(one.environment) == here), None)
+    return next((one for one in reversed(records) if dict(one.environment) == here), None)
 
 
 def keep_record(root: Path, device: torch.device, off: Mapping[str, str]) -> SelftestRecord:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import orjson
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from .console import DEFAULT_STORE, Json, StoreAt, errors, finish
@@ -20,7 +21,7 @@ def doctor(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
         facts = examine(store.expanduser().resolve())
         table = Table("what", "found", "advice")
         for check in facts["checks"]:
-            table.add_row(check["what"], check["found"], check["advice"])
+            table.add_row(check["what"], check["found"], escape(check["advice"]))
         return facts, table, 0
 
     finish(work, as_json)

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from rich.markup import escape
 from rich.table import Table
 
 from ...exporters.environment import environment
@@ -100,7 +101,7 @@ def reasons_of(outcomes: Mapping[str, Outcome]) -> dict[str, str]:
 def table_of(facts: Mapping[str, Any]) -> Table:
     table = Table("check", "outcome", "evidence", "switched off", title=_title(facts))
     for check in facts["checks"]:
-        table.add_row(check["check"], check["status"], check["evidence"], ", ".join(check["off"]))
+        table.add_row(check["check"], check["status"], escape(check["evidence"]), ", ".join(check["off"]))
     return table
 
 
