@@ -96,7 +96,11 @@ def convert(
         "lineage": {"by": "convert"},
         "source": {"source": asked.source, "path": [str(path.resolve()) for path in asked.path]},
         "fingerprint": fingerprint,
-        "training": {"metrics": list(asked.metrics), "loss": asked.loss},
+        "training": {
+            "metrics": list(asked.metrics),
+            "loss": asked.loss,
+            "declared_steps": asked.declared_steps,
+        },
     }
     if asked.spec.form == "live":
         _check_signature(asked.spec, newest, options)
@@ -219,6 +223,7 @@ def _fingerprint(folder: ModelFolder, options: Options) -> str:
     here = sorted(environment(options.device).items())
     digest = hashlib.sha256(repr((folder.precision, folder.guessed, options, here)).encode())
     named = [path for path in (folder.weights, folder.samples, options.samples, *folder.source_files) if path]
+    named += folder.net_weights
     found = (file for path in named for file in (path.rglob("*") if path.is_dir() else (path,)))
     files = {file for file in found if file.is_file()}
     if folder.guessed is None:  # what lies beside a bare file is not the model's

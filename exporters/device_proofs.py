@@ -20,6 +20,7 @@ import torch
 from ..models.buckets import buckets_of
 from ..models.durable import replace_text
 from ..models.store import Version
+from ..models.stored_json import json_of
 from .environment import environment
 from .gate.verdict import ParityReport
 
@@ -53,7 +54,15 @@ def proofs_of(version: Version) -> list[DeviceProof]:
     """All that are kept, the newest last; none where the file cannot be read."""
     path = _path(version)
     try:
-        return [DeviceProof(**entry) for entry in json.loads(path.read_bytes())]
+        found = [DeviceProof(**entry) for entry in json_of(path.read_bytes())]
+        lists = all(
+            isinstance(sizes, list) for proof in found for sizes in (proof.buckets, proof.batch_sizes)
+        )
+        if not (
+            lists and all(type(one.passed) is bool and isinstance(one.environment, dict) for one in found)
+        ):
+            raise ValueError("a proof has no verdict, no environment or no sizes")
+        return found
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:

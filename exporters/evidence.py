@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,10 +173,11 @@ class Evidence:
         }
 
 
-def copy_source(source: Path | str, target: Path) -> None:
+def copy_source(source: Path | str, target: Path, also: Sequence[str] = ()) -> None:
     """The folder's text, for the trainer and for making the program again under another torch.
 
-    ``source`` is the folder, or the text of model.toml where that is all.
+    ``source`` is the folder, or the text of model.toml where that is all. ``also``: files that are copied whatever
+    they are (the weights of nets that a training needs beside the model).
     """
     if isinstance(source, str):
         target.mkdir()
@@ -186,6 +187,6 @@ def copy_source(source: Path | str, target: Path) -> None:
         inside = path.relative_to(source)
         hidden = any(part.startswith((".", "__pycache__")) for part in inside.parts)
         fits = path.suffix in SOURCE_SUFFIXES and path.is_file() and path.stat().st_size < SOURCE_MAX_BYTES
-        if fits and not hidden:
+        if (fits and not hidden) or str(inside) in also:
             (target / inside).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target / inside)

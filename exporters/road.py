@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import CannotConvert, OutOfTime
 from ..models.store import LIVE, REFUSED, Draft, Store, Version, sha256_of
+from ..models.training_reader import net_weights
 from .evidence import Evidence, Form, copy_source
 from .gate.verdict import ParityReport
 from .inputs.samples import Samples
@@ -91,7 +92,8 @@ class _Conversion:
         subject, folder = self.subject, self.draft.folder
         self.draft.write_json("spec.json", subject.spec.to_json())
         subject.samples.save(folder / "samples.safetensors")
-        copy_source(subject.source, folder / "source")
+        declared = subject.origin.get("training", {}).get("declared_steps")
+        copy_source(subject.source, folder / "source", net_weights(declared))
         self.maker.write(self.draft)
 
     def _form(self, name: str, reference_run: ReferenceRun) -> Form:

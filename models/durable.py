@@ -1,11 +1,14 @@
 """Files that are on the disk when the call returns, and folders whose changes are; and whether the disk is full."""
 
 import errno
+import fcntl
 import os
+import re
 import tempfile
 from pathlib import Path
 
 READABLE = 0o644
+_UNFINISHED = re.compile(r"\..+-[a-z0-9_]{8}")  # as `tempfile.mkstemp` names a file behind the prefix
 
 
 def no_space_left(error: BaseException) -> bool:
@@ -28,8 +31,11 @@ def fsync(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str, mode: int = READABLE) -> None:
-    """Put ``text`` in the place of a file by one atomic rename. Durable when this returns. Raises OSError."""
-    handle, draft = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
+    """Put ``text`` in the place of a file by one atomic rename. Durable when this returns. Raises OSError.
+
+    Where the process is killed meanwhile, `remove_dead_texts` deletes what it had written.
+    """
+    handle, draft = _locked_file(path)
     try:
         with os.fdopen(handle, "w") as file:
             file.write(text)
@@ -41,3 +47,31 @@ def replace_text(path: Path, text: str, mode: int = READABLE) -> None:
         Path(draft).unlink(missing_ok=True)
         raise
     fsync(path.parent)
+
+
+def remove_dead_texts(folder: Path) -> None:
+    """Delete the files in which a killed process wrote a text for `replace_text`: their locks are gone."""
+    for path in folder.glob(".*"):
+        if not _UNFINISHED.fullmatch(path.name) or not path.is_file():
+            continue
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue  # renamed or deleted meanwhile
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+        except OSError:  # another process is writing it
+            pass
+        finally:
+            os.close(handle)
+
+
+def _locked_file(path: Path) -> tuple[int, str]:
+    """A new file beside ``path``, open and locked. The system gives the lock back however the process ends."""
+    while True:
+        handle, draft = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if Path(draft).exists():  # nobody removed it before it was locked
+            return handle, draft
+        os.close(handle)

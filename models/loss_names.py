@@ -15,7 +15,7 @@ NLL_OF_PROBABILITIES = "nll_of_probabilities"
 LOSSES_OF_KIND: Mapping[str, tuple[str, ...]] = {
     "logits": CLASS_LOSSES,
     "probabilities": (NLL_OF_PROBABILITIES,),
-    **dict.fromkeys(("tensor", "score", "embedding"), VALUE_LOSSES),
+    **dict.fromkeys(("tensor", "score", "embedding", "image"), VALUE_LOSSES),
 }
 LOSSES = (*CLASS_LOSSES, NLL_OF_PROBABILITIES, *VALUE_LOSSES)
 OWN_LOSS = re.compile(r"[^/\\:]+\.py:[A-Za-z_]\w*")  # a function of a file in the model folder

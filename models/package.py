@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import BadFolder
-from .loss_names import LOSSES, OWN_LOSS, short_name
 from .model_name import NAME
 from .spec import FORMS, Batching, ModelSpec, ParityLimits
-from .tensor_reader import TensorReader
 from .toml_reader import one_of
+from .training_reader import TrainingReader, net_weights
 
 # The words of Keras' and TensorFlow's dtype policies, as (level, dtype).
 _KERAS_LEVELS = {
@@ -25,10 +24,6 @@ _KERAS_LEVELS = {
 }
 LEVELS = ("O0", "O1", "O2", "O3")
 HALF_DTYPES = ("fp16", "bf16")
-CLASS_METRICS, VALUE_METRICS = (
-    ("accuracy", "f1", "auroc"),
-    ("mse", "mae"),
-)  # of fine-tuned versions; defaults first
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +62,7 @@ class ModelFolder:
     ``file_names``: name → name in the ONNX file. ``guessed``: model.toml's text where there is none, with ``notes``.
     ``metrics``: what judges a fine-tuned version, the first that fits an output before the others. ``loss``: what it
     minimises, a name of `loss_names.py` or ``file.py:function``; None: the default of the output's kind.
+    ``declared_steps``: of a training with several optimizers (`training_reader.py`).
     """
 
     folder: Path
@@ -81,6 +77,7 @@ class ModelFolder:
     notes: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     loss: str | None = None
+    declared_steps: Mapping[str, Any] | None = None
 
     @property
     def kind(self) -> str:
@@ -96,6 +93,11 @@ class ModelFolder:
             return (self.folder / self.source.partition(":")[0],)
         inside = self.folder / self.source.removeprefix("hf:")
         return (inside / "config.json", *sorted(inside.glob("*.safetensors")))
+
+    @property
+    def net_weights(self) -> tuple[Path, ...]:
+        """The weights of the nets beside the model."""
+        return tuple(self.folder / name for name in net_weights(self.declared_steps))
 
 
 def read_folder(folder: Path) -> ModelFolder:
@@ -119,12 +121,18 @@ def read_folder(folder: Path) -> ModelFolder:
 def parse_folder(text: str, file: Path) -> ModelFolder:
     """``text`` as the model.toml that is, or would be, ``file``. Raises BadFolder as `read_folder` does."""
     try:
-        return _Reader(file).read(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+        data = tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError, and the interpreter's for a number of very many digits
         raise BadFolder(f"{file} cannot be read: {error}") from error
+    except RecursionError as error:
+        raise BadFolder(f"{file} cannot be read: its values are nested too deep") from error
+    try:
+        return _Reader(file).read(data)
+    except OSError as error:  # of a path that the file names: too long, for example
+        raise BadFolder(f"{file} names what cannot be looked at: {error.strerror}") from error
 
 
-class _Reader(TensorReader):
+class _Reader(TrainingReader):
     """Makes a ModelFolder from the parsed TOML."""
 
     def read(self, data: Mapping[str, Any]) -> ModelFolder:
@@ -153,23 +161,8 @@ class _Reader(TensorReader):
             file_names=self.file_names(data),
             metrics=self.metrics(data),
             loss=self.loss(data),
+            declared_steps=self.declared_steps(data),
         )
-
-    def metrics(self, data: Mapping[str, Any]) -> tuple[str, ...]:
-        found = self.strings(self.table(data, "training", _TRAINING).get("metrics", []), "training.metrics")
-        for metric in found:
-            one_of(metric, (*CLASS_METRICS, *VALUE_METRICS), f"{self.file}: [training] metrics")
-        return tuple(dict.fromkeys(found))
-
-    def loss(self, data: Mapping[str, Any]) -> str | None:
-        found = self.table(data, "training", _TRAINING).get("loss")
-        if found is None:
-            return None
-        if OWN_LOSS.fullmatch(found):
-            self.existing(found.partition(":")[0], "training.loss", None)
-            return found
-        one_of(short_name(found), LOSSES, f"{self.file}: [training] loss")
-        return short_name(found)
 
     def file_names(self, data: Mapping[str, Any]) -> dict[str, str]:
         tensors = [*data["inputs"], *data["outputs"]]
@@ -269,7 +262,6 @@ class _Reader(TensorReader):
         return path
 
 
-_TRAINING: Mapping[str, type] = {"metrics": list, "loss": str}
 _SHARES = ("max_flips", "max_ties", "max_swaps", "min_top10_overlap")
 _PARITY = ("max_error_u", "min_sqnr_db", "min_slice_sqnr_db", "max_kl_nats", *_SHARES)
 _BATCHING = {  # with the least value of each

@@ -17,6 +17,7 @@ from typing import Any
 
 from .durable import READABLE, replace_text
 from .errors import DamagedFile
+from .stored_json import json_of
 
 Promotions = Mapping[int, Mapping[str, Any]]  # number → first and last, each with over, by and at
 
@@ -41,13 +42,22 @@ def read_promotions(folder: Path) -> Promotions:
     """Every version of the model that was ever made active. Raises DamagedFile."""
     path = folder / "promotions.json"
     try:
-        return {int(number): dict(found) for number, found in json.loads(path.read_bytes()).items()}
+        saved = json_of(path.read_bytes())
+        return {
+            int(number): {key: _entry(found[key]) for key in ("first", "last")}
+            for number, found in saved.items()
+        }
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedFile(
             f"{path} cannot be read ({error}); remove it: promoting goes on, and what stood in it is forgotten"
         ) from error
+
+
+def _entry(saved: Any) -> Mapping[str, Any]:
+    """Raises as a damaged file makes it."""
+    return {key: saved[key] for key in ("over", "by", "at")}
 
 
 def record_promotion(folder: Path, number: int, over: int | None, by: str) -> None:

@@ -22,15 +22,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .durable import READABLE, fsync, replace_text
+from .durable import READABLE, fsync, remove_dead_texts, replace_text
 from .errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownName
+from .manifest import LIVE as LIVE
+from .manifest import REFUSED as REFUSED
+from .manifest import digest_of, read_manifest
 from .model_name import NAME
 from .opened_file import OpenedFile
 from .promotions import Promotions, alias_lock, read_promotions, record_promotion
 from .spec import ModelSpec
+from .stored_json import json_of
 
 _NUMBER = re.compile(r"^[1-9][0-9]{0,17}$")
-LIVE, REFUSED = "live", "refused"
 # By whose order a version becomes active; FOR_DEVICE: one that was planned again for a device.
 OPERATOR, ROLLBACK, FOR_DEVICE = "operator", "rollback", "device"
 
@@ -114,7 +117,7 @@ class Version:
     def json(self, file: str) -> Any:
         """One JSON file of this version, after its bytes were checked against the manifest."""
         try:
-            return json.loads(self.bytes(file))
+            return json_of(self.bytes(file))
         except ValueError as error:
             raise DamagedFile(f"{self.folder / file} is not JSON: {error}") from error
 
@@ -124,7 +127,7 @@ class Version:
     @classmethod
     def at(cls, folder: Path) -> "Version":
         """The version that a folder outside of a store holds (`exporters/exported`). Raises DamagedFile."""
-        manifest = _read_manifest(folder / "manifest.json")
+        manifest = read_manifest(folder / "manifest.json")
         number = manifest.get("version")
         return cls(str(manifest.get("model")), number if isinstance(number, int) else 0, folder, manifest)
 
@@ -176,7 +179,7 @@ class Store:
         folder = self._folder(name) / str(number)
         if not folder.is_dir():
             raise UnknownName(f"'{name}' has no version {number}: it has {self.numbers(name)}")
-        return Version(name, number, folder, _read_manifest(folder / "manifest.json"))
+        return Version(name, number, folder, read_manifest(folder / "manifest.json"))
 
     def live_number(self, name: str) -> int | None:
         """The number in the alias file, or None where nothing is active. Cheap: asked every second."""
@@ -185,6 +188,10 @@ class Store:
             text = path.read_text(errors="replace").strip()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise DamagedFile(
+                f"{path} cannot be read ({error.strerror}); it must hold one version number"
+            ) from error
         if not _NUMBER.fullmatch(text):
             raise DamagedFile(f"{path} must hold one version number, it holds {text[:80]!r}")
         return int(text)
@@ -268,7 +275,10 @@ class Store:
             os.close(lock)
 
     def remove_dead_drafts(self) -> None:
-        """Delete the drafts of processes that were killed: their locks are gone."""
+        """Delete the drafts of processes that were killed, and the texts that they were writing: their locks are
+        gone."""
+        for folder in (self.root, *self._models.glob("*"), *self._models.glob("*/tuned")):
+            remove_dead_texts(folder)
         for path in self._models.glob("*/.draft-*"):
             try:
                 lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -327,8 +337,7 @@ def write_manifest(folder: Path, status: str, facts: Mapping[str, Any]) -> None:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    digest = hashlib.sha256("".join(f"{name}\0{sha}\n" for name, sha in files.items()).encode())
-    manifest = {**facts, "status": status, "digest": digest.hexdigest(), "files": files}
+    manifest = {**facts, "status": status, "digest": digest_of(files), "files": files}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
     for path in [*folder.rglob("*"), folder]:
         path.chmod(READABLE | (0o111 if path.is_dir() else 0))  # safetensors writes for its owner alone
@@ -352,19 +361,3 @@ def _locked_draft(folder: Path) -> tuple[Path, int]:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read_manifest(path: Path) -> Mapping[str, Any]:
-    try:
-        manifest = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DamagedFile(f"{path} cannot be read: {error}; convert the model again") from error
-    if not (
-        isinstance(manifest, dict)
-        and {"status", "digest", "files"} <= manifest.keys()
-        and isinstance(manifest["files"], dict)
-    ):
-        raise DamagedFile(
-            f"{path} is not a manifest: it needs status, digest and files; convert the model again"
-        )
-    return manifest

@@ -10,6 +10,10 @@ EVERY_CASE = bool(os.environ.get("HALFEVEN_EVERY_CASE"))
 KILLS = int(
     os.environ.get("HALFEVEN_KILLS", "0")
 )  # random deaths of each process; 20 take a quarter of an hour or more
+FUZZED = int(
+    os.environ.get("HALFEVEN_FUZZ", "6000")
+)  # mutated inputs of all readers together; 1,000,000 take minutes
+FAULTS = int(os.environ.get("HALFEVEN_FAULTS", "0"))  # injected faults; 200 take a quarter of an hour or more
 
 
 def slow_but(fast: Container[Any], cases: Iterable[Any]) -> list[Any]:

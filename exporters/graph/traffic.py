@@ -5,8 +5,12 @@ together). Where memory limits a device, they are proportional to its time; they
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+
+LEAST_SAVED = 0.01  # of the bytes of constants
+SMALL = 1 << 16  # bytes of constants: below them no half is dropped for what it does not save
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,44 @@ def worth(saved: int, cast: int) -> Worth:
     if cast >= saved:
         return Worth(saved, cast, False, f"half buys nothing: {share}; serve the FP32 form")
     return Worth(saved, cast, True, f"half saves more than it costs: {share}")
+
+
+class Half(Protocol):
+    """``bytes``: of the half's constants, ``bytes_fp32``: of the whole's."""
+
+    @property
+    def nodes(self) -> int: ...
+
+    @property
+    def half_nodes(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def bytes_fp32(self) -> int: ...
+
+
+def looks_idle(half: Half) -> bool:
+    """Whether there is a half that saves hardly any bytes of constants, so that its traffic has to justify it."""
+    return bool(half.half_nodes) and half.bytes_fp32 >= SMALL and _saved(half) < LEAST_SAVED * half.bytes_fp32
+
+
+def why_dropped(half: Half, saved: int, cast: int) -> str:
+    """Why a half that looks idle is not made; empty where its traffic pays (`worth`).
+
+    Bytes moved stand for time: what is measured decides no plan.
+    """
+    if worth(saved, cast).pays:
+        return ""
+    return (
+        f"a half of {half.half_nodes} of its {half.nodes} nodes would save {_saved(half)} of {half.bytes_fp32} bytes, "
+        "and its casts would move more than it saves"
+    )
+
+
+def _saved(half: Half) -> int:
+    return half.bytes_fp32 - half.bytes
 
 
 def _readable(count: float) -> str:

@@ -24,7 +24,7 @@ Message = dict[str, list[Any]]  # of str, Word, int, float, Message
 _TOKEN = re.compile(
     r"""(?P<space>(?:\s|\#[^\n]*)+)
     |(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
-    |(?P<number>(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[fF]?)(?![\w.]))
+    |(?P<number>(?:0[xX][0-9a-fA-F]+|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?[fF]?)(?![\w.]))
     |(?P<word>[A-Za-z_]\w*)
     |(?P<sign>[-{}<>\[\]:,;])""",
     re.VERBOSE | re.ASCII,

@@ -129,9 +129,18 @@ def _read_npz(file: BinaryIO, max_bytes: int) -> dict[str, np.ndarray]:
             _bound(sum(member.file_size for member in archive.infolist()), max_bytes)
         file.seek(0)
         with np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+            found = {name: arrays[name] for name in arrays.files}
+    except BadSamples:
+        raise
+    except (
+        Exception
+    ) as error:  # zipfile, its decompressors and numpy raise many kinds on bytes that are not trusted
         raise BadSamples(f"not a plain npz file ({error}); object arrays are not read") from error
+    if other := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
+        raise BadSamples(
+            f"not a plain npz file: its member '{other[0]}' is no npy file"
+        )  # numpy gives its bytes
+    return found
 
 
 def _read_safetensors(data: bytes) -> dict[str, np.ndarray]:

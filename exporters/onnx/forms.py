@@ -16,7 +16,7 @@ from ...models.package import ModelFolder
 from ...models.spec import ModelSpec
 from ...models.store import Draft
 from ..gate.verdict import ParityReport
-from ..graph.traffic import worth
+from ..graph.traffic import looks_idle, why_dropped
 from ..inputs.samples import Samples
 from ..maker import Made, Maker, Notify
 from ..operations import Operations
@@ -37,8 +37,6 @@ from .runtime import answers_alone_differ, finished, runtime_answers
 from .stored import ties_of
 from .whole_file import WholeFile, why_whole
 
-LEAST_SAVED = 0.01  # of the bytes of constants
-SMALL = 1 << 16  # bytes of constants: below them no half is dropped for what it does not save
 CPU = torch.device("cpu")
 
 
@@ -173,18 +171,12 @@ class FileForms:
         return True
 
     def _drop_a_half_that_saves_nothing(self, planning: Samples) -> None:
-        """Neither bytes of constants nor bytes moved, which stand for time: what is measured decides no plan."""
-        half, subject = self.half, self.subject
-        saved = half.bytes_fp32 - half.bytes
-        if not half.half_nodes or half.bytes_fp32 < SMALL or saved >= LEAST_SAVED * half.bytes_fp32:
+        if not looks_idle(self.half):
             return
-        moved = self.settled.traffic()
-        if worth(moved.saved, sum(cast.bytes for cast in moved.casts)).pays:
+        moved, subject = self.settled.traffic(), self.subject
+        self.because = why_dropped(self.half, moved.saved, sum(cast.bytes for cast in moved.casts))
+        if not self.because:
             return
-        self.because = (
-            f"a half of {half.half_nodes} of its {half.nodes} nodes would save {saved} of {half.bytes_fp32} bytes, and "
-            "its casts would move more than it saves"
-        )
         asked = replace(subject.precision, level="O0")
         graph = file_graph(self.program, subject.spec, asked, planning, self.answers, self.operations)
         self.settled = graph.settled(())

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ...models.program import runnable
 from ...models.store import Draft
 from ..gate.verdict import ParityReport
 from ..graph.backend import Traffic
+from ..graph.traffic import looks_idle, why_dropped
 from ..inputs.samples import Samples
 from ..maker import Made, Notify
 from ..onnx.stored import half_file_on_cpu
@@ -46,12 +47,14 @@ from .program_operations import program_operations
 
 @dataclass(slots=True)
 class ProgramForms:
-    """Makes the forms of an exported program (`maker.Maker`)."""
+    """Makes the forms of an exported program (`maker.Maker`). ``because``: why the whole serves although something
+    could be half."""
 
     subject: Subject
     planner: Planner[ProgramGraph] | None = None
     settled: ProgramGraph = field(init=False)
     half: HalfProgram = field(init=False)
+    because: str = ""
     _whole: Answers | None = None
     _row_operations: int | None = None
 
@@ -92,7 +95,19 @@ class ProgramForms:
         plan = self.planner.plan
         self.settled = plan.graph.settled(plan.searched)
         self.half = self.settled.written(subject.exported)
+        self._drop_a_half_that_saves_nothing(planning)
         return True
+
+    def _drop_a_half_that_saves_nothing(self, planning: Samples) -> None:
+        if not looks_idle(self.half):
+            return
+        subject, program = self.subject, self.half.program
+        cast = sum(one.bytes for one in cast_map(program))
+        self.because = why_dropped(self.half, saved_bytes(program), cast)
+        if self.because:
+            asked = replace(subject, precision=replace(subject.precision, level="O0"))
+            self.settled = program_graph(asked, planning, _example(subject))
+            self.half = self.settled.written(subject.exported)
 
     def nearest(self, notify: Notify) -> str:
         return self.planner.nearest(notify) if self.planner else ""
@@ -127,6 +142,7 @@ class ProgramForms:
             "bytes": half.bytes,
             "bytes_fp32": half.bytes_fp32,
             "search": self.planner.search if self.planner else NOT_ASKED,
+            **({"whole_because": self.because} if self.because else {}),
         }
 
     def plan_json(self) -> dict[str, Any]:

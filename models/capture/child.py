@@ -142,6 +142,11 @@ def build(torch, request, folder, attention="sdpa"):
     return failures.sibling("sources").build(failures, torch, request, folder, attention)
 
 
+def load_weights(torch, module, file):
+    """Put the weights of a safetensors file into the module; gives notes."""
+    return failures.sibling("sources").load_weights(failures, torch, module, file)
+
+
 def widen(torch, module):
     return failures.sibling("sources").widen(torch, module)
 

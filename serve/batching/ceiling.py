@@ -7,9 +7,11 @@ because a try would delay a caller: to forget a ceiling, delete the file and loa
 
 import json
 import logging
-import os
 import sys
 from pathlib import Path
+
+from ...models.durable import replace_text
+from ...models.stored_json import json_of
 
 logger = logging.getLogger("halfeven.batcher")
 
@@ -54,11 +56,11 @@ class Ceiling:
 
 def _read(path: Path) -> dict[int, int]:
     try:
-        entries = json.loads(path.read_text())["ceilings"]
+        entries = json_of(path.read_bytes())["ceilings"]
         found = {int(entry["row_elements"]): int(entry["rows"]) for entry in entries}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, OverflowError, TypeError, KeyError) as error:
         logger.warning("%s is not a file of row ceilings and is left aside: %s", path, error)
         return {}
     return {size: rows for size, rows in found.items() if rows >= 1}
@@ -67,6 +69,4 @@ def _read(path: Path) -> dict[int, int]:
 def _write(path: Path, rows: dict[int, int]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     entries = [{"row_elements": size, "rows": most} for size, most in sorted(rows.items())]
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-    fresh.write_text(json.dumps({"ceilings": entries}) + "\n")
-    fresh.replace(path)
+    replace_text(path, json.dumps({"ceilings": entries}) + "\n")

@@ -16,6 +16,7 @@ from typing import Any
 from ...models.durable import replace_text
 from ...models.errors import DamagedFile
 from ...models.store import Store, Version
+from ...models.stored_json import json_of
 
 EVENTS_KEPT = 1000
 EVENTS_MOST_BYTES = 2**20
@@ -39,14 +40,22 @@ def read_orders(store: Store, name: str) -> Orders:
     """Raises DamagedFile."""
     path = _folder(store, name) / "rollout.json"
     try:
-        saved = json.loads(path.read_bytes())
-        return Orders(*(Order(**saved[role]) if saved[role] else None for role in ("canary", "shadow")))
+        saved = json_of(path.read_bytes())
+        return Orders(*(_order(saved[role]) if saved[role] else None for role in ("canary", "shadow")))
     except FileNotFoundError:
         return Orders()
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DamagedFile(
             f"{path} cannot be read ({error}); remove it, and order the canary or shadow again"
         ) from error
+
+
+def _order(saved: Any) -> Order:
+    """Raises ValueError, TypeError, KeyError."""
+    order = Order(int(saved["version"]), float(saved["percent"]))
+    if not 0.0 < order.percent <= 100.0:
+        raise ValueError(f"{order.percent} is no share in percent")
+    return order
 
 
 def write_orders(store: Store, name: str, orders: Orders) -> None:
@@ -57,12 +66,13 @@ def write_orders(store: Store, name: str, orders: Orders) -> None:
 def drifted(version: Version, device: str) -> str | None:
     """Why the half of this version may not serve on this device, or None."""
     try:
-        found = json.loads(_note(version).read_bytes())
+        found = json_of(_note(version).read_bytes())
+        reason, noted = str(found["reason"]), found["device"]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         return f"its note of drift cannot be read ({error})"
-    return found["reason"] if found["device"] == device else None
+    return reason if noted == device else None
 
 
 def note_drift(version: Version, device: str, reason: str) -> None:
@@ -86,7 +96,8 @@ def record(
     path = _folder(store, name) / "events.jsonl"
     event = {"at": _now(), "model": name, "kind": kind, "message": message, "numbers": dict(numbers or {})}
     if path.exists() and path.stat().st_size > EVENTS_MOST_BYTES:
-        replace_text(path, "".join(path.read_text().splitlines(keepends=True)[-EVENTS_KEPT:]))
+        lines = path.read_text(errors="replace").splitlines(keepends=True)
+        replace_text(path, "".join(lines[-EVENTS_KEPT:]))
     with path.open("a+b") as file:
         file.seek(0, os.SEEK_END)
         if file.tell() and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
@@ -97,19 +108,24 @@ def record(
 
 
 def events(store: Store, name: str, most: int = 100) -> list[dict[str, Any]]:
-    """The newest first. A line that a crash cut off is left out."""
+    """The newest first. A line that is damaged, for example cut off by a crash, is left out. Raises DamagedFile."""
+    path = _folder(store, name) / "events.jsonl"
     try:
-        lines = (_folder(store, name) / "events.jsonl").read_text().splitlines()
+        lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise DamagedFile(f"{path} cannot be read ({error.strerror}); remove it") from error
     found = []
     for line in reversed(lines):
         if len(found) == most:
             break
         try:
-            found.append(json.loads(line))
+            event = json_of(line)
         except ValueError:
             continue
+        if isinstance(event, dict):
+            found.append(event)
     return found
 
 

@@ -342,3 +342,19 @@ def _refused(folder: Path, words: list[str]) -> None:
         read_folder(folder)
     message = str(caught.value)
     assert all(word in message for word in [str(folder.resolve() / "model.toml"), *words]), message
+
+
+def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.toml").write_text(
+        f'''name = "a"\nsource = "{"m" * 5000}.py:build"\ninputs = [{{ name = "x", datatype = "FP32", shape = [-1] }}]
+outputs = [{{ name = "y", datatype = "FP32", shape = [-1] }}]'''
+    )
+    with pytest.raises(BadFolder, match=r"model\.toml names what cannot be looked at: File name too long"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000], ids=["nested too deep", "too many digits"])
+def test_values_that_the_reader_of_toml_gives_up_on_are_refused(value: str, tmp_path: Path) -> None:
+    (tmp_path / "model.toml").write_text(f"name = {value}")
+    with pytest.raises(BadFolder, match=r"model\.toml cannot be read"):
+        read_folder(tmp_path)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from halfeven.models.durable import _locked_file
 from halfeven.models.errors import BadInput, Conflict, DamagedFile, UnknownName
 from halfeven.models.store import LIVE, REFUSED, Store, Version, sha256_of
 from safetensors.numpy import save_file
@@ -299,9 +300,15 @@ def test_each_version_s_first_and_last_promotion_are_kept(store: Store) -> None:
         1: [(None, "conversion"), (2, "rollback")],
         2: [(1, "operator"), (1, "operator")],
     }
-    (store.root / "models/net/promotions.json").write_text("[")
-    with pytest.raises(DamagedFile, match=r"promotions\.json cannot be read.*remove it"):
-        store.rollback("net")
+    for text in (
+        "[",
+        '{"1": {"first": 1, "last": 1}}',
+        '{"1": {"first": {"by": "operator"}}}',
+        "[" * 100_000,
+    ):
+        (store.root / "models/net/promotions.json").write_text(text)
+        with pytest.raises(DamagedFile, match=r"promotions\.json cannot be read.*remove it"):
+            store.rollback("net")
 
 
 def test_rollback_of_a_name_that_nobody_knows_says_which_there_are(store: Store) -> None:
@@ -331,6 +338,31 @@ def test_a_damaged_file_is_refused_by_name(file: str, store: Store) -> None:
         version.file(file)
 
 
+def test_a_text_that_a_killed_process_was_writing_is_removed_and_one_that_is_written_stays(
+    store: Store,
+) -> None:
+    store.promote(publish(store))
+    killed = """
+import os, signal, sys
+from pathlib import Path
+from halfeven.models import durable
+
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+durable.replace_text(Path(sys.argv[1]), "2")
+"""
+    model = store.root / "models/net"
+    subprocess.run([sys.executable, "-c", killed, str(model / "live")], check=False)
+    handle, written = _locked_file(model / "live")
+    left = {path.name for path in model.glob(".live-*")}
+    assert len(left) == 2
+    store.remove_dead_drafts()
+    assert {path.name for path in model.glob(".live-*")} == {Path(written).name}
+    os.close(handle)
+    store.remove_dead_drafts()
+    assert not list(model.glob(".live-*")) and store.live_number("net") == 1
+    assert (model / ".promoting").exists(), "a lock is no text"
+
+
 def test_a_missing_file_is_refused_by_name(store: Store) -> None:
     version = publish(store)
     (version.folder / "spec.json").unlink()
@@ -341,7 +373,8 @@ def test_a_missing_file_is_refused_by_name(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"status": "live"}', "\x00", '{"status":"live","digest":"","files":[]}']
+    "text",
+    ["", "{", "[]", '{"status": "live"}', "\x00", '{"status":"live","digest":"","files":[]}', "[" * 100_000],
 )
 def test_a_damaged_manifest_is_refused_by_name(text: str, store: Store) -> None:
     path = publish(store).folder / "manifest.json"
@@ -353,12 +386,37 @@ def test_a_damaged_manifest_is_refused_by_name(text: str, store: Store) -> None:
         store.version("net", 1)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("status", "livf", "its status is 'livf'"),
+        ("status", [], "its status is"),
+        ("files", {"spec.json": 1}, "a digest of a file is no text"),
+        ("files", {"spec.json": "0" * 64}, "its digest is not that of its files"),
+        ("digest", "0" * 64, "its digest is not that of its files"),
+        ("forms", {"torch": {"passed": "false"}}, "its forms are not each passed or refused"),
+        ("forms", [], "its forms are not"),
+    ],
+)
+def test_a_manifest_with_a_changed_value_is_refused_by_name(
+    key: str, value: object, words: str, store: Store
+) -> None:
+    path = publish(store).folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(DamagedFile, match=f"{path} is damaged: {words}"):
+        store.version("net", 1)
+
+
 @pytest.mark.parametrize("text", ["", "one", "1 2", "-1", "0", "²"])
 def test_a_damaged_alias_is_refused_by_name(text: str, store: Store) -> None:
     publish(store)
     alias = store.root / "models/net/live"
     alias.write_text(text)
     with pytest.raises(DamagedFile, match=f"{alias} must hold one version number"):
+        store.live_number("net")
+    alias.unlink()
+    alias.mkdir()
+    with pytest.raises(DamagedFile, match=f"{alias} cannot be read.*one version number"):
         store.live_number("net")
 
 

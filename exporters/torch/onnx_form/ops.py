@@ -1,7 +1,8 @@
 """Ops that not all ONNX providers support, replaced by simpler ones.
 
-batch_norm with half data and FP32 statistics becomes an explicit FP32 island; attention with a mask becomes
-matmul, add, softmax, matmul (torch.onnx cannot export it with a free batch).
+batch_norm with half data and FP32 statistics is folded into the layer before it, or becomes an explicit FP32 island
+where that cannot be; attention with a mask becomes matmul, add, softmax, matmul (torch.onnx cannot export it with a
+free batch).
 """
 
 import copy
@@ -16,6 +17,7 @@ from torch.fx import GraphModule, Node
 from ....models.program import walk
 from ..autocast.attention import attention
 from ..autocast.surgery import Work, fake_mode, put_in_place, traced
+from .batch_norms import with_norms_folded
 
 _NORMS = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
@@ -23,6 +25,7 @@ _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 def written_out(program: ExportedProgram) -> ExportedProgram:
     """The program with those ops replaced, in control-flow bodies too; itself where it has none."""
+    program = with_norms_folded(program)
     module = copy.deepcopy(program.graph_module)  # it holds no weights
     nodes = [(node, work) for _, node in walk(module) if (work := _work(node)) is not None]
     if not nodes:

@@ -158,18 +158,43 @@ def _table(path: Path, kind: str, max_bytes: int) -> Any:
 
     try:
         if kind == CSV:
-            return csv.read_csv(path)
+            return _named_once(csv.read_csv(path))
         if kind == JSON_LINES:
-            return json.read_json(path)
+            _check_objects(path)
+            return _named_once(json.read_json(path))
         file, batches, size = parquet.ParquetFile(path), [], 0
         for batch in file.iter_batches(batch_size=1024):
             size += batch.nbytes
             if size > max_bytes:
                 raise BadSamples(f"its rows need more than {max_bytes} bytes; give fewer")
             batches.append(batch)
-        return pyarrow.Table.from_batches(batches, file.schema_arrow)
-    except pyarrow.ArrowException as error:
+        return _named_once(pyarrow.Table.from_batches(batches, file.schema_arrow))
+    except (
+        pyarrow.ArrowException,
+        OSError,
+    ) as error:  # a Parquet file that breaks off is an OSError of pyarrow's
         raise BadSamples(str(error)) from error
+    except UnicodeDecodeError as error:
+        raise BadSamples(f"a column's name is not UTF-8 ({error}); write the file as UTF-8") from None
+
+
+def _check_objects(path: Path) -> None:
+    """Raises BadSamples for a line that is no object: pyarrow 26 crashes on a file of nothing but nulls."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            start = line.lstrip(b" \t\r\n\xef\xbb\xbf")[:20]
+            if start and not start.startswith(b"{"):
+                raise BadSamples(
+                    f"line {number}: expected an object with a value for each column, got {start!r}"
+                )
+
+
+def _named_once(table: Any) -> Any:
+    """Raises BadSamples where a column is there twice."""
+    names: list[str] = table.column_names
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BadSamples(f"the column {twice[0][:80]!r} is there twice: expected each once")
+    return table
 
 
 def _columns(name: str, there: list[str]) -> list[str]:
@@ -198,7 +223,8 @@ def _numbers(column: Any, name: str, dtype: np.dtype[Any]) -> np.ndarray:
         raise BadSamples(f"column '{name}': expected whole numbers, got {fault}")
     if not (whole or pyarrow.types.is_floating(values.type)):
         raise BadSamples(f"column '{name}': expected numbers, got {values.type}")
-    return values.to_numpy(zero_copy_only=False).astype(dtype).reshape(lengths)
+    with np.errstate(over="ignore"):  # a number beyond FP32 becomes infinite, and its row is refused by name
+        return values.to_numpy(zero_copy_only=False).astype(dtype).reshape(lengths)
 
 
 def _shaped(array: np.ndarray, tensor: TensorSpec, dtype: Any, spec: ModelSpec) -> np.ndarray:

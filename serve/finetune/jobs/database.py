@@ -115,8 +115,12 @@ class Database:
     # ``rest`` is this package's own SQL; callers' values are bound, never written into it.
 
     def all(self, columns: str, table: str, rest: str, *values: Any) -> list[sqlite3.Row]:
-        with self._lock:
-            return self._db.execute(f"SELECT {columns} FROM {table} WHERE {rest}", values).fetchall()
+        """Raises DamagedFile where the file was damaged since it was opened."""
+        try:
+            with self._lock:
+                return self._db.execute(f"SELECT {columns} FROM {table} WHERE {rest}", values).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise DamagedFile(f"{self._path} cannot be read ({error}); restore it from a copy") from error
 
     def one(self, columns: str, table: str, rest: str, *values: Any) -> dict[str, Any] | None:
         rows = self.all(columns, table, f"{rest} LIMIT 1", *values)
@@ -132,7 +136,13 @@ def encoded(row: Mapping[str, Any]) -> list[Any]:
 
 
 def decoded(row: Mapping[str, Any] | sqlite3.Row) -> dict[str, Any]:
-    return {
-        name: orjson.loads(value) if name in _JSON and value is not None else value
-        for name, value in dict(row).items()
-    }
+    """Raises DamagedFile where a JSON column holds no JSON."""
+    try:
+        return {
+            name: orjson.loads(value) if name in _JSON and value is not None else value
+            for name, value in dict(row).items()
+        }
+    except ValueError as error:
+        raise DamagedFile(
+            f"the job store holds a value that is damaged ({error}); restore it from a copy"
+        ) from error

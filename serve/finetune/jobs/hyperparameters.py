@@ -42,7 +42,7 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
     Every value is in its range, defaults are filled in, ``auto`` may still stand there (see `resolve`).
     Raises BadHyperparameter naming the field, its range and what came.
     """
-    asked = {**_table(job, "hyperparameters"), **_of_method(job)}
+    asked = asked_hyperparameters(job)
     for name in asked:
         if name not in KNOWN:
             near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.0)[0]
@@ -70,6 +70,11 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
         at_most = f"expected at most init_scale = {values['init_scale']:g}"
         raise bad("scale_floor", f"{at_most}, got {values['scale_floor']:g}")
     return values
+
+
+def asked_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters that a job's body has, unread."""
+    return {**_table(job, "hyperparameters"), **_of_method(job)}
 
 
 def held_out_share(value: float | str, rows: int) -> float:

@@ -14,8 +14,10 @@ from ....models.store import Store, Version
 from ..data.data_findings import findings_of
 from ..data.datasets import TrainingData, check_no_overlap, learnable_outputs, read_training, split
 from ..data.files import Files
+from .declared_steps import check_settings
 from .hyperparameter_table import QUARANTINE
 from .hyperparameters import (
+    asked_hyperparameters,
     held_out_share,
     read_hyperparameters,
     resolve,
@@ -68,6 +70,7 @@ class JobAdmission:
         suffix, metadata = _suffix(body), _metadata(body)
         assert model and training_file
         parent = self._parent(model)
+        check_settings(parent, asked_hyperparameters(body), values)
         rows, findings = self._check_data(parent, training_file, validation_file, values, seed)
         return JobRequest(
             model=model,

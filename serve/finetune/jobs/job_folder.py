@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ....models.durable import replace_text
+from ....models.stored_json import json_of
 
 MOST_STARTS = 3  # of one process without progress between them
 
@@ -46,9 +47,11 @@ class JobFolder:
     def state(self) -> JobState | None:
         """None before the first pass, and where the file is damaged: the job begins anew."""
         try:
-            return JobState(**json.loads((self.path / "state.json").read_bytes()))
+            state = JobState(**json_of((self.path / "state.json").read_bytes()))
         except (OSError, ValueError, TypeError):
             return None
+        counts = all(type(count) is int for count in (state.number, state.parent, state.starts))
+        return state if counts and isinstance(state.trained, dict | None) else None
 
     def begin(self, state: JobState) -> None:
         """A new pass; what the passes before left is deleted, but for the weights that this one goes on with."""
@@ -87,8 +90,8 @@ class JobFolder:
 
     def last_step(self) -> int:
         """The step of the newest checkpoint; 0 where there is none."""
-        steps = sorted(self.of_pass.glob("checkpoints/step-*"))
-        return int(steps[-1].name.removeprefix("step-")) if steps else 0
+        steps = [place.name.removeprefix("step-") for place in self.of_pass.glob("checkpoints/step-*")]
+        return max((int(step) for step in steps if step.isdecimal()), default=0)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

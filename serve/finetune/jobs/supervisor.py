@@ -54,9 +54,12 @@ class Supervisor:
         self._thread.join(timeout_s)
 
     def _live(self) -> None:
-        for job in self._job_store.unfinished():
-            if job.status == RUNNING:
-                self._guarded(job, partial(self._take_up, job))
+        try:
+            for job in self._job_store.unfinished():
+                if job.status == RUNNING:
+                    self._guarded(job, partial(self._take_up, job))
+        except HalfevenError:
+            logger.exception("the jobs of an earlier server cannot be read")
         while not self._stopping.is_set():
             try:
                 self._runner.remove_ended()

@@ -15,6 +15,7 @@ from ....models.spec import ModelSpec
 from ....models.store import Version
 from ..data.datasets import TrainingData, read_training, split
 from ..judging.joining import MOST_JOINED, evenly
+from .declared_steps import OF_OPTIMIZERS, declared_steps
 from .hyperparameter_table import QUARANTINE
 from .loss_choice import losses_by_output
 from .trainable import trainable_of
@@ -77,6 +78,8 @@ def training_request(
     put the rows; the operator's module comes from the version's own stored source."""
     spec, folder = parent.spec(), place.folder
     save_program(whole_program(parent), folder / "whole.pt2", weights=True)
+    steps = declared_steps(parent)
+    read = [name for name in _AMP if steps is None or name not in OF_OPTIMIZERS]
     weights, declared = folder / "parent.safetensors", parent.manifest.get("training", {}).get("loss")
     with parent.opened("weights.safetensors") as stored, weights.open("wb") as copy:
         shutil.copyfileobj(stored.handle, copy)
@@ -102,7 +105,8 @@ def training_request(
         "threads": place.threads,
         "nice": place.nice,
         "memory_limit_bytes": place.memory_bytes,
-        "hyperparameters": {name: hyperparameters[name] for name in _AMP if name in hyperparameters},
+        "hyperparameters": {name: hyperparameters[name] for name in read if name in hyperparameters},
+        "declared_steps": steps,
         **trainable_of(parent, hyperparameters, rows.data.losses),
         "checkpoint_every": hyperparameters.get("checkpoint_every", 0),
         "patience": hyperparameters.get("early_stopping_patience", 0),

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor
 
-FORMAT = 2
+FORMAT = 3
 KEPT = 2  # the last one, and the one before in case the last is damaged
 MOST_BYTES = 8 << 30  # of all checkpoints of a job
 CORRUPT, FOREIGN, NO_ROOM = "CORRUPT_CHECKPOINT", "FOREIGN_CHECKPOINT", "NO_ROOM_FOR_CHECKPOINT"
@@ -197,7 +197,7 @@ class Checkpoints:
             best = load(found[BEST]) if BEST in found else {}
             numbers = json.loads(found[NUMBERS]) | {"log_bytes": manifest["log"]["bytes"]}
             return Checkpoint(load(found[STATE]), numbers, best)
-        except (SafetensorError, ValueError) as error:
+        except (SafetensorError, ValueError, TypeError) as error:
             raise _corrupt(place, str(error)) from error
 
     def _manifest(self, place: Path) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class Checkpoints:
             owner = Identity(manifest["job"], manifest["settings"], manifest["data"])
             known = manifest["format"] == FORMAT and {"bytes", "sha256"} <= manifest["log"].keys()
             files = manifest["files"].items()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             raise _corrupt(place, f"its manifest cannot be read: {error}") from error
         if not known or not files:
             raise _corrupt(place, "its manifest has another format")

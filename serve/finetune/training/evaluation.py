@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .amp import Loop
+from .batch_loop import BatchLoop
 from .loop_state import generators_untouched
 from .passes import autocast_of, restore, snapshot
 from .task import Task
 from .trainee import Trainee
 
 
-def held_out_loss(loop: Loop, trainee: Trainee, task: Task) -> float:
+def held_out_loss(loop: BatchLoop, trainee: Trainee, task: Task) -> float:
     """The mean loss of all rows of ``task``, in the training's precision."""
     return loss_of_rows(
         trainee,
         task,
         torch.arange(len(task.rows)),
-        autocast_of(loop.settings, loop.passes.kind, trainee.module),
+        autocast_of(loop.settings, loop.kind, trainee.module),
     )
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from .amp import Loop
+from .batch_loop import BatchLoop
 from .trainee import Trainee
 from .training_terms import DATA_FAULTS
 
 _NAMED = 10
 
 
-def first_steps(loop: Loop, trainee: Trainee, steps: int) -> dict[str, Any]:
+def first_steps(loop: BatchLoop, trainee: Trainee, steps: int) -> dict[str, Any]:
     """Take ``steps`` steps. The last line of the process: seconds of the last step, the most memory that the process
     had, steps of the whole job, and ``idle``: parameters that are to learn and had no gradient. Raises Stopped."""
     idle: set[str] = set()

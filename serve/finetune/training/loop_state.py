@@ -1,5 +1,5 @@
 """All that decides the next step of a training, as tensors and JSON, and back: weights and buffers, their average,
-optimizer, loss scaler, schedule, the place among the batches, and the generators of torch, numpy and Python. Needs
+optimizers, loss scalers, schedules, the place among the batches, and the generators of torch, numpy and Python. Needs
 torch and numpy.
 
 What the operator's code keeps in plain Python attributes is not among it.
@@ -14,66 +14,80 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .amp import Loop
+from .batch_loop import BatchLoop
+from .learner import Learner
 from .patience import named_tensors
 
 Tensors = dict[str, Tensor]
 MODULE, OPTIMIZER, GENERATOR, AVERAGE = "module:", "optimizer:", "generator:", "average:"
 
 
-def tensors_of(loop: Loop) -> Tensors:
+def tensors_of(loop: BatchLoop) -> Tensors:
     """Copies on the CPU, by name."""
     found = {MODULE + name: tensor for name, tensor in named_tensors(loop.module).items()}
-    for index, state in loop.optimizer.state_dict()["state"].items():
-        found |= {f"{OPTIMIZER}{index}:{key}": value for key, value in state.items()}
+    for owner, learner in loop.learners.items():
+        for index, state in learner.optimizer.state_dict()["state"].items():
+            found |= {f"{OPTIMIZER}{owner}:{index}:{key}": value for key, value in state.items()}
     found |= {GENERATOR + name: state for name, state in _torch_generators().items()}
     if loop.average is not None:
         found |= {AVERAGE + name: tensor for name, tensor in loop.average.tensors.items()}
-    found |= {"good": loop.passes.good, "quarantined": loop.quarantine.rows}
+    found |= loop.state_of_rows()
     return {name: copied(tensor) for name, tensor in found.items()}
 
 
-def numbers_of(loop: Loop) -> dict[str, Any]:
+def numbers_of(loop: BatchLoop) -> dict[str, Any]:
     """What is not a tensor, as JSON can hold it; a float keeps every bit there."""
-    groups = loop.optimizer.state_dict()["param_groups"]
-    patience = loop.patience
     return {
         "done": loop.done,
-        "groups": [{key: value for key, value in group.items() if key != "params"} for group in groups],
-        "scheduler": loop.scheduler.state_dict(),
-        "scaler": loop.scaler.state_dict(),
-        "patience": [patience.taken, patience.in_a_row, patience.cause],
+        "learners": {name: _numbers_of_learner(learner) for name, learner in loop.learners.items()},
+        "scalers": {name: scaler.state_dict() for name, scaler in loop.scalers.items()},
         "averaged": 0 if loop.average is None else loop.average.taken,
         "python": random.getstate(),
         "numpy": _numpy_state(),
     }
 
 
-def put_back(loop: Loop, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+def put_back(loop: BatchLoop, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
     """Make ``loop`` the one that `tensors_of` and `numbers_of` described; it is new, and over the same rows.
 
     Raises KeyError or ValueError where they do not fit: another module, or other settings.
     """
     put_into(loop.module, _below(MODULE, tensors))
-    state: dict[int, Tensors] = {}
-    for name, tensor in _below(OPTIMIZER, tensors).items():
-        index, _, key = name.partition(":")
-        state.setdefault(int(index), {})[key] = tensor
-    groups = loop.optimizer.state_dict()["param_groups"]
-    for group, kept in zip(groups, numbers["groups"], strict=True):
-        group.update(kept, betas=tuple(kept["betas"]))
-    loop.optimizer.load_state_dict({"state": state, "param_groups": groups})
-    loop.scheduler.load_state_dict(dict(numbers["scheduler"]))
-    if numbers["scaler"]:
-        loop.scaler.load_state_dict(numbers["scaler"])
+    for name, learner in loop.learners.items():
+        _put_learner_back(learner, _below(f"{OPTIMIZER}{name}:", tensors), numbers["learners"][name])
+    for name, scaler in loop.scalers.items():
+        if state := numbers["scalers"][name]:
+            scaler.load_state_dict(state)
     if loop.average is not None:
         device = next(iter(loop.module.parameters())).device
         loop.average.taken = numbers["averaged"]
         loop.average.tensors = {name: one.to(device) for name, one in _below(AVERAGE, tensors).items()}
-    loop.patience.taken, loop.patience.in_a_row, loop.patience.cause = numbers["patience"]
-    loop.passes.good, loop.quarantine.rows = tensors["good"], tensors["quarantined"]
+    loop.put_rows(tensors)
     loop.done = numbers["done"]
     _set_generators(_below(GENERATOR, tensors), numbers["python"], numbers["numpy"])
+
+
+def _numbers_of_learner(learner: Learner) -> dict[str, Any]:
+    groups, patience = learner.optimizer.state_dict()["param_groups"], learner.patience
+    return {
+        "groups": [{key: value for key, value in group.items() if key != "params"} for group in groups],
+        "scheduler": learner.scheduler.state_dict(),
+        "patience": [patience.taken, patience.in_a_row, patience.cause],
+    }
+
+
+def _put_learner_back(learner: Learner, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+    state: dict[int, Tensors] = {}
+    for name, tensor in tensors.items():
+        index, _, key = name.partition(":")
+        state.setdefault(int(index), {})[key] = tensor
+    groups = learner.optimizer.state_dict()["param_groups"]
+    for group, kept in zip(groups, numbers["groups"], strict=True):
+        group.update(kept, betas=tuple(kept["betas"]))
+    learner.optimizer.load_state_dict({"state": state, "param_groups": groups})
+    learner.scheduler.load_state_dict(dict(numbers["scheduler"]))
+    patience = learner.patience
+    patience.taken, patience.in_a_row, patience.cause = numbers["patience"]
 
 
 def seed_everything(seed: int) -> None:

@@ -83,6 +83,12 @@ def value_loss(name: str) -> Loss:
 
 def own_loss(name: str, source: Mapping[str, Any]) -> Loss:
     """``FILE.py:FUNCTION`` of the operator's folder: called with answer (FP32) and target, it gives the mean loss."""
+    called = own_function(name, source)
+    return lambda answer, target: one_number(name, called(answer, target), "the answer")
+
+
+def own_function(name: str, source: Mapping[str, Any]) -> Callable[..., Any]:
+    """``FILE.py:FUNCTION`` of the operator's folder. Raises Stopped where there is none."""
     file, _, function = name.partition(":")
     path = Path(source["folder"]) / file
     if source["folder"] not in sys.path:  # where the captured program is trained
@@ -95,20 +101,21 @@ def own_loss(name: str, source: Mapping[str, Any]) -> Loss:
     called = getattr(module, function, None)
     if not callable(called):
         raise Stopped("USER_CODE", f"loss = {name!r}: {file} has no function {function}")
+    return called
 
-    def loss(answer: Tensor, target: Tensor) -> Tensor:
-        found: Any = called(answer, target)
-        one = isinstance(found, Tensor) and found.numel() == 1
-        if not one or (torch.is_grad_enabled() and not found.requires_grad):
-            came = f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-            raise Stopped(
-                "USER_CODE",
-                f"loss = {name!r}: expected one number as a tensor that depends on the answer, got {came}; return the "
-                "mean over the rows, without detach or item",
-            )
-        return found.reshape(())
 
-    return loss
+def one_number(name: str, found: Any, source: str) -> Tensor:
+    """What the loss ``name`` gave, as a scalar. Raises Stopped where it cannot be learnt from: it has no gradient for
+    ``source``."""
+    one = isinstance(found, Tensor) and found.numel() == 1
+    if not one or (torch.is_grad_enabled() and not found.requires_grad):
+        came = f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise Stopped(
+            "USER_CODE",
+            f"loss = {name!r}: expected one number as a tensor that depends on {source}, got {came}; return the "
+            "mean over the rows, without detach or item",
+        )
+    return found.reshape(())
 
 
 def classes_last(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

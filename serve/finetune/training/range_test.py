@@ -14,7 +14,8 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from .amp import Loop, evenly, total_steps
+from .amp import Loop
+from .batch_loop import evenly, total_steps
 from .loop_state import copied, generators_untouched, put_into
 from .passes import LossOf, PartsOf
 from .patience import named_tensors

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from .amp import evenly
+from .batch_loop import evenly
 from .losses import Loss, losses_of
 from .training_terms import Stopped
 
@@ -43,14 +43,20 @@ class Task:
         largest = self.request["max_batch_size"]
         return evenly(batch, largest) if largest else list(batch)
 
+    def tensors(self, batch: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Inputs and targets of ``rows[batch]`` by name, on the device."""
+        rows, device = self.rows[batch], self.request["device"]
+        names = [spec["name"] for spec in self.request["inputs"]]
+        inputs = {name: one[rows].to(device) for name, one in zip(names, self.inputs, strict=True)}
+        return inputs, {name: one[rows].to(device) for name, one in self.targets.items()}
+
     def loss(self, batch: Tensor) -> Tensor:
         """Mean loss of ``rows[batch]``, in one pass."""
-        rows, device = self.rows[batch], self.request["device"]
-        answers = self.forward(*(tensor[rows].to(device) for tensor in self.inputs))
+        inputs, targets = self.tensors(batch)
+        answers = self.forward(*inputs.values())
         by_name = dict(zip(self.request["outputs"], answers, strict=True))
-        with torch.amp.autocast(torch.device(device).type, enabled=False):  # on CUDA it forbids some losses
-            losses = [
-                loss(by_name[output].float(), self.targets[output][rows].to(device))
-                for output, loss in self.losses.items()
-            ]
+        with torch.amp.autocast(
+            torch.device(self.request["device"]).type, enabled=False
+        ):  # on CUDA it forbids some
+            losses = [loss(by_name[output].float(), targets[output]) for output, loss in self.losses.items()]
         return torch.stack(losses).sum()

@@ -99,11 +99,13 @@ def _trainee_of(request: Request, parent: Mapping[str, Tensor]) -> Trainee:
         except BaseException as error:
             if request["program"] is None or out_of_memory(error) or isinstance(error, Stopped):
                 raise
-            if request.get("lora") or request["hyperparameters"].get("opt_level") == "O2":
+            steps, level = request.get("declared_steps"), request["hyperparameters"].get("opt_level")
+            if request.get("lora") or steps or level == "O2":
                 raise Stopped(
                     "NO_MODULES",
-                    "trainable = lora and opt_level = O2 need the layers of the model's code, and the module could not "
-                    f"be built any more: {one_line(error)}. Mend the code and convert again, or train without them",
+                    "trainable = lora, opt_level = O2 and [[training.steps]] need the layers of the model's code, and "
+                    f"the module could not be built any more: {one_line(error)}. Mend the code and convert again, or "
+                    "train without them",
                 ) from error
             note = f"the module could not be built, so the captured program was trained: {one_line(error)}"
     return from_program(request, note)

@@ -19,12 +19,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from . import checkpoints as on_disk
-from .amp import Loop
 from .checkpoints import Checkpoints, Identity, sync
 from .chosen import settings_of
 from .evaluation import BestStep, held_out_loss
 from .first_steps import first_steps
 from .loop_state import copied, numbers_of, put_back, seed_everything, tensors_of
+from .nets import loop_of
 from .patience import audit, finite_names
 from .task import Task
 from .trainee import Trainee, trainee_of
@@ -84,12 +84,10 @@ class TrainingJob:
         settings, self.chosen = settings_of(request, task, trainee)
         held_out = request.get("held_out")
         self._held_out = Task(request, trainee.forward, task.losses, held_out=True) if held_out else None
-        count, device = len(task.rows), request["device"]
-        self.loop = Loop(trainee.module, task.loss, count, settings, device, task.parts)
-        self.summary, self._best = (
-            Summary(settings.precision, settings.learning_rate),
-            BestStep(request.get("patience", 0)),
-        )
+        self.loop = loop_of(request, trainee, task, settings)
+        used = self.loop.settings
+        self.summary = Summary(used.precision, used.learning_rate)
+        self._best = BestStep(request.get("patience", 0))
         self._every = request.get("checkpoint_every", 0)
         self._evaluated = self._saved = 0  # the steps of the last evaluation and of the last checkpoint
         folder, most = (
@@ -154,6 +152,8 @@ class TrainingJob:
 
     def _line(self, record: StepRecord) -> Line:
         line = {key: number(value) for key, value in asdict(record).items()}
+        if losses := line.pop("losses"):
+            line["losses"] = {name: number(value) for name, value in losses.items()}
         line["quarantined"] = self._training.rows[list(record.quarantined)].tolist()
         return {"type": "step", **line}
 

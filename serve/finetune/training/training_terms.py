@@ -1,6 +1,7 @@
 """The terms of a training: its settings, what is recorded of a step, why one is skipped and why a job is stopped."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -38,6 +39,7 @@ class Settings:
     learning_rate: float = 1e-3
     weight_decay: float = 1e-2
     clip_norm: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.999)
     schedule: str = "cosine"
     warmup_ratio: float = 0.05  # of all steps
     schedule_power: float = 2.0
@@ -69,6 +71,7 @@ class StepRecord:
 
     ``grad_norm`` is the global norm of the unscaled gradients before clipping, None without a backward pass.
     ``quarantined``: row numbers that were found to spoil this step, and are left out of it and of all later ones.
+    ``losses``: of each step of a training with several, by its optimizer; ``loss`` is then that of the model's own.
     """
 
     step: int
@@ -80,3 +83,4 @@ class StepRecord:
     cause: str | None
     learning_rate: float
     quarantined: tuple[int, ...] = ()
+    losses: Mapping[str, float] = field(default_factory=dict)

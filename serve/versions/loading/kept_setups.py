@@ -21,6 +21,7 @@ from ....models.engines.cpu.setup import CpuSetup
 from ....models.engines.engine import Engine
 from ....models.spec import ModelSpec
 from ....models.store import Version
+from ....models.stored_json import json_of
 from ...batching.place import Place
 from .cpu_choice import CpuChoice, Parts, choose_setup
 from .tuned import conditions, tuned_path
@@ -102,11 +103,13 @@ def _key(number: object, form: str, precision: str) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json_of(path.read_bytes())
         return {
             key: entry
             for key, entry in found.items()
-            if isinstance(entry["threads"], int) and {"conditions", "passes"} <= set(entry)
+            if isinstance(entry["threads"], int)
+            and "conditions" in entry
+            and all(isinstance(name, str) for name in entry["passes"])
         }
     except FileNotFoundError:
         return {}

@@ -148,6 +148,9 @@ def _whole_beside(
         load = _loading(version, spec, samples, form, "fp32", place)
         whole = Candidate(place.call(load), file, ceiling=_ceiling(version, place))
         warm_candidate(spec, samples, whole, place)
+    except DamagedFile as error:
+        logger.error("the FP32 whole of %s cannot stand by: %s", version, error)
+        return None, f"; its FP32 whole cannot stand by: {error}"
     except Exception as error:  # the half was proven and serves without it
         logger.exception("the FP32 whole of %s cannot stand by", version)
         return None, f"; its FP32 whole cannot stand by: {error}"

@@ -20,6 +20,7 @@ from ....exporters.environment import environment
 from ....models.durable import replace_text
 from ....models.engines.cpu.setup import CpuSetup, processor, usable_cores
 from ....models.store import Version
+from ....models.stored_json import json_of
 
 logger = logging.getLogger("halfeven.roster")
 
@@ -96,8 +97,11 @@ def tuned_for(version: Version, device: torch.device) -> Tuned | None:
     """
     path = tuned_path(version, device)
     try:
-        facts = json.loads(path.read_bytes())
-        tuned = Tuned(Winner(**facts["winner"]), str(facts["date"]))
+        facts = json_of(path.read_bytes())
+        winner = Winner(**facts["winner"])
+        if not (f"{winner}" and winner.setup):  # raises where its numbers are none
+            return None
+        tuned = Tuned(winner, str(facts["date"]))
         bound = facts["digest"], facts["environment"]
     except FileNotFoundError:
         return None

@@ -1,5 +1,6 @@
 """The text format is read as protobuf itself reads it, and what is not the text format is named by its line."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -137,3 +138,11 @@ def test_size_and_depth_are_bounded(tmp_path: Path) -> None:
         read(tmp_path, f"a {{{deepest}}}")
     with pytest.raises(TooLarge, match="larger than"):
         read(tmp_path, "#" * (MAX_BYTES + 1))
+
+
+def test_a_long_number_is_read_in_one_pass(tmp_path: Path) -> None:
+    """200,000 digits: a pattern that tries every part of them takes minutes."""
+    before = time.process_time()
+    with pytest.raises(BadFolder, match="expected the text format"):
+        read(tmp_path, "a: " + "9" * 200_000 + "x")
+    assert time.process_time() - before < 30

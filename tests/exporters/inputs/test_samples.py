@@ -338,3 +338,27 @@ def test_a_batch_is_no_larger_than_the_model_takes(random):
     spec = ModelSpec("m", (tensor("x", "FP32", -1, 4),), (tensor("y", "FP32", -1),), max_batch_size=2)
     made = named(spec, Samples({"x": random.standard_normal((9, 4)).astype(np.float32)}))
     assert {arrays["x"].shape for arrays in made.values()} == {(2, 4)}
+
+
+def test_npz_that_the_decompressor_or_zipfile_refuses_is_no_plain_npz(tmp_path):
+    np.savez_compressed(tmp_path / "whole.npz", ids=np.arange(100))
+    whole = (tmp_path / "whole.npz").read_bytes()
+    begins = whole.index(b"ids.npy") + 7 + 20  # the name, and the field with 64-bit sizes
+    directory = whole.rindex(b"PK\1\2")
+    spoilt = {
+        "damaged": whole[:begins] + b"\xff" * 8 + whole[begins + 8 :],
+        "unknown method": whole[: directory + 10] + b"\x63\0" + whole[directory + 12 :],
+        "encrypted": whole[: directory + 8] + b"\1\0" + whole[directory + 10 :],
+    }
+    for name, data in spoilt.items():
+        (tmp_path / "spoilt.npz").write_bytes(data)
+        with pytest.raises(BadSamples, match="not a plain npz file"):
+            load_samples(tmp_path / "spoilt.npz", ENCODER)
+            pytest.fail(name)
+
+
+def test_a_member_of_an_npz_that_is_no_array_is_refused_by_name(tmp_path):
+    with zipfile.ZipFile(tmp_path / "samples.npz", "w") as archive:
+        archive.writestr("ids.npy", b"no array")
+    with pytest.raises(BadSamples, match="its member 'ids' is no npy file"):
+        load_samples(tmp_path / "samples.npz", ENCODER)

@@ -43,7 +43,16 @@ def test_what_was_only_measured_is_not_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"ceilings": [{"rows": 3}]}', '{"ceilings": [3]}', '{"x": 1}']
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"ceilings": [{"rows": 3}]}',
+        '{"ceilings": [3]}',
+        '{"x": 1}',
+        '{"ceilings": [{"row_elements": 1e999, "rows": 1}]}',
+    ],
 )
 def test_a_damaged_file_is_named_and_left_aside(
     text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 import torch.nn.functional as F
+from halfeven.exporters.onnx.stored import half_storage
 from halfeven.exporters.torch.autocast.plan import make_plan
 from halfeven.exporters.torch.autocast.rewrite import rewrite
 from halfeven.exporters.torch.onnx_form import export as onnx_form
@@ -176,14 +177,105 @@ def test_attention_with_a_bias_and_a_free_batch_is_torchs_masked_whole_rows_incl
     )
 
 
-def test_batch_norm_of_half_data_with_fp32_statistics_is_an_fp32_island(tmp_path: Path) -> None:
-    model = captured("residual")
-    graph = written(model, tmp_path / "half.onnx", half_of(model)).graph
+class Normed(nn.Module):
+    """Layers and batch norms in turn, their statistics and weights drawn; ``between`` runs before each norm."""
+
+    def __init__(self, *parts: nn.Module, between: Callable[[Tensor], Tensor] = lambda y: y) -> None:
+        super().__init__()
+        self.parts, self._between = nn.ModuleList(parts), between
+        for part in parts:
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                assert part.running_var is not None and part.running_mean is not None
+                nn.init.uniform_(part.running_var, 0.1, 4.0)
+                nn.init.normal_(part.running_mean)
+                if part.affine:
+                    nn.init.normal_(part.weight)
+                    nn.init.normal_(part.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(self._between(x) if isinstance(part, nn.modules.batchnorm._BatchNorm) else x)
+        return x
+
+
+IMAGES, ROWS = torch.Size((8, 6, 9, 9)), torch.Size((8, 6))
+FOLDED: dict[str, tuple[Callable[[], nn.Module], torch.Size]] = {
+    "convolutions": (
+        lambda: Normed(
+            nn.Conv2d(6, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 4, 3, stride=2, padding=1, groups=4), nn.BatchNorm2d(4),
+        ),
+        IMAGES,
+    ),
+    "transposed": (lambda: Normed(nn.ConvTranspose2d(6, 4, 3, stride=2), nn.BatchNorm2d(4)), IMAGES),
+    "linear": (lambda: Normed(nn.Linear(6, 5), nn.BatchNorm1d(5)), ROWS),
+    "without weights of its own": (lambda: Normed(nn.Conv2d(6, 4, 1), nn.BatchNorm2d(4, affine=False)), IMAGES),
+}  # fmt: skip
+NOT_FOLDED: dict[str, tuple[Callable[[], nn.Module], torch.Size]] = {
+    "no layer before it": (lambda: Normed(nn.Conv2d(6, 6, 1), nn.ReLU(), nn.BatchNorm2d(6)), IMAGES),
+    "another reader": (
+        lambda: Normed(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), between=lambda y: y + y.mean()),
+        IMAGES,
+    ),
+    "grouped and transposed": (
+        lambda: Normed(nn.ConvTranspose2d(6, 4, 3, groups=2), nn.BatchNorm2d(4)),
+        IMAGES,
+    ),
+}
+
+
+def normed(build: Callable[[], nn.Module], shape: torch.Size, path: Path) -> tuple[onnx.ModelProto, float]:
+    """The half file, and its error beside that of the half program, both against FP32."""
+    model = whole(build(), {"x": torch.randn(shape)})
+    program = half_of(model)
+    half = written(model, path, program)
+    x = torch.randn(5, *shape[1:])
+    with torch.inference_mode():
+        exact, storage = (runnable(one)(x)[0].float().numpy() for one in (model.program, program))
+    file = half_storage(onnx.load(path))({"x": x.numpy()})["y0"].astype(np.float32)
+    return half, float(np.abs(file - exact).max() / np.abs(storage - exact).max())
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_a_batch_norm_after_a_half_layer_is_folded_and_errs_no_more_than_the_half_program(
+    name: str, tmp_path: Path
+) -> None:
+    half, error = normed(*FOLDED[name], tmp_path / "half.onnx")
+    ops = [node.op_type for node in half.graph.node]
+    assert "BatchNormalization" not in ops and ops.count("Cast") == 2
+    assert error < 2.5
+
+
+@pytest.mark.parametrize("name", NOT_FOLDED)
+def test_a_batch_norm_that_cannot_be_folded_is_an_fp32_island(name: str, tmp_path: Path) -> None:
+    graph = normed(*NOT_FOLDED[name], tmp_path / "half.onnx")[0].graph
     made = {name: node for node in graph.node for name in node.output}
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input, *graph.output)}
     (norm,) = [node for node in graph.node if node.op_type == "BatchNormalization"]
     assert made[norm.input[0]].op_type == "Cast" and types[norm.output[0]] == FLOAT
-    assert {types[user.output[0]] for user in graph.node if norm.output[0] in user.input} == {FLOAT16}
+
+
+def test_a_batch_norm_that_the_plan_keeps_in_fp32_is_not_folded(tmp_path: Path) -> None:
+    model = whole(FOLDED["transposed"][0](), {"x": torch.randn(IMAGES)})
+    plan = make_plan(runnable(model.program), Precision(keep=("batch_norm",)))
+    half = rewrite(model.program, plan, model.spec, model.example).program
+    (norm,) = [
+        n
+        for n in written(model, tmp_path / "half.onnx", half).graph.node
+        if n.op_type == "BatchNormalization"
+    ]
+    assert norm
+
+
+def test_weights_that_a_folded_norm_would_take_out_of_halfs_range_stay(tmp_path: Path) -> None:
+    net = FOLDED["convolutions"][0]()
+    for norm, scale in zip(
+        (part for part in net.modules() if isinstance(part, nn.BatchNorm2d)), (1e7, 1e-5), strict=True
+    ):
+        nn.init.constant_(norm.weight, scale)
+    model = whole(net, {"x": torch.randn(IMAGES)})
+    ops = [node.op_type for node in written(model, tmp_path / "half.onnx", half_of(model)).graph.node]
+    assert ops.count("BatchNormalization") == 2
 
 
 def test_an_inner_value_that_is_called_as_an_output_makes_room(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from halfeven.exporters.inputs.picture_folder import read_pictures
 from halfeven.models.errors import BadSamples
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.finetune.data.datasets import TrainingData, read_training
-from halfeven.serve.finetune.data.tables import pictures_of
+from halfeven.serve.finetune.data.tables import CSV, JSON_LINES, PARQUET, pictures_of, tensors_of
 from PIL import Image
 from pyarrow import csv, parquet
 from safetensors.numpy import save_file
@@ -198,3 +198,33 @@ def test_a_table_that_unpacks_to_more_than_the_limit_is_refused(tmp_path: Path) 
     assert path.stat().st_size < 100_000
     with pytest.raises(BadSamples, match="more than 1000000 bytes"):
         read_training(path, SPEC, max_bytes=1_000_000)
+
+
+def test_a_table_that_pyarrow_gives_up_on_is_refused_with_words(arrays: Arrays, tmp_path: Path) -> None:
+    """By the reader itself: a process that ended with a traceback says nothing to the caller."""
+    path = tmp_path / "table"
+    parquet.write_table(flat(arrays), path)
+    cut = path.read_bytes()[:-200]
+    tables = {
+        PARQUET: [(cut, "magic bytes")],
+        CSV: [(b"id,ima\xaege\n1,2\n", "not UTF-8"), (b"id,id\n1,2\n", "is there twice")],
+        JSON_LINES: [
+            (b'{"id": 1, "ima\xed\xa0\x80ge": 2}\n', "not UTF-8"),
+            (b"\n null", "line 2: expected an object"),
+        ],
+    }
+    for kind, cases in tables.items():
+        for data, words in cases:
+            path.write_bytes(data)
+            with pytest.raises(BadSamples, match=words):
+                tensors_of(path, kind, SPEC, 1 << 20)
+
+
+def test_a_number_beyond_fp32_is_refused_by_its_row(arrays: Arrays, tmp_path: Path) -> None:
+    arrays["target:value"] = arrays["target:value"].astype(np.float64)
+    arrays["target:value"][3, 1] = 1e300
+    parquet.write_table(flat(arrays), tmp_path / "train.parquet")
+    path = tmp_path / "train.parquet"
+    assert np.isinf(tensors_of(path, PARQUET, SPEC, 1 << 20)["target:value"][3, 1])
+    with pytest.raises(BadSamples, match="row 3: expected finite numbers"):
+        read(path)

@@ -395,3 +395,18 @@ def test_a_disk_that_refuses_is_told_and_leaves_no_half(job_store: JobStore, job
     assert job_store.steps(job.id) == []
     job_store._db._db.execute("PRAGMA max_page_count = 100000")
     assert job_store.move(job.id, RUNNING).status == RUNNING
+
+
+def test_a_file_that_is_damaged_while_it_is_open_is_named(job_store: JobStore, job: Job, path: Path) -> None:
+    job_store._db._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    job_store._db._db.execute("PRAGMA shrink_memory")
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))
+    with pytest.raises(DamagedFile, match=r"halfeven\.db cannot be read.*restore it"):
+        job_store.job(job.id)
+
+
+def test_a_value_that_is_damaged_is_named(job_store: JobStore, job: Job) -> None:
+    job_store._db._db.execute("UPDATE jobs SET hyperparameters = '{' WHERE id = ?", [job.id])
+    with pytest.raises(DamagedFile, match="holds a value that is damaged"):
+        job_store.job(job.id)

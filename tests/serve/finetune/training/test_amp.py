@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from halfeven.serve.finetune.training import amp, passes
+from halfeven.serve.finetune.training import amp, batch_loop, learner, passes
 from halfeven.serve.finetune.training.training_terms import (
     GRADIENT_OVERFLOW,
     NON_FINITE_BUFFER,
@@ -47,7 +47,7 @@ class Problem:
 
     def poison(self, step: int, by: float = math.nan, settings: Settings = FINITE) -> None:
         """Make one row of that step's batch extreme; the order of the rows is known before the loop runs."""
-        batch = [rows for _, rows in amp.batches(len(self.inputs), settings)][step - 1]
+        batch = [rows for _, rows in batch_loop.batches(len(self.inputs), settings)][step - 1]
         self.inputs[batch[0], 0] = by
 
 
@@ -64,7 +64,7 @@ def test_every_precision_reduces_the_loss(precision: str) -> None:
     problem = Problem(dropout=0.0)
     settings = replace(FINITE, n_epochs=20, precision=precision, learning_rate=0.02)
     records = problem.run(settings)
-    assert len(records) == 20 * 8 == amp.total_steps(64, settings)
+    assert len(records) == 20 * 8 == batch_loop.total_steps(64, settings)
     first, last = (sum(record.loss for record in epoch) for epoch in (records[:8], records[-8:]))
     assert last < 0.5 * first
     assert {record.scale for record in records} >= ({1.0} if precision != "fp16" else {256.0})
@@ -175,7 +175,7 @@ def no_floor(scaler: torch.amp.GradScaler, floor: float) -> None:
 
 
 def no_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (amp, passes):
+    for place in (learner, passes):
         monkeypatch.setattr(place, "is_finite", lambda value: True)
     monkeypatch.setattr(passes.Passes, "buffers_are_finite", lambda self: True)
 
@@ -294,7 +294,7 @@ def test_a_step_whose_rows_were_quarantined_is_the_step_without_them() -> None:
     settings = replace(FINITE, precision="fp32", bad_rows="quarantine")
     problem = Problem(dropout=0.0)
     alone = copy.deepcopy(problem)
-    batch = next(rows for _, rows in amp.batches(64, settings))
+    batch = next(rows for _, rows in batch_loop.batches(64, settings))
     alone.inputs, problem.inputs[batch[2]] = problem.inputs.clone(), math.nan
     problem.run(settings, steps=1)
     optimizer = torch.optim.AdamW(alone.net.parameters(), settings.learning_rate, weight_decay=0.01)
@@ -362,7 +362,7 @@ def test_parts_of_a_batch_need_the_memory_of_one() -> None:
 def test_biases_and_norms_do_not_decay() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.LayerNorm([4, 4]), nn.Linear(4, 3))
     net[3].weight.requires_grad_(False)
-    decaying, spared = amp.parameter_groups(net, 0.1)
+    decaying, spared = learner.parameter_groups(net, 0.1)
     assert [one is net[0].weight for one in decaying["params"]] == [True] and decaying["weight_decay"] == 0.1
     assert len(spared["params"]) == 6 and spared["weight_decay"] == 0.0
     assert not any(one is net[3].weight for one in spared["params"]), "frozen"
@@ -449,9 +449,9 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit_and_another_seed_other
 
 def test_the_order_of_the_rows_depends_on_seed_and_epoch_alone() -> None:
     settings = replace(FINITE, n_epochs=3)
-    one = [rows.tolist() for _, rows in amp.batches(20, settings)]
+    one = [rows.tolist() for _, rows in batch_loop.batches(20, settings)]
     torch.rand(7)  # the global state does not matter
-    assert one == [rows.tolist() for _, rows in amp.batches(20, settings)]
+    assert one == [rows.tolist() for _, rows in batch_loop.batches(20, settings)]
     epochs = [[row for batch in one[at : at + 3] for row in batch] for at in (0, 3, 6)]
     assert all(sorted(epoch) == list(range(20)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
@@ -460,7 +460,7 @@ def test_the_order_of_the_rows_depends_on_seed_and_epoch_alone() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 32, 64])
 @pytest.mark.parametrize("rows", [1, 2, 3, 32, 33, 64, 65, 97])
 def test_batches_are_even_and_never_leave_one_row_alone(rows: int, size: int) -> None:
-    batches = amp.evenly(torch.arange(rows), size)
+    batches = batch_loop.evenly(torch.arange(rows), size)
     lengths = [len(batch) for batch in batches]
     assert torch.cat(list(batches)).tolist() == list(range(rows))
     assert max(lengths) - min(lengths) <= 1

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from halfeven.serve.finetune.training.amp import Loop, batches
+from halfeven.serve.finetune.training.amp import Loop
+from halfeven.serve.finetune.training.batch_loop import batches
 from halfeven.serve.finetune.training.half_model import half_model
 from halfeven.serve.finetune.training.training_terms import DTYPES, Settings
 from torch import Tensor, nn

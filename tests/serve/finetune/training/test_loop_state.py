@@ -77,11 +77,14 @@ def test_the_steps_of_a_loop_that_goes_on_are_those_of_the_first(steps: int) -> 
 
 def test_every_part_of_the_state_is_put_back() -> None:
     first, second = gone_on(30)
-    first.patience.in_a_row = 2
+    first.learner.patience.in_a_row = 2
     second = loop_of(new_net())
     loop_state.put_back(second, loop_state.tensors_of(first), loop_state.numbers_of(first))
     assert first.quarantine.rows.tolist() == [11] and second.quarantine.rows.tolist() == [11]
-    assert (second.patience.in_a_row, second.patience.taken) == (2, first.patience.taken)
+    assert (second.learner.patience.in_a_row, second.learner.patience.taken) == (
+        2,
+        first.learner.patience.taken,
+    )
     assert_same(first, second)
 
 

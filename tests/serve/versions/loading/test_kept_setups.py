@@ -109,6 +109,7 @@ def test_what_was_measured_on_a_crowded_machine_is_measured_again(machine: Machi
         '{"1 torch fp32": {}}',
         '{"1 torch fp32": 3}',
         '{"1 torch fp32": {"conditions": 1, "threads": "x"}}',
+        "[" * 100_000,
     ],
 )
 def test_a_damaged_file_costs_a_measurement(machine: Machine, tmp_path: Path, text: str) -> None:

@@ -1,5 +1,6 @@
 """What the gate found on a device is kept for it, its driver and libraries, shown, and reused at the next start."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -113,6 +114,9 @@ def test_a_changed_file_or_a_damaged_note_is_proven_anew(
     (note,) = version.folder.parent.glob("proofs-*.json")
     note.write_text(note.read_text().replace(version.manifest["files"]["half.pt2"], "0" * 64))
     start(version, place)
-    note.write_text("{")
-    start(version, place)
-    assert len(proven) == 3 and len(proofs_of(version)) == 1
+    whole = json.loads(note.read_text())[-1]
+    damaged = [{**whole, "passed": "false"}, {**whole, "environment": 1}, {**whole, "buckets": 1.5}]
+    for text in ("{", *(json.dumps([one]) for one in damaged)):
+        note.write_text(text)
+        start(version, place)
+    assert len(proven) == 6 and len(proofs_of(version)) == 1

@@ -1,0 +1,52 @@
+"""The manifest of a version: the digest of each of its files, and the facts of its conversion. It is read strictly."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import DamagedFile
+from .stored_json import json_of
+
+LIVE, REFUSED = "live", "refused"
+
+
+def read_manifest(path: Path) -> Mapping[str, Any]:
+    """Raises DamagedFile naming the file and what is wrong with it."""
+    try:
+        manifest = json_of(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DamagedFile(f"{path} cannot be read: {error}; convert the model again") from error
+    if not (
+        isinstance(manifest, dict)
+        and {"status", "digest", "files"} <= manifest.keys()
+        and isinstance(manifest["files"], dict)
+    ):
+        raise DamagedFile(
+            f"{path} is not a manifest: it needs status, digest and files; convert the model again"
+        )
+    if fault := _fault_of(manifest):
+        raise DamagedFile(f"{path} is damaged: {fault}; restore the file or convert the model again")
+    return manifest
+
+
+def _fault_of(manifest: Mapping[str, Any]) -> str | None:
+    """What a manifest says that none of ours does. Its files are held against their own digests."""
+    if manifest["status"] not in (LIVE, REFUSED):
+        return f"its status is {str(manifest['status'])[:40]!r}, expected {LIVE!r} or {REFUSED!r}"
+    if not all(isinstance(found, str) for found in manifest["files"].values()):
+        return "a digest of a file is no text"
+    if manifest["digest"] != digest_of(manifest["files"]):
+        return "its digest is not that of its files"
+    forms = manifest.get("forms", {})
+    if not isinstance(forms, dict) or not all(
+        isinstance(found, dict) and type(found.get("passed")) is bool for found in forms.values()
+    ):
+        return "its forms are not each passed or refused"
+    return None
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """The version's own digest: over the names and digests of its files."""
+    text = "".join(f"{name}\0{sha}\n" for name, sha in files.items())
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -1,0 +1,165 @@
+"""The ``[training]`` table of a ``model.toml``: metrics, loss, and the nets, optimizers and steps of a training with
+several optimizers.
+
+The latter, as they are stored with a version (``declared_steps``)::
+
+    {"nets": {NAME: {"build": "FILE.py:FUNCTION", "weights": FILE}},
+     "optimizers": {NAME: {"nets": [NAME, …], "learning_rate": …, …}},
+     "steps": [{"optimizer": NAME, "loss": "FILE.py:FUNCTION", "scaler": NAME}, …]}
+
+The served model is the net ``model``. A net that no optimizer has is frozen.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .loss_names import LOSSES, OWN_LOSS, short_name
+from .tensor_reader import TensorReader
+from .toml_reader import one_of
+
+CLASS_METRICS, VALUE_METRICS = (
+    ("accuracy", "f1", "auroc"),
+    ("mse", "mae"),
+)  # of fine-tuned versions; defaults first
+MODEL = "model"
+_NAME = re.compile(r"[A-Za-z_]\w{0,63}")
+_KEYS = ("nets", "optimizers", "steps")
+_TRAINING: Mapping[str, type] = {
+    "metrics": list,
+    "loss": str,
+    "nets": dict,
+    "optimizers": dict,
+    "steps": list,
+}
+_NET: Mapping[str, type] = {"build": str, "weights": str}
+_OPTIMIZER: Mapping[str, type] = {
+    "nets": list, "learning_rate": float, "betas": list, "weight_decay": float, "clip_norm": float,
+}  # fmt: skip
+_STEP: Mapping[str, type] = {"optimizer": str, "loss": str, "scaler": str}
+_NUMBERS = {"learning_rate": (1e-10, 10.0), "weight_decay": (0.0, 1.0), "clip_norm": (1e-6, 1e6)}
+
+
+def net_weights(declared_steps: Mapping[str, Any] | None) -> list[str]:
+    """The files of the model folder that declared nets have their weights from."""
+    nets = (declared_steps or {}).get("nets", {})
+    return [net["weights"] for net in nets.values() if "weights" in net]
+
+
+class TrainingReader(TensorReader):
+    """The reader of one file's ``[training]``. All methods raise BadFolder."""
+
+    def metrics(self, data: Mapping[str, Any]) -> tuple[str, ...]:
+        found = self.strings(self.training(data).get("metrics", []), "training.metrics")
+        for metric in found:
+            one_of(metric, (*CLASS_METRICS, *VALUE_METRICS), f"{self.file}: [training] metrics")
+        return tuple(dict.fromkeys(found))
+
+    def loss(self, data: Mapping[str, Any]) -> str | None:
+        found = self.training(data).get("loss")
+        if found is None:
+            return None
+        if OWN_LOSS.fullmatch(found):
+            self.existing(found.partition(":")[0], "training.loss", None)
+            return found
+        one_of(short_name(found), LOSSES, f"{self.file}: [training] loss")
+        return short_name(found)
+
+    def declared_steps(self, data: Mapping[str, Any]) -> dict[str, Any] | None:
+        """None where one optimizer and one loss train the model."""
+        training = self.training(data)
+        if not any(key in training for key in _KEYS):
+            return None
+        if not re.fullmatch(r"[^:]+\.py:\w+", source := data["source"]):
+            raise self.error(
+                f"[[training.steps]]: several optimizers need the layers of the model's code, and source = {source!r} "
+                "has none: a captured program, a file and a configuration are trained by one optimizer. Take nets, "
+                "optimizers and steps out of [training], or convert a folder with source = 'model.py:build'"
+            )
+        for key in ("optimizers", "steps"):
+            if not training.get(key):
+                raise self.error(
+                    f"[training] {', '.join(one for one in _KEYS if one in training)} are there and '{key}' is not: "
+                    "expected at least one optimizer and one step of it; docs/finetune.md has an example"
+                )
+        nets = {name: self.net(name, one) for name, one in training.get("nets", {}).items()}
+        optimizers = {name: self.optimizer(name, one, nets) for name, one in training["optimizers"].items()}
+        self.check_owners(optimizers)
+        steps = [
+            self.step(one, f"training.steps[{i}]", optimizers) for i, one in enumerate(training["steps"])
+        ]
+        stepped = [step["optimizer"] for step in steps]
+        for name in optimizers:
+            if stepped.count(name) != 1:
+                raise self.error(
+                    f"[[training.steps]]: the optimizer '{name}' is in {stepped.count(name)} steps, expected one. Add "
+                    "losses up in one function for one step, or take the optimizer out"
+                )
+        return {"nets": nets, "optimizers": optimizers, "steps": steps}
+
+    def training(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        return self.table(data, "training", _TRAINING)
+
+    def net(self, name: str, entry: Any) -> dict[str, Any]:
+        where = f"training.nets.{name}"
+        if not _NAME.fullmatch(name) or name == MODEL:
+            raise self.error(
+                f"[{where}]: expected a name such as 'critic'; '{MODEL}' is the model that is served"
+            )
+        found = self.table({name: entry}, name, _NET, "training.nets")
+        found["build"] = self.function(found, "build", where)
+        if (file := found.get("weights")) is not None:
+            if file.startswith("/") or ".." in file:
+                raise self.error(f"{where}.weights = {file!r}: expected a file inside this folder")
+            self.existing(file, f"{where}.weights", None)
+        return found
+
+    def optimizer(self, name: str, entry: Any, nets: Mapping[str, Any]) -> dict[str, Any]:
+        where = f"training.optimizers.{name}"
+        found = self.table({name: entry}, name, _OPTIMIZER, "training.optimizers")
+        self.typed(found, "learning_rate", float, where)
+        if not self.strings(self.typed(found, "nets", list, where), f"{where}.nets"):
+            raise self.error(f"{where}.nets = []: expected the nets that it changes, such as ['{MODEL}']")
+        for net in found["nets"]:
+            one_of(net, (MODEL, *nets), f"{self.file}: [{where}] nets")
+        for key, (low, high) in _NUMBERS.items():
+            if key in found and not low <= found[key] <= high:
+                raise self.error(
+                    f"{where}.{key} = {found[key]:g}: expected a number from {low:g} to {high:g}"
+                )
+        betas = found.get("betas", [0.9, 0.999])
+        if len(betas) != 2 or not all(isinstance(one, float | int) and 0 <= one < 1 for one in betas):
+            raise self.error(f"{where}.betas = {betas}: expected two numbers from 0 to below 1")
+        return found
+
+    def check_owners(self, optimizers: Mapping[str, Any]) -> None:
+        """Every net has one optimizer at most, and the model has one."""
+        owners: dict[str, str] = {}
+        for name, one in optimizers.items():
+            for net in one["nets"]:
+                if (other := owners.setdefault(net, name)) != name:
+                    raise self.error(
+                        f"[training.optimizers]: '{other}' and '{name}' both have the parameters of the net '{net}'; "
+                        "a parameter has one optimizer: take it out of one of them"
+                    )
+        if MODEL not in owners:
+            raise self.error(
+                f"[training.optimizers]: none has the net '{MODEL}', which is the one that is served: add it to nets"
+            )
+
+    def step(self, entry: Any, where: str, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+        if not isinstance(entry, dict):
+            raise self.error(f"[[training.steps]]: expected tables, got {entry!r}")
+        self.known(entry, _STEP, where)
+        found = {key: self.typed(entry, key, _STEP[key], where) for key in entry}
+        one_of(self.typed(found, "optimizer", str, where), optimizers, f"{self.file}: [[{where}]] optimizer")
+        return found | {"loss": self.function(found, "loss", where)}
+
+    def function(self, entry: Mapping[str, Any], key: str, where: str) -> str:
+        found = self.typed(entry, key, str, where)
+        if not OWN_LOSS.fullmatch(found):
+            raise self.error(
+                f"{where}.{key} = {found!r}: expected a function of this folder, such as 'gan.py:{key}'"
+            )
+        self.existing(found.partition(":")[0], f"{where}.{key}", None)
+        return found

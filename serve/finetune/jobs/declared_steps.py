@@ -1,0 +1,37 @@
+"""The settings of a job whose model declares nets, optimizers and steps in its model.toml."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ....models.store import Version
+from .bad_hyperparameter import bad
+from .hyperparameter_table import AUTO, QUARANTINE
+
+OF_OPTIMIZERS = ("learning_rate", "learning_rate_multiplier", "weight_decay", "clip_norm")
+_NOT_WITH_STEPS = {"precision": AUTO, "opt_level": "O2", "bad_rows": QUARANTINE}
+
+
+def declared_steps(parent: Version) -> Mapping[str, Any] | None:
+    """None where one optimizer and one loss train the model."""
+    return parent.manifest.get("training", {}).get("declared_steps")
+
+
+def check_settings(parent: Version, asked: Collection[str], values: Mapping[str, Any]) -> None:
+    """Raises BadHyperparameter where a job's own settings (``asked``) are not read by a training with several
+    optimizers."""
+    if declared_steps(parent) is None:
+        return
+    for name in OF_OPTIMIZERS:
+        if name in asked:
+            raise bad(
+                name,
+                f"each optimizer of {parent} has its own in model.toml; change it there "
+                "([training.optimizers.NAME]) and convert again",
+            )
+    for name, word in _NOT_WITH_STEPS.items():
+        if values[name] == word:
+            raise bad(
+                name,
+                f"{word} is for a training with one optimizer, and {parent} declares several in model.toml; choose "
+                "another value",
+            )

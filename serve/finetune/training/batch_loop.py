@@ -1,0 +1,109 @@
+"""The batches of a training, one step after the other, and all that decides the next step. Needs torch alone.
+
+What a step is, is said by `amp.py` (one loss and one optimizer) and `step_loop.py` (several).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+
+from .averaging import Average
+from .learner import Learner
+from .patience import finite_names, named_tensors
+from .training_terms import Settings, StepRecord, Stopped
+
+
+class BatchLoop:
+    """`loop_state.py` saves its state after any step and puts it into another loop over the same rows.
+
+    ``module``: all that learns. ``averaged``: the part of it of which an average may be published. ``done``: the steps
+    that were made. ``learners`` and ``scalers`` are by name, and set by the subclass.
+    """
+
+    learners: Mapping[str, Learner]
+    scalers: Mapping[str, torch.amp.GradScaler]
+
+    def __init__(
+        self, module: nn.Module, averaged: nn.Module, rows: int, settings: Settings, device: str
+    ) -> None:
+        torch.manual_seed(settings.seed)
+        self.module, self.rows, self.settings, self.done = module, rows, settings, 0
+        self.steps, self.kind = total_steps(rows, settings), torch.device(device).type
+        self.sound, decay = finite_names(named_tensors(module)), settings.ema_decay
+        self.average = Average(averaged, decay, finite_names(named_tensors(averaged))) if decay else None
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        """All parameters that learn."""
+        return [weight for learner in self.learners.values() for weight in learner.weights]
+
+    def run(self) -> Iterator[StepRecord]:
+        """The steps that are left. The state may be saved whenever a record was given."""
+        for epoch, batch in islice(batches(self.rows, self.settings), self.done, None):
+            self._check()
+            record = self.step(epoch, batch)
+            self.done += 1
+            yield record
+
+    def step(self, epoch: int, batch: Tensor) -> StepRecord:
+        """One step on the rows ``batch``."""
+        raise NotImplementedError
+
+    def state_of_rows(self) -> dict[str, Tensor]:
+        """What is known of single rows, for a checkpoint."""
+        return {}
+
+    def put_rows(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `state_of_rows` gave."""
+
+    def published(self) -> AbstractContextManager[None]:
+        """Inside, the module has the weights that would be published now: its own, or their average."""
+        return nullcontext() if self.average is None else self.average.in_place()
+
+    def finish(self) -> None:
+        """Raises Stopped where no step was taken, or where the last ones were all skipped."""
+        self._check()
+        for name, learner in self.learners.items():
+            with naming(name):
+                learner.patience.at_the_end()
+
+    def _check(self) -> None:
+        for name, learner in self.learners.items():
+            with naming(name):
+                learner.patience.check(self.done)
+
+
+@contextmanager
+def naming(optimizer: str) -> Iterator[None]:
+    """Why a training was stopped names the optimizer, where it has a name."""
+    try:
+        yield
+    except Stopped as error:
+        raise Stopped(
+            error.code, f"optimizer '{optimizer}': {error.message}" if optimizer else error.message
+        ) from error
+
+
+def batches(rows: int, settings: Settings) -> Iterator[tuple[int, Tensor]]:
+    """(epoch, row numbers); the order is a function of (seed, epoch) alone."""
+    for epoch in range(settings.n_epochs):
+        generator = torch.Generator().manual_seed((settings.seed * 1_000_003 + epoch) % 2**63)
+        for batch in evenly(torch.randperm(rows, generator=generator), settings.batch_size):
+            yield epoch, batch
+
+
+def total_steps(rows: int, settings: Settings) -> int:
+    return settings.n_epochs * len(evenly(torch.arange(rows), settings.batch_size))
+
+
+def evenly(rows: Tensor, size: int) -> Sequence[Tensor]:
+    """Batches of at most ``size`` whose lengths differ by one at most, so that no row is dropped or weighs more.
+
+    A single row is never left alone (BatchNorm has no variance of one row, and refuses) where ``size`` is not 1:
+    for size 2 and an odd number of rows, one batch has 3.
+    """
+    count = -(-len(rows) // size)
+    return rows.tensor_split(max(1, min(count, len(rows) // 2)) if size > 1 else count)

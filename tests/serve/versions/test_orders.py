@@ -1,0 +1,57 @@
+"""Orders, notes and events that are damaged on the disk: named or left out, never an error of another kind."""
+
+from pathlib import Path
+
+import pytest
+from halfeven.models.errors import DamagedFile
+from halfeven.models.store import LIVE, Store, Version
+from halfeven.serve.versions.orders import Orders, drifted, events, note_drift, pardon, read_orders, record
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> Version:
+    with Store(tmp_path).draft("net") as draft:
+        return draft.publish(LIVE, {})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"device": "cpu"}', "[" * 100_000])
+def test_a_half_whose_note_of_drift_is_damaged_does_not_serve(text: str, version: Version) -> None:
+    note_drift(version, "cpu", "far off")
+    assert (drifted(version, "cpu"), drifted(version, "cuda:0")) == ("far off", None)
+    (note,) = version.folder.parent.glob("drifted-*.json")
+    note.write_text(text)
+    assert "its note of drift cannot be read" in str(drifted(version, "cpu"))
+    pardon(version)
+    assert drifted(version, "cpu") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"canary": 1, "shadow": null}',
+        '{"canary": {"version": 1, "percent": "all"}, "shadow": null}',
+        '{"canary": {"version": null, "percent": 5}, "shadow": null}',
+        '{"canary": {"version": 1, "percent": 1e999}, "shadow": null}',
+        "[" * 100_000,
+    ],
+)
+def test_damaged_orders_are_named(text: str, version: Version, tmp_path: Path) -> None:
+    assert read_orders(Store(tmp_path), "net") == Orders()
+    (version.folder.parent / "rollout.json").write_text(text)
+    with pytest.raises(DamagedFile, match=r"rollout\.json cannot be read.*remove it"):
+        read_orders(Store(tmp_path), "net")
+
+
+def test_a_damaged_line_of_the_events_hides_no_other(version: Version, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for kind in ("first", "second"):
+        record(store, "net", kind, "it was so")
+        with (version.folder.parent / "events.jsonl").open("ab") as file:
+            file.write(b'{"kind": "\xff"}\n3\n' + b"[" * 100_000 + b"\n")
+    assert [event["kind"] for event in events(store, "net")] == ["second", "first"]
+    (version.folder.parent / "events.jsonl").unlink()
+    (version.folder.parent / "events.jsonl").mkdir()
+    with pytest.raises(DamagedFile, match=r"events\.jsonl cannot be read"):
+        events(store, "net")
