@@ -7,8 +7,9 @@ ALONE  := $(VENV)/alone
 READY  := $(VENV)/ready
 PEERS  := .peers
 GPU    := .gpu
-GPU_TEST_SECONDS := 300
-GPU_BENCH_SECONDS := 220
+GPU_TEST_SECONDS := 270
+GPU_SELFTEST_SECONDS := 75
+GPU_BENCH_SECONDS := 190
 
 .PHONY: help venv demo test test-all check lint types layers resolves older peers real kernels sbom gpu gpu-prepare weights clean
 
@@ -20,7 +21,7 @@ help:
 	@echo "make real      models that other packages ship, converted and served"
 	@echo "make kernels   the kernels that torch.compile generates for the zoo, compiled for two GPU generations without a GPU"
 	@echo "make sbom      sbom.cdx.json: what is installed, as CycloneDX (a software bill of materials)"
-	@echo "make gpu       the GPU tests and the GPU benchmark, with PYTHON=… as it is (nothing is installed)"
+	@echo "make gpu       the GPU tests, the selftest and the benchmark, with PYTHON=… as it is (nothing is installed)"
 	@echo "make gpu-prepare  beforehand, needs no GPU: what that PYTHON lacks but torch, and the converted models, in .gpu"
 	@echo "make weights   train the zoo's digits again"
 	@echo "make clean     remove what make made"
@@ -128,6 +129,8 @@ gpu:
 	failed=0; \
 	  timeout $(GPU_TEST_SECONDS) $(PYTHON) -m pytest -W default -m gpu tests/models tests/exporters \
 	    $(if $(OUT),--junitxml="$(OUT)/gpu-tests.xml") || failed=1; \
+	  timeout $(GPU_SELFTEST_SECONDS) $(PYTHON) -m halfeven.serve.cli.main selftest --device cuda:0 --store $(GPU)/store \
+	    $(if $(OUT),--out="$(OUT)/selftest.json") || failed=1; \
 	  timeout $(GPU_BENCH_SECONDS) $(PYTHON) -m tests.benchmarks.gpu $(GPU)/store $(if $(OUT),--out="$(OUT)/gpu.json") || failed=1; \
 	  exit $$failed
 

@@ -15,7 +15,7 @@ from .cpu.setup import BRIEF_SPINNING, NO_SPINNING, PLAIN, CpuSetup
 from .engine import BRIEF_SECONDS, Launched
 from .onnx_on_cuda import BoundRuns, provider_settings
 from .onnx_placement import RECORD, Placement, placement_of
-from .staging import SLOTS, Staging, cuda_streams
+from .staging import Staging, cuda_streams, slots_on
 from .torch_engine import Postponed, run_in_every_slot, seconds_of
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -60,12 +60,14 @@ class OnnxEngine:
             self.placement = placement_of(self._session, readable)
             self._runs: Callable[..., list[torch.Tensor]]
             self._runs = BoundRuns(self._session, device, waits=bool(self.placement.on_cpu))
-            self._staging = Staging(cuda_streams(device), lambda *inputs: self._runs(*inputs))
+            self._staging = Staging(
+                cuda_streams(device), lambda *inputs: self._runs(*inputs), slots_on(device)
+            )
 
     @property
     def in_flight(self) -> int:
         """How many batches it takes ahead."""
-        return 1 if self._staging is None else SLOTS
+        return 1 if self._staging is None else self._staging.slots
 
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
         """Run a few times, on CUDA in every slot; on a CPU with one thread also find out whether that takes longer than

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .arrays import to_numpy, to_torch
+from .switched_off import PINNED_STAGING, TWO_IN_FLIGHT, is_off
 
 StreamName = Literal["in", "compute", "out"]
 SLOTS = 2  # one computing, one being filled: a third would only wait
@@ -50,7 +51,10 @@ class Streams(Protocol):
 
 
 class CudaStreams:
-    """Three streams of one device. Memory on the host is page-locked, of torch's caching allocator."""
+    """Three streams of one device. Memory on the host is page-locked, of torch's caching allocator.
+
+    Where pinned staging is switched off, it is pageable, and the host waits for the device after each step.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -65,6 +69,8 @@ class CudaStreams:
             work()
         reached = torch.cuda.Event(blocking=True)  # sleeps: a spinning wait would take the HTTP side's core
         reached.record(stream)
+        if is_off(PINNED_STAGING, self._device):
+            torch.cuda.synchronize(self._device)
         return reached
 
     @property
@@ -77,6 +83,8 @@ class CudaStreams:
         self._streams["compute"].wait_stream(torch.cuda.current_stream(self._device))
 
     def on_host(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        if is_off(PINNED_STAGING, self._device):
+            return torch.empty(tuple(shape), dtype=dtype)
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def on_device(self, nbytes: int) -> Tensor:
@@ -92,6 +100,11 @@ def cuda_streams(device: torch.device) -> CudaStreams:
     return CudaStreams(device)
 
 
+def slots_on(device: torch.device) -> int:
+    """How many batches an engine on the device takes ahead."""
+    return 1 if is_off(TWO_IN_FLIGHT, device) else SLOTS
+
+
 @dataclass(slots=True, eq=False)
 class _Slot:
     """Per input, bytes on the host and on the device; and the outputs of the batch under way."""
@@ -105,19 +118,23 @@ class _Slot:
 class Staging:
     """Takes batches for ``compute``, which gets tensors on the device and gives tensors there.
 
-    ``assemble_ns`` is how long the requests of the batch launched last took to be joined.
+    ``assemble_ns`` is how long the requests of the batch launched last took to be joined. ``slots``: how many batches
+    may be under way.
     """
 
-    def __init__(self, streams: Streams, compute: Callable[..., Sequence[Tensor]]) -> None:
+    def __init__(
+        self, streams: Streams, compute: Callable[..., Sequence[Tensor]], slots: int = SLOTS
+    ) -> None:
         self._streams = streams
         self._compute = compute
-        self._free = deque(_Slot() for _ in range(SLOTS))
+        self.slots = slots
+        self._free = deque(_Slot() for _ in range(slots))
         self.assemble_ns = 0
 
     def launch(self, parts: Sequence[Sequence[np.ndarray]]) -> "Staged":
-        """Begin one batch. Raises RuntimeError where ``SLOTS`` batches are under way, and errors of ``compute``."""
+        """Begin one batch. Raises RuntimeError where ``slots`` batches are under way, and errors of ``compute``."""
         if not self._free:
-            raise RuntimeError(f"{SLOTS} batches are on their way: wait for the first of them")
+            raise RuntimeError(f"{self.slots} batches are on their way: wait for the first of them")
         slot = self._free.popleft()
         try:
             began_ns = time.monotonic_ns()

@@ -23,7 +23,7 @@ from .cpu.setup import PACKED, PLAIN, SHARED_ROWS, WITHOUT_LOCK, CpuSetup
 from .cuda_graphs import Graphs, NotRecorded, host_reads
 from .engine import BRIEF_SECONDS, Launched, Launching
 from .index_guard import Guard, GuardedLaunch, guard_indices, rows_alone
-from .staging import SLOTS, Staging, cuda_streams
+from .staging import Staging, cuda_streams, slots_on
 
 
 class TorchEngine:
@@ -107,7 +107,7 @@ class TorchEngine:
         ready first begins it.
         """
         if self._staging is not None:
-            return SLOTS
+            return self._staging.slots
         return 1 if self._shares is None else 2
 
     def launch(self, parts: Sequence[Sequence[np.ndarray]]) -> Launched:
@@ -174,7 +174,7 @@ class TorchEngine:
             streams = cuda_streams(self._device)
             streams.adopt()
             self._compute: Callable[..., Sequence[torch.Tensor]] = self._eagerly
-            self._staging = Staging(streams, lambda *inputs: self._compute(*inputs))
+            self._staging = Staging(streams, lambda *inputs: self._compute(*inputs), slots_on(self._device))
 
     def _run_on_cpu(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         if self._are_shared(parts):

@@ -3,6 +3,7 @@
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx
 import onnxruntime
 import torch
 
+from ...exporters.selftest_record import record_here
 from ...models.engines.cpu.packed import multiplies_bf16
 from ...models.engines.cpu.setup import usable_cores
 from ...models.version import __version__
@@ -22,9 +24,13 @@ _ELSEWHERE = (
 FASTER_FROM = (7, 0)  # tensor cores: below this compute capability FP16 is not faster
 
 
-def examine() -> dict[str, Any]:
-    """One line per thing looked at: what, found, advice (empty where there is nothing to do)."""
-    checks = [_check("halfeven", __version__), *_machine(), _torch(), *_cuda(), _onnxruntime(), _protobuf()]
+def examine(store: Path) -> dict[str, Any]:
+    """One line per thing looked at: what, found, advice (empty where there is nothing to do). ``store``: the folder of
+    a store, which has the results of the selftest; it may be missing."""
+    checks = [
+        *(_check("halfeven", __version__), *_machine(), _torch(), *_cuda()),
+        *(_onnxruntime(), _protobuf(), *_selftests(store)),
+    ]
     return {"checks": checks, "cuda": torch.cuda.is_available()}
 
 
@@ -83,6 +89,29 @@ def _device(index: int) -> dict[str, str]:
             f"this torch has no kernels for it (it has {', '.join(built)}): install another build of torch"
         )
     return _check(f"cuda:{index}", found, advice)
+
+
+def _selftests(store: Path) -> list[dict[str, str]]:
+    """What the selftest found on each device."""
+    names = [
+        f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    ]
+    return [_selftest(store, torch.device(name)) for name in (*names, "cpu")]
+
+
+def _selftest(store: Path, device: torch.device) -> dict[str, str]:
+    what, again = f"selftest {device}", f"`halfeven selftest --device {device} --store {store}`"
+    try:
+        record = record_here(store, device)
+    except ValueError as error:
+        return _check(what, "unreadable", str(error))
+    if record is None:
+        return _check(what, "not run", f"{again} checks it before it serves" if device.type == "cuda" else "")
+    if not record.off:
+        return _check(what, f"passed on {record.at}")
+    reasons = "; ".join(f"{feature}: {why}" for feature, why in record.off.items())
+    found = f"failed on {record.at}; switched off: {', '.join(record.off)}"
+    return _check(what, found, f"{reasons}. Once mended, {again} switches on what passes")
 
 
 def _runs(built: str, capability: tuple[int, int]) -> bool:

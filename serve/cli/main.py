@@ -14,6 +14,7 @@ from ...models.errors import DamagedFile
 from ...models.version import __version__
 from .bringing import import_models, init
 from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
+from .device_commands import doctor, selftest
 from .key_commands import app as keys
 from .lint_command import lint
 from .measuring import bench, tune
@@ -248,22 +249,6 @@ def promote(
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
-    """What this machine can do, and what to install."""
-
-    def work() -> tuple[Mapping[str, Any], Any, int]:
-        from .doctor import examine
-
-        facts = examine()
-        table = Table("what", "found", "advice")
-        for check in facts["checks"]:
-            table.add_row(check["what"], check["found"], check["advice"])
-        return facts, table, 0
-
-    finish(work, as_json)
-
-
-@app.command()
 def demo(
     keep_store: Annotated[
         Path | None, typer.Option("--store", help="Keep the store and reports here.")
@@ -288,6 +273,8 @@ app.command()(export)
 app.command()(prove)
 app.command()(bench)
 app.command()(tune)
+app.command()(doctor)
+app.command()(selftest)
 app.add_typer(keys)
 app.command()(finetune)
 app.command()(reproduce)

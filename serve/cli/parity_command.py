@@ -14,6 +14,7 @@ from ...exporters.evidence import facts_of
 from ...exporters.gate.rejudge import LIMITS, rejudge
 from ...exporters.inputs.samples import load_samples, stored_samples
 from ...exporters.reprove import holds_here, reprove
+from ...exporters.selftest_record import obey_selftest
 from ...models.engines.device_choice import resolve_device
 from ...models.engines.load import load_half
 from ...models.engines.true_fp32 import use_true_fp32
@@ -85,6 +86,7 @@ def version_called(target: str, store: Store) -> Version:
 def _judge_version(version: Version, samples: Path | None, device: str, notify: Notify) -> dict[str, Any]:
     use_true_fp32()
     where = resolve_device(device)
+    obey_selftest(version, where)
     facts = facts_of(version)
     halves = [form for form, found in facts["forms"].items() if found["passed"] and found["half_nodes"]]
     if not halves:

@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...exporters.inputs.samples import Samples, stored_samples
+from ...exporters.selftest_record import obey_selftest
 from ...models.engines.cpu.setup import PLAIN, CpuSetup, usable_cores
 from ...models.engines.device_choice import resolve_device
 from ...models.engines.engine import Engine
@@ -90,6 +91,7 @@ def tune(name: str, store: Store, device_word: str, seconds: float, notify: Noti
     use_true_fp32()
     version = _version(name, store)
     device = resolve_device(device_word)
+    obey_selftest(version, device)
     place = Place(device, DeviceThread(str(device)))
     place.thread.start()
     try:

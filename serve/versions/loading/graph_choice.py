@@ -7,6 +7,7 @@ from functools import partial
 from ....exporters.inputs.samples import Samples
 from ....models.buckets import buckets_of
 from ....models.engines.cuda_graphs import NotRecorded
+from ....models.engines.switched_off import CUDA_GRAPHS, is_off
 from ....models.engines.torch_engine import TorchEngine
 from ....models.engines.wire_widening import as_sent
 from ....models.errors import BadRequest
@@ -25,6 +26,8 @@ def choose_graphs(spec: ModelSpec, samples: Samples, chosen: Candidate, place: P
     engine = chosen.engine
     if place.device.type != "cuda" or not isinstance(engine, TorchEngine):
         return []
+    if is_off(CUDA_GRAPHS, place.device):
+        return ["no CUDA graphs"]  # why is said with the other features that are off
     most = min(chosen.useful_rows or chosen.most_rows, chosen.most_rows)
     sizes = [rows for rows in buckets_of(spec, engine.device) if rows <= most] or [most]
     batches = [batch_of(spec, samples, rows) for rows in sizes]

@@ -13,6 +13,7 @@ from itertools import chain
 from ....exporters.device_proofs import keep_proof, kept_proof
 from ....exporters.inputs.samples import Samples, stored_samples
 from ....exporters.reprove import holds_here, reprove
+from ....exporters.selftest_record import obey_selftest
 from ....models.buckets import buckets_of
 from ....models.engines.engine import Engine
 from ....models.engines.faults import no_half_kernel, out_of_memory
@@ -39,6 +40,7 @@ from .candidate_forms import (
 )
 from .graph_choice import choose_graphs
 from .kept_setups import measured_setup
+from .off_here import form_off, halves_off, off_sentences, refuse_where_off
 from .planned_again import plan_again
 from .tuned import tuned_for
 from .useful_rows import AHEAD, ONE_BY_ONE, batch_sizes, measure_useful_rows, shortest_seconds
@@ -59,12 +61,15 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
 
     Where its half is not equal here, its FP32 whole is made ready instead. Raises NotReady then where the version
     ``replaces`` an active one, which stays active, where the fall-back is forbidden, and where there is no memory to
-    prove the half. Where its half drifted on this device before, the whole is made ready. Raises DamagedFile or
-    EngineFailed where no form can be loaded.
+    prove the half. Where its half drifted on this device before, or the selftest switched it off, the whole is made
+    ready. Raises DamagedFile or EngineFailed where no form can be loaded, NotReady where the selftest switched the
+    device off.
     """
+    obey_selftest(version, place.device)
+    refuse_where_off(version, place.device)
     spec = version.spec()
     samples = stored_samples(version)
-    drift = drifted(version, str(place.device))
+    drift = drifted(version, str(place.device)) or halves_off(version, spec, place.device)
     damaged: list[str] = []
     halves, refusals = ([], [drift]) if drift else proven_halves(version, spec, samples, place, damaged)
     reason = "; ".join(refusals)
@@ -88,7 +93,15 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
         precision=chosen.engine.precision,
         useful_rows=chosen.useful_rows,
         engine=chosen.engine,
-        reason="; ".join([(reason or why) + beside, *damaged, *graphs, *_placed(chosen.engine)]),
+        reason="; ".join(
+            [
+                (reason or why) + beside,
+                *damaged,
+                *graphs,
+                *_placed(chosen.engine),
+                *off_sentences(place.device),
+            ]
+        ),
         whole=whole,
         ceiling=chosen.ceiling,
         invariance=_invariance(spec, samples, chosen, place),
@@ -164,6 +177,9 @@ def proven_halves(
             continue
         if not version.manifest["forms"][form]["passed"]:
             refusals.append(f"the {form} form was refused: {version.manifest['reason']}")
+            continue
+        if off := form_off(form, place.device):
+            refusals.append(off)
             continue
         try:
             found = _proven_with_memory(version, spec, samples, form, place)

@@ -3,9 +3,7 @@
 import inspect
 import random
 import sys
-from collections import deque
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +11,8 @@ import torch
 from halfeven.models.engines import staging, torch_engine
 from halfeven.models.engines.engine import Engine, Launching
 from halfeven.models.engines.faults import device_lost, out_of_memory
-from halfeven.models.engines.staging import SLOTS
 from halfeven.models.engines.torch_engine import TorchEngine
+from halfeven.serve.selftest.comparing import answers_in_flight
 from torch import Tensor, nn
 
 from tests.corpus import captured
@@ -59,21 +57,13 @@ def differs(came: list[np.ndarray], expected: list[np.ndarray]) -> bool:
 
 def trial(gpu: SimulatedGpu, there: Launching, here: Engine, batches: list[Parts]) -> list[str]:
     """What goes wrong while the batches pass, two in flight; answers are looked at when all have come."""
-    flying: deque[tuple[Any, Parts]] = deque()
-    taken: list[tuple[list[np.ndarray], Parts]] = []
     waits = len(gpu.operations.waits)
-
-    def land() -> None:
-        launched, parts = flying.popleft()
-        taken.append((launched.wait(), parts))
-
-    for parts in batches:
-        flying.append((there.launch(parts), parts))
-        if len(flying) == SLOTS:
-            land()
-    while flying:
-        land()
-    wrong = [f"batch {n} is wrong" for n, (came, parts) in enumerate(taken) if differs(came, here.run(parts))]
+    taken = answers_in_flight(there, batches)
+    wrong = [
+        f"batch {n} is wrong"
+        for n, (came, parts) in enumerate(zip(taken, batches, strict=True))
+        if differs(came, here.run(parts))
+    ]
     return wrong + [f"the host waited in {name}" for name in gpu.operations.waits[waits:]]
 
 
@@ -117,7 +107,7 @@ MUTANTS = {
     "an event is recorded in the current stream": ("reached.record(stream)", "reached.record()"),
     "an event is never recorded": ("reached.record(stream)", "pass"),
     "work is put into the default stream": ("with torch.cuda.stream(stream):\n            work()", "work()"),
-    "two batches have one slot": ("deque(_Slot() for _ in range(SLOTS))", "deque([_Slot()] * SLOTS)"),
+    "two batches have one slot": ("deque(_Slot() for _ in range(slots))", "deque([_Slot()] * slots)"),
     "slots share memory on the host": (
         "slot.hosts.append(self._streams.on_host((nbytes,), torch.uint8))",
         "slot.hosts.append(self.__dict__.setdefault(index, self._streams.on_host((1 << 16,), torch.uint8)))",

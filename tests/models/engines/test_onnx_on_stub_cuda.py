@@ -6,14 +6,10 @@ from typing import Any
 
 import onnx
 import pytest
-from halfeven.exporters.torch.autocast.composites import open_composites
-from halfeven.exporters.torch.autocast.plan import make_plan
-from halfeven.exporters.torch.autocast.policy import LISTS
-from halfeven.exporters.torch.autocast.rewrite import rewrite
+from halfeven.exporters.torch.autocast.bit_equality import half_by_rules
 from halfeven.exporters.torch.onnx_form.export import write_onnx
+from halfeven.models.engines.switched_off import ONNX_HALF
 from halfeven.models.errors import CannotConvert
-from halfeven.models.package import Precision
-from halfeven.models.program import runnable
 from onnx import TensorProto, helper
 
 from tests.corpus import CORPUS, captured
@@ -53,6 +49,14 @@ for path in sys.argv[1:]:
     found[path] = [placement.nodes.get("CUDAExecutionProvider", 0), placement.on_cpu, placement.half_on_cpu]
 print(json.dumps(found))
 """
+SELFTEST = """
+import shutil
+from halfeven.serve.selftest import check_onnx
+check_onnx.write_onnx = lambda program, spec, path, _: shutil.copy(sys.argv[1], path)
+net = SimpleNamespace(name="cubic", loops=False, spec=None, half=lambda device: None)
+outcome = check_onnx.check(device, [net])
+print(json.dumps([outcome.status, outcome.evidence, outcome.off]))
+"""
 RUN = """
 engine = onnx_engine.OnnxEngine(onnx_engine.Path(sys.argv[1]), "fp16", device)
 print("[stub] begin", file=sys.stderr, flush=True)
@@ -86,7 +90,7 @@ def node(operator: str, inputs: list[str], output: str, **attributes: Any) -> on
 
 
 @pytest.mark.slow
-def test_a_half_that_the_device_has_no_kernel_for_is_named_and_sizes_are_not(
+def test_a_half_that_the_device_has_no_kernel_for_is_named_by_the_selftest_too_and_sizes_are_not(
     libraries: Path, tmp_path: Path
 ) -> None:
     cubic = file(
@@ -106,6 +110,9 @@ def test_a_half_that_the_device_has_no_kernel_for_is_named_and_sizes_are_not(
     printed, _ = run_on_stubs(libraries, ENGINE + PLACED, str(cubic))
     ((on_cuda, on_cpu, halves),) = json.loads(printed).values()
     assert on_cuda >= 3 and on_cpu == halves == ["GridSample 'warped'"]
+    printed, _ = run_on_stubs(libraries, ENGINE + SELFTEST, str(cubic))
+    status, evidence, off = json.loads(printed)
+    assert (status, off) == ("failed", [ONNX_HALF]) and "GridSample 'warped' with half tensors" in evidence
 
 
 def test_a_run_is_in_our_stream_alone_and_the_host_waits_for_nothing(libraries: Path, tmp_path: Path) -> None:
@@ -130,12 +137,9 @@ def test_a_run_is_in_our_stream_alone_and_the_host_waits_for_nothing(libraries: 
 def written(name: str, folder: Path) -> Path | None:
     """The model's half as ONNX by the level's rules; None where it has no ONNX form."""
     model = captured(name)
-    module = open_composites(runnable(model.program), LISTS["cuda"])
     path = folder / f"{name}.onnx"
     try:
-        half = rewrite(
-            model.program, make_plan(module, Precision(), "cuda"), model.spec, model.example, module
-        )
+        half = half_by_rules(model.program, model.spec, model.example)
         write_onnx(half.program, model.spec, path, {})
     except (CannotConvert, RuntimeError):
         return None

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from halfeven.serve.cli.doctor import examine
 
 BUILT = ["sm_75", "sm_80", "sm_90a", "compute_90"]
+NO_STORE = Path("no-store")
 SESSION = onnxruntime.InferenceSession
 
 
@@ -30,7 +32,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
             monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
         monkeypatch.setattr(onnxruntime, "InferenceSession", session)
-        return {check["what"]: check["advice"] for check in examine()["checks"]}
+        return {check["what"]: check["advice"] for check in examine(NO_STORE)["checks"]}
 
     return machine
 
@@ -90,6 +92,6 @@ def test_a_system_without_the_calls_of_linux_has_cores_and_its_limits_are_named(
 ) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(sys, "platform", "darwin")
-    found = {check["what"]: check for check in examine()["checks"]}
+    found = {check["what"]: check for check in examine(NO_STORE)["checks"]}
     assert found["cpu"]["found"].startswith(f"{os.cpu_count()} cores")
     assert "only Linux limits the memory of child processes" in found["system"]["advice"]

@@ -8,12 +8,8 @@ from functools import cache
 
 import pytest
 import torch
-from halfeven.exporters.torch.autocast.composites import open_composites
-from halfeven.exporters.torch.autocast.plan import make_plan
-from halfeven.exporters.torch.autocast.policy import LISTS
-from halfeven.exporters.torch.autocast.rewrite import rewrite
+from halfeven.exporters.torch.autocast.bit_equality import half_by_rules
 from halfeven.models.engines.cuda_graphs import host_reads
-from halfeven.models.package import Precision
 from halfeven.models.program import runnable
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
@@ -42,9 +38,7 @@ SYNCHRONISES = {
 @cache
 def half_program(name: str) -> ExportedProgram:
     model = captured(name)
-    module = open_composites(runnable(model.program), LISTS["cuda"])
-    plan = make_plan(module, Precision(), "cuda", half_loops=True)
-    return rewrite(model.program, plan, model.spec, model.example, module).program
+    return half_by_rules(model.program, model.spec, model.example, half_loops=True).program
 
 
 def inputs_of(name: str) -> list[Tensor]:

@@ -1,0 +1,54 @@
+"""Finds which fast way of the engines has to be off for a check to hold on a device."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ...models.engines.faults import device_answers, device_lost, give_back_cached_memory
+from ...models.engines.switched_off import DEVICE, PINNED_STAGING, TWO_IN_FLIGHT, only_off
+from .outcome import FAILED, PASSED, Outcome
+
+WITHOUT = ((TWO_IN_FLIGHT,), (PINNED_STAGING,), (TWO_IN_FLIGHT, PINNED_STAGING))
+
+
+class DeviceLost(Exception):
+    """After this error the device answers nothing in this process."""
+
+
+def judged(
+    device: torch.device,
+    faults_of: Callable[[], list[str]],
+    held: str,
+    figures: Mapping[str, Any] | None = None,
+) -> Outcome:
+    """Passed, with the sentence ``held``, where ``faults_of`` finds none. Otherwise it is asked again with fast ways
+    off, and those without which there is no fault are to be switched off; the device, where there always is one.
+
+    ``faults_of`` makes its engines itself. Raises DeviceLost.
+    """
+    figures = figures or {}
+    with only_off(device):
+        faults = found(faults_of, device)
+    if not faults:
+        return Outcome(PASSED, held, figures=figures)
+    evidence = "; ".join(faults)
+    for features in WITHOUT:
+        with only_off(device, *features):
+            if not found(faults_of, device):
+                return Outcome(FAILED, evidence, features, figures)
+    return Outcome(FAILED, f"{evidence}; so it is without any fast way", (DEVICE,), figures)
+
+
+def found(faults_of: Callable[[], list[str]], device: torch.device) -> list[str]:
+    """The faults; an error is one. Raises DeviceLost."""
+    try:
+        return faults_of()
+    except DeviceLost:
+        raise
+    except Exception as error:
+        sentence = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        if device_lost(error) or not device_answers(error, str(device)):
+            raise DeviceLost(sentence) from error
+        give_back_cached_memory()
+        return [sentence]
