@@ -1,11 +1,11 @@
 """Reads tables and values of a parsed TOML file strictly: every fault is a sentence that names the file and the key."""
 
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from .errors import BadFolder
+from .nearest_name import nearest_name
 
 _KINDS = {str: "a string", int: "a whole number", float: "a number", list: "a list", dict: "a table"}
 
@@ -58,7 +58,7 @@ class TomlReader:
         fields = list(fields)
         for key in data:
             if key not in fields:
-                near = difflib.get_close_matches(key, fields, n=1, cutoff=0.0)[0]
+                near = nearest_name(key, fields)
                 place = f"[{where}] " if where else ""
                 raise self.error(f"{place}the key '{key}' is unknown; the nearest known key is '{near}'")
 
@@ -69,5 +69,5 @@ class TomlReader:
 def one_of(value: str, known: Iterable[str], where: str) -> None:
     known = list(known)
     if value not in known:
-        near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.0)
-        raise BadFolder(f"{where} = {value!r}: expected one of {', '.join(known)}; did you mean {near[0]!r}?")
+        near = nearest_name(str(value), known)
+        raise BadFolder(f"{where} = {value!r}: expected one of {', '.join(known)}; did you mean {near!r}?")

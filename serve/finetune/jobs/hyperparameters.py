@@ -22,11 +22,11 @@ does. The weights of the best evaluation are the job's. ``trainable``: patterns 
 (``head.*``), or ``head``, ``lora``: see `trainable.py`. ``loss`` and ``class_weights``: see `loss_choice.py`.
 """
 
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Any
 
+from ....models.nearest_name import nearest_name
 from ..training.setting_names import ONE_CYCLE, USUAL_LEARNING_RATE
 from .bad_hyperparameter import bad, shown
 from .hyperparameter_table import AUTO, RANGES, READ_WITH, WORDS
@@ -45,7 +45,7 @@ def read_hyperparameters(job: Mapping[str, Any]) -> dict[str, Any]:
     asked = asked_hyperparameters(job)
     for name in asked:
         if name not in KNOWN:
-            near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.0)[0]
+            near = nearest_name(name, KNOWN)
             raise bad(name, f"is unknown; the nearest known one is '{near}'")
     values: dict[str, Any] = {name: _value(name, asked.get(name)) for name in RANGES}
     for name, words in WORDS.items():

@@ -1,6 +1,5 @@
 """The checks of a job's request before the job exists: afterwards its caller has gone, and a failure costs hours."""
 
-import difflib
 import secrets
 import threading
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ import numpy as np
 
 from ....models.errors import BadInput, BadSamples, UnknownName
 from ....models.model_name import NAME
+from ....models.nearest_name import nearest_name
 from ....models.store import Store, Version
 from ..data.data_findings import findings_of
 from ..data.datasets import TrainingData, check_no_overlap, learnable_outputs, read_training, split
@@ -180,7 +180,7 @@ def _table(asked: Any) -> dict[str, Any]:
         raise BadJob('expected a JSON object such as {"model": "digits", "training_file": "file-…"}')
     for key in asked:
         if key not in _KEYS:
-            near = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.0)[0]
+            near = nearest_name(key, _KEYS)
             raise _bad(key[:80], f"the key is unknown; the nearest known one is '{near}'")
     if asked.get("integrations"):
         raise _bad(
