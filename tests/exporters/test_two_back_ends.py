@@ -88,6 +88,10 @@ AUTHORS_REGION_IS_LOST = [("autocast off", "O3", False)]
 # at O0.
 NOTHING_TO_JUDGE = [("own half", "O0", False)]
 
+# At O1 autocast leaves the table of a module's embedding in FP32 (`embeddings = "keep"`); a file's Gather follows its
+# readers. Most bytes of this model are such a table: its module's half would save nothing and is not made.
+TABLE_STAYS_IN_FP32 = [("sinusoidal table", "O1", False)]
+
 Both = Callable[[str, str, bool], tuple[Outcome, Outcome]]
 cases = [
     pytest.param(name, level, search, marks=() if name in FEW else pytest.mark.slow)
@@ -122,6 +126,9 @@ def test_where_the_graphs_agree_the_same_operations_stay_in_fp32(
 @every_case
 def test_their_reports_have_the_same_sections(name: str, level: str, search: bool, both: Both) -> None:
     module, file = both(name, level, search)
+    if (name, level, search) in TABLE_STAYS_IN_FP32:
+        assert "would save" in module.facts["whole_because"] and file.facts["half_nodes"]
+        return
     judged = {"worst"} if (name, level, search) in NOTHING_TO_JUDGE else set()
     assert (file.sections | judged) - {*OWN} == module.sections - {*OWN}
 
