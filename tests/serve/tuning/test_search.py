@@ -12,6 +12,7 @@ import torch
 from halfeven.exporters.convert import convert
 from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.engines.onnx_engine import OnnxEngine
+from halfeven.models.manifest import digest_of
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 from halfeven.models.store import Store, Version, sha256_of
 from halfeven.models.zoo import zoo_folder
@@ -159,8 +160,11 @@ def test_where_a_form_is_asked_for_no_tuning_changes_it(store: Store, place: Pla
     (folder / "spec.json").write_text(json.dumps(spec))
     manifest = json.loads((folder / "manifest.json").read_bytes())
     manifest["files"]["spec.json"] = sha256_of(folder / "spec.json")
+    manifest["digest"] = digest_of(manifest["files"])
     (folder / "manifest.json").write_text(json.dumps(manifest))
     version = store.version("digits", 1)
+    kept = json.loads(tuned_path(version, CPU).read_bytes())
+    tuned_path(version, CPU).write_text(json.dumps(kept | {"digest": version.digest}))
     assert tuned_for(version, CPU) is not None
     assert reason(version, place).startswith("form = 'torch' asks for it")
 

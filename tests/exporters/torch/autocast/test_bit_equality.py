@@ -13,6 +13,7 @@ from halfeven.exporters.torch.autocast.bit_equality import (
 )
 from halfeven.models.engines.true_fp32 import use_true_fp32
 from halfeven.models.program import on_device
+from torch.export import ExportedProgram
 
 from tests.corpus import CORPUS, captured, cases, fresh
 
@@ -31,13 +32,16 @@ NAMES = [name for name in CORPUS if name not in KEPT]
 def is_bit_equal(name: str, lists: str, device: torch.device) -> bool:
     model, rows = captured(name), min(CORPUS[name].max_batch_size, 3)
     inputs = [tensor.to(device) for tensor in fresh(name, rows, seed=5).values()]
-    half = half_by_rules(model.program, model.spec, model.example, lists).program
-    whole, half = (on_device(one, device) if device.type == "cuda" else one for one in (model.program, half))
+
+    def placed(program: ExportedProgram) -> ExportedProgram:
+        return on_device(program, device) if device.type == "cuda" else program
+
     try:
-        expected = live_outputs(whole, inputs)
+        expected = live_outputs(placed(model.program), inputs)
     except RuntimeError as error:
         pytest.skip(f"live autocast raises: {str(error)[:120]}")
-    return all(map(same_numbers, expected, outputs_of(half, inputs)))
+    half = half_by_rules(model.program, model.spec, model.example, lists).program
+    return all(map(same_numbers, expected, outputs_of(placed(half), inputs)))
 
 
 @pytest.mark.parametrize("name", cases(NAMES))
