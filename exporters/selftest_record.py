@@ -1,8 +1,9 @@
-"""What the selftest found on a device, kept in the store and obeyed when versions are loaded.
+"""The results of `halfeven selftest`, in the store: which features of the engines must not be used on a device.
 
     <store>/selftest.json     the newest result per environment
 
-A result holds for one kind of device with one driver, one cuDNN and one set of libraries (`environment.py`).
+A result holds for one kind of device with one driver, one cuDNN and one set of libraries (`environment.py`). It is read
+whenever a version is loaded, and the features that it names are switched off.
 """
 
 import json
@@ -18,6 +19,7 @@ import torch
 from ..models.durable import replace_text
 from ..models.engines.switched_off import DEVICE, FEATURES, switch_off
 from ..models.store import Version
+from ..models.stored_json import json_of
 from .environment import environment
 
 logger = logging.getLogger("halfeven.roster")
@@ -37,13 +39,21 @@ def records_of(root: Path) -> Sequence[SelftestRecord]:
     """All that are kept in the store at ``root``, the newest last. Raises ValueError where they cannot be read."""
     path = _path(root)
     try:
-        return [SelftestRecord(**entry) for entry in json.loads(path.read_bytes())]
+        found = [SelftestRecord(**entry) for entry in json_of(path.read_bytes())]
+        if not all(_is_record(one) for one in found):
+            raise ValueError("a result has no environment, no reasons or no date")
+        return found
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(
             f"{path} cannot be read ({error}): expected what `halfeven selftest` writes; run it again"
         ) from error
+
+
+def _is_record(found: SelftestRecord) -> bool:
+    maps = isinstance(found.environment, dict) and isinstance(found.off, dict) and isinstance(found.at, str)
+    return maps and all(isinstance(why, str) for why in found.off.values())
 
 
 def record_here(root: Path, device: torch.device) -> SelftestRecord | None:

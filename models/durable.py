@@ -3,18 +3,17 @@
 import errno
 import fcntl
 import os
-import re
 import tempfile
 from pathlib import Path
 
 READABLE = 0o644
-_UNFINISHED = re.compile(r"\..+-[a-z0-9_]{8}")  # as `tempfile.mkstemp` names a file behind the prefix
+_UNFINISHED = ".unfinished"  # the end of the name of a file that `replace_text` is still writing
 
 
 def no_space_left(error: BaseException) -> bool:
-    """Whether ``error`` is of a write that failed because the disk, or the disk quota of the server's user, is full.
+    """True for the error of a write for which the disk, or the disk quota of the server's user, has no space left.
 
-    Libraries that write by themselves (safetensors, SQLite) have only the system's words in theirs.
+    The errors of libraries that write by themselves (safetensors, SQLite) are known by the system's words alone.
     """
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -50,10 +49,9 @@ def replace_text(path: Path, text: str, mode: int = READABLE) -> None:
 
 
 def remove_dead_texts(folder: Path) -> None:
-    """Delete the files in which a killed process wrote a text for `replace_text`: their locks are gone."""
-    for path in folder.glob(".*"):
-        if not _UNFINISHED.fullmatch(path.name) or not path.is_file():
-            continue
+    """Delete the unfinished files of processes that were killed in `replace_text`. A process that still writes holds a
+    lock on its file, and that file stays."""
+    for path in folder.glob(f".*{_UNFINISHED}"):
         try:
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -70,7 +68,7 @@ def remove_dead_texts(folder: Path) -> None:
 def _locked_file(path: Path) -> tuple[int, str]:
     """A new file beside ``path``, open and locked. The system gives the lock back however the process ends."""
     while True:
-        handle, draft = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
+        handle, draft = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=_UNFINISHED, dir=path.parent)
         fcntl.flock(handle, fcntl.LOCK_EX)
         if Path(draft).exists():  # nobody removed it before it was locked
             return handle, draft

@@ -31,7 +31,10 @@ def read_manifest(path: Path) -> Mapping[str, Any]:
 
 
 def _fault_of(manifest: Mapping[str, Any]) -> str | None:
-    """What a manifest says that none of ours does. Its files are held against their own digests."""
+    """The first thing in a manifest that a conversion never writes, as a sentence; None where there is none.
+
+    The files themselves are compared with their digests when each is read.
+    """
     if manifest["status"] not in (LIVE, REFUSED):
         return f"its status is {str(manifest['status'])[:40]!r}, expected {LIVE!r} or {REFUSED!r}"
     if not all(isinstance(found, str) for found in manifest["files"].values()):

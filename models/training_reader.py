@@ -18,10 +18,8 @@ from .loss_names import LOSSES, OWN_LOSS, short_name
 from .tensor_reader import TensorReader
 from .toml_reader import one_of
 
-CLASS_METRICS, VALUE_METRICS = (
-    ("accuracy", "f1", "auroc"),
-    ("mse", "mae"),
-)  # of fine-tuned versions; defaults first
+# Of fine-tuned versions; the first is the default.
+CLASS_METRICS, VALUE_METRICS = ("accuracy", "f1", "auroc"), ("mse", "mae")
 MODEL = "model"
 _NAME = re.compile(r"[A-Za-z_]\w{0,63}")
 _KEYS = ("nets", "optimizers", "steps")

@@ -16,7 +16,6 @@ from ..inputs.samples import Samples
 from ..operations import Operations
 from ..question import Answers, Arrays, TieTolerance
 from .actions import Kept
-from .traffic import Cast
 
 Observe = Callable[[str, Tensor], None]  # node, a floating result of it
 
@@ -37,15 +36,6 @@ class GraphNode:
     name: str
     op: str
     inputs: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Bytes per run of the example's batch. ``bytes_before``: cast before casts were placed; ``saved``: by half."""
-
-    casts: Sequence[Cast]
-    bytes_before: int
-    saved: int
 
 
 class Graph(Protocol):

@@ -4,6 +4,7 @@ Bytes are those read from and written to memory at one run of the example's batc
 together). Where memory limits a device, they are proportional to its time; they are counted, not measured.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +23,19 @@ class Cast:
     to_dtype: torch.dtype
     bytes: int
     readers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes per run of the example's batch. ``bytes_before``: cast before casts were placed; ``saved``: by half."""
+
+    casts: Sequence[Cast]
+    bytes_before: int
+    saved: int
+
+    @property
+    def cast(self) -> int:
+        return sum(one.bytes for one in self.casts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +78,23 @@ class Half(Protocol):
     def bytes_fp32(self) -> int: ...
 
 
-def looks_idle(half: Half) -> bool:
-    """Whether there is a half that saves hardly any bytes of constants, so that its traffic has to justify it."""
-    return bool(half.half_nodes) and half.bytes_fp32 >= SMALL and _saved(half) < LEAST_SAVED * half.bytes_fp32
+def why_not_half(half: Half, traffic: Callable[[], Traffic]) -> str:
+    """The reason to serve the whole instead of this half; empty where the half is worth making, or there is none.
 
-
-def why_dropped(half: Half, saved: int, cast: int) -> str:
-    """Why a half that looks idle is not made; empty where its traffic pays (`worth`).
-
-    Bytes moved stand for time: what is measured decides no plan.
+    A half is not worth making where it saves less than `LEAST_SAVED` of the bytes of constants and its casts move more
+    bytes per run than its half tensors save. Bytes moved stand for time: what is measured decides no plan. ``traffic``
+    is asked for only where the constants do not decide.
     """
-    if worth(saved, cast).pays:
+    saved = half.bytes_fp32 - half.bytes
+    if not half.half_nodes or half.bytes_fp32 < SMALL or saved >= LEAST_SAVED * half.bytes_fp32:
+        return ""
+    moved = traffic()
+    if worth(moved.saved, moved.cast).pays:
         return ""
     return (
-        f"a half of {half.half_nodes} of its {half.nodes} nodes would save {_saved(half)} of {half.bytes_fp32} bytes, "
+        f"a half of {half.half_nodes} of its {half.nodes} nodes would save {saved} of {half.bytes_fp32} bytes, "
         "and its casts would move more than it saves"
     )
-
-
-def _saved(half: Half) -> int:
-    return half.bytes_fp32 - half.bytes
 
 
 def _readable(count: float) -> str:

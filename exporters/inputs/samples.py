@@ -132,14 +132,10 @@ def _read_npz(file: BinaryIO, max_bytes: int) -> dict[str, np.ndarray]:
             found = {name: arrays[name] for name in arrays.files}
     except BadSamples:
         raise
-    except (
-        Exception
-    ) as error:  # zipfile, its decompressors and numpy raise many kinds on bytes that are not trusted
+    except Exception as error:  # zipfile, its decompressors and numpy raise many kinds on such bytes
         raise BadSamples(f"not a plain npz file ({error}); object arrays are not read") from error
     if other := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
-        raise BadSamples(
-            f"not a plain npz file: its member '{other[0]}' is no npy file"
-        )  # numpy gives its bytes
+        raise BadSamples(f"not a plain npz file: its member '{other[0]}' is no npy file")
     return found
 
 

@@ -16,7 +16,7 @@ from ...models.package import ModelFolder
 from ...models.spec import ModelSpec
 from ...models.store import Draft
 from ..gate.verdict import ParityReport
-from ..graph.traffic import looks_idle, why_dropped
+from ..graph.traffic import why_not_half
 from ..inputs.samples import Samples
 from ..maker import Made, Maker, Notify
 from ..operations import Operations
@@ -171,16 +171,14 @@ class FileForms:
         return True
 
     def _drop_a_half_that_saves_nothing(self, planning: Samples) -> None:
-        if not looks_idle(self.half):
-            return
-        moved, subject = self.settled.traffic(), self.subject
-        self.because = why_dropped(self.half, moved.saved, sum(cast.bytes for cast in moved.casts))
-        if not self.because:
-            return
-        asked = replace(subject.precision, level="O0")
-        graph = file_graph(self.program, subject.spec, asked, planning, self.answers, self.operations)
-        self.settled = graph.settled(())
-        self.half = written(self.program, self.settled, self.info)
+        self.because = why_not_half(self.half, self.settled.traffic)
+        if self.because:
+            asked = replace(self.subject.precision, level="O0")
+            graph = file_graph(
+                self.program, self.subject.spec, asked, planning, self.answers, self.operations
+            )
+            self.settled = graph.settled(())
+            self.half = written(self.program, self.settled, self.info)
 
     def nearest(self, notify: Notify) -> str:
         return self.planner.nearest(notify) if self.planner else ""

@@ -6,8 +6,8 @@ from ..gate.curve import Curve, Tap, divergence_curve
 from ..gate.diagnosis import diagnosed
 from ..gate.parity import UNIT_ROUNDOFF
 from ..gate.verdict import ParityReport
-from ..graph.backend import Graph, Traffic
-from ..graph.traffic import worth
+from ..graph.backend import Graph
+from ..graph.traffic import Traffic, worth
 from ..prove import ReferenceRun, floor_report
 from ..search.delta_debugging import Found
 from ..sections import (
@@ -24,7 +24,6 @@ def findings(settled: Graph, found: Found | None, traffic: Traffic) -> dict[str,
     if settled.precision.level == "O0":
         return {}
     ops = {kept.node: kept.op for kept in settled.kept}
-    moved = sum(cast.bytes for cast in traffic.casts)
     sections = {
         "repairs": list(settled.repairs),
         "search": found and search_section(found, ops),
@@ -32,7 +31,7 @@ def findings(settled: Graph, found: Found | None, traffic: Traffic) -> dict[str,
         "weights": weights_section(settled.weights()),
         "casts": casts_section(traffic.casts, traffic.bytes_before),
         "curve": curve(settled).to_json(),
-        "recommendation": recommendation_section(worth(traffic.saved, moved)),
+        "recommendation": recommendation_section(worth(traffic.saved, traffic.cast)),
     }
     return {name: section for name, section in sections.items() if section}
 

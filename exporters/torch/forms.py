@@ -19,8 +19,7 @@ from ...models.errors import HalfevenError
 from ...models.program import runnable
 from ...models.store import Draft
 from ..gate.verdict import ParityReport
-from ..graph.backend import Traffic
-from ..graph.traffic import looks_idle, why_dropped
+from ..graph.traffic import Traffic, why_not_half
 from ..inputs.samples import Samples
 from ..maker import Made, Notify
 from ..onnx.stored import half_file_on_cpu
@@ -99,15 +98,16 @@ class ProgramForms:
         return True
 
     def _drop_a_half_that_saves_nothing(self, planning: Samples) -> None:
-        if not looks_idle(self.half):
-            return
-        subject, program = self.subject, self.half.program
-        cast = sum(one.bytes for one in cast_map(program))
-        self.because = why_dropped(self.half, saved_bytes(program), cast)
+        self.because = why_not_half(self.half, self._traffic)
         if self.because:
+            subject = self.subject
             asked = replace(subject, precision=replace(subject.precision, level="O0"))
             self.settled = program_graph(asked, planning, _example(subject))
             self.half = self.settled.written(subject.exported)
+
+    def _traffic(self) -> Traffic:
+        program = self.half.program
+        return Traffic(cast_map(program), self.settled.bytes_before, saved_bytes(program))
 
     def nearest(self, notify: Notify) -> str:
         return self.planner.nearest(notify) if self.planner else ""
@@ -150,9 +150,7 @@ class ProgramForms:
 
     def findings(self, reference_run: ReferenceRun) -> dict[str, Any]:
         assert self.planner is not None
-        program = self.half.program
-        traffic = Traffic(cast_map(program), self.settled.bytes_before, saved_bytes(program))
-        return findings(self.settled, self.planner.plan.found, traffic)
+        return findings(self.settled, self.planner.plan.found, self._traffic())
 
     def diagnosed(self, report: ParityReport, reference_run: ReferenceRun) -> ParityReport:
         return with_diagnosis(self.settled, report, reference_run)

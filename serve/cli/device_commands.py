@@ -13,7 +13,7 @@ from .console import DEFAULT_STORE, Json, StoreAt, errors, finish
 
 
 def doctor(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
-    """What this machine can do, and what to install."""
+    """Print what halfeven can use on this machine, and what to install for the rest."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
         from .doctor import examine

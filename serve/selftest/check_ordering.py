@@ -27,9 +27,8 @@ def check(device: torch.device, nets: Sequence[Net]) -> Outcome:
         for net in nets:
             engine, came = net.engine(net.whole, device), []
             try:
-                engine.warm_up(
-                    net.batch(net.spec.max_batch_size)
-                )  # its slots have their memory, as in a server
+                # Its slots have their memory then, as in a server.
+                engine.warm_up(net.batch(net.spec.max_batch_size))
                 for start in range(0, BATCHES, LOADED_EVERY):
                     _load(device)
                     came += answers_in_flight(engine, batches[net.name][start : start + LOADED_EVERY])

@@ -1,4 +1,4 @@
-"""What one check of the selftest found."""
+"""The outcome of one check of the selftest."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -12,7 +12,8 @@ from ....models.engines.arrays import to_torch
 from ....models.package import Precision
 from ....models.spec import ModelSpec
 from ...graph.actions import Action, Kept
-from ...graph.backend import Candidate, GraphNode, Observe, Traffic
+from ...graph.backend import Candidate, GraphNode, Observe
+from ...graph.traffic import Traffic
 from ...inputs.perturbed import perturbed
 from ...inputs.planning import executions, few
 from ...inputs.samples import Samples

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from onnx import NodeProto
 
-from ...graph.backend import Traffic
-from ...graph.traffic import Cast
+from ...graph.traffic import Cast, Traffic
 from ..reading.graph import FLOAT, HALVES, attribute, walk
 from ..reading.typing import value_types
 from .op_lists import ops

@@ -32,17 +32,22 @@ def half_by_rules(
 
 
 def outputs_of(program: ExportedProgram, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """What the program gives where its weights and the inputs are; the inputs stay as they are."""
+    """The outputs of a program, in its own datatypes, on the device that has its weights and ``inputs``. ``inputs`` are
+    cloned, because a program may write into them."""
     with torch.inference_mode():
         return tuple(runnable(program)(*[tensor.clone() for tensor in inputs]))
 
 
 def live_outputs(program: ExportedProgram, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The same under live FP16 autocast of the inputs' device. Raises RuntimeError where autocast does."""
+    """The outputs of a program under `torch.autocast` in FP16, on the device that has its weights and ``inputs``.
+
+    Raises RuntimeError where an operation cannot run under autocast.
+    """
     with torch.autocast(inputs[0].device.type, dtype=torch.float16):
         return outputs_of(program, inputs)
 
 
 def same_numbers(live: Tensor, half: Tensor) -> bool:
-    """Whether they are equal bit for bit, once the live one has the half program's output datatype; NaN equals NaN."""
+    """True where two outputs are equal bit for bit, after ``live`` was cast to the datatype of ``half``; NaN equals
+    NaN."""
     return torch.allclose(live.to(half.dtype), half, rtol=0.0, atol=0.0, equal_nan=True)

@@ -169,10 +169,7 @@ def _table(path: Path, kind: str, max_bytes: int) -> Any:
                 raise BadSamples(f"its rows need more than {max_bytes} bytes; give fewer")
             batches.append(batch)
         return _named_once(pyarrow.Table.from_batches(batches, file.schema_arrow))
-    except (
-        pyarrow.ArrowException,
-        OSError,
-    ) as error:  # a Parquet file that breaks off is an OSError of pyarrow's
+    except (pyarrow.ArrowException, OSError) as error:  # a Parquet file that breaks off is an OSError
         raise BadSamples(str(error)) from error
     except UnicodeDecodeError as error:
         raise BadSamples(f"a column's name is not UTF-8 ({error}); write the file as UTF-8") from None

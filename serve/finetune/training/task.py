@@ -55,8 +55,7 @@ class Task:
         inputs, targets = self.tensors(batch)
         answers = self.forward(*inputs.values())
         by_name = dict(zip(self.request["outputs"], answers, strict=True))
-        with torch.amp.autocast(
-            torch.device(self.request["device"]).type, enabled=False
-        ):  # on CUDA it forbids some
+        kind = torch.device(self.request["device"]).type
+        with torch.amp.autocast(kind, enabled=False):  # on CUDA it forbids some losses
             losses = [loss(by_name[output].float(), targets[output]) for output, loss in self.losses.items()]
         return torch.stack(losses).sum()

@@ -99,8 +99,7 @@ def tuned_for(version: Version, device: torch.device) -> Tuned | None:
     try:
         facts = json_of(path.read_bytes())
         winner = Winner(**facts["winner"])
-        if not (f"{winner}" and winner.setup):  # raises where its numbers are none
-            return None
+        _check(winner)
         tuned = Tuned(winner, str(facts["date"]))
         bound = facts["digest"], facts["environment"]
     except FileNotFoundError:
@@ -116,3 +115,15 @@ def tuned_for(version: Version, device: torch.device) -> Tuned | None:
         "%s was made for another version or under other libraries; %s is measured instead", path, version
     )
     return None
+
+
+def _check(winner: Winner) -> None:
+    """Raises TypeError where a field has not the type that `save_tuned` writes."""
+    whole = (winner.threads, winner.useful_rows, winner.queue_delay_us)
+    words = (winner.form, winner.precision, *winner.passes)
+    if not (
+        all(type(one) is int for one in whole)
+        and isinstance(winner.rows_per_second, int | float)
+        and all(isinstance(one, str) for one in words)
+    ):
+        raise TypeError("its winner has fields of other types")

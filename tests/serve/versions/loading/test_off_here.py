@@ -165,11 +165,22 @@ def test_the_other_half_is_proven_and_served(
     assert set(asked) == {"torch"}
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "{",
+        "7",
+        "[" * 100_000,
+        '[{"environment": {}, "off": 3, "at": ""}]',
+        '[{"environment": 3, "off": {}, "at": ""}]',
+    ],
+    ids=("cut off", "a number", "too deep", "no reasons", "no environment"),
+)
 def test_a_record_that_cannot_be_read_switches_all_fast_ways_off_until_the_selftest_passes(
-    version: Version, monkeypatch: pytest.MonkeyPatch
+    damaged: str, version: Version, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = version.folder.parents[2]
-    (root / "selftest.json").write_text("{")
+    (root / "selftest.json").write_text(damaged)
     with simulated(monkeypatch) as (gpu, place):
         prepared = make_ready(version, place)
         assert ways_of(prepared, gpu, place) == set() and "halfeven selftest" in prepared.reason
