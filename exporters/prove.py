@@ -19,6 +19,7 @@ from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import BadRequest, CannotConvert, EngineFailed, ExportFailed
 from ..models.spec import ModelSpec
 from .another_way import noise_among
+from .gate.choosers import choices, find_tied
 from .gate.judged_apart import judge_apart
 from .gate.noise import Noise
 from .gate.parity import UNIT_ROUNDOFF, judge
@@ -93,10 +94,16 @@ def ties_of(module: GraphModule, spec: ModelSpec, dtype: str, judging: Samples) 
     """The tie tolerance of a whole program (`models.program.runnable`); None where no scores can tie."""
     if all(tensor.type.is_float for tensor in spec.outputs):
         return None
-    names = [tensor.name for tensor in spec.inputs], [tensor.name for tensor in spec.outputs]
+    inputs, outputs = ([tensor.name for tensor in side] for side in (spec.inputs, spec.outputs))
+    if not (tied := find_tied(module, outputs)):
+        return None
     rows = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0
-    ties = Ties(module, *names, UNIT_ROUNDOFF[dtype], lambda: (arrays for _, arrays in judging.batches(rows)))
-    return ties.tolerated if ties.tied else None
+    return Ties(
+        [one.output for one in tied],
+        lambda asked: choices(module, tied, [asked[name] for name in inputs]),
+        UNIT_ROUNDOFF[dtype],
+        lambda: (arrays for _, arrays in judging.batches(rows)),
+    ).tolerated
 
 
 def ask_reference(

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
+from ...models.engines.arrays import to_torch
+
 aten = torch.ops.aten
 # Each with the place of its ``dim`` among the arguments, and which of its results are indices (None: itself).
 _CHOOSERS: dict[Any, tuple[int, int | None]] = {
@@ -99,6 +101,14 @@ class Choice:
     lines: np.ndarray
     chosen: np.ndarray
     integral: bool
+
+
+def choices(module: GraphModule, tied: Sequence[Tied], inputs: Sequence[np.ndarray]) -> dict[str, Choice]:
+    """Run the whole once; what it compares for each tied output, by name."""
+    watching = Watching(module, tied)
+    with torch.inference_mode():
+        watching.run(*[to_torch(array.copy()) for array in inputs])
+    return watching.choices
 
 
 class Watching(Interpreter):

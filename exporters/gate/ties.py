@@ -10,11 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
-from torch.fx import GraphModule
 
-from ...models.engines.arrays import to_torch
-from .choosers import Choice, Tied, Watching, find_tied
+from .choosers import Choice
 from .divergence import SENTINEL
 
 MARGIN_U = 4.0
@@ -25,50 +22,40 @@ Arrays = Mapping[str, np.ndarray]
 class Ties:
     """Finds the elements of a batch that tie by running the whole once more, only where integers differ.
 
-    ``judging`` gives the inputs of all real judged samples: S is asked of them at the first difference.
+    ``outputs``: those whose integers a comparison chose. ``choices`` gives what the whole compares on some inputs, by
+    output; ``judging`` the inputs of all real judged samples: S is asked of them at the first difference.
     """
 
-    module: GraphModule
-    inputs: Sequence[str]
     outputs: Sequence[str]
+    choices: Callable[[Arrays], Mapping[str, Choice]]
     u: float
     judging: Callable[[], Iterable[Arrays]]
-    tied: list[Tied] = field(init=False)
     scales: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.tied = find_tied(self.module, self.outputs)
 
     def tolerated(self, inputs: Arrays, reference: Arrays, candidate: Arrays) -> dict[str, np.ndarray]:
         """By output, where the candidate's integers may differ: what ``Trial.ties`` takes."""
-        odd = [tied for tied in self.tied if _differs(reference, candidate, tied.output)]
+        odd = [output for output in self.outputs if _differs(reference[output], candidate.get(output))]
         if not odd:
             return {}
         if not self.scales:
             self._measure()
-        choices = self._choices(inputs)
+        choices = self.choices(inputs)
         return {
-            tied.output: tolerated(
-                choices[tied.output],
-                reference[tied.output],
-                candidate[tied.output],
-                MARGIN_U * self.u * self.scales[tied.output],
+            output: tolerated(
+                choices[output],
+                reference[output],
+                candidate[output],
+                MARGIN_U * self.u * self.scales[output],
             )
-            for tied in odd
+            for output in odd
         }
 
     def _measure(self) -> None:
         for inputs in self.judging():
-            for output, choice in self._choices(inputs).items():
+            for output, choice in self.choices(inputs).items():
                 size = np.abs(choice.values)
                 largest = float(size[size < SENTINEL].max(initial=0.0))
                 self.scales[output] = max(self.scales.get(output, 0.0), largest)
-
-    def _choices(self, inputs: Arrays) -> dict[str, Choice]:
-        watching = Watching(self.module, self.tied)
-        with torch.inference_mode():
-            watching.run(*[to_torch(inputs[name].copy()) for name in self.inputs])
-        return watching.choices
 
 
 def tolerated(choice: Choice, reference: np.ndarray, candidate: np.ndarray, margin: float) -> np.ndarray:
@@ -96,8 +83,7 @@ def _repeated(candidate: np.ndarray, reference: np.ndarray) -> np.ndarray:
     return often[where.reshape(-1)] > usual.max(initial=1)
 
 
-def _differs(reference: Arrays, candidate: Arrays, output: str) -> bool:
-    mine, other = reference[output], candidate.get(output)
+def _differs(mine: np.ndarray, other: np.ndarray | None) -> bool:
     if other is None or mine.shape != other.shape or mine.dtype.kind not in "iu":
         return False
     return not np.array_equal(mine, other)

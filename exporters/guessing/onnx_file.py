@@ -6,7 +6,6 @@ from itertools import permutations
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from ...models.batch_axis import array_batch_back, batch_back, batch_first
@@ -14,10 +13,13 @@ from ...models.datatypes import DATATYPES
 from ...models.errors import BadFolder
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ...models.value_range import ValueRange
-from ..onnx.reading.bounded_file import external_files, read_graph
+from ..inputs.synthetic import USUAL_LENGTH
+from ..onnx.reading.bounded_file import read_graph
 from ..onnx.reading.graph import attribute
 from ..onnx.reading.signature import datatype_of, size_of
 from .batch_axes import batch_axes
+from .batch_size import BATCH_BYTES, fitting_rows
+from .file_runs import file_runs
 from .guess import Guess, name_for
 from .trial_sizes import Run, Tried, try_sizes
 
@@ -38,13 +40,14 @@ def guess_onnx(path: Path, narrow: Narrow | None = None, batched: bool | None = 
     if narrow is not None:
         narrow(model.graph)
     inputs, outputs, notes = _values(model.graph, path)
-    run = _run(path, model, [value.name for value in outputs])
     axes = batch_axes(model.graph, inputs, outputs)
-    found = _Found(path, inputs, outputs, compared_inputs(model.graph), run, axes)
-    spec, tried = found.spec(batched)
+    with file_runs(path, model, [value.name for value in outputs]) as run:
+        found = _Found(path, inputs, outputs, compared_inputs(model.graph), run, axes)
+        spec, tried = found.spec(batched)
     if batched and not spec.batched:
         raise BadFolder(f"{path}: {found.why_batched(spec)}; expected one, for max_batch_size is not 0")
-    doubts = {("", "max_batch_size"): found.why_batched(spec)} if batched is None else {}
+    spec, why = _with_fitting_rows(model, spec, found.why_batched(spec))
+    doubts = {("", "max_batch_size"): why} if batched is None else {}
     doubts |= {(tensor.name, "shape"): why for tensor in spec.inputs if (why := _needed(tensor, tried))}
     doubts |= {(t.name, "batch_axis"): axes[t.name][1] if t.name in axes else "the axis that has as many rows"
                for t in (*spec.inputs, *spec.outputs) if t.batch_axis}  # fmt: skip
@@ -231,20 +234,20 @@ def compared_inputs(graph: GraphProto) -> dict[str, list[int]]:
     return found
 
 
-def _run(path: Path, model: ModelProto, names: Sequence[str]) -> Run:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    beside = external_files(path, model)
-    try:
-        source = path if beside else model.SerializeToString()
-        session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise BadFolder(f"{path}: ONNX Runtime cannot load it: {str(error)[:500]}") from error
-
-    def run(arrays: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
-        return [np.asarray(array) for array in session.run(list(names), dict(arrays))]
-
-    return run
+def _with_fitting_rows(model: ModelProto, spec: ModelSpec, why: str) -> tuple[ModelSpec, str]:
+    """The spec with as many rows as a batch may reasonably have, and why it has so many."""
+    if not spec.batched:
+        return spec, why
+    shapes: dict[str, Sequence[int]] = {}
+    for tensor in spec.inputs:
+        sizes = [dim.minimum if dim.fixed else max(dim.minimum, USUAL_LENGTH) for dim in tensor.shape[1:]]
+        shapes[tensor.name] = batch_back([1, *sizes], tensor.batch_axis)
+    rows = fitting_rows(model, spec, shapes)
+    if rows == spec.max_batch_size:
+        return spec, why
+    return replace(spec, max_batch_size=rows), (
+        f"{why}; at most {rows}, for a value inside would have more than {BATCH_BYTES // 2**20} MiB with {2 * rows}"
+    )
 
 
 def _with_kinds(spec: ModelSpec, graph: GraphProto) -> tuple[ModelSpec, dict[tuple[str, str], str]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...models.spec import Dim, ModelSpec, TensorSpec
-from ..inputs.synthetic import SAFE_IDS, generate
+from ..inputs.synthetic import SAFE_IDS, USUAL_LENGTH, generate
 
 RUNS = 400
 SIZES = (
@@ -75,13 +75,47 @@ class _Trial:
     def at(self, rows: int) -> Tried | None:
         pictures = any(_is_picture(tensor, self.spec.batched) for tensor in self.spec.inputs)
         if not pictures and (outputs := self.outputs(self.spec, rows)) is not None:
-            return Tried(self.spec, rows, outputs, {})
+            spec, needed = self.from_the_least(rows)
+            return Tried(spec, rows, outputs, needed)
         for sizes in itertools.islice(self.candidates(), RUNS):
             chosen = self.with_sizes(sizes)
             if (outputs := self.outputs(chosen, rows)) is not None:
                 spec, needed = self.bounded(sizes, rows)
                 return Tried(spec, rows, outputs, needed)
         return None
+
+    def from_the_least(self, rows: int) -> tuple[ModelSpec, dict[Place, str]]:
+        """The spec, which runs as it is, with the least size of each axis where 1 does not run."""
+        dims: dict[Place, Dim] = {}
+        needed: dict[Place, str] = {}
+        usual = [max(self.dim(group).minimum, USUAL_LENGTH) for group in self.groups]
+        for index, group in enumerate(self.groups):
+            dim = self.dim(group)
+            least = self.least(usual, index, rows)
+            if least > dim.minimum:
+                dims |= dict.fromkeys(group, replace(dim, minimum=least))
+                needed |= dict.fromkeys(group, f"{least} and larger sizes run")
+        return _with_dims(self.spec, dims), needed
+
+    def least(self, sizes: Sequence[int], index: int, rows: int) -> int:
+        """The least size of a group that runs, the other groups having ``sizes``, as far as all larger ones run too: by
+        bisection."""
+
+        def runs(size: int) -> bool:
+            chosen = [size if place == index else other for place, other in enumerate(sizes)]
+            return self.outputs(self.with_sizes(chosen), rows) is not None
+
+        failing, running = 0, sizes[index]
+        if runs(1):
+            return 1
+        while running - failing > 1:
+            middle = (failing + running) // 2
+            failing, running = (failing, middle) if runs(middle) else (middle, running)
+        return running
+
+    def dim(self, group: Sequence[Place]) -> Dim:
+        tensors = {tensor.name: tensor for tensor in self.spec.inputs}
+        return tensors[group[0][0]].shape[group[0][1]]
 
     def candidates(self) -> Iterator[tuple[int, ...]]:
         """One size for each group of places, the usual ones first."""
@@ -95,12 +129,18 @@ class _Trial:
                     yield tuple(sizes[place] for sizes, place in zip(lists, places, strict=True))
 
     def sizes_of(self, group: Sequence[Place]) -> Sequence[int]:
-        tensors = {tensor.name: tensor for tensor in self.spec.inputs}
-        if any(_is_picture(tensors[name], self.spec.batched) and axis in _spatial(tensors[name])
-               for name, axis in group):  # fmt: skip
+        if self.is_picture(group):
             return PICTURE_SIZES
+        tensors = {tensor.name: tensor for tensor in self.spec.inputs}
         return (
             FIRST_SIZES if any(axis == 0 and len(tensors[name].shape) > 1 for name, axis in group) else SIZES
+        )
+
+    def is_picture(self, group: Sequence[Place]) -> bool:
+        tensors = {tensor.name: tensor for tensor in self.spec.inputs}
+        return any(
+            _is_picture(tensors[name], self.spec.batched) and axis in _spatial(tensors[name])
+            for name, axis in group
         )
 
     def with_sizes(self, sizes: Sequence[int]) -> ModelSpec:
@@ -116,9 +156,10 @@ class _Trial:
         needed: dict[Place, str] = {}
         for index, (group, size) in enumerate(zip(self.groups, sizes, strict=True)):
             alike = [place for place, other in enumerate(sizes) if other == size]
-            name = self.spec_name(group)
+            name = self.dim(group).name
             if self.runs_larger(sizes, [index], rows):
-                dim, why = Dim(1 if size <= 2 else size, None, name), f"{size} and larger sizes run"
+                least = size if self.is_picture(group) else self.least(sizes, index, rows)
+                dim, why = Dim(1 if size <= 2 else least, None, name), f"{least} and larger sizes run"
             elif len(alike) > 1 and self.runs_larger(sizes, alike, rows):
                 dim, why = Dim(1 if size <= 2 else size, None, f"size{alike[0]}"), "only equal sizes run"
             else:
@@ -127,10 +168,6 @@ class _Trial:
             if dim.fixed or size > 2 or dim.name != name:
                 needed |= dict.fromkeys(group, why)
         return _with_dims(self.spec, dims), needed
-
-    def spec_name(self, group: Sequence[Place]) -> str | None:
-        tensors = {tensor.name: tensor for tensor in self.spec.inputs}
-        return tensors[group[0][0]].shape[group[0][1]].name
 
     def runs_larger(self, sizes: Sequence[int], places: Sequence[int], rows: int) -> bool:
         for larger in (lambda size: size + 1, lambda size: 2 * size):

@@ -155,7 +155,7 @@ def _rescaled(spec: ModelSpec, real: Arrays) -> list[tuple[str, Arrays]]:
         "real × 4": partial(_scaled, factor=4.0),
     }
     return [
-        (name, {**real, **{number: change(real[number]) for number in numbers}})
+        (name, {**real, **{number: np.asarray(change(real[number])) for number in numbers}})
         for name, change in changes.items()
         if numbers
     ]
@@ -167,7 +167,7 @@ def _constant(array: np.ndarray, batched: bool) -> np.ndarray:
         return array
     numbers = array.astype(np.float64)
     largest = np.where(np.isfinite(numbers), numbers, -np.inf).max(axis=inner, keepdims=True)
-    largest[np.isneginf(largest)] = 0.0  # a row without any number
+    largest = np.where(np.isneginf(largest), 0.0, largest)  # a row without any number
     return np.broadcast_to(largest, array.shape).astype(array.dtype)
 
 

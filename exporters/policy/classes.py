@@ -206,12 +206,13 @@ CLASSES: tuple[OpClass, ...] = (
     _class("finite or not", "", "IsNaN IsInf", _INPUT, _T.SEES_PRECISION),
     # Ranges and boxes are exact or large; quantised and random operations have no half to speak of.
     _fixed("left alone", "",
-        """Range NonMaxSuppression RoiAlign MaxRoiPool Unique STFT MelWeightMatrix HannWindow HammingWindow
+        """Range NonMaxSuppression RoiAlign MaxRoiPool Unique MelWeightMatrix HannWindow HammingWindow
         BlackmanWindow CastLike Det ImageDecoder Adagrad Adam Momentum Gradient TfIdfVectorizer""", Rule.LEFT_ALONE),
     _fixed("random or quantised", "",
         """RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial QuantizeLinear
         DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul MatMulInteger ConvInteger""",
         Rule.LEFT_ALONE, _T.NOT_FOLDED),
+    _fixed("short-time spectral", "", "STFT", Rule.LEFT_ALONE),
     _class("spectral", "", "DFT", Rule.LEFT_ALONE, o2=Rule.LEFT_ALONE),  # FP32 inside; at O3 the search decides
     _class("dropout", "", "Dropout", _INPUT, _T.NOT_FOLDED),
 )

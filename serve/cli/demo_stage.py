@@ -31,8 +31,9 @@ def own_folder(target: Path) -> Path:
 
 
 @contextmanager
-def server(store: Store, notify: Notify) -> Iterator[int]:
-    """A server process of its own on a free port of this machine; stopped gracefully at the end."""
+def server(store: Store, notify: Notify, model: str = MODEL) -> Iterator[int]:
+    """A server process of its own on a free port of this machine, which serves ``model``; stopped gracefully at the
+    end."""
     command = [
         sys.executable,
         "-m",
@@ -49,7 +50,7 @@ def server(store: Store, notify: Notify) -> Iterator[int]:
         process = subprocess.Popen(command, stdout=file, stderr=file, cwd=store.root)
     try:
         port = await_port(process, log)
-        await_version(port, None, notify)
+        await_version(port, None, notify, model)
         yield port
     finally:
         process.terminate()
@@ -70,14 +71,14 @@ def await_port(process: subprocess.Popen[bytes], log: Path) -> int:
     raise NotReady(f"the demo's server did not start; its log: {log.read_text(errors='replace')[-2000:]}")
 
 
-def await_version(port: int, number: int | None, notify: Notify) -> None:
+def await_version(port: int, number: int | None, notify: Notify, model: str = MODEL) -> None:
     """Wait until the server answers with this version (any version, where None)."""
     began = time.monotonic()
     found = None
     while time.monotonic() < began + SWAP_SECONDS:
-        found = served_version(port, MODEL)
+        found = served_version(port, model)
         if found is not None and number in (None, int(found)):
             notify(f"   version {found} is active ({time.monotonic() - began:.1f} s)")
             return
         time.sleep(0.05)
-    raise NotReady(f"version {number or '(any)'} of {MODEL} did not become active: the server says {found}")
+    raise NotReady(f"version {number or '(any)'} of {model} did not become active: the server says {found}")

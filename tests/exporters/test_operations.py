@@ -9,7 +9,15 @@ import torch
 from halfeven.exporters.live.counts import module_operations
 from halfeven.exporters.onnx.precision.file_operations import file_operations
 from halfeven.exporters.onnx.reading.normalise import normalise
-from halfeven.exporters.operations import PER_ELEMENT, PER_NODE, Counted, Meter, Operations, multiply_adds
+from halfeven.exporters.operations import (
+    FOURIER,
+    PER_ELEMENT,
+    PER_NODE,
+    Counted,
+    Meter,
+    Operations,
+    multiply_adds,
+)
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.exporters.torch.program_operations import program_operations
 from halfeven.models.program import runnable
@@ -35,6 +43,8 @@ from tests.exporters.onnx.onnx_files import parsed
             (6, 1, 2, 16),
             12 * (64 * 8 + 64 * 16 + 128),
         ),
+        ("STFT", [(2, 400, 1), (), (100,)], (2, 7, 51, 2), 2 * 7 * 51 * 2 * 51 * FOURIER),
+        ("DFT", [(2, 64, 1)], (2, 33, 2), 2 * 33 * 2 * 33 * FOURIER),
         ("relu", [(8, 64)], (8, 64), 0),
     ],
 )

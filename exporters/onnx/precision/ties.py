@@ -4,8 +4,8 @@ An index that comes out of TopK, ArgMax or ArgMin, through shape and type ops al
 whole's own values at both indices are closer than 4u·S; the rule itself is that of `exporters/gate/ties.py`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnxruntime
@@ -14,9 +14,8 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helpe
 
 from ....models.spec import ModelSpec
 from ...gate.choosers import Choice
-from ...gate.divergence import SENTINEL
 from ...gate.parity import UNIT_ROUNDOFF
-from ...gate.ties import MARGIN_U, tolerated
+from ...gate.ties import Ties
 from ...inputs.samples import Samples
 from ...policy.classes import Trait, has
 from ...prove import SEEN_AT_ONCE
@@ -73,49 +72,14 @@ def _traced(output: str, made_by: Mapping[str, tuple[NodeProto, int]]) -> Tied |
 
 
 @dataclass(slots=True)
-class ForeignTies:
-    """Finds the elements of a batch that tie by running the whole once more, only where integers differ.
-
-    ``model``: the FP32 whole, constants and all. ``judging`` gives the inputs of all real judged samples: S is
-    asked of them at the first difference.
-    """
+class FileChoices:
+    """What the FP32 whole, constants and all, compares on some inputs: `choices` of the gate's ``Ties``."""
 
     model: ModelProto
-    u: float
-    judging: Callable[[], Iterable[Arrays]]
-    tied: list[Tied] = field(init=False)
-    scales: dict[str, float] = field(default_factory=dict)
+    tied: Sequence[Tied]
     _session: onnxruntime.InferenceSession | None = None
 
-    def __post_init__(self) -> None:
-        self.tied = find_tied(self.model)
-
-    def tolerated(self, inputs: Arrays, reference: Arrays, candidate: Arrays) -> dict[str, np.ndarray]:
-        """By output, where the candidate's integers may differ: what ``Trial.ties`` takes."""
-        odd = [tied for tied in self.tied if _differs(reference[tied.output], candidate.get(tied.output))]
-        if not odd:
-            return {}
-        if not self.scales:
-            self._measure()
-        choices = self._choices(inputs)
-        return {
-            tied.output: tolerated(
-                choices[tied.output],
-                reference[tied.output],
-                candidate[tied.output],
-                MARGIN_U * self.u * self.scales[tied.output],
-            )
-            for tied in odd
-        }
-
-    def _measure(self) -> None:
-        for inputs in self.judging():
-            for output, choice in self._choices(inputs).items():
-                size = np.abs(choice.values)
-                largest = float(size[size < SENTINEL].max(initial=0.0))
-                self.scales[output] = max(self.scales.get(output, 0.0), largest)
-
-    def _choices(self, inputs: Arrays) -> dict[str, Choice]:
+    def __call__(self, inputs: Arrays) -> dict[str, Choice]:
         if self._session is None:
             self._session = _watching(self.model, self.tied)
         asked = list(dict.fromkeys(name for tied in self.tied for name in tied.asked))
@@ -152,12 +116,6 @@ class ForeignTies:
         return np.asarray(session(key).run([f"o{slot}"], feed)[0])
 
 
-def _differs(mine: np.ndarray, other: np.ndarray | None) -> bool:
-    if other is None or mine.shape != other.shape or mine.dtype.kind not in "iu":
-        return False
-    return not np.array_equal(mine, other)
-
-
 def _lines_along(values: np.ndarray, indices: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
     """The values as [lines, choices], and for every index the line that it points into."""
     values = values if values.ndim else values.reshape(1)
@@ -186,8 +144,10 @@ def _watching(model: ModelProto, tied: Sequence[Tied]) -> onnxruntime.InferenceS
 
 def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) -> TieTolerance | None:
     """The tie tolerance of an FP32 whole; None where no scores can tie."""
-    if not find_tied(model):
+    if not (tied := find_tied(model)):
         return None
     rows = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0
-    ties = ForeignTies(model, UNIT_ROUNDOFF[dtype], lambda: (arrays for _, arrays in judging.batches(rows)))
-    return ties.tolerated
+    outputs, choices = [one.output for one in tied], FileChoices(model, tied)
+    return Ties(
+        outputs, choices, UNIT_ROUNDOFF[dtype], lambda: (arrays for _, arrays in judging.batches(rows))
+    ).tolerated

@@ -1,15 +1,12 @@
 """The first steps of a job, taken to see what the whole would cost: nothing of them is kept."""
 
 import math
-import resource
-import sys
 import time
 from itertools import islice
 from typing import Any
 
-import torch
-
 from .batch_loop import BatchLoop
+from .peak_memory import peak_memory
 from .trainee import Trainee
 from .training_terms import DATA_FAULTS
 
@@ -31,22 +28,14 @@ def first_steps(loop: BatchLoop, trainee: Trainee, steps: int) -> dict[str, Any]
                 for name, one in trainee.module.named_parameters()
                 if one.requires_grad and one.grad is None
             }
-    on_device = torch.cuda.max_memory_allocated() if loop.weights[0].device.type == "cuda" else None
     return {
         "type": "tried",
         "steps": len(causes),
         "total_steps": loop.steps,
         "seconds_per_step": seconds,
-        "peak_memory_bytes": most_memory(),
-        "peak_device_bytes": on_device,
+        **peak_memory(loop.weights[0].device),
         "causes": causes,
         "idle": sorted(idle)[:_NAMED],
         "idle_count": len(idle),
         **trainee.facts(),
     }
-
-
-def most_memory() -> int:
-    """The most bytes of memory that this process has had resident (getrusage; KiB on Linux, bytes on macOS)."""
-    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return found if sys.platform == "darwin" else found * 1024

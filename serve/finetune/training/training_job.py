@@ -26,6 +26,7 @@ from .first_steps import first_steps
 from .loop_state import copied, numbers_of, put_back, seed_everything, tensors_of
 from .nets import loop_of
 from .patience import audit, finite_names
+from .peak_memory import peak_memory
 from .task import Task
 from .trainee import Trainee, trainee_of
 from .training_terms import StepRecord, Stopped
@@ -68,7 +69,8 @@ def run(request: Request, report: Report, orders: Orders) -> Line:
         return stopped
     weights = job.publish()
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
-    facts = {**asdict(job.summary), "seconds": round(time.monotonic() - started, 3)}
+    used_memory = peak_memory(job.loop.weights[0].device)
+    facts = {**asdict(job.summary), "seconds": round(time.monotonic() - started, 3), **used_memory}
     used = trained_with(request["device"])
     return {"type": "done", "weights": str(weights), "digest": digest, "summary": facts, "trained_with": used}
 

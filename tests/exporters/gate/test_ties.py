@@ -1,11 +1,11 @@
 """Claims about indices that may differ because their scores tie, and those that may not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters.gate.choosers import find_tied
+from halfeven.exporters.gate.choosers import choices, find_tied
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF, judge
 from halfeven.exporters.gate.ties import Ties
 from halfeven.exporters.gate.trial import Trial
@@ -38,9 +38,14 @@ def captured(choose: Callable[[Tensor], Tensor], x: Tensor) -> Whole:
 
 
 def ties_of(found: Whole, *inputs: Tensor) -> Ties:
-    names = [output.name for output in found.spec.outputs]
     judging = [{"x": x.numpy()} for x in inputs]
-    return Ties(runnable(found.program), ["x"], names, U, lambda: judging)
+    return ties_with(found, lambda: judging)
+
+
+def ties_with(found: Whole, judging: Callable[[], Iterable[Mapping[str, np.ndarray]]]) -> Ties:
+    module = runnable(found.program)
+    tied = find_tied(module, [output.name for output in found.spec.outputs])
+    return Ties([one.output for one in tied], lambda asked: choices(module, tied, [asked["x"]]), U, judging)
 
 
 def tolerated(choose: Callable[[Tensor], Tensor], x: Tensor, near: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -217,7 +222,7 @@ def test_the_whole_is_run_again_only_where_integers_differ():
     def judging():
         raise AssertionError("nothing differs: nothing is asked")
 
-    ties = Ties(runnable(found.program), ["x"], ["y0"], U, judging)
+    ties = ties_with(found, judging)
     assert ties.tolerated({"x": x.numpy()}, answer, answer) == {}
     assert ties.tolerated({"x": x.numpy()}, answer, {"y0": answer["y0"][:2]}) == {}
 

@@ -127,7 +127,37 @@ def test_sizes_that_a_free_axis_needs_are_found_by_running(tmp_path: Path) -> No
         "g (float[n,t] x) => (float[n,?] y) { c = Unsqueeze(x, one) d = Conv<kernel_shape=[40]>(c, k) y = Squeeze(d, one) }",
         {"one": np.array([1]), "k": normal(np.random.default_rng(), 1, 1, 40)},
     )
-    assert shapes(guessed(tmp_path, least)) == [[-1, "t=64.."], [-1, -1]]
+    assert shapes(guessed(tmp_path, least)) == [[-1, "t=40.."], [-1, -1]]
+
+
+def test_a_size_that_ends_the_process_of_onnx_runtime_is_one_that_does_not_run(tmp_path: Path) -> None:
+    """A Scan over nothing divides by zero there."""
+    frames = """g (float[n,t] x) => (float[n,u,10] y) {
+        s = Shape<start=1,end=2>(x) rest = Sub(s, six) over = Mod(rest, four) end = Sub(s, over)
+        first = Slice(x, zero, six, one, one) cut = Slice(x, six, end, one, one) rows = Reshape(cut, frame)
+        last, y = Scan<num_scan_inputs=1, scan_input_axes=[1], scan_output_axes=[1], body = b (float[n,6] state, float[n,4] row) => (float[n,6] next, float[n,10] both) { both = Concat<axis=-1>(state, row) next = Slice(both, four, far, one, one) }>(first, rows) }"""
+    numbers = {"zero": [0], "one": [1], "four": [4], "six": [6], "far": [2**62], "frame": [0, -1, 4]}
+    model = parsed(frames, {name: np.array(value) for name, value in numbers.items()})
+    assert shapes(guessed(tmp_path, model)) == [[-1, "t=10.."], [-1, -1, 10]]
+
+
+def test_a_batch_is_as_large_as_its_largest_value_allows(tmp_path: Path) -> None:
+    """256 MiB hold 16 rows of 16 MiB each; of rows that are a little larger they hold 8, as a power of two."""
+    for columns, rows in ((1 << 18, 64), (1 << 22, 16), ((1 << 22) + 1, 8)):
+        text = "g (float[n,1] x) => (float[n,1] y) { a = Expand(x, to) y = ReduceMax<axes=[1]>(a) }"
+        model = parsed(text, {"to": np.array([1, columns])})
+        assert guessed(tmp_path, model).max_batch_size == rows
+
+
+def test_a_number_without_axes_is_an_input_like_any_other(tmp_path: Path) -> None:
+    """Of such an input the adversarial samples are numbers too."""
+    onnx.save(
+        parsed("g (float[8,16] x, float least) => (float[8,4] y) { c = Max(x, least) y = MatMul(c, w) }",
+               {"w": normal(np.random.default_rng(), 16, 4)}),
+        tmp_path / "net.onnx",
+    )  # fmt: skip
+    code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
+    assert code == 0 and facts["forms"]["onnx"]["passed"], said
 
 
 def test_axes_that_must_be_equal_share_a_name(tmp_path: Path) -> None:

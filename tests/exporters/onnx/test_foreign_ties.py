@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF
-from halfeven.exporters.onnx.precision.ties import ForeignTies, find_tied
+from halfeven.exporters.gate.ties import Ties
+from halfeven.exporters.onnx.precision.ties import FileChoices, find_tied
 from halfeven.exporters.onnx.runtime import runtime_answers
 from onnx import ModelProto
 
@@ -56,7 +57,9 @@ def described(kind: str, x: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, 
     model = graph(kind)
     answers = runtime_answers(model)
     reference, candidate = answers({"x": x}), answers({"x": other})
-    ties = ForeignTies(model, U, lambda: [{"x": x}])
+    tied = find_tied(model)
+    outputs = [one.output for one in tied]
+    ties = Ties(outputs, FileChoices(model, tied), U, lambda: [{"x": x}])
     different = np.not_equal(reference["y"], candidate["y"])
     tolerated = ties.tolerated({"x": x}, reference, candidate)
     return tolerated["y"] if tolerated else np.zeros_like(different), different
