@@ -1,4 +1,4 @@
-"""The rows of a job, split in the same way however often they are read, and the request to the trainer's process."""
+"""The request of a job to the trainer's process."""
 
 import shutil
 from collections.abc import Mapping
@@ -6,17 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ....exporters.inputs.samples import Samples
 from ....models.archive.archive import save_program
 from ....models.engines.load import whole_program
-from ....models.spec import ModelSpec
 from ....models.store import Version
-from ..data.datasets import TrainingData, read_training, split
-from ..judging.joining import MOST_JOINED, evenly
 from .declared_steps import OF_OPTIMIZERS, declared_steps
-from .hyperparameter_table import QUARANTINE
+from .job_rows import HELD_OUT, ROWS, JobRows
 from .loss_choice import losses_by_output
 from .trainable import trainable_of
 
@@ -26,17 +20,6 @@ _AMP = (
     "scale_floor", "max_floor_hits", "bad_rows", "schedule", "warmup_ratio", "schedule_power", "schedule_period",
     "schedule_gamma", "ema_decay", "opt_level",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class JobRows:
-    """The training file, the numbers of its rows to learn from, and the held-out samples; ``held_numbers`` are their
-    rows in the training file, none of a validation file."""
-
-    data: TrainingData
-    train: np.ndarray
-    held_out: Samples
-    held_numbers: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +34,11 @@ class Place:
     memory_bytes: int = 0
 
 
-def rows_of(
-    spec: ModelSpec, training: Path, validation: Path | None, hyperparameters: Mapping[str, Any], seed: int
-) -> JobRows:
-    """The rows of a job by its files; the same for the same files, hyperparameters and seed. Raises BadSamples."""
-    quarantine = hyperparameters.get("bad_rows") == QUARANTINE
-    data = read_training(training, spec, quarantine=quarantine)
-    if validation is not None:
-        held_out = read_training(validation, spec, quarantine=quarantine).samples
-        return JobRows(data, np.arange(data.rows), held_out, np.array([], np.int64))
-    train, held = split(data.rows, hyperparameters["validation_split"], seed)
-    return JobRows(data, train, data.samples.take(held), held)
-
-
-def save_rows(rows: JobRows, folder: Path) -> None:
-    """The rows that the trainer reads; and, for the conversion, some that it learns from (``seen``)."""
-    rows.data.samples.save(folder / "data.safetensors")
-    rows.held_out.save(folder / "held_out.safetensors")
-    evenly(rows.data.samples.take(rows.train), MOST_JOINED).save(folder / "seen.safetensors")
-
-
 def training_request(
     parent: Version, rows: JobRows, hyperparameters: Mapping[str, Any], seed: int, job: str, place: Place
 ) -> dict[str, Any]:
-    """The request that trainer.py reads. Writes the parent's program and weights into the folder, where `save_rows` has
-    put the rows; the operator's module comes from the version's own stored source."""
+    """The request that trainer.py reads. Writes the parent's program and weights into the folder, where
+    `job_rows.divide` has put the rows; the operator's module comes from the version's own stored source."""
     spec, folder = parent.spec(), place.folder
     save_program(whole_program(parent), folder / "whole.pt2", weights=True)
     steps = declared_steps(parent)
@@ -89,14 +52,14 @@ def training_request(
         "program": str(folder / "whole.pt2"),
         "weights": str(weights),
         "data": str(folder / "data.safetensors"),
-        "held_out": str(folder / "held_out.safetensors"),
-        "rows": rows.train.tolist(),
+        "held_out": str(folder / HELD_OUT),
+        "rows_file": str(folder / ROWS),
         "inputs": [
             {"name": t.name, "dims": [[dim.minimum, dim.maximum] for dim in t.shape]} for t in spec.inputs
         ],
         "outputs": [tensor.name for tensor in spec.outputs],
         "batch_axes": spec.batch_axes,
-        "losses": losses_by_output(spec, rows.data.losses, declared, hyperparameters),
+        "losses": losses_by_output(spec, rows.losses, declared, hyperparameters),
         "class_weights": hyperparameters.get("class_weights"),
         "label_smoothing": hyperparameters.get("label_smoothing", 0.0),
         "max_batch_size": spec.max_batch_size,
@@ -107,7 +70,7 @@ def training_request(
         "memory_limit_bytes": place.memory_bytes,
         "hyperparameters": {name: hyperparameters[name] for name in read if name in hyperparameters},
         "declared_steps": steps,
-        **trainable_of(parent, hyperparameters, rows.data.losses),
+        **trainable_of(parent, hyperparameters, rows.losses),
         "checkpoint_every": hyperparameters.get("checkpoint_every", 0),
         "patience": hyperparameters.get("early_stopping_patience", 0),
         "seed": seed,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .bisection import culprits
 from .lstm import lstm_context
+from .setting_names import most_quarantined
 from .training_terms import (
     DTYPES,
     NO_ROWS,
@@ -18,7 +19,6 @@ from .training_terms import (
     NON_FINITE_LOSS,
     Settings,
     Stopped,
-    most_quarantined,
 )
 
 LossOf = Callable[[Tensor], Tensor]

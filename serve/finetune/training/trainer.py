@@ -49,7 +49,7 @@ def main(request_file: str) -> NoReturn:
     parent_death.die_with_the_parent(control)
     orders = training_job.Orders()
     threading.Thread(target=watch, args=(control, orders), daemon=True).start()
-    request = json.loads(Path(request_file).read_text())
+    request = read_request(Path(request_file))
     try:
         yield_to_serving(request)
         last = training_job.run(request, report, orders)
@@ -57,6 +57,14 @@ def main(request_file: str) -> NoReturn:
         last = failure(error, request)
     report(last)
     os._exit(0 if last["type"] != "failed" else 1)  # user threads and atexit hooks may not hold us back
+
+
+def read_request(path: Path) -> Request:
+    """``rows_file`` holds the numbers of the rows, where they are many."""
+    request = json.loads(path.read_text())
+    if file := request.pop("rows_file", None):
+        request["rows"] = json.loads(Path(file).read_text())
+    return request
 
 
 def private_pipes() -> tuple[Callable[[Line], None], int]:

@@ -46,7 +46,7 @@ def router(
     kept = KeptFiles(job_store, files)
     _add_changes_of_files(routes, kept, files)
     _add_files(routes, job_store, files, kept)
-    admission = JobAdmission(job_store, files, store)
+    admission = JobAdmission(job_store, files, store, leaving)
     _add_jobs(routes, job_store, admission, wake)
     _add_validation(routes, admission, try_out)
     _add_reading(routes, job_store)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from halfeven.models.store import Store, Version
 from halfeven.serve.finetune.data.files import Files
-from halfeven.serve.finetune.jobs import training_request
 from halfeven.serve.finetune.jobs.concluding import JobFailed, Paused, StaleParent, WorkerLost
 from halfeven.serve.finetune.jobs.job_folder import MOST_STARTS, JobFolder
 from halfeven.serve.finetune.jobs.job_runner import MOST_PASSES, JobRunner
@@ -35,7 +34,7 @@ class Runner(JobRunner):
         self.conclude = lambda id, version: self.concluding(version)
         publish(self.store)
 
-    def _rows(self, job: Job, parent: Version) -> Any:
+    def _rows(self, job: Job, parent: Version, folder: JobFolder) -> Any:
         return None
 
     def _warn(self, job: Job, parent: Version, rows: Any) -> None: ...
@@ -72,8 +71,7 @@ def publish(store: Store, **lineage: Any) -> Version:
 
 
 @pytest.fixture
-def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
-    monkeypatch.setattr(training_request, "save_rows", lambda rows, folder: None)
+def runner(tmp_path: Path) -> Iterator[Runner]:
     made = Runner(tmp_path / "store")
     yield made
     made.job_store.close()
