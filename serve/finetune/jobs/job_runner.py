@@ -36,16 +36,16 @@ MOST_PASSES = 3  # from or against which one job is made, where the active versi
 
 
 class JobRunner:
-    """Runs jobs, one at a time. ``threads``, ``nice`` and ``memory_bytes`` are the trainer's; ``stopping`` interrupts a
-    job at once."""
+    """Runs jobs, one at a time. ``threads``, ``nice``, ``memory_bytes`` and ``processes`` are the trainer's;
+    ``stopping`` interrupts a job at once."""
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
-        stopping: threading.Event, threads: int, nice: int, memory_bytes: int = 0,
+        stopping: threading.Event, threads: int, nice: int, memory_bytes: int = 0, processes: int = 1,
     ) -> None:  # fmt: skip
         self._job_store, self._files, self._store, self._roster = job_store, files, store, roster
         self._place, self._stopping, self._threads, self._nice = place, stopping, threads, nice
-        self._memory_bytes = memory_bytes
+        self._memory_bytes, self._processes = memory_bytes, processes
         self._active = ActiveVersion(store, roster, place)
         self.conclude = Conclusion(job_store, store, roster, stopping).conclude
 
@@ -185,8 +185,9 @@ class JobRunner:
 
     def _train(self, job: Job, parent: Version, rows: JobRows, folder: JobFolder) -> Mapping[str, Any]:
         place = asked.Place(
-            folder.of_pass, str(self._place.device), self._threads, self._nice, self._memory_bytes
-        )
+            folder.of_pass, str(self._place.device), self._threads, self._nice, self._memory_bytes,
+            self._processes,
+        )  # fmt: skip
         request = asked.training_request(parent, rows, job.hyperparameters, job.seed, job.id, place)
         child = Child.of_script(TRAINER, request, folder.of_pass / "train")
         watch = TrainingWatch(self._job_store, job.id, rows.numbers)

@@ -49,7 +49,10 @@ def reproduce(
     asked = Asked(parent, files, hyperparameters, lineage["seed"], nice=0)
     recorded = lineage.get("trained_with") or {}
     with tempfile.TemporaryDirectory(prefix="halfeven-reproduce-") as folder:
-        place = Place(Path(folder), recorded.get("device", "cpu"), recorded.get("threads", 1), nice=0)
+        place = Place(
+            Path(folder), recorded.get("device", "cpu"), recorded.get("threads", 1), nice=0,
+            processes=recorded.get("processes", 1),
+        )  # fmt: skip
         rows = divide(asked, place.folder, lambda child: lines_until(child, lambda: False))
         request = training_request(parent, rows, hyperparameters, lineage["seed"], "again", place)
         done = _trained({**request, "checkpoint_bytes": 0}, Path(folder), notify)

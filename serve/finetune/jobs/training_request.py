@@ -10,6 +10,7 @@ from ....models.archive.archive import save_program
 from ....models.engines.load import whole_program
 from ....models.store import Version
 from .declared_steps import OF_OPTIMIZERS, declared_steps
+from .hyperparameter_table import QUARANTINE
 from .job_rows import HELD_OUT, ROWS, JobRows
 from .loss_choice import losses_by_output
 from .trainable import trainable_of
@@ -24,14 +25,15 @@ _AMP = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a training runs: its folder, the device, and of its process the threads, the niceness and the most bytes of
-    private memory (0: no limit)."""
+    """Where a training runs: its folder, the device, the threads and the niceness of each process, the most bytes of
+    private memory of all (0: no limit), and how many processes train together."""
 
     folder: Path
     device: str
     threads: int
     nice: int
     memory_bytes: int = 0
+    processes: int = 1
 
 
 def training_request(
@@ -41,9 +43,11 @@ def training_request(
     `job_rows.divide` has put the rows; the operator's module comes from the version's own stored source."""
     spec, folder = parent.spec(), place.folder
     save_program(whole_program(parent), folder / "whole.pt2", weights=True)
+    # Which rows spoil a step is searched for in one process (`Passes.culprits`).
+    processes = 1 if hyperparameters.get("bad_rows") == QUARANTINE else place.processes
     steps = declared_steps(parent)
     read = [name for name in _AMP if steps is None or name not in OF_OPTIMIZERS]
-    weights, declared = folder / "parent.safetensors", parent.manifest.get("training", {}).get("loss")
+    weights, declared = folder / "parent.safetensors", parent.manifest.get("training", {})
     with parent.opened("weights.safetensors") as stored, weights.open("wb") as copy:
         shutil.copyfileobj(stored.handle, copy)
     return {
@@ -59,7 +63,7 @@ def training_request(
         ],
         "outputs": [tensor.name for tensor in spec.outputs],
         "batch_axes": spec.batch_axes,
-        "losses": losses_by_output(spec, rows.losses, declared, hyperparameters),
+        "losses": losses_by_output(spec, rows.losses, declared.get("loss"), hyperparameters),
         "class_weights": hyperparameters.get("class_weights"),
         "label_smoothing": hyperparameters.get("label_smoothing", 0.0),
         "max_batch_size": spec.max_batch_size,
@@ -67,9 +71,11 @@ def training_request(
         "device": place.device,
         "threads": place.threads,
         "nice": place.nice,
-        "memory_limit_bytes": place.memory_bytes,
+        "memory_limit_bytes": place.memory_bytes // processes,
+        "processes": processes,
         "hyperparameters": {name: hyperparameters[name] for name in read if name in hyperparameters},
         "declared_steps": steps,
+        "transform": declared.get("transform"),
         **trainable_of(parent, hyperparameters, rows.losses),
         "checkpoint_every": hyperparameters.get("checkpoint_every", 0),
         "patience": hyperparameters.get("early_stopping_patience", 0),
