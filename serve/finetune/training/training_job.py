@@ -37,21 +37,8 @@ Line = dict[str, Any]
 Report = Callable[[Line], None]
 # Of a request: where its files lie and how its process behaves; neither changes what is learnt.
 _NOT_LEARNT = frozenset(
-    {
-        "file",
-        "source",
-        "program",
-        "weights",
-        "data",
-        "held_out",
-        "out",
-        "rows",
-        "job",
-        "device",
-        "threads",
-        "nice",
-    }
-    | {"memory_limit_bytes", "checkpoint_every", "checkpoint_bytes"}
+    {"file", "source", "program", "weights", "data", "held_out", "out", "rows", "job", "device", "threads"}
+    | {"nice", "memory_limit_bytes", "checkpoint_every", "checkpoint_bytes"}
 )
 
 

@@ -121,9 +121,8 @@ def _chunks(path: Path) -> Iterator[bytes]:
 def _add_jobs(
     routes: APIRouter, job_store: JobStore, admission: JobAdmission, wake: Callable[[], None]
 ) -> None:
-    keyed = (
-        threading.Lock()
-    )  # one at a time: a repeated request finds its job, and its files are not read again
+    # Requests with a key are admitted one at a time: a repeated one finds its job, and its files are not read again.
+    keyed = threading.Lock()
 
     def admit(body: bytes, key: str | None, permit: Permit) -> Response:
         asked = parse(body)

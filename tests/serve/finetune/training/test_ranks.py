@@ -15,8 +15,8 @@ from tests.serve.finetune.training.trainer_runs import Line, job, run, started
 
 pytestmark = pytest.mark.slow  # each training has two processes that import torch
 
-# A row of 7s makes the gradient infinite in the process that has it, a row of 8s the loss. A line "2 9" in "kill": rank 2
-# dies at its pass 9.
+# A row of 7s makes the gradient infinite in the process that has it, a row of 8s the loss. A line "2 9" in "kill":
+# rank 2 dies at its pass 9.
 SOURCE = """
 import os, signal
 from pathlib import Path
