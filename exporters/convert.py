@@ -99,6 +99,7 @@ def convert(
         "training": {
             "metrics": list(asked.metrics),
             "loss": asked.loss,
+            "transform": asked.transform,
             "declared_steps": asked.declared_steps,
         },
     }

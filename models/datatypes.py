@@ -1,13 +1,17 @@
 """The Open Inference Protocol's datatype names and their numpy and torch dtypes.
 
 Source: Open Inference Protocol, "Tensor Data Types" (BF16 as in Triton's binary tensor extension).
+torch is imported where one of its dtypes is asked for: a process that reads a training file has no need of it.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +20,13 @@ class Datatype:
 
     name: str
     numpy: np.dtype
-    torch: torch.dtype
+    torch_name: str
+
+    @property
+    def torch(self) -> "torch.dtype":
+        import torch
+
+        return getattr(torch, self.torch_name)
 
     @property
     def itemsize(self) -> int:
@@ -24,25 +34,25 @@ class Datatype:
 
     @property
     def is_float(self) -> bool:
-        return self.torch.is_floating_point
+        return self.name[:2] in ("FP", "BF")
 
 
 DATATYPES: dict[str, Datatype] = {
-    name: Datatype(name, np.dtype(scalar).newbyteorder("<"), torch_dtype)
-    for name, scalar, torch_dtype in (
-        ("BOOL", np.bool_, torch.bool),
-        ("UINT8", np.uint8, torch.uint8),
-        ("UINT16", np.uint16, torch.uint16),
-        ("UINT32", np.uint32, torch.uint32),
-        ("UINT64", np.uint64, torch.uint64),
-        ("INT8", np.int8, torch.int8),
-        ("INT16", np.int16, torch.int16),
-        ("INT32", np.int32, torch.int32),
-        ("INT64", np.int64, torch.int64),
-        ("FP16", np.float16, torch.float16),
-        ("BF16", ml_dtypes.bfloat16, torch.bfloat16),
-        ("FP32", np.float32, torch.float32),
-        ("FP64", np.float64, torch.float64),
+    name: Datatype(name, np.dtype(scalar).newbyteorder("<"), torch_name)
+    for name, scalar, torch_name in (
+        ("BOOL", np.bool_, "bool"),
+        ("UINT8", np.uint8, "uint8"),
+        ("UINT16", np.uint16, "uint16"),
+        ("UINT32", np.uint32, "uint32"),
+        ("UINT64", np.uint64, "uint64"),
+        ("INT8", np.int8, "int8"),
+        ("INT16", np.int16, "int16"),
+        ("INT32", np.int32, "int32"),
+        ("INT64", np.int64, "int64"),
+        ("FP16", np.float16, "float16"),
+        ("BF16", ml_dtypes.bfloat16, "bfloat16"),
+        ("FP32", np.float32, "float32"),
+        ("FP64", np.float64, "float64"),
     )
 }
 

@@ -62,7 +62,8 @@ class ModelFolder:
     ``file_names``: name → name in the ONNX file. ``guessed``: model.toml's text where there is none, with ``notes``.
     ``metrics``: what judges a fine-tuned version, the first that fits an output before the others. ``loss``: what it
     minimises, a name of `loss_names.py` or ``file.py:function``; None: the default of the output's kind.
-    ``declared_steps``: of a training with several optimizers (`training_reader.py`).
+    ``transform``: ``file.py:function`` that augments a row. ``declared_steps``: of a training with several optimizers
+    (`training_reader.py`).
     """
 
     folder: Path
@@ -77,6 +78,7 @@ class ModelFolder:
     notes: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     loss: str | None = None
+    transform: str | None = None
     declared_steps: Mapping[str, Any] | None = None
 
     @property
@@ -161,6 +163,7 @@ class _Reader(TrainingReader):
             file_names=self.file_names(data),
             metrics=self.metrics(data),
             loss=self.loss(data),
+            transform=self.transform(data),
             declared_steps=self.declared_steps(data),
         )
 

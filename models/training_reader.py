@@ -1,5 +1,5 @@
-"""The ``[training]`` table of a ``model.toml``: metrics, loss, and the nets, optimizers and steps of a training with
-several optimizers.
+"""The ``[training]`` table of a ``model.toml``: metrics, loss, transform, and the nets, optimizers and steps of a
+training with several optimizers.
 
 The latter, as they are stored with a version (``declared_steps``)::
 
@@ -26,6 +26,7 @@ _KEYS = ("nets", "optimizers", "steps")
 _TRAINING: Mapping[str, type] = {
     "metrics": list,
     "loss": str,
+    "transform": str,
     "nets": dict,
     "optimizers": dict,
     "steps": list,
@@ -62,6 +63,10 @@ class TrainingReader(TensorReader):
             return found
         one_of(short_name(found), LOSSES, f"{self.file}: [training] loss")
         return short_name(found)
+
+    def transform(self, data: Mapping[str, Any]) -> str | None:
+        training = self.training(data)
+        return self.function(training, "transform", "training") if "transform" in training else None
 
     def declared_steps(self, data: Mapping[str, Any]) -> dict[str, Any] | None:
         """None where one optimizer and one loss train the model."""

@@ -91,7 +91,7 @@ def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
     )
     files = Files(store.root / "files", limits.upload_bytes, most_bytes=limits.files_bytes)
     trainer = (settings.trainer_threads, 10, _trainer_memory(settings, device.type))
-    supervisor = Supervisor(job_store, files, store, roster, place, *trainer)
+    supervisor = Supervisor(job_store, files, store, roster, place, *trainer, settings.trainer_processes)
     trials = TrialRuns(job_store, files, store, str(device), *trainer, leaving=lambda: roster.leaving)
     app.include_router(router(job_store, files, store, supervisor.wake, lambda: roster.leaving, trials.run))
     app.include_router(rollout_router(director))

@@ -5,6 +5,7 @@ first axis = samples, and optionally ``target:<output>``. For a model that is no
 front. Nothing is unpickled.
 """
 
+import json
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -97,6 +98,27 @@ def read_tensors(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarray
         return _read(path, max_bytes)
     except BadSamples as error:
         raise BadSamples(f"{path.name}: {error}") from error
+
+
+def mapped_samples(path: Path) -> Samples:
+    """Samples that `Samples.save` wrote into ``path``, whose arrays stay in the file until they are looked at."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        head: dict[str, dict[str, Any]] = json.loads(file.read(length))
+    found = {
+        name: _mapped(path, 8 + length + one["data_offsets"][0], one)
+        for name, one in head.items()
+        if name != "__metadata__"
+    }
+    targets = {name.removeprefix(TARGET): one for name, one in found.items() if name.startswith(TARGET)}
+    return Samples({name: one for name, one in found.items() if not name.startswith(TARGET)}, targets)
+
+
+def _mapped(path: Path, start: int, entry: Mapping[str, Any]) -> np.ndarray:
+    dtype, shape = DATATYPES[_NAMES.get(written := str(entry["dtype"]), written)].numpy, tuple(entry["shape"])
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    return np.asarray(np.memmap(path, dtype, "c", start, shape))  # a write changes a copy of the page
 
 
 def stored_samples(version: Version) -> Samples:

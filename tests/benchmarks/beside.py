@@ -1,18 +1,24 @@
-"""Serving beside training, and how long the road back takes, on the zoo's digits.
+"""Serving beside learning, on the zoo's digits: alone, while 500,000 rows are admitted, and while a job trains.
 
-    python -m tests.benchmarks.beside
+    python -m tests.benchmarks.beside [--rounds 5] [--seconds 5] [--rows 500000]
 
-One server process, open connections of single images; latencies with no job, then while a job trains; then the
-seconds from a job's last training step to its active version.
+One server process, asked at half of the rate that it can answer (open loop: arrivals do not wait for answers). The
+states take turns in every round, and of each the median over the rounds counts: a disturbance from outside meets all.
+``not yielding`` is the same training with its process set to the niceness of serving (it needs root; else it is left
+out). Also: the processor seconds that the server's own process spends on one admission, and the seconds from a job's
+last training step to its active version. The last line on stdout is JSON.
 """
 
+import argparse
 import json
+import os
 import shutil
 import statistics
 import tempfile
 import threading
 import time
-import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,78 +26,176 @@ import numpy as np
 from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
 from halfeven.models.zoo import zoo_folder
-from halfeven.serve.bench.callers import Caller
+from halfeven.serve.bench.command import Plan, bench
 from halfeven.serve.cli.demo_digits import write_training_file
 from halfeven.serve.cli.demo_stage import await_version, server
 from halfeven.serve.finetune.client.remote import Remote
+from safetensors.numpy import load_file, save_file
 
-CALLERS = 4
-SECONDS = 8.0
-PAUSE_S = 0.02  # between a caller's requests: about half of what the server could do
+LIMIT = 1.25  # of the p99 alone
+LONG = {"n_epochs": 1000, "batch_size": 32, "precision": "bf16", "learning_rate": 1e-4}
+Figures = dict[str, float]
 
 
-def latencies(port: int, seconds: float) -> list[float]:
-    """Milliseconds per request of several callers who pause between their requests."""
-    image = np.random.default_rng(0).random((1, 1, 8, 8), dtype=np.float32)
-    found: list[float] = []
+def quiet(*_: object) -> None: ...
 
-    def call() -> None:
-        caller, end = Caller(port, "digits"), time.monotonic() + seconds
-        while time.monotonic() < end:
-            start = time.perf_counter()
-            caller.infer({"image": image})
-            found.append((time.perf_counter() - start) * 1e3)
-            time.sleep(PAUSE_S)
 
-    threads = [threading.Thread(target=call) for _ in range(CALLERS)]
-    for thread in threads:
+class Beside:
+    """``port``: the server's. ``small`` and ``large``: ids of uploaded files."""
+
+    def __init__(self, port: int, seconds: float, small: Path, large: Path) -> None:
+        self.url, self.seconds = f"http://127.0.0.1:{port}", seconds
+        self.remote, self.pid = Remote(self.url), pid_of(port)
+        self.small, self.large = (self.remote.upload(path, quiet)["id"] for path in (small, large))
+        capacity = bench(self.url, "digits", Plan(concurrency=(32,), seconds=3), quiet)
+        self.rate = round(capacity["stages"][0]["per_second"] / 2)
+
+    def asked(self) -> Figures:
+        stage = bench(self.url, "digits", Plan(rates=(self.rate,), seconds=self.seconds), quiet)["stages"][0]
+        assert stage["latency_ms"] is not None, "nothing was answered"
+        return {key: round(stage["latency_ms"][key], 3) for key in ("p50", "p99", "p99.9")}
+
+    def alone(self) -> Figures:
+        return self.asked()
+
+    def admitting(self) -> Figures:
+        """Jobs of the large file are asked for one after the other, and cancelled."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._admit_until, args=(over,))
         thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+        try:
+            return self.asked()
+        finally:
+            over.set()
+            thread.join()
+
+    def training(self) -> Figures:
+        with self.job():
+            return self.asked()
+
+    def not_yielding(self) -> Figures:
+        with self.job():
+            for task in threads_of(trainer_of(self.pid)):
+                os.setpriority(os.PRIO_PROCESS, task, os.getpriority(os.PRIO_PROCESS, self.pid))
+            return self.asked()
+
+    @contextmanager
+    def job(self) -> Iterator[None]:
+        """A job trains inside."""
+        job = self.create(self.small, LONG)
+        until(self.remote, job, lambda found: found["halfeven"]["progress"].get("step", 0) > 0)
+        try:
+            yield
+        finally:
+            self.cancelled(job)
+
+    def admission(self) -> Figures:
+        """One admission of the large file: its seconds, and those that the server's own process computed."""
+        before, began = cpu_s(self.pid), time.monotonic()
+        job = self.create(self.large, LONG)
+        took, used = time.monotonic() - began, cpu_s(self.pid) - before
+        self.cancelled(job)
+        return {"seconds": round(took, 2), "server_cpu_seconds": round(used, 2)}
+
+    def road_back(self) -> float:
+        """Seconds from the last step of a job to its end."""
+        job = self.create(self.small, {**LONG, "n_epochs": 4, "learning_rate": 3e-3})
+        busy = ("queued", "checking", "training")
+        until(self.remote, job, lambda found: found["halfeven"]["stage"] not in busy)
+        trained = time.monotonic()
+        until(self.remote, job, lambda found: found["status"] in ("succeeded", "failed"))
+        return round(time.monotonic() - trained, 2)
+
+    def create(self, file: str, values: dict[str, Any]) -> str:
+        asked = {"model": "digits", "training_file": file, "hyperparameters": values}
+        return self.remote.create(asked, f"beside-{time.monotonic_ns()}")["id"]
+
+    def cancelled(self, job: str) -> None:
+        self.remote.cancel(job)
+        until(self.remote, job, lambda found: found["status"] == "cancelled")
+
+    def _admit_until(self, over: threading.Event) -> None:
+        while not over.is_set():
+            self.cancelled(self.create(self.large, LONG))
 
 
-def described(found: list[float]) -> dict[str, float]:
-    cuts = statistics.quantiles(found, n=100)
-    return {"requests": len(found), "p50_ms": round(cuts[49], 2), "p99_ms": round(cuts[98], 2)}
-
-
-def until(remote: Remote, id: str, holds: Any) -> dict[str, Any]:
-    while not holds(job := remote.job(id)):
+def until(remote: Remote, id: str, holds: Callable[[dict[str, Any]], bool]) -> None:
+    while not holds(remote.job(id)):
         time.sleep(0.05)
-    return job
+
+
+def pid_of(port: int) -> int:
+    """The process that listens, by its socket in /proc."""
+    wanted = f":{port:04X}"
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    inode = next(line[9] for line in lines if line[1].endswith(wanted) and line[3] == "0A")
+    for handle in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if str(handle.readlink()) == f"socket:[{inode}]":
+                return int(handle.parts[2])
+    raise LookupError(f"no process of ours listens on {port}")
+
+
+def trainer_of(server: int) -> int:
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == server and b"trainer.py" in (process / "cmdline").read_bytes():
+                return int(process.name)
+    raise LookupError("no trainer runs")
+
+
+def threads_of(process: int) -> list[int]:
+    return [int(task.name) for task in Path(f"/proc/{process}/task").iterdir()]
+
+
+def cpu_s(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measured(beside: Beside, rounds: int) -> dict[str, Any]:
+    states = {"alone": beside.alone, "admitting": beside.admitting, "training": beside.training}
+    if os.geteuid() == 0:
+        states["training, not yielding"] = beside.not_yielding
+    found: dict[str, list[Figures]] = {name: [] for name in states}
+    for _ in range(rounds):
+        for name, state in states.items():
+            found[name].append(state())
+    medians = {
+        name: {key: statistics.median(one[key] for one in each) for key in each[0]}
+        for name, each in found.items()
+    }
+    alone = medians["alone"]["p99"]
+    ratios = {name: round(one["p99"] / alone, 2) for name, one in medians.items()}
+    return {"rate": beside.rate, "rounds": rounds, "ms": medians, "p99_of_alone": ratios, "limit": LIMIT}
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rows", type=int, default=500_000)
+    asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(shutil.copytree(zoo_folder("digits"), Path(name) / "digits"))
         store = Store(Path(name) / "store")
         convert(folder, store, Options())
-        data = write_training_file(Path(name) / "new.safetensors")
-        with server(store, print) as port:
-            await_version(port, None, print)
-            results: dict[str, Any] = {"alone": described(latencies(port, SECONDS))}
-            remote = Remote(f"http://127.0.0.1:{port}")
-            file = remote.upload(data, lambda done, total: None)["id"]
-            numbers = {"n_epochs": 1000, "batch_size": 32, "precision": "bf16", "learning_rate": 1e-4}
-            asked = {"model": "digits", "training_file": file, "hyperparameters": numbers}
-            job = remote.create(asked, "beside-long")
-            until(remote, job["id"], lambda j: j["halfeven"]["progress"].get("step", 0) > 0)
-            results["beside training"] = described(latencies(port, SECONDS))
-            remote.cancel(job["id"])
-            until(remote, job["id"], lambda j: j["status"] == "cancelled")
-            asked["hyperparameters"] = {**numbers, "n_epochs": 4, "learning_rate": 3e-3}
-            job = remote.create(asked, "beside-short")
-            until(
-                remote, job["id"], lambda j: j["halfeven"]["stage"] not in ("queued", "checking", "training")
-            )
-            trained = time.monotonic()
-            done = until(remote, job["id"], lambda j: j["status"] in ("succeeded", "failed"))
-            results["last step to active, seconds"] = round(time.monotonic() - trained, 2)
-            results["job"] = done["status"]
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models") as answer:
-                results["active"] = json.loads(answer.read())["models"][0]
-        print(json.dumps(results, indent=2))
+        small, large = write_training_file(Path(name) / "new.safetensors"), Path(name) / "large.safetensors"
+        rows, draw = load_file(small), np.random.default_rng(0)
+        chosen = draw.integers(0, len(rows["image"]), asked.rows)
+        noise = draw.random((asked.rows, *rows["image"].shape[1:]), dtype=np.float32)
+        save_file(
+            {"image": rows["image"][chosen] + noise, "target:logits": rows["target:logits"][chosen]}, large
+        )
+        load = os.getloadavg()
+        with server(store, quiet) as port:
+            await_version(port, None, quiet)
+            beside = Beside(port, asked.seconds, small, large)
+            found = measured(beside, asked.rounds)
+            found |= {"admission": beside.admission(), "last step to active, seconds": beside.road_back()}
+        found |= {"rows": asked.rows, "load average before and after": [load, os.getloadavg()]}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from ....models.errors import BadInput, BadSamples
 from ....models.loss_names import CLASS_LOSSES, LOSSES_OF_KIND, NLL_OF_PROBABILITIES
 from ....models.spec import Dim, ModelSpec, TensorSpec
 from .row_faults import row_faults, without
-from .tables import kind_of, read_apart
+from .tables import kind_of, read_table
 
 _NAMED = 10  # rows in a message
 _CHUNK_ELEMENTS = 1 << 22  # looked at at a time
@@ -70,7 +70,7 @@ def read_training(
     kind = kind_of(path, spec)
     tensors = {} if kind else read_tensors(path, max_bytes)
     try:
-        tensors = read_apart(path, kind, spec, max_bytes) if kind else tensors
+        tensors = read_table(path, kind, spec, max_bytes) if kind else tensors
         faults = row_faults(spec, tensors) if quarantine else {}
         samples = checked_samples(without(tensors, faults) if faults else tensors, unjudged)
     except BadSamples as error:

@@ -13,7 +13,7 @@ from ....models.datatypes import DATATYPES, name_of
 from ....models.errors import BadSamples
 from ....models.spec import ModelSpec
 from ..judging.judging_metrics import classifies
-from ..training.training_terms import MOST_SHARE, most_quarantined
+from ..training.setting_names import MOST_SHARE, most_quarantined
 
 LARGEST = float(np.sqrt(np.finfo(np.float32).max))  # 1.8e19
 

@@ -1,23 +1,16 @@
-"""Parquet, CSV, JSON lines and tars of pictures as tensors, read in a process of its own with a bound on its memory.
-
-    python -m halfeven.serve.finetune.data.tables REQUEST.json
+"""Parquet, CSV, JSON lines and tars of pictures as tensors.
 
 A column has the name of an input or ``target:OUTPUT``, and holds a number or (nested) lists of them in each row; or an
 input of several elements has a column for each: ``x.0``, ``x.1``, … in C order. An empty cell of floats is NaN.
 A tar holds what a folder of pictures does (`exporters/inputs/picture_folder.py`): folders named as the labels.
 """
 
-import json
-import resource
-import subprocess
-import sys
 import tarfile
 import tempfile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
 
 from ....exporters.inputs.picture_folder import read_pictures
 from ....exporters.inputs.samples import TARGET
@@ -27,9 +20,7 @@ from ..judging.judging_metrics import classifies
 
 PARQUET, JSON_LINES, CSV, TAR = "parquet", "JSON lines", "CSV", "tar"
 MOST_PICTURES = 1_000_000
-IN_WORK = ".upload-table-"  # beside the upload, where `Files` deletes what a killed server left
-SECONDS = 600.0
-_OWN_BYTES = 2 << 30  # of the process itself; its libraries map much that they do not use
+IN_WORK = ".upload-table-"  # beside the upload, where `Files` deletes what a killed process left
 
 
 def kind_of(path: Path, spec: ModelSpec) -> str | None:
@@ -52,51 +43,12 @@ def kind_of(path: Path, spec: ModelSpec) -> str | None:
     return CSV if columns & {tensor.name for tensor in spec.inputs} else None
 
 
-def read_apart(path: Path, kind: str, spec: ModelSpec, max_bytes: int) -> dict[str, np.ndarray]:
-    """The tensors of a table, read in another process. Raises BadSamples with what is wrong, or where it ends."""
-    with tempfile.TemporaryDirectory(prefix=IN_WORK, dir=path.parent) as folder:
-        request, out = Path(folder, "request.json"), Path(folder, "rows.safetensors")
-        asked = {
-            "path": str(path),
-            "kind": kind,
-            "spec": spec.to_json(),
-            "max_bytes": max_bytes,
-            "out": str(out),
-        }
-        request.write_text(json.dumps(asked))
-        command = [sys.executable, "-m", "halfeven.serve.finetune.data.tables", str(request)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            raise BadSamples(f"the {kind} file was not read in {SECONDS:g} s; give fewer rows") from None
-        lines = done.stdout.strip().splitlines()
-        if done.returncode == 0 and lines == ["done"]:
-            return load_file(out)
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        why = lines[-1] if lines else f"the process that read it ended with {done.returncode}: {last[:200]}"
-        raise BadSamples(f"the {kind} file cannot be read: {why}")
-
-
-def main() -> None:
-    asked = json.loads(Path(sys.argv[1]).read_text())
-    bytes = 4 * asked["max_bytes"] + _OWN_BYTES
+def read_table(path: Path, kind: str, spec: ModelSpec, max_bytes: int) -> dict[str, np.ndarray]:
+    """The tensors of a file of this kind. Raises BadSamples with what is wrong."""
     try:
-        resource.setrlimit(resource.RLIMIT_AS, (bytes, bytes))
-    except (OSError, ValueError):  # macOS refuses it
-        if sys.platform == "linux":
-            raise
-    try:
-        spec = ModelSpec.from_json(asked["spec"])
-        path, kind, most = Path(asked["path"]), asked["kind"], asked["max_bytes"]
-        read = pictures_of(path, spec, most) if kind == TAR else tensors_of(path, kind, spec, most)
-        save_file(read, asked["out"])
-        print("done")
+        return pictures_of(path, spec, max_bytes) if kind == TAR else tensors_of(path, kind, spec, max_bytes)
     except BadInput as error:
-        print(" ".join(str(error).split()))
-        sys.exit(1)
-    except MemoryError:
-        print(f"it needs more than {bytes / 2**30:.1f} GiB; give fewer rows")
-        sys.exit(1)
+        raise BadSamples(f"the {kind} file cannot be read: {' '.join(str(error).split())}") from error
 
 
 def tensors_of(path: Path, kind: str, spec: ModelSpec, max_bytes: int) -> dict[str, np.ndarray]:
@@ -125,7 +77,7 @@ def tensors_of(path: Path, kind: str, spec: ModelSpec, max_bytes: int) -> dict[s
 
 def pictures_of(path: Path, spec: ModelSpec, max_bytes: int) -> dict[str, np.ndarray]:
     """The rows of a tar of pictures, as those of the folder that it was made of."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pictures-") as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=IN_WORK) as folder:
         try:
             with tarfile.open(path, "r:") as archive:
                 _unpack(archive, Path(folder), max_bytes)
@@ -240,7 +192,3 @@ def _shaped(array: np.ndarray, tensor: TensorSpec, dtype: Any, spec: ModelSpec) 
     if array.ndim == 1 and sizes == [1] * len(inner):
         return array.reshape(len(array), *sizes)
     return array
-
-
-if __name__ == "__main__":
-    main()

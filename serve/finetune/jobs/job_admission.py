@@ -2,30 +2,20 @@
 
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from ....models.errors import BadInput, BadSamples, UnknownName
+from ....models.errors import BadInput, UnknownName
 from ....models.model_name import NAME
 from ....models.nearest_name import nearest_name
 from ....models.store import Store, Version
-from ..data.data_findings import findings_of
-from ..data.datasets import TrainingData, check_no_overlap, learnable_outputs, read_training, split
+from ..data.datasets import learnable_outputs
 from ..data.files import Files
 from .declared_steps import check_settings
-from .hyperparameter_table import QUARANTINE
-from .hyperparameters import (
-    asked_hyperparameters,
-    held_out_share,
-    read_hyperparameters,
-    resolve,
-)
+from .hyperparameters import asked_hyperparameters, read_hyperparameters, resolve
+from .job_rows import TRAINING, VALIDATION, Asked, check
 from .job_store import JobStore
 from .job_types import JobRequest
-from .loss_choice import check_targets, losses_by_output
-from .trainable import trainable_of
 
 _NEEDED = ("weights.safetensors", "whole.pt2")
 _KEYS = (
@@ -43,21 +33,18 @@ class BadJob(BadInput):
     param: str | None = None
 
 
-class BadTrainingFile(BadSamples):
-    """A file that does not fit the model; ``param`` says which of the job's files."""
-
-    code = "bad_training_file"
-    param: str | None = None
-
-
 class JobAdmission:
-    """Reads a job's request and checks everything that it names against the model. Blocks for the disk.
+    """Reads a job's request and checks everything that it names against the model. Blocks for the disk, and for the
+    process that reads the files (`job_rows.py`).
 
     One request at a time: a training file is read whole, and ten of them at once would not fit into memory.
+    ``leaving``: the server is shutting down.
     """
 
-    def __init__(self, job_store: JobStore, files: Files, store: Store) -> None:
-        self._job_store, self._files, self._store = job_store, files, store
+    def __init__(
+        self, job_store: JobStore, files: Files, store: Store, leaving: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._job_store, self._files, self._store, self._leaving = job_store, files, store, leaving
         self._reading = threading.Lock()
 
     def read(self, asked: Any) -> JobRequest:
@@ -130,46 +117,15 @@ class JobAdmission:
 
         ``values``: the hyperparameters, of which ``validation_split`` becomes a number.
         """
+        given = {TRAINING: training_file, VALIDATION: validation_file}
+        records = {param: self._job_store.file(id) for param, id in given.items() if id is not None}
+        files = {param: self._files.path(record.sha256) for param, record in records.items()}
+        names = {param: f"'{record.filename}' ({record.id})" for param, record in records.items()}
+        asked = Asked(parent, files, values, seed, max_bytes=self._files.max_bytes)
         with self._reading:
-            training = self._data(parent, "training_file", training_file, values)
-            trainable_of(parent, values, training.losses)
-            share = values["validation_split"] = held_out_share(values["validation_split"], training.rows)
-            if validation_file is None:
-                train, _ = split(training.rows, share, seed)
-                return len(train), findings_of(parent, training, train)
-            validation = self._data(parent, "validation_file", validation_file, values)
-            try:
-                check_no_overlap(training, validation)
-                _check_same_targets(training, validation)
-            except BadSamples as error:
-                raise _misfit("validation_file", str(error)) from error
-            return training.rows, findings_of(parent, training, np.arange(training.rows))
-
-    def _data(self, parent: Version, param: str, file: str, values: Mapping[str, Any]) -> TrainingData:
-        record, quarantine = self._job_store.file(file), values["bad_rows"] == QUARANTINE
-        try:
-            path = self._files.path(record.sha256)
-            found = read_training(path, parent.spec(), self._files.max_bytes, quarantine)
-            declared = parent.manifest.get("training", {}).get("loss")
-            check_targets(losses_by_output(parent.spec(), found.losses, declared, values), found.samples)
-            return found
-        except BadSamples as error:
-            sentence = str(error).removeprefix(f"{record.sha256}: ")
-            raise _misfit(param, f"{param} '{record.filename}' ({file}): {sentence}") from error
-
-
-def _check_same_targets(training: TrainingData, validation: TrainingData) -> None:
-    if training.losses.keys() != validation.losses.keys():
-        raise BadSamples(
-            f"validation_file: expected targets for {sorted(training.losses)} as in the training file, got "
-            f"{sorted(validation.losses)}"
-        )
-
-
-def _misfit(param: str, message: str) -> BadTrainingFile:
-    error = BadTrainingFile(message)
-    error.param = param
-    return error
+            found = check(asked, names, self._files.folder, self._leaving)
+        values["validation_split"] = found["validation_split"]
+        return found["train"], found["findings"]
 
 
 # The request's own fields.

@@ -5,7 +5,7 @@ writes. How far a job is stands in its folder (`job_folder.py`): whichever proce
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,6 @@ from ....exporters.inputs.samples import Samples
 from ....models.store import Store, Version
 from ...batching.place import Place
 from ...versions.roster import Roster
-from ..data.datasets import seen_in_training
 from ..data.files import Files
 from ..judging.active_version import ActiveVersion, Measured, same_signature
 from ..judging.judging_sets import classes_not_judged, judging_sets, not_judged, sets_of
@@ -24,10 +23,11 @@ from .child_watch import lines_of, result_of
 from .concluding import Conclusion, JobFailed, Paused, ServerStops, StaleParent, WorkerLost
 from .hyperparameter_table import REFUSE, RETRAIN
 from .job_folder import MOST_STARTS, JobFolder, JobState
+from .job_rows import TRAINING, VALIDATION, Asked, JobRows, ReaderLost, divide
 from .job_store import JobStore
 from .job_types import RUNNING, Job
 from .reasons import NO_JUDGING_SET, STALE_PARENT
-from .training_request import TRAINER, JobRows
+from .training_request import TRAINER
 from .training_watch import TrainingWatch
 from .worker_process import Child
 
@@ -36,16 +36,16 @@ MOST_PASSES = 3  # from or against which one job is made, where the active versi
 
 
 class JobRunner:
-    """Runs jobs, one at a time. ``threads``, ``nice`` and ``memory_bytes`` are the trainer's; ``stopping`` interrupts a
-    job at once."""
+    """Runs jobs, one at a time. ``threads``, ``nice``, ``memory_bytes`` and ``processes`` are the trainer's;
+    ``stopping`` interrupts a job at once."""
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
-        stopping: threading.Event, threads: int, nice: int, memory_bytes: int = 0,
+        stopping: threading.Event, threads: int, nice: int, memory_bytes: int = 0, processes: int = 1,
     ) -> None:  # fmt: skip
         self._job_store, self._files, self._store, self._roster = job_store, files, store, roster
         self._place, self._stopping, self._threads, self._nice = place, stopping, threads, nice
-        self._memory_bytes = memory_bytes
+        self._memory_bytes, self._processes = memory_bytes, processes
         self._active = ActiveVersion(store, roster, place)
         self.conclude = Conclusion(job_store, store, roster, stopping).conclude
 
@@ -110,8 +110,7 @@ class JobRunner:
     def _pass(self, job: Job, folder: JobFolder, state: JobState) -> Version:
         """Train, where that is not done yet, and convert."""
         parent = self._store.version(job.name, state.parent)
-        rows = self._rows(job, parent)
-        asked.save_rows(rows, folder.of_pass)
+        rows = self._rows(job, parent, folder)
         if (trained := state.trained) is None:
             if folder.last_step() == 0:
                 self._warn(job, parent, rows)
@@ -143,26 +142,36 @@ class JobRunner:
                 self._store.remove_dead_drafts()
                 self._job_store.record(job.id, "warn", f"{error}; it is started again", {"code": error.code})
 
-    def _rows(self, job: Job, parent: Version) -> JobRows:
-        def path(file: str) -> Any:
-            return self._files.path(self._job_store.file(file).sha256)
+    def _rows(self, job: Job, parent: Version, folder: JobFolder) -> JobRows:
+        """The job's rows, divided by a process, which is started again where it is killed."""
+        given = {TRAINING: job.training_file, VALIDATION: job.validation_file}
+        files = {
+            param: self._files.path(self._job_store.file(id).sha256) for param, id in given.items() if id
+        }
+        asked = Asked(parent, files, job.hyperparameters, job.seed, self._nice)
 
-        validation = None if job.validation_file is None else path(job.validation_file)
-        return asked.rows_of(
-            parent.spec(), path(job.training_file), validation, job.hyperparameters, job.seed
-        )
+        def lines(child: Child) -> Iterator[Mapping[str, Any]]:
+            return lines_of(child, job.id, self._job_store, self._stopping)
+
+        for left in reversed(range(MOST_STARTS)):
+            try:
+                return divide(asked, folder.of_pass, lines)
+            except ReaderLost as error:
+                if not left:
+                    raise WorkerLost("WORKER_LOST", f"{error.param}: {error}") from error
+                sentence = f"{error.param}: {error}; it is read again"
+                self._job_store.record(job.id, "warn", sentence, {"code": "WORKER_LOST"})
+        raise AssertionError("the last one raises")
 
     def _warn(self, job: Job, parent: Version, rows: JobRows) -> None:
         """Record a warning, before the training, where the score will be too good, and where the result will not become
         active."""
-        if twins := seen_in_training(rows.data, rows.train, rows.held_numbers):
-            sentence = (
-                f"{len(twins)} held-out rows are among the training rows too: they make the score too good"
-            )
-            self._job_store.record(job.id, "warn", sentence, {"rows": twins[:10]})
+        if rows.twins:
+            sentence = f"{len(rows.twins)} held-out rows are among the training rows too: they make the score too good"
+            self._job_store.record(job.id, "warn", sentence, {"rows": rows.twins[:10]})
         spec, sets = parent.spec(), sets_of(parent, rows.held_out)
         judges = judging_sets(sets, job.validation_file is not None)
-        if why := not_judged(spec, rows.data.losses, judges):
+        if why := not_judged(spec, rows.losses, judges):
             sentence = f"the version that this job makes will be published and held, not made active: {why}"
             self._job_store.record(job.id, "warn", sentence, {"code": NO_JUDGING_SET})
         elif why := classes_not_judged(spec, judges):
@@ -176,19 +185,15 @@ class JobRunner:
 
     def _train(self, job: Job, parent: Version, rows: JobRows, folder: JobFolder) -> Mapping[str, Any]:
         place = asked.Place(
-            folder.of_pass, str(self._place.device), self._threads, self._nice, self._memory_bytes
-        )
+            folder.of_pass, str(self._place.device), self._threads, self._nice, self._memory_bytes,
+            self._processes,
+        )  # fmt: skip
         request = asked.training_request(parent, rows, job.hyperparameters, job.seed, job.id, place)
         child = Child.of_script(TRAINER, request, folder.of_pass / "train")
-        data = rows.data
-
-        def named(found: Sequence[int]) -> list[int]:
-            return data.numbers[list(found)].tolist()
-
-        watch = TrainingWatch(self._job_store, job.id, named)
+        watch = TrainingWatch(self._job_store, job.id, rows.numbers)
         last = watch.follow(child, lines_of(child, job.id, self._job_store, self._stopping, pauses=True))
         done = result_of(child, last, "trainer")
-        left_out = sorted([*data.quarantined, *named(done["summary"]["quarantined"])])
+        left_out = sorted([*rows.left_out, *rows.numbers(done["summary"]["quarantined"])])
         return {**done, "summary": {**done["summary"], "quarantined": left_out}}
 
     def _convert(
@@ -211,7 +216,7 @@ class JobRunner:
                 "margin": job.hyperparameters["forgetting_tolerance"],
                 "against": measured.version.number,
                 "metrics": metrics,
-                "not_judged": not_judged(parent.spec(), rows.data.losses, judges),
+                "not_judged": not_judged(parent.spec(), rows.losses, judges),
             },
             "lineage": self._lineage(job, rows, trained, number),
             "threads": self._threads,
@@ -246,7 +251,7 @@ class JobRunner:
             "job": job.id,
             "dataset": self._job_store.file(job.training_file).sha256,
             "validation": None if validation is None else self._job_store.file(validation).sha256,
-            "rows": rows.data.rows,
+            "rows": rows.rows,
             "pass": number,
             "seed": job.seed,
             "hyperparameters": dict(job.hyperparameters),

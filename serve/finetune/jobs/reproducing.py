@@ -10,7 +10,8 @@ from ....models.store import Store, Version, sha256_of
 from .child_watch import result_of
 from .concluding import JobFailed
 from .hyperparameter_table import AUTO
-from .training_request import TRAINER, Place, rows_of, save_rows, training_request
+from .job_rows import TRAINING, VALIDATION, Asked, divide, lines_until
+from .training_request import TRAINER, Place, training_request
 from .worker_process import Child
 
 Notify = Callable[[str], None]
@@ -44,11 +45,15 @@ def reproduce(
     held_out = lineage.get("validation")
     held_out_file = None if held_out is None else _file(store, version, "--validation", held_out, validation)
     hyperparameters = lineage["hyperparameters"] | _measured(lineage)
-    rows = rows_of(parent.spec(), training, held_out_file, hyperparameters, lineage["seed"])
+    files = {TRAINING: training} | ({} if held_out_file is None else {VALIDATION: held_out_file})
+    asked = Asked(parent, files, hyperparameters, lineage["seed"], nice=0)
     recorded = lineage.get("trained_with") or {}
     with tempfile.TemporaryDirectory(prefix="halfeven-reproduce-") as folder:
-        place = Place(Path(folder), recorded.get("device", "cpu"), recorded.get("threads", 1), nice=0)
-        save_rows(rows, place.folder)
+        place = Place(
+            Path(folder), recorded.get("device", "cpu"), recorded.get("threads", 1), nice=0,
+            processes=recorded.get("processes", 1),
+        )  # fmt: skip
+        rows = divide(asked, place.folder, lambda child: lines_until(child, lambda: False))
         request = training_request(parent, rows, hyperparameters, lineage["seed"], "again", place)
         done = _trained({**request, "checkpoint_bytes": 0}, Path(folder), notify)
     return {

@@ -25,17 +25,18 @@ logger = logging.getLogger("halfeven.finetune")
 
 
 class Supervisor:
-    """``threads``, ``nice`` and ``memory_bytes`` (0: no limit) are the trainer's: by default it yields to serving."""
+    """``threads``, ``nice``, ``memory_bytes`` (0: no limit) and ``processes`` are the trainer's: by default it yields
+    to serving."""
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
-        threads: int = 1, nice: int = 10, memory_bytes: int = 0,
+        threads: int = 1, nice: int = 10, memory_bytes: int = 0, processes: int = 1,
     ) -> None:  # fmt: skip
         self._job_store, self._store = job_store, store
         self._bell = threading.Event()
         self._stopping = threading.Event()
         self._runner = JobRunner(
-            job_store, files, store, roster, place, self._stopping, threads, nice, memory_bytes
+            job_store, files, store, roster, place, self._stopping, threads, nice, memory_bytes, processes
         )
         self._thread = threading.Thread(target=self._live, name="halfeven-finetune", daemon=True)
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from safetensors import safe_open
 
-from ....exporters.torch.last_layers import head_of
-from ....models.engines.load import whole_program
 from ....models.store import Version
 from .bad_hyperparameter import bad, shown
 from .hyperparameter_table import HEAD, LORA
@@ -61,16 +59,23 @@ def trainable_of(parent: Version, values: Mapping[str, Any], learnt: Collection[
         names = {name: f"lora_{name}" for name in ("rank", "alpha", "dropout", "targets")}
         return {"trainable": None, "lora": {name: values[setting] for name, setting in names.items()}}
     if asked == HEAD:
-        positions = [at for at, tensor in enumerate(parent.spec().outputs) if tensor.name in learnt]
-        asked = head_of(whole_program(parent), positions)
-        if not asked:
-            raise bad(
-                TRAINABLE, f"{parent} has no parameters before its outputs; give patterns of names instead"
-            )
+        asked = _head(parent, learnt)
     elif asked is not None:
         with safe_open(parent.file("weights.safetensors"), "numpy") as weights:
             check_patterns(asked, weights.keys())
     return {"trainable": asked, "lora": None}
+
+
+def _head(parent: Version, learnt: Collection[str]) -> list[str]:
+    from ....exporters.torch.last_layers import (
+        head_of,
+    )  # brings torch, which other checks of a job do not need
+    from ....models.engines.load import whole_program
+
+    positions = [at for at, tensor in enumerate(parent.spec().outputs) if tensor.name in learnt]
+    if not (found := head_of(whole_program(parent), positions)):
+        raise bad(TRAINABLE, f"{parent} has no parameters before its outputs; give patterns of names instead")
+    return found
 
 
 def _check_modules(parent: Version, name: str, word: str) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a job, split in the same way however often they are read, and the request to the trainer's process."""
+"""The request of a job to the trainer's process."""
 
 import shutil
 from collections.abc import Mapping
@@ -6,17 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ....exporters.inputs.samples import Samples
 from ....models.archive.archive import save_program
 from ....models.engines.load import whole_program
-from ....models.spec import ModelSpec
 from ....models.store import Version
-from ..data.datasets import TrainingData, read_training, split
-from ..judging.joining import MOST_JOINED, evenly
 from .declared_steps import OF_OPTIMIZERS, declared_steps
 from .hyperparameter_table import QUARANTINE
+from .job_rows import HELD_OUT, ROWS, JobRows
 from .loss_choice import losses_by_output
 from .trainable import trainable_of
 
@@ -29,58 +24,30 @@ _AMP = (
 
 
 @dataclass(frozen=True, slots=True)
-class JobRows:
-    """The training file, the numbers of its rows to learn from, and the held-out samples; ``held_numbers`` are their
-    rows in the training file, none of a validation file."""
-
-    data: TrainingData
-    train: np.ndarray
-    held_out: Samples
-    held_numbers: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
 class Place:
-    """Where a training runs: its folder, the device, and of its process the threads, the niceness and the most bytes of
-    private memory (0: no limit)."""
+    """Where a training runs: its folder, the device, the threads and the niceness of each process, the most bytes of
+    private memory of all (0: no limit), and how many processes train together."""
 
     folder: Path
     device: str
     threads: int
     nice: int
     memory_bytes: int = 0
-
-
-def rows_of(
-    spec: ModelSpec, training: Path, validation: Path | None, hyperparameters: Mapping[str, Any], seed: int
-) -> JobRows:
-    """The rows of a job by its files; the same for the same files, hyperparameters and seed. Raises BadSamples."""
-    quarantine = hyperparameters.get("bad_rows") == QUARANTINE
-    data = read_training(training, spec, quarantine=quarantine)
-    if validation is not None:
-        held_out = read_training(validation, spec, quarantine=quarantine).samples
-        return JobRows(data, np.arange(data.rows), held_out, np.array([], np.int64))
-    train, held = split(data.rows, hyperparameters["validation_split"], seed)
-    return JobRows(data, train, data.samples.take(held), held)
-
-
-def save_rows(rows: JobRows, folder: Path) -> None:
-    """The rows that the trainer reads; and, for the conversion, some that it learns from (``seen``)."""
-    rows.data.samples.save(folder / "data.safetensors")
-    rows.held_out.save(folder / "held_out.safetensors")
-    evenly(rows.data.samples.take(rows.train), MOST_JOINED).save(folder / "seen.safetensors")
+    processes: int = 1
 
 
 def training_request(
     parent: Version, rows: JobRows, hyperparameters: Mapping[str, Any], seed: int, job: str, place: Place
 ) -> dict[str, Any]:
-    """The request that trainer.py reads. Writes the parent's program and weights into the folder, where `save_rows` has
-    put the rows; the operator's module comes from the version's own stored source."""
+    """The request that trainer.py reads. Writes the parent's program and weights into the folder, where
+    `job_rows.divide` has put the rows; the operator's module comes from the version's own stored source."""
     spec, folder = parent.spec(), place.folder
     save_program(whole_program(parent), folder / "whole.pt2", weights=True)
+    # Which rows spoil a step is searched for in one process (`Passes.culprits`).
+    processes = 1 if hyperparameters.get("bad_rows") == QUARANTINE else place.processes
     steps = declared_steps(parent)
     read = [name for name in _AMP if steps is None or name not in OF_OPTIMIZERS]
-    weights, declared = folder / "parent.safetensors", parent.manifest.get("training", {}).get("loss")
+    weights, declared = folder / "parent.safetensors", parent.manifest.get("training", {})
     with parent.opened("weights.safetensors") as stored, weights.open("wb") as copy:
         shutil.copyfileobj(stored.handle, copy)
     return {
@@ -89,14 +56,14 @@ def training_request(
         "program": str(folder / "whole.pt2"),
         "weights": str(weights),
         "data": str(folder / "data.safetensors"),
-        "held_out": str(folder / "held_out.safetensors"),
-        "rows": rows.train.tolist(),
+        "held_out": str(folder / HELD_OUT),
+        "rows_file": str(folder / ROWS),
         "inputs": [
             {"name": t.name, "dims": [[dim.minimum, dim.maximum] for dim in t.shape]} for t in spec.inputs
         ],
         "outputs": [tensor.name for tensor in spec.outputs],
         "batch_axes": spec.batch_axes,
-        "losses": losses_by_output(spec, rows.data.losses, declared, hyperparameters),
+        "losses": losses_by_output(spec, rows.losses, declared.get("loss"), hyperparameters),
         "class_weights": hyperparameters.get("class_weights"),
         "label_smoothing": hyperparameters.get("label_smoothing", 0.0),
         "max_batch_size": spec.max_batch_size,
@@ -104,10 +71,12 @@ def training_request(
         "device": place.device,
         "threads": place.threads,
         "nice": place.nice,
-        "memory_limit_bytes": place.memory_bytes,
+        "memory_limit_bytes": place.memory_bytes // processes,
+        "processes": processes,
         "hyperparameters": {name: hyperparameters[name] for name in read if name in hyperparameters},
         "declared_steps": steps,
-        **trainable_of(parent, hyperparameters, rows.data.losses),
+        "transform": declared.get("transform"),
+        **trainable_of(parent, hyperparameters, rows.losses),
         "checkpoint_every": hyperparameters.get("checkpoint_every", 0),
         "patience": hyperparameters.get("early_stopping_patience", 0),
         "seed": seed,

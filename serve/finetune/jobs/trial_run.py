@@ -15,9 +15,10 @@ from ..data.files import Files
 from . import training_request as asked
 from .child_watch import result_of
 from .concluding import JobFailed
+from .job_rows import HELD_OUT, TRAINING, VALIDATION, Asked, JobRows, divide, lines_until
 from .job_store import JobStore
 from .job_types import JobRequest
-from .training_request import TRAINER, JobRows
+from .training_request import TRAINER
 from .worker_process import Child
 
 STEPS = 2  # the first allocates what the second has
@@ -51,8 +52,7 @@ class TrialRuns:
 
     def _tried(self, request: JobRequest, folder: Path) -> dict[str, Any]:
         parent = self._store.version(request.name, request.parent_version)
-        rows = self._rows(parent, request)
-        asked.save_rows(rows, folder)
+        rows = self._rows(parent, request, folder)
         findings = [{"code": "DATA", "message": sentence} for sentence in request.findings]
         trained, error = None, None
         try:
@@ -67,7 +67,7 @@ class TrialRuns:
             "error": error,
             "model": request.model,
             "parent_version": request.parent_version,
-            "rows": {"training": len(rows.train), "held_out": rows.held_out.count},
+            "rows": {"training": rows.train, "held_out": rows.held_out.count},
             "hyperparameters": dict(request.hyperparameters),
             "findings": findings,
             "trial": None if trained is None else _figures(trained),
@@ -80,7 +80,7 @@ class TrialRuns:
             "store": str(self._store.root),
             "model": parent.name,
             "version": parent.number,
-            "samples": str(folder / "held_out.safetensors"),
+            "samples": str(folder / HELD_OUT),
             "dtype": request.hyperparameters["precision"],
             "threads": self._threads,
             "nice": self._nice,
@@ -109,13 +109,13 @@ class TrialRuns:
                 last = line if line is not None and line["type"] in ("checked", "tried", "failed") else last
         return result_of(child, last, what)
 
-    def _rows(self, parent: Version, request: JobRequest) -> JobRows:
-        files = [request.training_file, request.validation_file]
-        training, validation = (
-            None if file is None else self._files.path(self._job_store.file(file).sha256) for file in files
-        )
-        assert training is not None
-        return asked.rows_of(parent.spec(), training, validation, request.hyperparameters, request.seed)
+    def _rows(self, parent: Version, request: JobRequest, folder: Path) -> JobRows:
+        given = {TRAINING: request.training_file, VALIDATION: request.validation_file}
+        files = {
+            param: self._files.path(self._job_store.file(id).sha256) for param, id in given.items() if id
+        }
+        asked = Asked(parent, files, request.hyperparameters, request.seed, self._nice)
+        return divide(asked, folder, lambda child: lines_until(child, self._leaving))
 
 
 def _idle(trained: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from .batch_loop import BatchLoop
 from .learner import learner_of
 from .passes import LossOf, PartsOf, Passes, Quarantine, restore, snapshot, whole
 from .patience import audit, named_tensors
+from .ranks import ALONE, Ranks
 from .training_terms import DATA_FAULTS, Settings, StepRecord
 
 GOOD_ROWS = 8  # rows of the last step that was taken, that suspects are asked with
@@ -47,13 +48,13 @@ class Loop(BatchLoop):
 
     def __init__(
         self, module: nn.Module, loss_of: LossOf, rows: int, settings: Settings, device: str = "cpu",
-        parts_of: PartsOf = whole,
+        parts_of: PartsOf = whole, ranks: Ranks = ALONE,
     ) -> None:  # fmt: skip
-        super().__init__(module, module, rows, settings, device)
+        super().__init__(module, module, rows, settings, device, ranks)
         self.learner = learner_of(module, settings, self.steps)
         self.scaler = grad_scaler(self.kind, settings, self.steps)
         self.learners, self.scalers = {"": self.learner}, {"": self.scaler}
-        self.passes = Passes(module, loss_of, parts_of, self.scaler, settings, self.kind, self.sound)
+        self.passes = Passes(module, loss_of, parts_of, self.scaler, settings, self.kind, self.sound, ranks)
         self.quarantine = Quarantine(rows)
 
     def state_of_rows(self) -> dict[str, Tensor]:
@@ -76,6 +77,7 @@ class Loop(BatchLoop):
                 learner.clear()
                 loss, cause = passes.run(batch := self.quarantine.kept(batch))
         if cause is None:
+            self.ranks.add_up(learner.weights)
             norm, cause = learner.take(scaler)
             if cause is None:
                 if self.average is not None:

@@ -3,7 +3,7 @@
 What a step is, is said by `amp.py` (one loss and one optimizer) and `step_loop.py` (several).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .averaging import Average
 from .learner import Learner
 from .patience import finite_names, named_tensors
+from .ranks import ALONE, Ranks
 from .training_terms import Settings, StepRecord, Stopped
 
 
@@ -20,16 +21,19 @@ class BatchLoop:
     """`loop_state.py` saves its state after any step and puts it into another loop over the same rows.
 
     ``module``: all that learns. ``averaged``: the part of it of which an average may be published. ``done``: the steps
-    that were made. ``learners`` and ``scalers`` are by name, and set by the subclass.
+    that were made. ``on_epoch`` is called with the epoch of each step before the step. ``ranks``: the processes that
+    take the steps together. ``learners`` and ``scalers`` are by name, and set by the subclass.
     """
 
     learners: Mapping[str, Learner]
     scalers: Mapping[str, torch.amp.GradScaler]
 
     def __init__(
-        self, module: nn.Module, averaged: nn.Module, rows: int, settings: Settings, device: str
-    ) -> None:
+        self, module: nn.Module, averaged: nn.Module, rows: int, settings: Settings, device: str, ranks: Ranks = ALONE
+    ) -> None:  # fmt: skip
         torch.manual_seed(settings.seed)
+        self.ranks = ranks
+        self.on_epoch: Callable[[int], None] = lambda epoch: None
         self.module, self.rows, self.settings, self.done = module, rows, settings, 0
         self.steps, self.kind = total_steps(rows, settings), torch.device(device).type
         self.sound, decay = finite_names(named_tensors(module)), settings.ema_decay
@@ -44,7 +48,10 @@ class BatchLoop:
         """The steps that are left. The state may be saved whenever a record was given."""
         for epoch, batch in islice(batches(self.rows, self.settings), self.done, None):
             self._check()
+            self.on_epoch(epoch)
+            self.ranks.seed(self.settings.seed, self.done)
             record = self.step(epoch, batch)
+            self.ranks.send_buffers(self.module)
             self.done += 1
             yield record
 

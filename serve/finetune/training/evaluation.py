@@ -30,7 +30,7 @@ def loss_of_rows(
 ) -> float:
     """The mean loss of some rows of ``task`` in evaluation mode. Weights, buffers and generators are as before."""
     before = snapshot(trainee.module)
-    with generators_untouched(), trainee.evaluating(), torch.no_grad(), autocast:
+    with generators_untouched(), trainee.evaluating(), torch.no_grad(), autocast, task.as_they_are():
         losses = [task.loss(part).item() * (part.numel() / len(batch)) for part in task.parts(batch)]
     restore(before)
     return math.fsum(losses) if all(map(math.isfinite, losses)) else math.nan

@@ -90,13 +90,6 @@ def _put_learner_back(learner: Learner, tensors: Mapping[str, Tensor], numbers: 
     patience.taken, patience.in_a_row, patience.cause = numbers["patience"]
 
 
-def seed_everything(seed: int) -> None:
-    """The generators of torch, numpy and Python."""
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-
-
 @contextmanager
 def generators_untouched() -> Iterator[None]:
     """Whatever is drawn inside, the generators are as before."""

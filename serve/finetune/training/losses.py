@@ -87,20 +87,21 @@ def own_loss(name: str, source: Mapping[str, Any]) -> Loss:
     return lambda answer, target: one_number(name, called(answer, target), "the answer")
 
 
-def own_function(name: str, source: Mapping[str, Any]) -> Callable[..., Any]:
-    """``FILE.py:FUNCTION`` of the operator's folder. Raises Stopped where there is none."""
+def own_function(name: str, source: Mapping[str, Any], key: str = "loss") -> Callable[..., Any]:
+    """``FILE.py:FUNCTION`` of the operator's folder, which model.toml names as ``key``. Raises Stopped where there is
+    none."""
     file, _, function = name.partition(":")
     path = Path(source["folder"]) / file
     if source["folder"] not in sys.path:  # where the captured program is trained
         sys.path.insert(0, source["folder"])
-    spec = importlib.util.spec_from_file_location(f"_halfeven_loss_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"_halfeven_{key}_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise Stopped("USER_CODE", f"loss = {name!r}: the model folder has no file {file}")
+        raise Stopped("USER_CODE", f"{key} = {name!r}: the model folder has no file {file}")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     called = getattr(module, function, None)
     if not callable(called):
-        raise Stopped("USER_CODE", f"loss = {name!r}: {file} has no function {function}")
+        raise Stopped("USER_CODE", f"{key} = {name!r}: {file} has no function {function}")
     return called
 
 

@@ -15,6 +15,7 @@ from .amp import Loop
 from .batch_loop import BatchLoop
 from .losses import one_number, own_function
 from .passes import LossOf
+from .ranks import ALONE, Ranks
 from .step_loop import MODEL, StepLoop
 from .task import Task
 from .trainee import Trainee, child, learn
@@ -23,17 +24,25 @@ from .training_terms import Settings, Stopped
 Request = Mapping[str, Any]
 
 
-def loop_of(request: Request, trainee: Trainee, task: Task, settings: Settings) -> BatchLoop:
+def loop_of(
+    request: Request, trainee: Trainee, task: Task, settings: Settings, ranks: Ranks = ALONE
+) -> BatchLoop:
     """The loop of a job: one loss and one optimizer, or the steps that model.toml declares."""
+    loop = _loop_of(request, trainee, task, settings, ranks)
+    loop.on_epoch = task.begin
+    return loop
+
+
+def _loop_of(request: Request, trainee: Trainee, task: Task, settings: Settings, ranks: Ranks) -> BatchLoop:
     count, device, declared = len(task.rows), request["device"], request.get("declared_steps")
     if declared is None:
-        return Loop(trainee.module, task.loss, count, settings, device, task.parts)
+        return Loop(trainee.module, task.loss, count, settings, device, task.parts, ranks)
     nets = {MODEL: trainee.module, **nets_of(request)}
     called = Called({**nets, MODEL: answering(trainee)})
     losses = {
         step["optimizer"]: step_loss(step, called, task, request["source"]) for step in declared["steps"]
     }
-    return StepLoop(nets, declared, losses, count, settings, device, task.parts)
+    return StepLoop(nets, declared, losses, count, settings, device, task.parts, ranks)
 
 
 def nets_of(request: Request) -> dict[str, nn.Module]:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from .bisection import culprits
 from .lstm import lstm_context
+from .ranks import ALONE, Ranks
+from .setting_names import most_quarantined
 from .training_terms import (
     DTYPES,
     NO_ROWS,
@@ -18,7 +20,6 @@ from .training_terms import (
     NON_FINITE_LOSS,
     Settings,
     Stopped,
-    most_quarantined,
 )
 
 LossOf = Callable[[Tensor], Tensor]
@@ -32,7 +33,8 @@ def whole(batch: Tensor) -> Sequence[Tensor]:
 
 @dataclass
 class Passes:
-    """Forward and backward passes over a batch, part by part. ``good``: rows of the last step that was taken."""
+    """Forward and backward passes over a batch, part by part; where there are several ``ranks``, over the parts of this
+    one. ``good``: rows of the last step that was taken."""
 
     module: nn.Module
     loss_of: LossOf
@@ -41,6 +43,7 @@ class Passes:
     settings: Settings
     kind: str
     sound: set[str]
+    ranks: Ranks = ALONE
     good: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def run(self, batch: Tensor) -> tuple[Tensor, str | None]:
@@ -48,15 +51,18 @@ class Passes:
         in the parameters."""
         if len(batch) < min(2, self.settings.batch_size):
             return torch.tensor(math.nan), NO_ROWS
-        total = torch.zeros(())
-        for part in self.parts_of(batch):
+        total = torch.zeros((), device=self.kind)
+        for part in self.ranks.share(self.parts_of(batch)):
             with autocast_of(self.settings, self.kind, self.module):
                 loss = self.loss_of(part) * (part.numel() / len(batch))
-            total = total.to(loss.device) + loss.detach()
+            total = total + loss.detach()
             if not is_finite(total):
-                return total, NON_FINITE_LOSS
+                break
             self.scaler.scale(loss).backward()
-        return total, None if self.buffers_are_finite() else NON_FINITE_BUFFER
+        total, faulty = self.ranks.agree(total, not self.buffers_are_finite())
+        if not is_finite(total):
+            return total, NON_FINITE_LOSS
+        return total, NON_FINITE_BUFFER if faulty else None
 
     def culprits(self, batch: Tensor) -> Tensor:
         """The rows that spoil the loss or a buffer. Parameters, buffers and random numbers are as before."""

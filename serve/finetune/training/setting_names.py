@@ -1,9 +1,10 @@
-"""The schedules that a job may have, and its usual learning rate. The server and the trainer read them here; needs
-nothing, not even torch."""
+"""The schedules that a job may have, its usual learning rate, and how many rows may be left out. The server, the reader
+of its files and the trainer read them here; needs nothing, not even torch."""
 
 from collections.abc import Mapping
 
 USUAL_LEARNING_RATE = 1e-4  # AdamW's, for going on with a trained model
+MOST_SHARE, MOST_ROWS = 0.1, 10  # of the rows of a file may be quarantined, whichever is more
 ONE_CYCLE = "one_cycle"
 # Each schedule with the settings that it reads besides `warmup_ratio`, which all of them read.
 SCHEDULES: Mapping[str, tuple[str, ...]] = {
@@ -16,3 +17,8 @@ SCHEDULES: Mapping[str, tuple[str, ...]] = {
     "cosine_restarts": ("schedule_period",),
     ONE_CYCLE: (),
 }
+
+
+def most_quarantined(rows: int) -> int:
+    """How many of so many rows may be left out, found by reading or in the training; with more the job ends."""
+    return max(MOST_ROWS, int(MOST_SHARE * rows))

@@ -18,6 +18,7 @@ from .amp import grad_scaler, update
 from .batch_loop import BatchLoop
 from .learner import Learner, learner_of
 from .passes import LossOf, PartsOf, Passes, restore, snapshot, whole
+from .ranks import ALONE, Ranks
 from .training_terms import Settings, StepRecord, Stopped
 
 MODEL, SHARED = "model", "shared"
@@ -52,12 +53,13 @@ class StepLoop(BatchLoop):
     def __init__(
         self, nets: Mapping[str, nn.Module], declared: Mapping[str, Any], losses: Mapping[str, LossOf], rows: int,
         settings: Settings, device: str = "cpu", parts_of: PartsOf = whole,
+        ranks: Ranks = ALONE,
     ) -> None:  # fmt: skip
         optimizers, steps = declared["optimizers"], declared["steps"]
         self.main = next(name for name, one in optimizers.items() if MODEL in one["nets"])
         settings = settings_of_optimizer(settings, optimizers[self.main])
         module = nn.ModuleDict({f"{name}_net": net for name, net in nets.items()})
-        super().__init__(module, nets[MODEL], rows, settings, device)
+        super().__init__(module, nets[MODEL], rows, settings, device, ranks)
         self.learners = {
             name: learner_of(
                 nn.ModuleList(nets[net] for net in one["nets"]),
@@ -76,7 +78,16 @@ class StepLoop(BatchLoop):
                 name,
                 self.learners[name],
                 scaler,
-                Passes(module, losses[name], parts_of, self.scalers[scaler], settings, self.kind, self.sound),
+                Passes(
+                    module,
+                    losses[name],
+                    parts_of,
+                    self.scalers[scaler],
+                    settings,
+                    self.kind,
+                    self.sound,
+                    ranks,
+                ),
             )
             for name, scaler in scalers.items()
         ]
@@ -108,6 +119,7 @@ class StepLoop(BatchLoop):
         with alone(step.learner.weights, self.weights):
             loss, cause = step.passes.run(batch)
         if cause is None:
+            self.ranks.add_up(step.learner.weights)
             norm, cause = step.learner.take(scaler)
         if cause is not None:
             restore(before)

@@ -1,6 +1,7 @@
 """The training task of a job: the rows of its data file, and the loss of some of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from .batch_loop import evenly
 from .losses import Loss, losses_of
+from .row_transform import RowTransform
 from .training_terms import Stopped
 
 
@@ -34,21 +36,46 @@ class Task:
         self.inputs = [tensors[name] for name in names]
         self.targets = {output: tensors[f"target:{output}"] for output in request["losses"]}
         self.request, self.forward = request, forward
+        self.processes = 1 if held_out else request.get("processes", 1)
+        self.transform = None if held_out else RowTransform.of(request)
         self.losses = losses or losses_of(
             request, {name: one[self.rows] for name, one in self.targets.items()}
         )
 
     def parts(self, batch: Tensor) -> Sequence[Tensor]:
-        """A batch in parts that the model takes in one pass; of a model that is not batched row by row."""
+        """A batch in parts that the model takes in one pass, one or more for each process; of a model that is not
+        batched row by row."""
         largest = self.request["max_batch_size"]
-        return evenly(batch, largest) if largest else list(batch)
+        if not largest:
+            return list(batch)
+        shared = max(2, -(-len(batch) // self.processes))  # BatchNorm has no variance of one row
+        return evenly(batch, largest if self.processes == 1 else min(largest, shared))
 
     def tensors(self, batch: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Inputs and targets of ``rows[batch]`` by name, on the device."""
-        rows, device = self.rows[batch], self.request["device"]
+        rows, device = self.rows[batch.reshape(-1)], self.request["device"]
         names = [spec["name"] for spec in self.request["inputs"]]
-        inputs = {name: one[rows].to(device) for name, one in zip(names, self.inputs, strict=True)}
-        return inputs, {name: one[rows].to(device) for name, one in self.targets.items()}
+        inputs = {name: one[rows] for name, one in zip(names, self.inputs, strict=True)}
+        targets = {name: one[rows] for name, one in self.targets.items()}
+        if self.transform is not None:
+            inputs, targets = self.transform.rows(rows.tolist(), inputs, targets)
+        if batch.ndim == 0:  # of a model that is not batched: no axis of rows
+            inputs, targets = ({name: one[0] for name, one in part.items()} for part in (inputs, targets))
+        return _on(device, inputs), _on(device, targets)
+
+    def begin(self, epoch: int) -> None:
+        """From now on the rows are those of this epoch."""
+        if self.transform is not None:
+            self.transform.epoch = epoch
+
+    @contextmanager
+    def as_they_are(self) -> Iterator[None]:
+        """Inside, the rows are not transformed: they are judged."""
+        transform, self.transform = self.transform, None
+        try:
+            yield
+        finally:
+            self.transform = transform
 
     def loss(self, batch: Tensor) -> Tensor:
         """Mean loss of ``rows[batch]``, in one pass."""
@@ -59,3 +86,7 @@ class Task:
         with torch.amp.autocast(kind, enabled=False):  # on CUDA it forbids some losses
             losses = [loss(by_name[output].float(), targets[output]) for output, loss in self.losses.items()]
         return torch.stack(losses).sum()
+
+
+def _on(device: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: one.to(device) for name, one in tensors.items()}

@@ -1,6 +1,6 @@
 """Trains one job in a process of its own: started by file path, it imports torch and the operator's own code.
 
-    python -P trainer.py REQUEST.json
+    python -P trainer.py REQUEST.json [RANK]
 
 Standard output is one JSON object per line (`training_job.py`). At the end of standard input the server is gone, and
 this process ends; a line "cancel" in it ends the job after the current step, and "pause" writes a checkpoint there
@@ -41,22 +41,40 @@ def beside(name: str) -> Any:
 
 
 parent_death, trainee, training_job = beside("parent_death"), beside("trainee"), beside("training_job")
+ranks = beside("ranks")
 terms, child = beside("training_terms"), trainee.child
 
 
-def main(request_file: str) -> NoReturn:
+def main(request_file: str, rank: int = 0) -> NoReturn:
     report, control = private_pipes()
     parent_death.die_with_the_parent(control)
     orders = training_job.Orders()
     threading.Thread(target=watch, args=(control, orders), daemon=True).start()
-    request = json.loads(Path(request_file).read_text())
+    request = read_request(Path(request_file), rank)
     try:
         yield_to_serving(request)
-        last = training_job.run(request, report, orders)
+        last = training_job.run(request, report, orders, rank)
+    except ranks.RankLost as error:  # no last line: the server starts the training again, from its checkpoint
+        print(error, file=sys.stderr, flush=True)
+        leave()
     except BaseException as error:  # SystemExit of the operator's code too
         last = failure(error, request)
+        if rank:  # whose lines are read by nobody
+            print(f"process {rank}: {last['code']}: {last['message']}", file=sys.stderr, flush=True)
     report(last)
     os._exit(0 if last["type"] != "failed" else 1)  # user threads and atexit hooks may not hold us back
+
+
+def read_request(path: Path, rank: int) -> Request:
+    """``rows_file`` holds the numbers of the rows, where they are many."""
+    request = json.loads(path.read_text()) | {"file": str(path.resolve())}
+    if rank:
+        request["nice"] = 0  # rank 0, which has started this process, is behind serving already
+        if request["device"].startswith("cuda"):
+            request["device"] = f"cuda:{rank}"
+    if file := request.pop("rows_file", None):
+        request["rows"] = json.loads(Path(file).read_text())
+    return request
 
 
 def private_pipes() -> tuple[Callable[[Line], None], int]:
@@ -125,4 +143,4 @@ def failure(error: Any, request: Request) -> Line:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], *map(int, sys.argv[2:]))

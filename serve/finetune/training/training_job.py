@@ -23,10 +23,12 @@ from .checkpoints import Checkpoints, Identity, sync
 from .chosen import settings_of
 from .evaluation import BestStep, held_out_loss
 from .first_steps import first_steps
-from .loop_state import copied, numbers_of, put_back, seed_everything, tensors_of
+from .loop_state import copied, numbers_of, put_back, tensors_of
 from .nets import loop_of
 from .patience import audit, finite_names
 from .peak_memory import peak_memory
+from .ranks import ranks_of
+from .seeding import seed_everything
 from .task import Task
 from .trainee import Trainee, trainee_of
 from .training_terms import StepRecord, Stopped
@@ -36,8 +38,8 @@ Line = dict[str, Any]
 Report = Callable[[Line], None]
 # Of a request: where its files lie and how its process behaves; neither changes what is learnt.
 _NOT_LEARNT = frozenset(
-    {"source", "program", "weights", "data", "held_out", "out", "rows", "job", "device", "threads", "nice"}
-    | {"memory_limit_bytes", "checkpoint_every", "checkpoint_bytes"}
+    {"file", "source", "program", "weights", "data", "held_out", "out", "rows", "job", "device", "threads"}
+    | {"nice", "memory_limit_bytes", "checkpoint_every", "checkpoint_bytes"}
 )
 
 
@@ -52,26 +54,30 @@ class Orders:
         self.paused = self.paused or word == "pause"
 
 
-def run(request: Request, report: Report, orders: Orders) -> Line:
+def run(request: Request, report: Report, orders: Orders, rank: int = 0) -> Line:
     """The whole job: its last line, ``done``, ``paused`` or ``cancelled``; with ``trial_steps`` in the request only its
-    first steps, and the line ``tried``. Raises Stopped."""
+    first steps, and the line ``tried``. A process of another ``rank`` (`ranks.py`) takes its steps alone, and gives
+    ``followed``. Raises Stopped, RankLost."""
     started, parent = time.monotonic(), load_file(request["weights"])
     seed_everything(request["seed"])
     trainee = trainee_of(request, parent)
-    job = TrainingJob(request, report, trainee, parent)
+    job = TrainingJob(request, report, trainee, parent, rank)
     if request.get("trial_steps"):
         return first_steps(job.loop, trainee, request["trial_steps"])
     report({"type": "started", "total_steps": job.loop.steps, **trainee.facts()})
     if job.chosen:
         report({"type": "chosen", **job.chosen})
     job.resume()
+    if rank:
+        job.follow()
+        return {"type": "followed"}
     if not job.ends and (stopped := job.train(orders)) is not None:
         return stopped
     weights = job.publish()
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     used_memory = peak_memory(job.loop.weights[0].device)
     facts = {**asdict(job.summary), "seconds": round(time.monotonic() - started, 3), **used_memory}
-    used = trained_with(request["device"])
+    used = trained_with(request["device"], job.loop.ranks.count)
     return {"type": "done", "weights": str(weights), "digest": digest, "summary": facts, "trained_with": used}
 
 
@@ -79,14 +85,14 @@ class TrainingJob:
     """``checkpoint_every`` of the request: steps between two evaluations, each with a checkpoint; 0: none of both."""
 
     def __init__(
-        self, request: Request, report: Report, trainee: Trainee, parent: Mapping[str, Tensor]
+        self, request: Request, report: Report, trainee: Trainee, parent: Mapping[str, Tensor], rank: int = 0
     ) -> None:
         self._request, self._report, self._trainee, self._parent = request, report, trainee, parent
         self._training = task = Task(request, trainee.forward)
         settings, self.chosen = settings_of(request, task, trainee)
         held_out = request.get("held_out")
         self._held_out = Task(request, trainee.forward, task.losses, held_out=True) if held_out else None
-        self.loop = loop_of(request, trainee, task, settings)
+        self.loop = loop_of(request, trainee, task, settings, ranks_of(request, rank))
         used = self.loop.settings
         self.summary = Summary(used.precision, used.learning_rate)
         self._best = BestStep(request.get("patience", 0))
@@ -115,10 +121,13 @@ class TrainingJob:
             raise Stopped("OTHER_DATA", str(error)) from error
         for one in refused:
             self._report({"type": "note", "code": one.code, "message": str(one)})
+        if found is not None:
+            put_back(self.loop, found.tensors, found.numbers)
+        if self.loop.ranks.rank:
+            return
         if found is None:
             self._checkpoints.log.cut(0)
             return
-        put_back(self.loop, found.tensors, found.numbers)
         self._best.put_back(found.numbers["best"], found.best)
         self._evaluated, self._saved = found.numbers["evaluated"], self.loop.done
         self._report({"type": "resumed", "step": self.loop.done})
@@ -142,6 +151,11 @@ class TrainingJob:
             if self.ends:
                 break
         return None
+
+    def follow(self) -> None:
+        """Take the steps that are left, beside rank 0: it evaluates, writes and ends the training."""
+        for _ in self.loop.run():
+            pass
 
     def publish(self) -> Path:
         """Write the weights of the best step; of the last one where no step was evaluated. Raises Stopped."""
@@ -200,14 +214,15 @@ def identity_of(request: Request) -> Identity:
     )
 
 
-def trained_with(device: str) -> dict[str, Any]:
-    """Library, device, instructions and threads, of which the last bits depend."""
+def trained_with(device: str, processes: int) -> dict[str, Any]:
+    """Library, device, instructions, threads and processes, of which the last bits depend."""
     instructions = torch.backends.cpu.get_cpu_capability()
     return {
         "torch": str(torch.__version__),
         "device": device,
         "instructions": instructions,
         "threads": torch.get_num_threads(),
+        "processes": processes,
     }
 
 

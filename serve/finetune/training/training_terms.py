@@ -12,13 +12,7 @@ NON_FINITE_LOSS = "non-finite loss"
 NON_FINITE_BUFFER = "non-finite buffer"
 NO_ROWS = "no rows left"
 DATA_FAULTS = (NON_FINITE_LOSS, NON_FINITE_BUFFER)
-MOST_SHARE, MOST_ROWS = 0.1, 10  # of the rows of a file may be quarantined, whichever is more
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-
-
-def most_quarantined(rows: int) -> int:
-    """How many of so many rows may be left out, found by reading or in the training; with more the job ends."""
-    return max(MOST_ROWS, int(MOST_SHARE * rows))
 
 
 class Stopped(Exception):

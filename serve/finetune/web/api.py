@@ -4,7 +4,9 @@ A reply is sent when the change that it confirms is on the disk. Blocking work i
 loop.
 """
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -46,7 +48,7 @@ def router(
     kept = KeptFiles(job_store, files)
     _add_changes_of_files(routes, kept, files)
     _add_files(routes, job_store, files, kept)
-    admission = JobAdmission(job_store, files, store)
+    admission = JobAdmission(job_store, files, store, leaving)
     _add_jobs(routes, job_store, admission, wake)
     _add_validation(routes, admission, try_out)
     _add_reading(routes, job_store)
@@ -119,9 +121,16 @@ def _chunks(path: Path) -> Iterator[bytes]:
 def _add_jobs(
     routes: APIRouter, job_store: JobStore, admission: JobAdmission, wake: Callable[[], None]
 ) -> None:
+    # Requests with a key are admitted one at a time: a repeated one finds its job, and its files are not read again.
+    keyed = threading.Lock()
+
     def admit(body: bytes, key: str | None, permit: Permit) -> Response:
         asked = parse(body)
         permit.check(TO_TRAIN, _model_in(asked))
+        with keyed if key else nullcontext():
+            return admitted(asked, key)
+
+    def admitted(asked: Any, key: str | None) -> Response:
         if key and isinstance(asked, dict) and (known := job_store.replayed(key, asked)):
             return _json(job_body(known), {"idempotent-replayed": "true"})
         request = admission.read(asked)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from halfeven.models.store import Store, Version
 from halfeven.serve.finetune.data.files import Files
-from halfeven.serve.finetune.jobs import training_request
+from halfeven.serve.finetune.jobs import job_runner
 from halfeven.serve.finetune.jobs.concluding import JobFailed, Paused, StaleParent, WorkerLost
 from halfeven.serve.finetune.jobs.job_folder import MOST_STARTS, JobFolder
+from halfeven.serve.finetune.jobs.job_rows import ReaderLost
 from halfeven.serve.finetune.jobs.job_runner import MOST_PASSES, JobRunner
 from halfeven.serve.finetune.jobs.job_store import JobStore
 from halfeven.serve.finetune.jobs.job_types import FileRecord, Job, JobRequest
@@ -35,7 +36,7 @@ class Runner(JobRunner):
         self.conclude = lambda id, version: self.concluding(version)
         publish(self.store)
 
-    def _rows(self, job: Job, parent: Version) -> Any:
+    def _rows(self, job: Job, parent: Version, folder: JobFolder) -> Any:
         return None
 
     def _warn(self, job: Job, parent: Version, rows: Any) -> None: ...
@@ -72,8 +73,7 @@ def publish(store: Store, **lineage: Any) -> Version:
 
 
 @pytest.fixture
-def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
-    monkeypatch.setattr(training_request, "save_rows", lambda rows, folder: None)
+def runner(tmp_path: Path) -> Iterator[Runner]:
     made = Runner(tmp_path / "store")
     yield made
     made.job_store.close()
@@ -101,6 +101,28 @@ def test_a_trainer_that_makes_no_progress_is_given_up(runner: Runner) -> None:
     with pytest.raises(JobFailed) as caught:
         runner.go(runner.job())
     assert caught.value is LOST and runner.made == ["trained"] * MOST_STARTS
+
+
+def test_a_reader_that_dies_is_started_again_and_at_last_given_up(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, folder = runner.job(), JobFolder(runner.store.root / "job")
+    (runner.store.root / "files" / ("a" * 64)).write_bytes(b"rows")
+    found: list[Any] = [ReaderLost("it cannot be read"), ReaderLost("it cannot be read"), "the rows"]
+
+    def divided(*_: Any) -> Any:
+        if isinstance(one := found.pop(0), ReaderLost):
+            raise one
+        return one
+
+    monkeypatch.setattr(job_runner, "divide", divided)
+    assert JobRunner._rows(runner, job, runner.store.version("net", 1), folder) == "the rows"
+    warned = [event.message for event in runner.job_store.events(job.id) if event.level == "warn"]
+    assert warned == ["training_file: it cannot be read; it is read again"] * 2
+    found[:] = [ReaderLost("it cannot be read")] * MOST_STARTS
+    with pytest.raises(WorkerLost, match="training_file: it cannot be read"):
+        JobRunner._rows(runner, job, runner.store.version("net", 1), folder)
+    assert found == []
 
 
 def test_one_that_makes_progress_is_started_again_and_again(runner: Runner) -> None:

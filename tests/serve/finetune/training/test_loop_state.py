@@ -10,6 +10,7 @@ import pytest
 import torch
 from halfeven.serve.finetune.training import loop_state
 from halfeven.serve.finetune.training.amp import Loop
+from halfeven.serve.finetune.training.seeding import seed_everything
 from halfeven.serve.finetune.training.training_terms import Settings
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -106,9 +107,9 @@ def test_the_state_of_another_module_is_refused() -> None:
 
 @pytest.mark.parametrize("draw", [lambda: torch.rand(3).tolist(), random.random, np.random.rand])
 def test_what_is_drawn_aside_is_not_missed_afterwards(draw: Callable[[], object]) -> None:
-    loop_state.seed_everything(4)
+    seed_everything(4)
     expected = draw()
-    loop_state.seed_everything(4)
+    seed_everything(4)
     with loop_state.generators_untouched():
         draw_from_all()
     assert draw() == expected

@@ -48,6 +48,16 @@ class Net(nn.Module):
 def build():
     return Net()
 """
+# Draws from all three generators too.
+AUGMENT = """
+import random
+import numpy as np
+import torch
+
+def shifted(inputs, targets):
+    shift = 0.1 * (torch.randn(()) + random.gauss(0, 1) + float(np.random.standard_normal()))
+    return {"x": inputs["x"] + shift}, targets
+"""
 STEPS, EVERY = 40, 5
 # Accumulation in two parts of 8 rows, the cosine schedule, clipping; overflows at first and whenever the scale grows.
 HARD = {
@@ -86,6 +96,7 @@ def hard_job(folder: Path) -> Line:
     save_file({"x": x[64:].clone(), "target:y": y[64:].clone()}, folder / "held_out.safetensors")
     (folder / "source").mkdir()
     (folder / "source" / "model.py").write_text(SOURCE)
+    (folder / "source" / "augment.py").write_text(AUGMENT)
     weights = {
         "first.weight": torch.randn(16, 4), "first.bias": torch.zeros(16), "norm.weight": torch.ones(16),
         "norm.bias": torch.zeros(16), "norm.running_mean": torch.zeros(16), "norm.running_var": torch.ones(16),
@@ -96,7 +107,7 @@ def hard_job(folder: Path) -> Line:
         "job": "ftjob-hard", "rows": list(range(64)), "held_out": str(folder / "held_out.safetensors"),
         "source": {"folder": str(folder / "source"), "source": "model.py:build", "path": []},
         "weights": str(folder / "parent.safetensors"), "max_batch_size": 8, "precision": "fp16", "nice": 0,
-        "hyperparameters": HARD, "checkpoint_every": EVERY, "patience": 0,
+        "transform": "augment.py:shifted", "hyperparameters": HARD, "checkpoint_every": EVERY, "patience": 0,
     }  # fmt: skip
 
 

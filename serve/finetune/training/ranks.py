@@ -1,0 +1,126 @@
+"""Several processes that train one model together: each passes its share of every batch, and all take the same step.
+
+The first one (rank 0) starts the others, reports, evaluates and writes checkpoints. Gradients are added up over the
+processes where the optimizer would take them: before they are unscaled, so that an overflow in one process is one in
+all, and every process skips the same steps. A loss is weighted by the rows of the whole batch, so the sum is the
+gradient of the whole batch, however its parts are dealt out. Needs torch alone.
+
+torch's DistributedDataParallel adds up inside ``backward``, once for every pass: a batch in parts, of which each
+process has another number, and a loss that calls a module twice, need its exceptions. Here it is one sum for a step.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .seeding import seed_everything
+
+LONGEST = timedelta(days=7)  # that a process waits for another one, which may be evaluating
+SCRIPT = Path(__file__).with_name("trainer.py")
+
+
+class RankLost(Exception):
+    """Another process of the training has ended."""
+
+
+class Ranks:
+    """This process among ``count``; of one alone every method does nothing."""
+
+    def __init__(self, rank: int = 0, count: int = 1) -> None:
+        self.rank, self.count = rank, count
+
+    def share(self, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The parts of a batch that this process passes."""
+        return parts[self.rank :: self.count]
+
+    def agree(self, loss: Tensor, faulty: bool) -> tuple[Tensor, bool]:
+        """The loss of the whole batch, not finite where it is not finite in one process; and whether any is faulty."""
+        if self.count == 1:
+            return loss, faulty
+        both = torch.stack(
+            [loss.double(), torch.tensor(float(faulty), device=loss.device, dtype=torch.float64)]
+        )
+        self._sum(both)
+        return both[0].to(loss.dtype), bool(both[1] > 0)
+
+    def add_up(self, weights: Sequence[nn.Parameter]) -> None:
+        """Add up the gradients of all processes. A parameter that has none in any keeps none."""
+        if self.count == 1:
+            return
+        there = [weight.grad is not None for weight in weights]
+        marks = torch.tensor(there, dtype=torch.float32, device=weights[0].device)
+        gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
+        flat = torch.cat([marks, *(one.flatten().float() for one in gradients)])
+        self._sum(flat)
+        found = flat[len(marks) :].split([one.numel() for one in gradients])
+        for weight, one, has in zip(weights, found, flat[: len(marks)].tolist(), strict=True):
+            weight.grad = one.view_as(weight).to(weight.dtype) if has else None
+
+    def send_buffers(self, module: nn.Module) -> None:
+        """Give the buffers of rank 0 to all, as DistributedDataParallel does: BatchNorm's running statistics are those
+        of the rows that rank 0 has passed."""
+        if self.count == 1:
+            return
+        with _lost(), torch.no_grad():
+            for buffer in module.buffers():
+                dist.broadcast(buffer, 0)
+
+    def seed(self, seed: int, step: int) -> None:
+        """Seed the generators of this process before a step: a checkpoint holds those of rank 0 alone, which go on."""
+        if self.rank:
+            seed_everything((seed + (step * self.count + self.rank) * 1_000_003) % 2**63)
+
+    def _sum(self, tensor: Tensor) -> None:
+        with _lost():
+            dist.all_reduce(tensor)
+
+
+ALONE = Ranks()
+
+
+@contextmanager
+def _lost() -> Iterator[None]:
+    """An error of a collective is another process's end."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLost(f"another process of this training has ended: {str(error)[:300]}") from error
+
+
+def ranks_of(request: Mapping[str, Any], rank: int) -> Ranks:
+    """This process among those that the request asks for. Rank 0 starts the others, which end with it."""
+    count = request.get("processes", 1)
+    if count == 1 or request.get("trial_steps"):
+        return ALONE
+    return joined(request, rank) if rank else _first_of(request, count)
+
+
+def _first_of(request: Mapping[str, Any], count: int) -> Ranks:
+    meeting = Path(request["out"]) / "meeting"
+    meeting.unlink(missing_ok=True)  # of a process that was killed
+    for rank in range(1, count):
+        command = [sys.executable, "-P", str(SCRIPT), request["file"], str(rank)]
+        # Held open until this process ends: the end of it is the other's end (`trainer.watch`).
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    return joined(request, 0)
+
+
+def joined(request: Mapping[str, Any], rank: int) -> Ranks:
+    """This process among the others, once all of them are there."""
+    cuda, count = request["device"].startswith("cuda"), request["processes"]
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nothing listens beyond this machine
+    meeting = f"file://{Path(request['out']).resolve() / 'meeting'}"
+    with _lost():
+        dist.init_process_group(
+            "nccl" if cuda else "gloo", init_method=meeting, rank=rank, world_size=count, timeout=LONGEST
+        )
+    return Ranks(rank, count)
