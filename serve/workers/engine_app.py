@@ -94,7 +94,7 @@ class _Call:
         self._left = False
 
     async def run(self) -> bool:
-        """Whether the caller was answered, or has gone. Where an answer breaks off, the server closes the connection."""
+        """Whether the caller was answered, or has gone. Where an answer breaks off, its connection is closed."""
         await write_frame(self._writer, REQUEST, request_frame(self._scope))
         body = asyncio.get_running_loop().create_task(self._hand_on_body())
         try:

@@ -14,10 +14,9 @@ from ...models.errors import BadRequest, NotReady
 from ...models.spec import ModelSpec
 from ..access.access_control import OPEN, Permit
 from ..batching.counters import Phase
-from ..batching.interface import Answer, Answering
+from ..batching.interface import Answer, Answering, Roster
 from ..http.route_scopes import TO_INFER
 from ..http.routes.infer import InferFront
-from ..versions.roster import Roster
 from .channel import Channel
 from .engine_calls import answer_call
 from .ring import Message
@@ -60,6 +59,7 @@ class EngineSide:
     ) -> None:
         self._front, self._roster, self._starting, self._run, self._gone = front, roster, starting, run, gone
         self._loop = asyncio.get_running_loop()
+        self._closed = False
         self._calls = calls
         calls.setblocking(False)
         most = front.max_body_bytes * _LARGER + _MORE
@@ -73,6 +73,9 @@ class EngineSide:
 
     def close(self) -> None:
         """Cancel what the worker waits for: its callers have gone with it."""
+        if self._closed:
+            return
+        self._closed = True
         self._channel.close()
         if self._timer is not None:
             self._timer.cancel()

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from ...models import errors
@@ -87,6 +88,11 @@ class _Child:
     up_s: float | None = None
     quick: int = 0
     alone: bool = False
+
+    @property
+    def title(self) -> str:
+        """At most 15 characters (prctl(2), PR_SET_NAME)."""
+        return "halfeven-engine" if self.place == _ENGINE else f"halfeven-http-{self.place}"
 
     def say(self, said: Said) -> None:
         if self.wire is not None:
@@ -236,6 +242,8 @@ class _Parent:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
             die_with_the_parent(wire.fileno())
+            with suppress(OSError):  # as `top` and `ps` show it
+                Path("/proc/self/comm").write_text(child.title)
             self._selector.close()
             for one in (*self._wakeup, *(other.wire for other in self._children if other.wire is not None)):
                 one.close()
