@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +47,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def started(store: Path, **settings: Any) -> Iterator[Serving]:
     with launched(store, ["simple"], http_workers=2, **settings) as server:
         yield server
-
-
-def children(server: Serving) -> dict[str, list[int]]:
-    """The processes of the server by their names, without those that have ended."""
-    found: dict[str, list[int]] = {}
-    for place in Path("/proc").iterdir():
-        with suppress(OSError):
-            name, _, rest = (place / "stat").read_text().partition("(")[2].rpartition(")")
-            state, parent = rest.split()[:2]
-            if parent == str(server.process.pid) and state != "Z":
-                found.setdefault(name, []).append(int(place.name))
-    return found
 
 
 class Caller(threading.Thread):
@@ -141,7 +129,7 @@ def test_killed_workers_and_a_killed_engine_process_leave_no_request_without_an_
                 which = (
                     "halfeven-engine" if number % 2 else chance.choice(["halfeven-http-1", "halfeven-http-2"])
                 )
-                (pid,) = children(server)[which]
+                (pid,) = server.children()[which]
                 end.wait(chance.random() * 0.2)
                 os.kill(pid, signal.SIGKILL)
                 killed[which] += 1
@@ -168,7 +156,7 @@ def test_killed_workers_and_a_killed_engine_process_leave_no_request_without_an_
 def test_the_end_of_the_parent_ends_every_process_and_leaves_nothing_behind(store: Path) -> None:
     before = sorted(Path("/dev/shm").iterdir())
     with started(store) as server:
-        running = children(server)
+        running = server.children()
         assert sorted(running) == ["halfeven-engine", "halfeven-http-1", "halfeven-http-2"]
         os.kill(server.process.pid, signal.SIGKILL)
         pids = [pid for some in running.values() for pid in some]
