@@ -66,13 +66,12 @@ def build(
     settings: Settings,
     store: Store,
     bounds: Bounds | None = None,
-    needs_keys: bool | None = None,
+    access: AccessControl | None = None,
     collectors: Sequence[Collector] = (),
 ) -> tuple[InferFront, Roster]:
     """The ASGI application (its lifespan starts and stops the roster) and the roster behind it.
 
-    ``bounds``, ``needs_keys``: instead of those of the settings, in one process of several. ``collectors``: more for
-    /metrics.
+    ``bounds``, ``access``: those of one process of several. ``collectors``: more for /metrics.
     """
     use_true_fp32()
     store.root.mkdir(parents=True, exist_ok=True)
@@ -119,7 +118,7 @@ def build(
         dialect,
         WebGuard(settings.host, read_names(settings.allowed_hosts)),
         bounds,
-        AccessControl(settings.keys, settings.needs_keys if needs_keys is None else needs_keys),
+        access or AccessControl(settings.keys, settings.needs_keys),
         load,
     )
     return front, roster

@@ -10,6 +10,7 @@ import uvicorn
 from prometheus_client.registry import Collector
 
 from ...models.store import Store
+from ..access.access_control import AccessControl
 from ..http.connection.polite_server import Beside, PoliteServer
 from ..http.limits.bounds import Bounds
 from ..http.routes.infer import InferFront
@@ -41,7 +42,8 @@ def run_engine(
         convert_all(settings.models, store, notify)
     gauges = WorkerGauges(start)
     collectors: Sequence[Collector] = (gauges,)
-    front, roster = build(settings, store, bounds, needs_keys, collectors)
+    access = AccessControl(settings.keys, needs_keys, patient=start > 1)
+    front, roster = build(settings, store, bounds, access, collectors)
     beside = grpc_beside(settings, front, roster, certificates)
     _EngineServer(http_config(settings, front, None), front, roster, control, gauges, notify, beside).run()
 

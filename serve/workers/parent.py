@@ -94,7 +94,7 @@ class _Child:
         """At most 15 characters (prctl(2), PR_SET_NAME)."""
         return "halfeven-engine" if self.place == _ENGINE else f"halfeven-http-{self.place}"
 
-    def say(self, said: Said) -> None:
+    def send(self, said: Said) -> None:
         if self.wire is not None:
             send_packet(self.wire, said)
 
@@ -185,17 +185,17 @@ class _Parent:
             self._leaving = True
             if self._grace_s:
                 notify_leaving(self._grace_s, self._notify)
-            self._engine.say({"leave": True})
+            self._engine.send({"leave": True})
             for worker in self._workers:
-                worker.say({"leave": self._grace_s})
+                worker.send({"leave": self._grace_s})
             self._listener.close()  # the workers have it still, and accept what waits
         if self._signals > 1:
             for child in self._children:
-                child.say({"hurry": True})
+                child.send({"hurry": True})
         if self._signals > 2:
             self._kill_all()
         if self._leaving and not any(worker.pid for worker in self._workers):
-            self._engine.say({"end": True})
+            self._engine.send({"end": True})
 
     # Children.
 

@@ -5,7 +5,7 @@ that never fall; `channel.py` sends them over a socket, so that a count is never
 
 A message is cut into frames of at most a quarter of the ring. A frame is a head and its bytes, and lies in one piece:
 where it does not fit before the end of the memory, an empty frame fills the rest. The same is done where the ring is
-empty, so that small messages use the same few pages again and again.
+empty after its first pages, so that small messages use these again and again.
 """
 
 import struct
@@ -17,6 +17,7 @@ from ...models.errors import HalfevenError
 # length of the frame's bytes, the message's number, the frame's count, kind, length of the whole message
 _HEAD = struct.Struct("<IIIB3xQ8x")
 _ALIGN = _HEAD.size  # a head always fits before the end of the memory
+_SMALL = 512  # bytes of a message that is joined first: one copy more, and fewer slices
 _EMPTY = 0  # the kind of a frame that fills the rest of the memory
 Buffer = bytes | bytearray | memoryview
 
@@ -42,6 +43,7 @@ class RingWriter:
     def __init__(self, memory: memoryview) -> None:
         self._memory, self._size = memory, len(memory)
         self._longest = self._size // 4 - _ALIGN
+        self._low = self._size // 64  # an empty ring goes on until here
         self._waiting: deque[tuple[int, int, int, list[memoryview]]] = deque()
         self._frames = 0
         self.written = 0
@@ -54,8 +56,15 @@ class RingWriter:
 
     def put(self, kind: int, number: int, parts: Sequence[Buffer]) -> None:
         """Write a message, the parts joined, as far as there is room; the rest is written by `go_on`."""
+        total = sum(map(len, parts))
+        if not self._waiting and total <= _SMALL and (place := self._place(_HEAD.size + total)) is not None:
+            self._head(place, total, number, kind, total)
+            place += _HEAD.size
+            self._memory[place : place + total] = b"".join(parts)
+            self.written += _aligned(_HEAD.size + total)
+            return
         views = [view for part in parts if len(view := memoryview(part)) > 0]
-        self._waiting.append((kind, number, sum(map(len, views)), views))
+        self._waiting.append((kind, number, total, views))
         self.go_on()
 
     def heard(self, read: int) -> None:
@@ -81,7 +90,7 @@ class RingWriter:
         """Where a frame of so many bytes begins; None where there is no room now."""
         place = self.written % self._size
         rest = self._size - place
-        if place and (rest < _aligned(length) or self.written == self.read):
+        if rest < _aligned(length) or (place > self._low and self.written == self.read):
             if self._size - (self.written - self.read) < rest:
                 return None
             self._head(place, rest - _HEAD.size, 0, _EMPTY, 0)

@@ -14,22 +14,24 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from halfeven.models.store import Store
+from halfeven.serve.access.key_file import NAME_IN_STORE, KeyFile
 
-from tests.conformance.conftest import SIMPLE, Serving, launched
+from tests.conformance.conftest import COUNTING, ONES, SIMPLE, Serving, launched
 from tests.conformance.hosted import MODELS, host
 from tests.kept import kept_store
 from tests.slow import KILLS
 
 SECONDS = 60
 CALLERS = 4
+GOOD = json.dumps({"inputs": [COUNTING, ONES]})
 ROWS = 8  # in every tenth request
 
 
@@ -156,16 +158,59 @@ def test_killed_workers_and_a_killed_engine_process_leave_no_request_without_an_
 def test_the_end_of_the_parent_ends_every_process_and_leaves_nothing_behind(store: Path) -> None:
     before = sorted(Path("/dev/shm").iterdir())
     with started(store) as server:
+        pids = server.pids[1:]
+        os.kill(server.process.pid, signal.SIGKILL)
+        for _ in until(lambda: not any(map(runs, pids))):
+            pass
+        assert sorted(Path("/dev/shm").iterdir()) == before
+
+
+def test_a_stray_signal_ends_no_process_and_a_process_that_starts_anew_asks_for_keys_as_before(
+    store: Path,
+) -> None:
+    """The key file is gone when they start: only a new start of the whole server may serve without keys again."""
+    keys = KeyFile(store / NAME_IN_STORE)
+    with started(store) as server, server.client() as client:
         running = server.children()
         assert sorted(running) == ["halfeven-engine", "halfeven-http-1", "halfeven-http-2"]
-        os.kill(server.process.pid, signal.SIGKILL)
-        pids = [pid for some in running.values() for pid in some]
-        for _ in range(SECONDS * 50):
-            if not any(map(runs, pids)):
-                break
+        for pid in server.pids[1:]:
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+        assert ask(client) == 200
+        secret, _ = keys.add("one", scopes=("infer",))
+        while (status := ask(client)) == 200:
             threading.Event().wait(0.02)
-        assert not any(map(runs, pids))
-        assert sorted(Path("/dev/shm").iterdir()) == before
+        assert status == 401 and ask(client, Authorization=f"Bearer {secret}") == 200
+        keys.path.unlink()
+        for pid in server.pids[1:]:
+            os.kill(pid, signal.SIGKILL)
+        statuses = {ask(client) for _ in until(lambda: engine_is_back(server, running))}
+        assert statuses <= {0, 401, 503}
+        assert {ask(client) for _ in range(50)} == {401}
+
+
+def ask(client: httpx.Client, **headers: str) -> int:
+    """The status; 0 where the connection was lost."""
+    try:
+        return client.post(SIMPLE, content=GOOD, headers=headers).status_code
+    except httpx.TransportError:
+        return 0
+
+
+def engine_is_back(server: Serving, before: dict[str, list[int]]) -> bool:
+    with suppress(httpx.TransportError):
+        new = server.children().get("halfeven-engine") not in (None, before["halfeven-engine"])
+        return new and httpx.get(f"http://{server.address}/v2/health/ready").status_code == 200
+    return False
+
+
+def until(is_so: Callable[[], bool]) -> Iterator[None]:
+    for _ in range(SECONDS * 20):
+        yield
+        if is_so():
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError(f"not so after {SECONDS} s")
 
 
 def runs(pid: int) -> bool:
@@ -180,7 +225,6 @@ def runs(pid: int) -> bool:
     [
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}, "traces"),
         ({"HALFEVEN_DEVICE": "cuda:99"}, "cuda:99"),
-        ({"HALFEVEN_HTTP_WORKERS": "-1"}, "--http-workers"),
     ],
 )
 def test_what_cannot_start_is_refused_in_a_sentence_and_leaves_no_process(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from halfeven.serve.workers.ring import BrokenRing, Message, RingReader, RingWriter
 
-SIZE = 4096
+SIZE = 8192
 HEAD = 32
 
 
