@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,8 @@ from typing import IO
 
 import uvicorn
 from fastapi import FastAPI
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp
 
 from ..models.engines.device_choice import resolve_device
 from ..models.engines.true_fp32 import use_true_fp32
@@ -60,8 +62,17 @@ logger = logging.getLogger("halfeven")
 Notify = Callable[[str], None]
 
 
-def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
-    """The ASGI application (its lifespan starts and stops the roster) and the roster behind it."""
+def build(
+    settings: Settings,
+    store: Store,
+    bounds: Bounds | None = None,
+    access: AccessControl | None = None,
+    collectors: Sequence[Collector] = (),
+) -> tuple[InferFront, Roster]:
+    """The ASGI application (its lifespan starts and stops the roster) and the roster behind it.
+
+    ``bounds``, ``access``: those of one process of several. ``collectors``: more for /metrics.
+    """
     use_true_fp32()
     store.root.mkdir(parents=True, exist_ok=True)
     device = resolve_device(settings.device)
@@ -75,10 +86,12 @@ def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
     dialect = STRICT if settings.triton_strict else OURS
     lock = _alone_with(store)
     job_store = JobStore(store.root / "halfeven.db")
-    bounds, load = _bounds(limits), ServerLoad(lambda: _loaded(roster))
+    bounds, load = bounds or _bounds(limits), ServerLoad(lambda: _loaded(roster))
     registry = new_registry(lambda: _loaded(roster), lambda: written)
     registry.register(RolloutCollector(roster.all, roster.decisions))
     registry.register(LoadCollector(load, bounds, lambda: roster.ready, job_store.count_by_status))
+    for collector in collectors:
+        registry.register(collector)
     shown, front_of = _traced(roster)
     app = build_app(
         shown,
@@ -105,7 +118,7 @@ def build(settings: Settings, store: Store) -> tuple[InferFront, Roster]:
         dialect,
         WebGuard(settings.host, read_names(settings.allowed_hosts)),
         bounds,
-        AccessControl(settings.keys, settings.needs_keys),
+        access or AccessControl(settings.keys, settings.needs_keys),
         load,
     )
     return front, roster
@@ -158,6 +171,23 @@ def serve(settings: Settings, store: Store, notify: Notify) -> None:
     if settings.models is not None:
         convert_all(settings.models, store, notify)
     app, roster = build(settings, store)
+    config = http_config(settings, app, certificates)
+    beside = grpc_beside(settings, app, roster, certificates)
+    server = _Announcing(config, settings.drain_seconds, roster, notify, beside)
+    try:
+        server.run()
+    except SystemExit as error:  # uvicorn's word for a port that is taken
+        raise port_taken(settings) from error
+
+
+def port_taken(settings: Settings) -> BadSetting:
+    return BadSetting(
+        f"cannot listen on {settings.host}:{settings.port}: is another server there? Choose another --port"
+    )
+
+
+def http_config(settings: Settings, app: ASGIApp, certificates: Certificates | None) -> uvicorn.Config:
+    """How HTTP is spoken."""
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -177,23 +207,19 @@ def serve(settings: Settings, store: Store, notify: Notify) -> None:
     if certificates is not None:
         config.load()
         config.ssl = certificates.server_context()
-    beside = None if settings.grpc_port is None else _grpc_server(settings, app, roster, certificates)
-    server = _Announcing(config, settings.drain_seconds, roster, notify, beside)
-    try:
-        server.run()
-    except SystemExit as error:  # uvicorn's word for a port that is taken
-        raise BadSetting(
-            f"cannot listen on {settings.host}:{settings.port}: is another server there? Choose another --port"
-        ) from error
+    return config
 
 
-def _grpc_server(
+def grpc_beside(
     settings: Settings, front: InferFront, roster: Roster, certificates: Certificates | None
-) -> Beside:
+) -> Beside | None:
+    """The gRPC server that the settings ask for."""
+    if settings.grpc_port is None:
+        return None
     from .grpc.grpc_server import GrpcServer  # grpcio is 20 MB that a server without gRPC does not need
 
-    port = settings.grpc_port or 0
-    return GrpcServer(front, roster, settings.host, port, settings.name_on_the_wire, certificates)
+    named = settings.name_on_the_wire
+    return GrpcServer(front, roster, settings.host, settings.grpc_port, named, certificates)
 
 
 def convert_all(folder: Path, store: Store, notify: Notify) -> None:
@@ -233,32 +259,36 @@ class _Announcing(PoliteServer):
             if self.beside is not None:
                 self._notify(f"halfeven listens for gRPC on {host}:{self.beside.port}")
             self._notify(f"halfeven listens on {scheme}://{host}:{port}")
-            asyncio.get_running_loop().run_in_executor(None, self._print_ready)
+            asyncio.get_running_loop().run_in_executor(None, notify_active, self._roster, self._notify)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.grace_s:
-            self._notify(
-                f"halfeven is shutting down: not ready from now on, it still answers for {self.grace_s:g} s, then it "
-                "finishes the requests under way; a second signal ends the wait"
-            )
+            notify_leaving(self.grace_s, self._notify)
         await super().shutdown(sockets)
 
-    def _print_ready(self) -> None:
-        self._roster.wait()
-        for served in self._roster.all():
-            prepared = served.prepared
-            active = (
-                f"{served.name}@{prepared.version} is active: {prepared.precision}, {prepared.engine.form}"
-            )
-            self._notify(f"{active} on {prepared.engine.device} ({prepared.reason})")
-        for fault in self._roster.not_ready_reasons():
-            self._notify(f"not ready: {fault}")
-        if not (store := self._roster.store).names():
-            self._notify(
-                f"the store {store.root} has no model yet: `halfeven convert FOLDER --store {store.root}` puts one "
-                "there, and this server takes it up by itself; `halfeven serve --models DIR` converts every model "
-                "folder in DIR; `halfeven demo` shows the whole way"
-            )
+
+def notify_leaving(grace_s: float, notify: Notify) -> None:
+    notify(
+        f"halfeven is shutting down: not ready from now on, it still answers for {grace_s:g} s, then it "
+        "finishes the requests under way; a second signal ends the wait"
+    )
+
+
+def notify_active(roster: Roster, notify: Notify) -> None:
+    """Wait for the models that were in the store at the start, and name those that are active."""
+    roster.wait()
+    for served in roster.all():
+        prepared = served.prepared
+        active = f"{served.name}@{prepared.version} is active: {prepared.precision}, {prepared.engine.form}"
+        notify(f"{active} on {prepared.engine.device} ({prepared.reason})")
+    for fault in roster.not_ready_reasons():
+        notify(f"not ready: {fault}")
+    if not (store := roster.store).names():
+        notify(
+            f"the store {store.root} has no model yet: `halfeven convert FOLDER --store {store.root}` puts one "
+            "there, and this server takes it up by itself; `halfeven serve --models DIR` converts every model "
+            "folder in DIR; `halfeven demo` shows the whole way"
+        )
 
 
 def _alone_with(store: Store) -> IO[bytes]:

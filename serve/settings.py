@@ -25,6 +25,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     grpc_port: int | None = Field(None, ge=0, le=65535)  # None: no gRPC
+    http_workers: int = Field(0, ge=0, le=64)  # 0: HTTP and models in one process
     device: str = "auto"
     compute_nice: int = Field(5, ge=0, le=19)
     fallback: Literal["fp32", "none"] = "fp32"

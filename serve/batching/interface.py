@@ -115,8 +115,9 @@ class Submit(Protocol):
         ...
 
 
-class Served(Protocol):
-    """A model that has an active version. The spec is the same for all versions under one name."""
+class Answering(Submit, Protocol):
+    """What the infer route needs of a model: `submit` queues one checked request with the version that is to answer it
+    (active, or a canary). The spec is the same for all versions under one name."""
 
     @property
     def name(self) -> str: ...
@@ -124,14 +125,12 @@ class Served(Protocol):
     @property
     def spec(self) -> ModelSpec: ...
 
+
+class Served(Answering, Protocol):
+    """A model that has an active version."""
+
     @property
     def batcher(self) -> Submit: ...
-
-    def submit(
-        self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
-    ) -> asyncio.Future[Answer]:
-        """Queue one checked request with the version that is to answer it (active, or a canary)."""
-        ...
 
     @property
     def prepared(self) -> PreparedVersion: ...
@@ -147,7 +146,15 @@ class ServedName(Served, Protocol):
         ...
 
 
-class Roster(Protocol):
+class Finding(Protocol):
+    """What the infer route needs of a roster."""
+
+    def find(self, name: str, version: str | None = None) -> Answering:
+        """As `Roster.find`."""
+        ...
+
+
+class Roster(Finding, Protocol):
     """The loaded versions by name."""
 
     def find(self, name: str, version: str | None = None) -> Served:

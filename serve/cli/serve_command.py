@@ -18,6 +18,10 @@ Models = Annotated[Path | None, _option("Also convert the model folders found he
 Host = Annotated[str | None, _option("The address to listen on; default loopback.")]
 Port = Annotated[int | None, _option("0 takes a free one.")]
 GrpcPort = Annotated[int | None, _option("Speak gRPC too, at this port (8001 by custom); default not.")]
+HttpWorkers = Annotated[
+    int | None,
+    _option("Processes that speak HTTP in front of one that runs the models; default 0: one does all."),
+]
 Device = Annotated[str | None, _option("auto, cpu or cuda:N.")]
 Fallback = Annotated[str | None, _option("fp32 or none: when a half is refused.")]
 KeyFile = Annotated[Path | None, _option("The file of the keys; default: in the store (`halfeven keys`).")]
@@ -48,6 +52,7 @@ def serve(
     host: Host = None,
     port: Port = None,
     grpc_port: GrpcPort = None,
+    http_workers: HttpWorkers = None,
     device: Device = None,
     fallback: Fallback = None,
     key_file: KeyFile = None,
@@ -75,15 +80,21 @@ def serve(
         from ..settings import read_settings
 
         settings = read_settings(
-            store=store, models=models, host=host, port=port, grpc_port=grpc_port, device=device, fallback=fallback,
-            key_file=key_file, tls_cert=tls_cert, tls_key=tls_key,
+            store=store, models=models, host=host, port=port, grpc_port=grpc_port, http_workers=http_workers,
+            device=device, fallback=fallback, key_file=key_file, tls_cert=tls_cert, tls_key=tls_key,
             expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts,
             triton_strict=triton_strict, server_name=server_name, parity_sample=parity_sample,
             keep_previous_seconds=keep_previous_seconds, rescue=rescue, drain_seconds=drain_seconds,
             log_level=log_level, log_format=log_format, access_log=access_log,
         )  # fmt: skip
         set_up(settings.log_level, settings.log_format, settings.access_log)
-        serve(settings, store_at(settings.store, writes=True), notify)
+        opened = store_at(settings.store, writes=True)
+        if settings.http_workers:
+            from ..workers.parent import serve_with_workers
+
+            serve_with_workers(settings, opened, notify)
+        else:
+            serve(settings, opened, notify)
         return {"status": "stopped"}, None, 0
 
     finish(work, as_json)

@@ -76,6 +76,12 @@ class UrlTooLong(errors.TooLarge):
     code = "url_too_long"
 
 
+class EngineAway(errors.Overloaded):
+    """The process that runs the models has ended and is started again (`serve/workers/`)."""
+
+    code = "engine_away"
+
+
 class TooManyConnections(errors.Overloaded):
     """As many connections are open as may be."""
 

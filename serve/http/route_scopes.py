@@ -94,13 +94,18 @@ def rule_of(method: str, path: str) -> tuple[Rule, re.Match[str]] | None:
 
 def admit(access: AccessControl, scope: MutableMapping[str, Any]) -> Permit:
     """Admit the request of an ASGI scope; routes find the permit by `permit_of`. Raises as `AccessControl.admit`."""
-    sent = [value for name, value in scope["headers"] if name == b"authorization"]
-    if len(sent) > 1:
-        raise Unauthenticated(f"the request has {len(sent)} Authorization headers; send one")
-    authorization = sent[0].decode("latin-1") if sent else None
+    authorization = authorization_in(scope)
     need = need_of(scope.get("method", "CONNECT"), scope["path"])
     permit = scope[_PERMIT] = access.admit(authorization, *need)
     return permit
+
+
+def authorization_in(scope: MutableMapping[str, Any]) -> str | None:
+    """The request's Authorization header. Raises Unauthenticated where it has several."""
+    sent = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(sent) > 1:
+        raise Unauthenticated(f"the request has {len(sent)} Authorization headers; send one")
+    return sent[0].decode("latin-1") if sent else None
 
 
 def permit_of(scope: MutableMapping[str, Any]) -> Permit:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -35,9 +35,25 @@ class Serving:
     grpc: str = ""
 
     @property
+    def pids(self) -> list[int]:
+        """The server's process, and its HTTP workers and engine process where it has some."""
+        return [self.process.pid, *(pid for some in self.children().values() for pid in some)]
+
+    def children(self) -> dict[str, list[int]]:
+        """The processes that it started by their names, without those that have ended."""
+        found: dict[str, list[int]] = {}
+        for place in Path("/proc").iterdir():
+            with suppress(OSError):
+                name, _, rest = (place / "stat").read_text().partition("(")[2].rpartition(")")
+                state, parent = rest.split()[:2]
+                if parent == str(self.process.pid) and state != "Z":
+                    found.setdefault(name, []).append(int(place.name))
+        return found
+
+    @property
     def resident_bytes(self) -> int:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.split("VmRSS:")[1].split()[0]) * 1024
+        texts = [Path(f"/proc/{pid}/status").read_text() for pid in self.pids]
+        return sum(int(text.split("VmRSS:")[1].split()[0]) * 1024 for text in texts)
 
     def client(self) -> httpx.Client:
         # No TLS here, so none is prepared: that would take longer than most of these tests.

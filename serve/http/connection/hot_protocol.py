@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 
 from ....models.errors import HalfevenError, NotReady
 from ...access.access_control import Permit
-from ...batching.interface import Answer, Served
+from ...batching.interface import Answer, Answering
 from ..content_coding import chosen_coding
 from ..limits.memory_budget import Lease
 from ..route_scopes import TO_INFER
@@ -52,7 +52,7 @@ class HotCycle:
 
     def __init__(
         self,
-        served: Served,
+        served: Answering,
         header_length: str | None,
         keep_alive: bool,
         lease: Lease,
@@ -276,7 +276,7 @@ class HotProtocol(GuardedProtocol):
         assert self._front is not None
         body = hot.body if isinstance(hot.body, bytes) else bytes(hot.body)
         try:
-            begun = self._front.begin(hot.served, hot.header_length, body)
+            begun = self._front.begin(hot.served, hot.header_length, body, hot.authorization)
         except Exception as error:
             refusal = self._refusal(hot, error)
             if self.leaving:  # read first what came with this request: it may not be the last one

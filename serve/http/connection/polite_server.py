@@ -16,7 +16,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from types import FrameType
 from typing import Protocol
 
@@ -44,6 +44,16 @@ class Beside(Protocol):
     async def stop(self, grace_s: float | None) -> None:
         """Take no new requests, answer those under way for at most ``grace_s`` seconds (None: until they end)."""
         ...
+
+
+async def accept_the_last(listeners: Sequence[socket.socket]) -> None:
+    """Let no new handshake begin, and return when every waiting connection has been accepted."""
+    held_off = [hold_off(listener) for listener in listeners]
+    if any(held_off):
+        await asyncio.sleep(_HANDSHAKE_S)
+    end_s = asyncio.get_running_loop().time() + _ACCEPT_S
+    while all(held_off) and any(map(waiting_in, listeners)) and asyncio.get_running_loop().time() < end_s:
+        await asyncio.sleep(0)
 
 
 class PoliteServer(uvicorn.Server):
@@ -128,16 +138,7 @@ class PoliteServer(uvicorn.Server):
     async def _close_port(self, sockets: list[socket.socket] | None) -> None:
         listeners = [listener for server in self.servers for listener in server.sockets]
         if sockets is None:  # given sockets may belong to another process as well, which goes on
-            held_off = [hold_off(listener) for listener in listeners]
-            if any(held_off):
-                await asyncio.sleep(_HANDSHAKE_S)
-            end_s = asyncio.get_running_loop().time() + _ACCEPT_S
-            while (
-                all(held_off)
-                and any(map(waiting_in, listeners))
-                and asyncio.get_running_loop().time() < end_s
-            ):
-                await asyncio.sleep(0)
+            await accept_the_last(listeners)
         for server in self.servers:
             server.close()
         for given in sockets or ():

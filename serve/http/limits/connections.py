@@ -33,7 +33,7 @@ class Connections:
 
     def enter(self, connection: Connection) -> bool:
         """Whether the connection may stay."""
-        if len(self._open) >= self.limit and not self._close_one():
+        if len(self) >= self.limit and not self._close_one():
             return False
         self._open[connection] = None
         return True

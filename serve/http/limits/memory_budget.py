@@ -25,8 +25,17 @@ class MemoryBudget:
     """The bytes that are held now, and their limit. Threads may share it."""
 
     def __init__(self, limit: int) -> None:
-        self.limit, self.used = limit, 0
+        self.limit, self._own = limit, 0
         self._lock = threading.Lock()
+
+    @property
+    def used(self) -> int:
+        """Bytes that are held now."""
+        return self._own
+
+    def _add(self, nbytes: int) -> None:
+        """Called with the lock held."""
+        self._own += nbytes
 
     def lease(self) -> "Lease":
         """A lease for one request."""
@@ -38,9 +47,8 @@ class MemoryBudget:
         Raises Overloaded where they do not fit now, TooLarge where they never do.
         """
         with self._lock:
-            used = self.used + nbytes
-            if used <= self.limit:
-                self.used = used
+            if self.used + nbytes <= self.limit:
+                self._add(nbytes)
                 return
         setting = f"all requests together may hold {self.limit} bytes (HALFEVEN_MAX_IN_FLIGHT_MIB)"
         if held + nbytes > self.limit:
@@ -54,11 +62,11 @@ class MemoryBudget:
     def take_anyway(self, nbytes: int) -> None:
         """Count bytes that are in memory already; the limit may be exceeded."""
         with self._lock:
-            self.used += nbytes
+            self._add(nbytes)
 
     def give_back(self, nbytes: int) -> None:
         with self._lock:
-            self.used -= nbytes
+            self._add(-nbytes)
 
 
 class Lease:

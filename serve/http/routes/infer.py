@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ....models.errors import BadInput, HalfevenError, NotReady
 from ...access.access_control import AccessControl
 from ...batching.counters import Phase
-from ...batching.interface import Answer, Roster, Served
+from ...batching.interface import Answer, Answering, Finding
 from ...logs import requests
 from ..caller import CallerLeft, answer_or_leave, lease_of, lend, read_body
 from ..codecs.dialect import OURS, Dialect
@@ -28,7 +28,7 @@ from ..limits.memory_budget import Lease, json_bytes
 from ..limits.request_limits import DEFAULTS
 from ..limits.worker_threads import WorkerThreads
 from ..page_headers import PageHeaders
-from ..route_scopes import admit
+from ..route_scopes import admit, authorization_in
 from ..server_load import ServerLoad
 from ..web_guard import WebGuard
 from .infer_headers import NOTHING, HeaderFields, scan
@@ -67,7 +67,7 @@ class InferFront:
     def __init__(
         self,
         app: ASGIApp,
-        roster: Roster,
+        roster: Finding,
         max_body_bytes: int = MAX_BODY_BYTES,
         body_timeout_s: float = DEFAULTS.arrival_seconds,
         written: dict[str, Phase] | None = None,
@@ -165,9 +165,11 @@ class InferFront:
             body = await decoded(body, fields.coding, self.max_body_bytes, lease, self.worker_threads.run)
         served = self.find(asked)  # again: another version may have taken its place while the body came
         if len(body) <= SMALL_JSON or is_small_json(header_length):
-            begun = self.begin(served, header_length, body)
+            begun = self.begin(served, header_length, body, authorization_in(scope))
         else:
-            begun = await self._begin_elsewhere(asked, served, header_length, body, lease)
+            begun = await self._begin_elsewhere(
+                asked, served, header_length, body, lease, authorization_in(scope)
+            )
         answer = await answer_or_leave(begun.future, receive)
         began_ns = perf_counter_ns()
         headers, body = self.finish(begun, answer, fields)
@@ -177,12 +179,17 @@ class InferFront:
             headers.append((b"content-encoding", coding.encode()))
         return headers, body
 
-    def find(self, asked: tuple[str, str | None]) -> Served:
+    def find(self, asked: tuple[str, str | None]) -> Answering:
         """The model, or the version that the URL names. Raises UnknownName, NotReady."""
         return self._roster.find(*asked)
 
-    def begin(self, served: Served, header_length: str | None, body: bytes) -> Begun:
-        """Read a whole body and queue the request. Raises BadRequest, Overloaded, NotReady."""
+    def begin(
+        self, served: Answering, header_length: str | None, body: bytes, authorization: str | None = None
+    ) -> Begun:
+        """Read a whole body and queue the request. Raises BadRequest, Overloaded, NotReady.
+
+        ``authorization``: the caller's header, for a front that asks another process (`workers/worker_front.py`).
+        """
         since_ns = perf_counter_ns()
         codec = self.codec(served)
         request = codec.read(body, header_length)
@@ -192,10 +199,11 @@ class InferFront:
     async def _begin_elsewhere(
         self,
         asked: tuple[str, str | None],
-        served: Served,
+        served: Answering,
         header_length: str | None,
         body: bytes,
         lease: Lease,
+        authorization: str | None = None,
     ) -> Begun:
         """The same for a large body: read in a thread, so that the event loop goes on."""
         since_ns = perf_counter_ns()
@@ -233,12 +241,20 @@ class InferFront:
         self, error: Exception, request_id: str | None = None, model: str = ""
     ) -> tuple[int, Headers, bytes]:
         """The answer to a request that ends with this error: status, headers, body."""
-        status = status_of(error, self._dialect.triton_statuses)
-        named = {"request_id": request_id, "model": model[:_LONGEST_ID], "status": status}
-        if status == 500 and not isinstance(error, BadInput):
-            _LOG.error("an infer request failed", exc_info=error, extra=named)
         if requests.isEnabledFor(logging.INFO):
+            status = status_of(error, self._dialect.triton_statuses)
+            named = {"request_id": request_id, "model": model[:_LONGEST_ID], "status": status}
             requests.info("refused: %s", message_of(error), extra=named)
+        return self.refused(error, request_id, model)
+
+    def refused(
+        self, error: Exception, request_id: str | None = None, model: str = ""
+    ) -> tuple[int, Headers, bytes]:
+        """As `refusal`, for a request whose end is in the access log of another process."""
+        status = status_of(error, self._dialect.triton_statuses)
+        if status == 500 and not isinstance(error, BadInput):
+            named = {"request_id": request_id, "model": model[:_LONGEST_ID], "status": status}
+            _LOG.error("an infer request failed", exc_info=error, extra=named)
         body, kind = body_of(error, "/v2")
         headers = [(key.encode(), value.encode()) for key, value in headers_of(error).items()]
         return status, [(b"content-type", kind.encode()), *headers], body
@@ -256,7 +272,7 @@ class InferFront:
         """The error for a body that takes too long."""
         return SlowBody(f"the request's body did not arrive within {self.body_timeout_s:g} s; send it faster")
 
-    def codec(self, served: Served) -> InferCodec:
+    def codec(self, served: Answering) -> InferCodec:
         """The model's codec, made again where its spec has changed."""
         codec = self._codecs.get(served.name)
         if codec is None or codec.spec is not served.spec:
