@@ -1,0 +1,100 @@
+"""The store's one writer among many replicas: a deployment with one replica, and what a replica sees of it."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from ...models.errors import BadSetting, HalfevenError, NotReady
+from ...models.store import Store
+from ..server import alone_with
+from ..versions.store_writer import Numbers, OwnStore, Role
+
+logger = logging.getLogger("halfeven.versions")
+_TRIES = 4  # a writer whose node was lost is started on another one
+_ANSWER_S = 30.0
+_LOCK_S = 60  # seconds for a writer before this one to end
+Outcome = tuple[Any, HalfevenError | OSError | None]
+
+
+@serve.deployment(name="StoreWriter", num_replicas=1, ray_actor_options={"num_cpus": 0})
+class OneWriter:
+    """Holds the store's lock, as `halfeven serve` does: another server on this store is refused. Loads no model."""
+
+    def __init__(self, source: str) -> None:
+        fs, path = fsspec.core.url_to_fs(source)
+        if "file" not in (protocol := [fs.protocol] if isinstance(fs.protocol, str) else fs.protocol):
+            raise BadSetting(f"store = {source!r}: {protocol[0]} is no folder")
+        store = Store(Path(path))
+        for left in reversed(range(_LOCK_S)):
+            try:
+                self._lock = alone_with(store)
+                break
+            except BadSetting:
+                if not left:
+                    raise
+                time.sleep(1)
+        self._writer = OwnStore(store)
+
+    def write(self, verb: str, given: tuple[Any, ...]) -> Outcome:
+        """Call a method of `StoreWriter`. Errors are part of the outcome: Ray would wrap them in its own."""
+        try:
+            return getattr(self._writer, verb)(*given), None
+        except (HalfevenError, OSError) as error:
+            return None, error
+
+
+class RemoteWriter:
+    """A `StoreWriter` that asks the one writer. ``after`` is called when the store was changed.
+
+    Call it on no event loop. Every method raises NotReady too where the writer does not answer; each may be sent again.
+    """
+
+    def __init__(self, handle: DeploymentHandle, after: Callable[[], None]) -> None:
+        self._handle, self._after = handle, after
+
+    def promote(self, name: str, number: int) -> None:
+        self._ask("promote", name, number)
+
+    def roll_back(self, name: str) -> int:
+        return self._ask("roll_back", name)
+
+    def put_back(self, name: str, bad: int, good: int) -> None:
+        self._ask("put_back", name, bad, good)
+
+    def order(self, name: str, role: Role, number: int | None, percent: float) -> None:
+        self._ask("order", name, role, number, percent)
+
+    def end_canary(self, name: str, number: int) -> None:
+        self._ask("end_canary", name, number)
+
+    def note_drift(self, name: str, number: int, device: str, reason: str) -> None:
+        self._ask("note_drift", name, number, device, reason)
+
+    def record(self, name: str, kind: str, message: str, numbers: Numbers | None = None) -> None:
+        """Nobody waits for an event: a writer that is away holds no decision up."""
+        self._handle.write.remote("record", (name, kind, message, numbers))
+
+    def _ask(self, verb: str, *given: Any) -> Any:
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                result, error = self._handle.write.remote(verb, given).result(timeout_s=_ANSWER_S)
+                break
+            except (RayError, RayServeException, TimeoutError) as lost:
+                logger.warning("the store's writer did not answer to %s: %s", verb, lost)
+                if not tries_left:
+                    raise NotReady(
+                        f"the store's writer does not answer ({type(lost).__name__}); the order may have been carried "
+                        "out: look, and send it again"
+                    ) from lost
+        if error is not None:
+            raise error
+        self._after()
+        return result
