@@ -11,4 +11,4 @@ from .replica import Replica
 def app(options: Options) -> Application:
     """Replicas that answer, and the one writer of the store. Raises BadSetting."""
     deployment = serve.deployment(name="halfeven", **options.deployment_options())
-    return deployment(serve.ingress()(Replica)).bind(options, OneWriter.bind(options.store))
+    return deployment(serve.ingress()(Replica)).bind(options, OneWriter.bind(options))

@@ -3,10 +3,12 @@
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
@@ -15,7 +17,9 @@ from ray.serve.handle import DeploymentHandle
 from ...models.errors import BadSetting, HalfevenError, NotReady
 from ...models.store import Store
 from ..server import alone_with
+from ..versions.store_copy import StoreCopy
 from ..versions.store_writer import Numbers, OwnStore, Role
+from .options import Options
 
 logger = logging.getLogger("halfeven.versions")
 _TRIES = 4  # a writer whose node was lost is started on another one
@@ -28,27 +32,34 @@ Outcome = tuple[Any, HalfevenError | OSError | None]
 class OneWriter:
     """Holds the store's lock, as `halfeven serve` does: another server on this store is refused. Loads no model."""
 
-    def __init__(self, source: str) -> None:
-        fs, path = fsspec.core.url_to_fs(source)
-        if "file" not in (protocol := [fs.protocol] if isinstance(fs.protocol, str) else fs.protocol):
-            raise BadSetting(f"store = {source!r}: {protocol[0]} is no folder")
-        store = Store(Path(path))
-        for left in reversed(range(_LOCK_S)):
-            try:
-                self._lock = alone_with(store)
-                break
-            except BadSetting:
-                if not left:
-                    raise
-                time.sleep(1)
+    def __init__(self, options: Options) -> None:
+        fs, path = fsspec.core.url_to_fs(options.store)
+        self._copy: StoreCopy | None = None
+        if isinstance(fs, LocalFileSystem):
+            store = Store(Path(path))
+            self._lock = _lock_of(store)
+        else:  # an object store has no locks: Ray Serve runs one replica of this deployment
+            self._copy = StoreCopy(options.store, options.folder())
+            store = self._copy.store
         self._writer = OwnStore(store)
 
-    def write(self, verb: str, given: tuple[Any, ...]) -> Outcome:
+    def write(self, verb: str, name: str, given: tuple[Any, ...]) -> Outcome:
         """Call a method of `StoreWriter`. Errors are part of the outcome: Ray would wrap them in its own."""
+        deed = partial(getattr(self._writer, verb), name, *given)
         try:
-            return getattr(self._writer, verb)(*given), None
+            return (deed() if self._copy is None else self._copy.change(name, deed)), None
         except (HalfevenError, OSError) as error:
             return None, error
+
+
+def _lock_of(store: Store) -> IO[bytes]:
+    """The store's lock; a writer before this one may still be ending."""
+    for _ in range(_LOCK_S):
+        try:
+            return alone_with(store)
+        except BadSetting:
+            time.sleep(1)
+    return alone_with(store)
 
 
 class RemoteWriter:
@@ -80,12 +91,12 @@ class RemoteWriter:
 
     def record(self, name: str, kind: str, message: str, numbers: Numbers | None = None) -> None:
         """Nobody waits for an event: a writer that is away holds no decision up."""
-        self._handle.write.remote("record", (name, kind, message, numbers))
+        self._handle.write.remote("record", name, (kind, message, numbers))
 
-    def _ask(self, verb: str, *given: Any) -> Any:
+    def _ask(self, verb: str, name: str, *given: Any) -> Any:
         for tries_left in reversed(range(_TRIES)):
             try:
-                result, error = self._handle.write.remote(verb, given).result(timeout_s=_ANSWER_S)
+                result, error = self._handle.write.remote(verb, name, given).result(timeout_s=_ANSWER_S)
                 break
             except (RayError, RayServeException, TimeoutError) as lost:
                 logger.warning("the store's writer did not answer to %s: %s", verb, lost)

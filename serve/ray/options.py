@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from ...models.errors import BadSetting
 from ..settings import Settings, read_settings
@@ -37,6 +37,15 @@ class Options(BaseModel):
     cache: Path | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
     deployment: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("store")
+    @classmethod
+    def _is_the_same_everywhere(cls, value: str) -> str:
+        if "://" not in value and not value.startswith("/"):
+            raise ValueError(
+                "expected an absolute path or a URL: every node reads it from a folder of its own"
+            )
+        return value
 
     def folder(self) -> Path:
         """This node's copy of the store: one for each store, shared by the replicas of the node."""

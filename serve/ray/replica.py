@@ -15,13 +15,13 @@ from ..batching.interface import LoadConfig
 from ..batching.place import Place
 from ..http.error_mapping import NotOffered
 from ..server import application, place_of, rules_of
+from ..versions.following import Following
 from ..versions.loading.release import one_heap
 from ..versions.roster import Roster
+from ..versions.store_copy import StoreCopy
 from ..versions.traffic.rules import Rules
-from .following import Following
 from .one_writer import RemoteWriter
 from .options import Options
-from .store_copy import StoreCopy
 
 _OF_ONE_PROCESS = (
     "loading and unloading concern one process, and there may be many replicas: what the store names is loaded; "

@@ -1,7 +1,7 @@
 """Two nodes of a local Ray cluster serve one half under load, while versions roll and replicas and nodes die.
 
-``HALFEVEN_RAY=100000`` asks so many times and kills ten replicas and three nodes; every run asks some thousand times and
-kills one each.
+``HALFEVEN_RAY=100000`` asks so many times and kills ten replicas and three nodes; every run asks some thousand times
+and kills one each.
 """
 
 import importlib.util

@@ -6,11 +6,11 @@ import threading
 
 from ...models.errors import HalfevenError, UnknownName
 from ..http.limits.repeated_warnings import RepeatedWarning
-from ..versions.orders import Order, Orders, drifted, read_orders
-from ..versions.roster import Roster
-from ..versions.traffic.loaded_version import LoadedVersion
-from ..versions.traffic.served import ServedModel
+from .orders import Order, Orders, drifted, read_orders
+from .roster import Roster
 from .store_copy import StoreCopy
+from .traffic.loaded_version import LoadedVersion
+from .traffic.served import ServedModel
 
 logger = logging.getLogger("halfeven.versions")
 LOOK_EVERY_S = 0.5

@@ -13,10 +13,10 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 
@@ -32,6 +32,7 @@ _ALIAS = "live"
 _FOLLOWED = re.compile(r"rollout\.json|promotions\.json|events\.jsonl|drifted-[1-9][0-9]{0,17}\.json")
 _MOST_BYTES = 16 * 2**20  # of a followed file
 Entry = Mapping[str, Any]
+T = TypeVar("T")
 
 
 class StoreCopy:
@@ -62,19 +63,49 @@ class StoreCopy:
         A version whose files are not what its manifest says is left out, and `faults` names it. Raises StoreUnusable
         where the source cannot be read, or the copy not be written.
         """
-        with self._working, _alone_in(self.store.root):
-            try:
-                self._fs.invalidate_cache()
-                self._follow_keys()
-                names = [name for name in self._listed("models") if NAME.fullmatch(name)]
-                for name in names:
-                    self._follow_model(name)
-                for name in set(_folders_in(self.store.root / "models")) - set(names):
-                    shutil.rmtree(self.store.root / "models" / name, ignore_errors=True)
-            except OSError as error:
-                raise StoreUnusable(
-                    f"the store {self.source} cannot be followed: {error}; what is loaded is served on"
-                ) from error
+        with self._alone("followed"):
+            self._follow()
+
+    def change(self, name: str, deed: Callable[[], T]) -> T:
+        """Follow, let ``deed`` change the copy, and write what it changed for this model back to the source.
+
+        For a source that is no folder; it must have one process that calls this. Raises StoreUnusable, and what
+        ``deed`` raises.
+        """
+        with self._alone("written"):
+            self._follow()
+            done = deed()
+            self._write_back(name)
+            return done
+
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        try:
+            with self._working, _alone_in(self.store.root):
+                yield
+        except OSError as error:
+            raise StoreUnusable(
+                f"the store {self.source} cannot be {what}: {error}; what is loaded is served on"
+            ) from error
+
+    def _follow(self) -> None:
+        self._fs.invalidate_cache()
+        self._follow_keys()
+        names = [name for name in self._listed("models") if NAME.fullmatch(name)]
+        for name in names:
+            self._follow_model(name)
+        for name in set(_folders_in(self.store.root / "models")) - set(names):
+            shutil.rmtree(self.store.root / "models" / name, ignore_errors=True)
+
+    def _write_back(self, name: str) -> None:
+        """The alias last, as it is read."""
+        folder = self.store.root / "models" / name
+        entries = self._listed(f"models/{name}")
+        files = [path for path in sorted(folder.iterdir()) if _FOLLOWED.fullmatch(path.name)]
+        for path in [*files, folder / _ALIAS]:
+            target = f"{self._root}/models/{name}/{path.name}"
+            if path.exists() and (path.name not in entries or self._fs.cat_file(target) != path.read_bytes()):
+                self._fs.pipe_file(target, path.read_bytes())
 
     def _follow_keys(self) -> None:
         entry = self._listed("").get(NAME_IN_STORE)
