@@ -9,6 +9,9 @@ from .replica import Replica
 
 
 def app(options: Options) -> Application:
-    """Replicas that answer, and the one writer of the store. Raises BadSetting."""
-    deployment = serve.deployment(name="halfeven", **options.deployment_options())
-    return deployment(serve.ingress()(Replica)).bind(options, OneWriter.bind(options))
+    """Replicas that answer, and the one writer of the store, which loads no model. Raises BadSetting."""
+    writer = serve.deployment(name="StoreWriter", num_replicas=1, ray_actor_options={"num_cpus": 0})(
+        OneWriter
+    )
+    replicas = serve.deployment(name="halfeven", **options.deployment_options())(serve.ingress()(Replica))
+    return replicas.bind(options, writer.bind(options))

@@ -9,7 +9,6 @@ from typing import IO, Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
-from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
@@ -28,9 +27,8 @@ _LOCK_S = 60  # seconds for a writer before this one to end
 Outcome = tuple[Any, HalfevenError | OSError | None]
 
 
-@serve.deployment(name="StoreWriter", num_replicas=1, ray_actor_options={"num_cpus": 0})
 class OneWriter:
-    """Holds the store's lock, as `halfeven serve` does: another server on this store is refused. Loads no model."""
+    """The deployment's class. It holds the store's lock, as `halfeven serve` does: another server there is refused."""
 
     def __init__(self, options: Options) -> None:
         fs, path = fsspec.core.url_to_fs(options.store)
@@ -65,7 +63,7 @@ def _lock_of(store: Store) -> IO[bytes]:
 class RemoteWriter:
     """A `StoreWriter` that asks the one writer. ``after`` is called when the store was changed.
 
-    Call it on no event loop. Every method raises NotReady too where the writer does not answer; each may be sent again.
+    Call it on no event loop. Every method raises NotReady too where the writer does not answer.
     """
 
     def __init__(self, handle: DeploymentHandle, after: Callable[[], None]) -> None:
@@ -75,7 +73,7 @@ class RemoteWriter:
         self._ask("promote", name, number)
 
     def roll_back(self, name: str) -> int:
-        return self._ask("roll_back", name)
+        return self._ask("roll_back", name, tries=1)  # one that is sent twice may go back twice
 
     def put_back(self, name: str, bad: int, good: int) -> None:
         self._ask("put_back", name, bad, good)
@@ -93,8 +91,8 @@ class RemoteWriter:
         """Nobody waits for an event: a writer that is away holds no decision up."""
         self._handle.write.remote("record", name, (kind, message, numbers))
 
-    def _ask(self, verb: str, name: str, *given: Any) -> Any:
-        for tries_left in reversed(range(_TRIES)):
+    def _ask(self, verb: str, name: str, *given: Any, tries: int = _TRIES) -> Any:
+        for tries_left in reversed(range(tries)):
             try:
                 result, error = self._handle.write.remote(verb, name, given).result(timeout_s=_ANSWER_S)
                 break
@@ -103,7 +101,7 @@ class RemoteWriter:
                 if not tries_left:
                     raise NotReady(
                         f"the store's writer does not answer ({type(lost).__name__}); the order may have been carried "
-                        "out: look, and send it again"
+                        f"out: GET /v1/models/{name} says so; if it was not, send it again"
                     ) from lost
         if error is not None:
             raise error

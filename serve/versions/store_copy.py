@@ -9,6 +9,7 @@ canary and the shadow, notes of drift, keys) are followed. The alias is moved la
 """
 
 import fcntl
+import logging
 import os
 import re
 import shutil
@@ -27,6 +28,7 @@ from ...models.model_name import NAME
 from ...models.store import Store, sha256_of
 from ..access.key_file import NAME_IN_STORE
 
+logger = logging.getLogger("halfeven.versions")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _ALIAS = "live"
 _FOLLOWED = re.compile(r"rollout\.json|promotions\.json|events\.jsonl|drifted-[1-9][0-9]{0,17}\.json")

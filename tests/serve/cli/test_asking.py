@@ -70,7 +70,7 @@ def test_a_second_loss_is_said(second: Reply, url: str, replies: list[Reply]) ->
 
 def test_what_the_server_itself_says_is_final(url: str, replies: list[Reply]) -> None:
     replies += [OURS, LATER, GOOD]
-    with pytest.raises(BadInput, match="refused with 500: .*a kernel is missing"):
+    with pytest.raises(BadInput, match=r"refused with 500: .*a kernel is missing"):
         ask(url, b"{}")
     with pytest.raises(Overloaded, match="the queue is full") as refused:
         ask(url, b"{}")

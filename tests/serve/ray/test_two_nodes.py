@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halfeven.exporters.convert import Options, convert
 from halfeven.models.store import Store
 from halfeven.serve.cli import asking
 from halfeven.serve.cli.asking import ask
 
-from tests.kept import kept_store
-from tests.model_folders import LINEAR, samples_of, write_folder
+from tests.model_folders import LINEAR
 from tests.serve.ray.callers import Callers, Expected
+from tests.serve.ray.conftest import SEEDS
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,7 +40,6 @@ KILLS = (
     if ASKED
     else ["kill_replica", "kill_node"]
 )
-SEEDS = {1: 5, 2: 6}
 DEPLOYMENT = {
     "max_replicas_per_node": 1,
     "ray_actor_options": {"num_cpus": 0.5},
@@ -104,22 +102,6 @@ def until(holds: Callable[[], bool], what: str, seconds: float = SECONDS) -> flo
     return time.monotonic() - began
 
 
-@pytest.fixture(scope="module")
-def store() -> Path:
-    """Two versions of a half, the first one active."""
-
-    def make(folder: Path) -> None:
-        store = Store(folder / "store")
-        for seed in SEEDS.values():
-            code = LINEAR.replace("manual_seed(5)", f"manual_seed({seed})")
-            settings = {"form": "torch", "precision": {"level": "O2"}, "max_batch_size": 8}
-            samples = samples_of({"x": [4]}, 16, seed=1)
-            convert(write_folder(folder / "net", code, samples=samples, **settings), store, Options())
-        store.promote(store.version("net", 1))
-
-    return kept_store(__file__, make) / "store"
-
-
 def expected(store: Path) -> dict[str, Expected]:
     found = {}
     for number, seed in SEEDS.items():
@@ -139,9 +121,9 @@ def roll(callers: Callers, order: str, version: int) -> None:
 
 
 def test_every_request_is_answered_while_versions_roll_and_replicas_and_nodes_die(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = shutil.copytree(store, tmp_path / "store")
+    mine = shutil.copytree(converted, tmp_path / "store")
     sent, once = list[str](), asking._sent
     monkeypatch.setattr(asking, "_sent", lambda url, *more: (sent.append(url), once(url, *more))[1])
     options = {"store": str(mine), "cache": str(tmp_path / "copy"), "deployment": DEPLOYMENT}
