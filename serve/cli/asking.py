@@ -8,7 +8,7 @@ import http.client
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...models.errors import BadInput, CannotServe, NotReady, Overloaded
@@ -47,12 +47,11 @@ def ask(
     headers = {"content-type": kind, "accept": accept, **key_headers()}
     try:
         answer = _sent(url, body, headers, timeout_s)
-        lost = answer.of_a_proxy
     except TimeoutError as error:
         raise _no_answer(url, error) from None
     except (OSError, http.client.HTTPException):
-        lost = True
-    if lost:
+        answer = None
+    if answer is None or answer.of_a_proxy:
         time.sleep(_PAUSE_S)
         try:
             answer = _sent(url, body, headers, timeout_s)
@@ -67,16 +66,16 @@ def _sent(url: str, body: bytes | None, headers: Mapping[str, str], timeout_s: f
     request = urllib.request.Request(url, body, dict(headers))
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-            return Answer(answer.status, _lower(answer.headers), answer.read())
+            return Answer(answer.status, _lower(answer.headers.items()), answer.read())
     except urllib.error.HTTPError as error:
         with error:
-            return Answer(error.code, _lower(error.headers), error.read(_LONGEST_WORDS))
+            return Answer(error.code, _lower(error.headers.items()), error.read(_LONGEST_WORDS))
     except urllib.error.URLError as error:
         raise error.reason if isinstance(error.reason, OSError) else error from None
 
 
-def _lower(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
+def _lower(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers}
 
 
 def _no_answer(url: str, error: Exception) -> NotReady:

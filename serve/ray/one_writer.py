@@ -92,18 +92,20 @@ class RemoteWriter:
         self._handle.write.remote("record", name, (kind, message, numbers))
 
     def _ask(self, verb: str, name: str, *given: Any, tries: int = _TRIES) -> Any:
-        for tries_left in reversed(range(tries)):
-            try:
-                result, error = self._handle.write.remote(verb, name, given).result(timeout_s=_ANSWER_S)
-                break
-            except (RayError, RayServeException, TimeoutError) as lost:
-                logger.warning("the store's writer did not answer to %s: %s", verb, lost)
-                if not tries_left:
-                    raise NotReady(
-                        f"the store's writer does not answer ({type(lost).__name__}); the order may have been carried "
-                        f"out: GET /v1/models/{name} says so; if it was not, send it again"
-                    ) from lost
+        result, error = self._outcome(verb, name, given, tries)
         if error is not None:
             raise error
         self._after()
         return result
+
+    def _outcome(self, verb: str, name: str, given: tuple[Any, ...], tries: int) -> Outcome:
+        try:
+            return self._handle.write.remote(verb, name, given).result(timeout_s=_ANSWER_S)
+        except (RayError, RayServeException, TimeoutError) as lost:
+            logger.warning("the store's writer did not answer to %s: %s", verb, lost)
+            if tries > 1:
+                return self._outcome(verb, name, given, tries - 1)
+            raise NotReady(
+                f"the store's writer does not answer ({type(lost).__name__}); the order may have been carried out: "
+                f"GET /v1/models/{name} says so; if it was not, send it again"
+            ) from lost

@@ -60,7 +60,9 @@ class Options(BaseModel):
         for name in ("store", "host", "port", "grpc_port", "models", "tls_cert", "tls_key"):
             if name in self.settings:
                 raise BadSetting(f"settings: {name} is for `halfeven serve`; on Ray Serve the proxies listen")
-        exposed = self.settings.get("expose_without_auth", Settings().expose_without_auth)
+        exposed = self.settings.get(
+            "expose_without_auth", read_settings(host="127.0.0.1").expose_without_auth
+        )
         given = {**self.settings, "store": self.folder(), "host": _BEYOND, "expose_without_auth": True}
         asked = read_settings(**given).model_copy(update={"expose_without_auth": bool(exposed)})
         if asked.needs_keys and asked.keys.read() is None:

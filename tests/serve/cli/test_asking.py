@@ -30,7 +30,7 @@ def url(replies: list[Reply], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
             reply = replies.pop(0)
-            if reply is LOST:
+            if reply is None:
                 return
             status, headers, body = reply
             self.send_response(status)

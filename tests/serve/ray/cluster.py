@@ -4,12 +4,14 @@ Ray leaves threads and sockets behind in the process that started a cluster, so 
 """
 
 import json
+import logging
 import os
 import random
 import sys
 from typing import Any
 
-ORDERS = ("kill_replica", "kill_node", "add_node", "replicas", "nodes")
+NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+ORDERS = ("kill_replica", "kill_node", "add_node", "redeploy", "replicas")
 
 
 class TwoNodes:
@@ -22,18 +24,21 @@ class TwoNodes:
         from ray.cluster_utils import Cluster
 
         self._ray, self._draw = ray, random.Random(5)
-        node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-        self._cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-        self._second = self._cluster.add_node(**node)
-        ray.init(address=self._cluster.address, log_to_driver=False, logging_level="ERROR")
+        self._cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        self.add_node()
+        ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        serve.run(app(Options(**options)))
+        self._deployment: dict[str, Any] = options["deployment"]
+        self._run = lambda: serve.run(app(Options(**options)))
+        self._run()
 
     def replicas(self) -> int:
         return len(self._names())
 
-    def nodes(self) -> int:
-        return sum(node["Alive"] for node in self._ray.nodes())
+    def redeploy(self) -> None:
+        """Ray replaces every replica by one with another option, as for a new build; it returns when that is done."""
+        self._deployment["ray_actor_options"] = {"num_cpus": 0.4}
+        self._run()
 
     def kill_replica(self) -> str:
         """The process of any replica ends at once."""
@@ -46,7 +51,7 @@ class TwoNodes:
         self._cluster.remove_node(self._second, allow_graceful=False)
 
     def add_node(self) -> None:
-        self._second = self._cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+        self._second = self._cluster.add_node(**NODE)
 
     def _names(self) -> list[str]:
         named = self._ray.util.list_named_actors(all_namespaces=True)

@@ -22,7 +22,11 @@ def converted() -> Path:
             code = LINEAR.replace("manual_seed(5)", f"manual_seed({seed})")
             settings = {"form": "torch", "precision": {"level": "O2"}, "max_batch_size": 8}
             samples = samples_of({"x": [4]}, 16, seed=1)
-            convert(write_folder(folder / "net", code, samples=samples, **settings), store, Options())
+            convert(
+                write_folder(folder / "net", code, samples=samples, **settings),
+                store,
+                Options(forms=("torch",)),
+            )
         store.promote(store.version("net", 1))
 
     return kept_store(__file__, make) / "store"

@@ -1,7 +1,7 @@
 """Two nodes of a local Ray cluster serve one half under load, while versions roll and replicas and nodes die.
 
-``HALFEVEN_RAY=100000`` asks so many times and kills ten replicas and three nodes; every run asks some thousand times
-and kills one each.
+``HALFEVEN_RAY=100000`` asks so many times, replaces every replica, and kills ten replicas and three nodes; every run
+asks some thousand times and kills one each.
 """
 
 import importlib.util
@@ -156,4 +156,4 @@ def test_every_request_is_answered_while_versions_roll_and_replicas_and_nodes_di
     print(f"by node {dict(callers.by_node)}; {time.monotonic() - began:.0f} s")
     assert callers.wrong == []
     assert callers.lost == []
-    assert again > 0, "no kill met a request: nothing was shown"
+    assert again > 0 or not ASKED, "no kill met a request: nothing was shown"
