@@ -103,6 +103,18 @@ def test_a_promotion_and_a_rollback_reach_the_other_replica(replicas: tuple[Repl
         assert replica.active == 1
 
 
+def test_a_canary_that_becomes_active_by_a_rollback_is_ordered_no_more(
+    store: Store, replicas: tuple[Replica, Replica]
+) -> None:
+    one, other = replicas
+    Director(one.roster).promote("net", 2)
+    Director(one.roster).canary("net", 1, 25.0)
+    Director(one.roster).roll_back("net")
+    other.look()
+    assert read_orders(store, "net").canary is None
+    assert (one.active, one.canary, other.active, other.canary) == (1, None, 1, None)
+
+
 def test_a_canary_reaches_the_other_replica_and_one_that_starts_later(
     replicas: tuple[Replica, Replica],
 ) -> None:
