@@ -72,9 +72,14 @@ class Following:
         try:
             version = self._roster.store.version(served.name, order.version)
         except UnknownName:
-            del self._carried_out[served.name]  # it is not copied yet
+            self._carried_out.pop(served.name, None)  # it is not copied yet
             return None, 0.0
-        return self._roster.loaded_version_for(version), order.percent
+        try:
+            return self._roster.loaded_version_for(version), order.percent
+        except HalfevenError as error:
+            sentence = f"{version} was ordered as a canary or shadow and could not be loaded: {error}"
+            self._roster.decisions.record(served.name, "order_failed", sentence)
+            return None, 0.0
 
     def _follow_drift(self, served: ServedModel) -> None:
         """The whole takes the place of a half that another replica found drifting on a device of this kind."""

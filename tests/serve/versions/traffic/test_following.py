@@ -130,6 +130,20 @@ def test_a_canary_reaches_the_other_replica_and_one_that_starts_later(
     assert other.canary is None
 
 
+def test_a_canary_that_a_replica_cannot_load_is_said_and_its_shadow_is_loaded_all_the_same(
+    store: Store, versions: Versions, replicas: tuple[Replica, Replica]
+) -> None:
+    one, other = replicas
+    Director(one.roster).canary("net", 3, 25.0)
+    Director(one.roster).shadow("net", 2, 5.0)
+    versions.refuse[3] = NotReady("no memory")
+    other.look()
+    assert other.canary is None and other.served.traffic.shadow is not None
+    assert "net@3 was ordered as a canary or shadow and could not be loaded: no memory" in str(
+        events(store, "net")
+    )
+
+
 def test_a_canary_that_one_replica_ends_is_ended_on_the_other(
     store: Store, replicas: tuple[Replica, Replica]
 ) -> None:
