@@ -12,6 +12,20 @@ from ..settings import Settings, read_settings
 
 # The proxies of Ray Serve listen where Ray was told to, which a replica cannot know: keys are needed, or a word.
 _BEYOND = "0.0.0.0"
+_OF_THE_SERVER = frozenset(
+    (
+        "store",
+        "host",
+        "port",
+        "grpc_port",
+        "models",
+        "tls_cert",
+        "tls_key",
+        "log_level",
+        "log_format",
+        "access_log",
+    )
+)
 # Of `serve.deployment`. A batch is made of requests that wait in one replica: Ray's own default, 5 at once, forbids it.
 _DEPLOYMENT = {
     "max_ongoing_requests": 256,
@@ -19,7 +33,9 @@ _DEPLOYMENT = {
     "backpressure_config": {"status_code": 503, "retry_after_s": 1},
     "health_check_period_s": 5,
     "health_check_timeout_s": 30,
-    "logging_config": {"enable_access_log": False},  # settings {"access_log": true} is ours
+    "logging_config": {
+        "enable_access_log": False
+    },  # a line per request, as `halfeven serve` writes none by itself
 }
 
 
@@ -57,9 +73,10 @@ class Options(BaseModel):
     def server_settings(self) -> Settings:
         """The settings of a replica. Raises BadSetting, also where no key is there and nobody said that none is
         needed; StoreUnusable or DamagedFile where the keys cannot be read."""
-        for name in ("store", "host", "port", "grpc_port", "models", "tls_cert", "tls_key"):
-            if name in self.settings:
-                raise BadSetting(f"settings: {name} is for `halfeven serve`; on Ray Serve the proxies listen")
+        if not_here := sorted(_OF_THE_SERVER & self.settings.keys()):
+            raise BadSetting(
+                f"settings: {', '.join(not_here)}: for `halfeven serve` alone; here Ray's proxies listen and Ray logs"
+            )
         exposed = self.settings.get(
             "expose_without_auth", read_settings(host="127.0.0.1").expose_without_auth
         )

@@ -144,8 +144,8 @@ def test_options_that_are_not_those_of_a_replica_are_refused() -> None:
         Options(store="store")
     with pytest.raises(BadSetting, match="--parity-sample = 7"):
         app(Options(store="/store", settings={"parity_sample": 7}))
-    with pytest.raises(BadSetting, match="settings: port is for `halfeven serve`"):
-        Options(store="/store", settings={"port": 1}).server_settings()
+    with pytest.raises(BadSetting, match="settings: access_log, port: for `halfeven serve` alone"):
+        Options(store="/store", settings={"port": 1, "access_log": True}).server_settings()
 
 
 def test_the_file_of_the_page_is_taken_by_ray_serve() -> None:
