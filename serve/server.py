@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -71,44 +71,65 @@ def build(
 ) -> tuple[InferFront, Roster]:
     """The ASGI application (its lifespan starts and stops the roster) and the roster behind it.
 
-    ``bounds``, ``access``: those of one process of several. ``collectors``: more for /metrics.
+    ``bounds``, ``access``, ``collectors``: as `application`.
     """
-    use_true_fp32()
     store.root.mkdir(parents=True, exist_ok=True)
+    place = place_of(settings)
+    roster = Roster(store, place, rules_of(settings))
+    lock = alone_with(store)
+    job_store = JobStore(store.root / "halfeven.db")
+    app, front = application(settings, roster, job_store.count_by_status, bounds, access, collectors)
+    files = Files(store.root / "files", settings.limits.upload_bytes, most_bytes=settings.limits.files_bytes)
+    trainer = (settings.trainer_threads, 10, _trainer_memory(settings, place.device.type))
+    supervisor = Supervisor(job_store, files, store, roster, place, *trainer, settings.trainer_processes)
+    trials = TrialRuns(job_store, files, store, str(place.device), *trainer, leaving=lambda: roster.leaving)
+    app.include_router(router(job_store, files, store, supervisor.wake, lambda: roster.leaving, trials.run))
+    app.router.lifespan_context = _lifespan(roster, supervisor, job_store, lock, settings.shutdown_seconds)
+    return front, roster
+
+
+def place_of(settings: Settings) -> Place:
+    """The device with its thread, which is not started yet."""
+    use_true_fp32()
     device = resolve_device(settings.device)
     nice = settings.compute_nice if device.type == "cpu" else 0
     thread = DeviceThread(str(device), nice=nice, at_rest=give_back_freed)
-    place = Place(device, thread, settings.fallback == "fp32", settings.rescue)
-    roster = Roster(store, place, _rules(settings))
+    return Place(device, thread, settings.fallback == "fp32", settings.rescue)
+
+
+def application(
+    settings: Settings,
+    roster: Roster,
+    jobs_by_status: Callable[[], Mapping[str, int]],
+    bounds: Bounds | None = None,
+    access: AccessControl | None = None,
+    collectors: Sequence[Collector] = (),
+) -> tuple[FastAPI, InferFront]:
+    """Every route but those of fine-tuning, and what stands in front of them. The caller sets the lifespan.
+
+    ``bounds``, ``access``: those of one process of several. ``collectors``: more for /metrics.
+    """
     director = Director(roster)
     written: dict[str, Phase] = {}
     limits = settings.limits
     dialect = STRICT if settings.triton_strict else OURS
-    lock = _alone_with(store)
-    job_store = JobStore(store.root / "halfeven.db")
     bounds, load = bounds or _bounds(limits), ServerLoad(lambda: _loaded(roster))
     registry = new_registry(lambda: _loaded(roster), lambda: written)
     registry.register(RolloutCollector(roster.all, roster.decisions))
-    registry.register(LoadCollector(load, bounds, lambda: roster.ready, job_store.count_by_status))
+    registry.register(LoadCollector(load, bounds, lambda: roster.ready, jobs_by_status))
     for collector in collectors:
         registry.register(collector)
     shown, front_of = _traced(roster)
     app = build_app(
         shown,
         lambda: metrics_text(registry),
-        replace(history_of(store), rollback=director.roll_back),
+        replace(history_of(roster.store), rollback=director.roll_back),
         settings.name_on_the_wire,
         max_body_bytes=limits.body_bytes,
         body_timeout_s=limits.arrival_seconds,
         dialect=dialect,
     )
-    files = Files(store.root / "files", limits.upload_bytes, most_bytes=limits.files_bytes)
-    trainer = (settings.trainer_threads, 10, _trainer_memory(settings, device.type))
-    supervisor = Supervisor(job_store, files, store, roster, place, *trainer, settings.trainer_processes)
-    trials = TrialRuns(job_store, files, store, str(device), *trainer, leaving=lambda: roster.leaving)
-    app.include_router(router(job_store, files, store, supervisor.wake, lambda: roster.leaving, trials.run))
     app.include_router(rollout_router(director))
-    app.router.lifespan_context = _lifespan(roster, supervisor, job_store, lock, settings.shutdown_seconds)
     front = front_of(
         PageHeaders(app),
         shown,
@@ -121,7 +142,7 @@ def build(
         access or AccessControl(settings.keys, settings.needs_keys),
         load,
     )
-    return front, roster
+    return app, front
 
 
 def _loaded(roster: Roster) -> list[LoadedVersion]:
@@ -152,7 +173,7 @@ def _trainer_memory(settings: Settings, device: str) -> int:
     return 0 if device == "cuda" else int(0.8 * usable_memory())
 
 
-def _rules(settings: Settings) -> Rules:
+def rules_of(settings: Settings) -> Rules:
     return Rules(
         keep_previous_s=settings.keep_previous_seconds,
         faults=settings.watch_faults,
@@ -291,7 +312,7 @@ def notify_active(roster: Roster, notify: Notify) -> None:
         )
 
 
-def _alone_with(store: Store) -> IO[bytes]:
+def alone_with(store: Store) -> IO[bytes]:
     """The store's lock, held while the file is open: its database has one writer, its jobs one supervisor."""
     path = store.root / "server.lock"
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -1,9 +1,7 @@
 """``halfeven predict``: a file's tensors or picture to a running server, over the standard library's HTTP."""
 
 import json
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,11 @@ from safetensors.numpy import load_file
 
 from ...exporters.inputs.samples import TARGET
 from ...models.datatypes import DATATYPES
-from ...models.errors import BadInput, NotReady
-from ..access.client_key import key_headers
+from ...models.errors import BadInput
 from ..http.codecs.infer_client import write_json
 from ..http.codecs.json_numbers import array_of
 from ..http.codecs.numpy_files import write_npz
+from .asking import ask
 
 _AS_THEY_ARE = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".npy": "application/x-npy"}
 _ANSWERS = {".png": "image/png", ".npy": "application/x-npy", ".npz": "application/x-npz"}
@@ -29,20 +27,19 @@ def predict_file(
 ) -> dict[str, Any]:
     """The answer to a picture (PNG, JPEG), an npy, npz, safetensors or JSON file (``{input: nested lists}``).
 
-    With ``out`` (.png, .npy or .npz) the answer goes into that file and its name comes back. Raises BadInput with
-    the server's own words where it refuses, NotReady where no server answers.
+    With ``out`` (.png, .npy or .npz) the answer goes into that file and its name comes back. Raises as `ask`.
     """
     model = f"{url}/v1/models/{urllib.parse.quote(name)}:predict"
     named = _named(url, name, file, timeout_s) if file.suffix.lower() == ".json" else None
     body, kind = (write_npz(named), "application/x-npz") if named is not None else _body(file)
     if out is not None:
-        return _into(out, *_post(model, body, kind, _accept(out), timeout_s))
+        return _into(out, *ask(model, body, kind, _accept(out), timeout_s))
     if named is not None or file.suffix in (".npz", ".safetensors"):
         arrays = _read(file) if named is None else named
         model, (body, _) = f"{url}/v2/models/{urllib.parse.quote(name)}/infer", write_json(arrays)
         kind = "application/json"
-    headers, answer = _post(model, body, kind, "application/json", timeout_s)
-    return {"status": 200, "headers": headers, **json.loads(answer)}
+    headers, answer = ask(model, body, kind, "application/json", timeout_s)
+    return {"status": 200, "headers": _ours(headers), **json.loads(answer)}
 
 
 def _body(file: Path) -> tuple[bytes, str]:
@@ -70,7 +67,7 @@ def _named(url: str, name: str, file: Path, timeout_s: float) -> dict[str, np.nd
         )
     if "instances" in message:
         return None
-    inputs = json.loads(_post(f"{url}/v2/models/{urllib.parse.quote(name)}", None, "", "*/*", timeout_s)[1])[
+    inputs = json.loads(ask(f"{url}/v2/models/{urllib.parse.quote(name)}", None, timeout_s=timeout_s)[1])[
         "inputs"
     ]
     datatypes = {tensor["name"]: DATATYPES[tensor["datatype"]] for tensor in inputs}
@@ -90,7 +87,7 @@ def _into(out: Path, headers: Mapping[str, str], answer: bytes) -> dict[str, Any
     if headers.get("content-type") != _ANSWERS[out.suffix]:
         raise BadInput(f"--out {out}: this answer is none ({headers.get('content-type')}); leave --out away")
     out.write_bytes(answer)
-    return {"status": 200, "headers": dict(headers), "file": str(out)}
+    return {"status": 200, "headers": _ours(headers), "file": str(out)}
 
 
 def _read(file: Path) -> Any:
@@ -107,24 +104,5 @@ def _read(file: Path) -> Any:
     raise BadInput(f"{file}: expected .png, .jpg, .npy, .npz, .safetensors or .json")
 
 
-def _post(
-    url: str, body: bytes | None, kind: str, accept: str, timeout_s: float
-) -> tuple[dict[str, str], bytes]:
-    """A POST, or a GET where there is no body."""
-    if not url.startswith(("http://", "https://")):
-        raise BadInput(f"--url: expected http://… or https://…, got {url[:80]!r}")
-    headers = {"content-type": kind, "accept": accept, **key_headers()}
-    request = urllib.request.Request(url, body, headers)
-    try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-            return _ours(answer.headers), answer.read()
-    except urllib.error.HTTPError as error:
-        raise BadInput(
-            f"the server refused with {error.code}: {error.read(4000).decode(errors='replace')}"
-        ) from None
-    except OSError as error:
-        raise NotReady(f"no server answers at {url}: {error}; is `halfeven serve` running there?") from None
-
-
-def _ours(headers: Any) -> dict[str, str]:
-    return {k.lower(): v for k, v in headers.items() if k.lower().startswith(("halfeven-", "content-type"))}
+def _ours(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.startswith(("halfeven-", "content-type"))}

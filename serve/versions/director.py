@@ -1,7 +1,7 @@
 """An operator's orders about versions: promote, roll back, set a canary or a shadow. Each method blocks until the order
 takes effect; its result is durable."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,8 +10,9 @@ from ...exporters.evidence import facts_of
 from ...models.errors import BadInput, Conflict, NotReady, UnknownName
 from ...models.spec import ModelSpec
 from ...models.store import LIVE, Version
-from .orders import Order, events, read_orders, write_orders
+from .orders import events
 from .roster import Roster
+from .store_writer import Role
 from .traffic.loaded_version import LoadedVersion
 from .traffic.served import ServedModel
 
@@ -32,8 +33,7 @@ class Director:
         with self._roster.working(name):
             wanted = self._live(name, version)
             loaded = self._roster.loaded_version_for(wanted) if self._roster.served(name) else None
-            self._store.promote(wanted)
-            self._forget(name, wanted)
+            self._roster.writer.promote(name, wanted.number)
             self._roster.decisions.record(name, "promoted", f"{wanted} was promoted")
             if loaded is not None:
                 self._roster.activate(loaded)
@@ -47,8 +47,7 @@ class Director:
         Raises Conflict where there is none.
         """
         with self._roster.working(name):
-            version = self._store.rollback(name)
-            self._forget(name, version)
+            version = self._store.version(name, self._roster.writer.roll_back(name))
             self._roster.decisions.record(name, "rolled_back_by_hand", f"rolled back to {version}")
             self._follow(name, version)
             return facts_of(version)
@@ -99,7 +98,7 @@ class Director:
 
     @contextmanager
     def _ordering(
-        self, name: str, role: str, version: int | None, percent: float
+        self, name: str, role: Role, version: int | None, percent: float
     ) -> Iterator[tuple[ServedModel, LoadedVersion | None]]:
         """Load the ordered version, write the order to the store, then let the block carry it out."""
         if not 0.0 <= percent <= 100.0:
@@ -109,9 +108,7 @@ class Director:
             loaded = None
             if version is not None and percent > 0.0:
                 loaded = self._roster.loaded_version_for(self._fitting(served, version, role))
-            order = Order(loaded.number, percent) if loaded is not None else None
-            ordered: Mapping[str, Any] = {role: order}
-            write_orders(self._store, name, replace(read_orders(self._store, name), **ordered))
+            self._roster.writer.order(name, role, loaded.number if loaded is not None else None, percent)
             yield served, loaded
             self._roster.tidy()
             sentence = f"the {role} was ended" if loaded is None else f"{loaded} is the {role}, {percent:g} %"
@@ -148,19 +145,6 @@ class Director:
         self._roster.follow(name)
         if fault := self._roster.fault(name, version.number):
             raise NotReady(f"{version} is what the store names, but it could not be made active: {fault}")
-
-    def _forget(self, name: str, version: Version) -> None:
-        """Delete a canary or shadow order for the version: it is active now."""
-        ordered = read_orders(self._store, name)
-        kept = {
-            role: None
-            if (order := getattr(ordered, role)) is None or order.version == version.number
-            else order
-            for role in ("canary", "shadow")
-        }
-        changed: Mapping[str, Any] = kept
-        if replace(ordered, **changed) != ordered:
-            write_orders(self._store, name, replace(ordered, **changed))
 
 
 def _takes_requests_of(mine: ModelSpec, theirs: ModelSpec) -> bool:

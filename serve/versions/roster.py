@@ -21,6 +21,7 @@ from .configured import configured
 from .loading.ready import make_ready
 from .loading.release import give_back, let_go_of_files, take_out_of_sight
 from .orders import read_orders
+from .store_writer import OwnStore, StoreWriter
 from .traffic.automatic_decisions import AutomaticDecisions
 from .traffic.loaded_version import DRAIN_SECONDS, LoadedVersion
 from .traffic.rules import Rules
@@ -38,21 +39,20 @@ class Roster:
     other names are not held up.
     """
 
-    def __init__(self, store: Store, place: Place, rules: Rules | None = None) -> None:
-        self.store = store
-        self.place = place
-        self.rules = rules or Rules()
-        self.decisions = AutomaticDecisions(store, str(place.device))
+    def __init__(
+        self, store: Store, place: Place, rules: Rules | None = None, writer: StoreWriter | None = None
+    ) -> None:
+        self.store, self.place, self.rules = store, place, rules or Rules()
+        self.writer = writer or OwnStore(store)
+        self.decisions = AutomaticDecisions(self.writer, str(place.device))
         self._judge = ThreadPoolExecutor(1, "halfeven-judge")
         self._served: dict[str, ServedModel] = {}
         self._seen: dict[str, State] = {}
-        self._faults: dict[str, str] = {}
-        self._unloaded: set[str] = set()
+        self._faults, self._unloaded = dict[str, str](), set[str]()
         self._loading: dict[str, int] = {}
         self._working: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping = threading.Event()
-        self.leaving = False
+        self._stopping, self.leaving = threading.Event(), False
         self._first_look: Future[None] = Future()
         self._threads = [
             threading.Thread(target=self._follow, name="halfeven-roster", daemon=True),

@@ -232,7 +232,7 @@ def started(
     """The server itself; ``more`` is for `PoliteServer`, which otherwise closes idle connections at once."""
     config = uvicorn.Config(
         app, port=port, http=HotProtocol, log_level="error", access_log=False, timeout_graceful_shutdown=seconds,
-        proxy_headers=False,
+        proxy_headers=False, ws="none",
     )  # fmt: skip
     if tls is not None:
         config.load()

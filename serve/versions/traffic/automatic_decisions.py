@@ -5,26 +5,20 @@ The traffic split has been changed before; here the change is written to the sto
 
 import logging
 import threading
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
 from ....models.errors import Conflict, HalfevenError
-from ....models.store import Store
-from .. import orders
+from ..store_writer import Numbers, StoreWriter
 from .loaded_version import LoadedVersion
 
 logger = logging.getLogger("halfeven.versions")
-TRIAL = "trial"  # by whose order the alias goes back
-Numbers = Mapping[str, Any]
 
 
 class AutomaticDecisions:
     """Every method blocks for the disk and raises nothing: a full disk must not undo a decision that protects
     callers."""
 
-    def __init__(self, store: Store, device: str) -> None:
-        self._store = store
+    def __init__(self, writer: StoreWriter, device: str) -> None:
+        self._writer = writer
         self._device = device
         self._lock = threading.Lock()
         self.counts: dict[tuple[str, str], int] = {}  # (model, kind) → how often
@@ -33,7 +27,7 @@ class AutomaticDecisions:
         """Move the alias back to the version that serves again."""
         sentence = f"{bad} was rolled back to {good}: {why}"
         try:
-            self._store.promote_over(bad.number, good.version, TRIAL)
+            self._writer.put_back(bad.name, bad.number, good.number)
         except Conflict as error:
             sentence += f"; the store is not changed ({error})"
         except (HalfevenError, OSError) as error:
@@ -43,8 +37,7 @@ class AutomaticDecisions:
     def canary_ended(self, bad: LoadedVersion, why: str, numbers: Numbers) -> None:
         sentence = f"the canary {bad} was ended: {why}"
         try:
-            ordered = orders.read_orders(self._store, bad.name)
-            orders.write_orders(self._store, bad.name, replace(ordered, canary=None))
+            self._writer.end_canary(bad.name, bad.number)
         except (HalfevenError, OSError) as error:
             sentence += f"; but the order is still in the store ({error}): a restart would begin it again"
         self.record(bad.name, "canary_ended", sentence, {"version": bad.number, **numbers})
@@ -53,8 +46,8 @@ class AutomaticDecisions:
         """Note in the store that the half may not serve on this device before it is proven again."""
         sentence = f"{loaded} fell back from its half to its FP32 whole: {reason}"
         try:
-            orders.note_drift(loaded.version, self._device, reason)
-        except OSError as error:
+            self._writer.note_drift(loaded.name, loaded.number, self._device, reason)
+        except (HalfevenError, OSError) as error:
             sentence += (
                 f"; but that could not be noted in the store ({error}): a restart would try the half again"
             )
@@ -67,6 +60,6 @@ class AutomaticDecisions:
         with self._lock:
             self.counts[name, kind] = self.counts.get((name, kind), 0) + 1
             try:
-                orders.record(self._store, name, kind, message, numbers)
-            except (OSError, ValueError):
+                self._writer.record(name, kind, message, numbers)
+            except (HalfevenError, OSError, ValueError):
                 logger.exception("the event could not be written: %s", message)

@@ -115,5 +115,5 @@ def test_the_lock_is_not_opened_through_a_symbolic_link(target: str, tmp_path: P
     store.mkdir()
     (store / "server.lock").symlink_to(tmp_path / target)
     with pytest.raises(StoreUnusable, match=r"server.lock cannot be opened: it is a symbolic link"):
-        server._alone_with(Store(store))
+        server.alone_with(Store(store))
     assert (tmp_path / "victim").read_text() == "kept" and not (tmp_path / "absent").exists()

@@ -1,0 +1,91 @@
+"""One request of a command to a server, which is sent once more where its answer was lost on the way.
+
+Only for requests that may be sent twice: predictions, and what is read. A node that dies takes the connections of its
+proxy with it, and a proxy whose replica dies answers for it; in both cases another one can answer.
+"""
+
+import http.client
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ...models.errors import BadInput, CannotServe, NotReady, Overloaded
+from ..access.client_key import key_headers
+
+_PAUSE_S = 0.5  # before the second time: those who remain notice the death first
+_LONGEST_WORDS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``headers``: by names in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def of_a_proxy(self) -> bool:
+        """Whether a proxy answered because it lost the server: every error of the server is JSON, and a proxy that
+        knows when to come again says so."""
+        is_json = "json" in self.headers.get("content-type", "")
+        return self.status >= 500 and not is_json and "retry-after" not in self.headers
+
+
+def ask(
+    url: str, body: bytes | None, kind: str = "", accept: str = "*/*", timeout_s: float = 60.0
+) -> tuple[Mapping[str, str], bytes]:
+    """The headers and body of the answer to a POST, or to a GET where there is no body.
+
+    Raises BadInput with the server's own words where it refuses, Overloaded where it says when to come again, NotReady
+    where no server answers, twice.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise BadInput(f"--url: expected http://… or https://…, got {url[:80]!r}")
+    headers = {"content-type": kind, "accept": accept, **key_headers()}
+    try:
+        answer = _sent(url, body, headers, timeout_s)
+    except TimeoutError as error:
+        raise _no_answer(url, error) from None
+    except (OSError, http.client.HTTPException):
+        answer = None
+    if answer is None or answer.of_a_proxy:
+        time.sleep(_PAUSE_S)
+        try:
+            answer = _sent(url, body, headers, timeout_s)
+        except (OSError, http.client.HTTPException) as error:
+            raise _no_answer(url, error) from None
+    if answer.status >= 400:
+        raise _refusal(answer)
+    return answer.headers, answer.body
+
+
+def _sent(url: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float) -> Answer:
+    request = urllib.request.Request(url, body, dict(headers))
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            return Answer(answer.status, _lower(answer.headers.items()), answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, _lower(error.headers.items()), error.read(_LONGEST_WORDS))
+    except urllib.error.URLError as error:
+        raise error.reason if isinstance(error.reason, OSError) else error from None
+
+
+def _lower(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers}
+
+
+def _no_answer(url: str, error: Exception) -> NotReady:
+    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    return NotReady(f"no server answers at {url}: {what}; is `halfeven serve` running there?")
+
+
+def _refusal(answer: Answer) -> BadInput | CannotServe:
+    sentence = f"the server refused with {answer.status}: {answer.body.decode(errors='replace')}"
+    if answer.of_a_proxy:
+        return NotReady(sentence)
+    after = answer.headers.get("retry-after", "")
+    return Overloaded(sentence, float(after)) if after.isdecimal() else BadInput(sentence)

@@ -1,0 +1,111 @@
+"""The store's one writer among many replicas: a deployment with one replica, and what a replica sees of it."""
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from ...models.errors import BadSetting, HalfevenError, NotReady
+from ...models.store import Store
+from ..server import alone_with
+from ..versions.store_copy import StoreCopy
+from ..versions.store_writer import Numbers, OwnStore, Role
+from .options import Options
+
+logger = logging.getLogger("halfeven.versions")
+_TRIES = 4  # a writer whose node was lost is started on another one
+_ANSWER_S = 30.0
+_LOCK_S = 60  # seconds for a writer before this one to end
+Outcome = tuple[Any, HalfevenError | OSError | None]
+
+
+class OneWriter:
+    """The deployment's class. It holds the store's lock, as `halfeven serve` does: another server there is refused."""
+
+    def __init__(self, options: Options) -> None:
+        fs, path = fsspec.core.url_to_fs(options.store)
+        self._copy: StoreCopy | None = None
+        if isinstance(fs, LocalFileSystem):
+            store = Store(Path(path))
+            self._lock = _lock_of(store)
+        else:  # an object store has no locks: Ray Serve runs one replica of this deployment
+            self._copy = StoreCopy(options.store, options.folder())
+            store = self._copy.store
+        self._writer = OwnStore(store)
+
+    def write(self, verb: str, name: str, given: tuple[Any, ...]) -> Outcome:
+        """Call a method of `StoreWriter`. Errors are part of the outcome: Ray would wrap them in its own."""
+        deed = partial(getattr(self._writer, verb), name, *given)
+        try:
+            return (deed() if self._copy is None else self._copy.change(name, deed)), None
+        except (HalfevenError, OSError) as error:
+            return None, error
+
+
+def _lock_of(store: Store) -> IO[bytes]:
+    """The store's lock; a writer before this one may still be ending."""
+    for _ in range(_LOCK_S):
+        try:
+            return alone_with(store)
+        except BadSetting:
+            time.sleep(1)
+    return alone_with(store)
+
+
+class RemoteWriter:
+    """A `StoreWriter` that asks the one writer. ``after`` is called when the store was changed.
+
+    Call it on no event loop. Every method raises NotReady too where the writer does not answer.
+    """
+
+    def __init__(self, handle: DeploymentHandle, after: Callable[[], None]) -> None:
+        self._handle, self._after = handle, after
+
+    def promote(self, name: str, number: int) -> None:
+        self._ask("promote", name, number)
+
+    def roll_back(self, name: str) -> int:
+        return self._ask("roll_back", name, tries=1)  # one that is sent twice may go back twice
+
+    def put_back(self, name: str, bad: int, good: int) -> None:
+        self._ask("put_back", name, bad, good)
+
+    def order(self, name: str, role: Role, number: int | None, percent: float) -> None:
+        self._ask("order", name, role, number, percent)
+
+    def end_canary(self, name: str, number: int) -> None:
+        self._ask("end_canary", name, number)
+
+    def note_drift(self, name: str, number: int, device: str, reason: str) -> None:
+        self._ask("note_drift", name, number, device, reason)
+
+    def record(self, name: str, kind: str, message: str, numbers: Numbers | None = None) -> None:
+        """Nobody waits for an event: a writer that is away holds no decision up."""
+        self._handle.write.remote("record", name, (kind, message, numbers))
+
+    def _ask(self, verb: str, name: str, *given: Any, tries: int = _TRIES) -> Any:
+        result, error = self._outcome(verb, name, given, tries)
+        if error is not None:
+            raise error
+        self._after()
+        return result
+
+    def _outcome(self, verb: str, name: str, given: tuple[Any, ...], tries: int) -> Outcome:
+        try:
+            return self._handle.write.remote(verb, name, given).result(timeout_s=_ANSWER_S)
+        except (RayError, RayServeException, TimeoutError) as lost:
+            logger.warning("the store's writer did not answer to %s: %s", verb, lost)
+            if tries > 1:
+                return self._outcome(verb, name, given, tries - 1)
+            raise NotReady(
+                f"the store's writer does not answer ({type(lost).__name__}); the order may have been carried out: "
+                f"GET /v1/models/{name} says so; if it was not, send it again"
+            ) from lost

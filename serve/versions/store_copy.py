@@ -1,0 +1,226 @@
+"""A node's copy of a store: what replicas read and measure, so that none of them writes to the store itself.
+
+The store may be a folder that every node sees, or lie in an object store: fsspec reads both. A version is copied once,
+checked by the digests of its manifest, and never again; the small files that name versions (the alias ``live``, the
+canary and the shadow, notes of drift, keys) are followed. The alias is moved last, and only to a version that is here.
+
+    <folder>/models/<name>/…    as in `models/store.py`
+    <folder>/.copying           held by the process that copies: the replicas of a node share the folder
+"""
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fsspec
+
+from ...models.durable import READABLE, replace_text
+from ...models.errors import BadSetting, DamagedFile, HalfevenError, StoreUnusable
+from ...models.manifest import read_manifest
+from ...models.model_name import NAME
+from ...models.store import Store, sha256_of
+from ..access.key_file import NAME_IN_STORE
+
+logger = logging.getLogger("halfeven.versions")
+_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+_ALIAS = "live"
+_FOLLOWED = re.compile(r"rollout\.json|promotions\.json|events\.jsonl|drifted-[1-9][0-9]{0,17}\.json")
+_MOST_BYTES = 16 * 2**20  # of a followed file
+Entry = Mapping[str, Any]
+T = TypeVar("T")
+
+
+class StoreCopy:
+    """``source``: a path or a URL of fsspec. Raises BadSetting for a URL that fsspec does not know, StoreUnusable for a
+    folder that is not this user's alone."""
+
+    def __init__(self, source: str, folder: Path) -> None:
+        self.source = source
+        self.store = Store(folder)
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(source)
+        except (ValueError, ImportError) as error:
+            raise BadSetting(f"store = {source!r}: {error}; expected a folder or a URL of fsspec") from error
+        _make_private(folder)
+        self._stamps: dict[str, str] = {}
+        self._faults: dict[
+            tuple[str, int], tuple[str, str]
+        ] = {}  # (stamp of the version's folder, the fault)
+        self._working = threading.Lock()
+
+    def faults(self) -> list[str]:
+        """Why versions of the store could not be copied, a sentence each."""
+        return [fault for _, fault in self._faults.values()]
+
+    def follow(self) -> None:
+        """Copy what is new, move what was moved, delete what was deleted. One process of a node at a time.
+
+        A version whose files are not what its manifest says is left out, and `faults` names it. Raises StoreUnusable
+        where the source cannot be read, or the copy not be written.
+        """
+        with self._alone("followed"):
+            self._follow()
+
+    def change(self, name: str, deed: Callable[[], T]) -> T:
+        """Follow, let ``deed`` change the copy, and write what it changed for this model back to the source.
+
+        For a source that is no folder; it must have one process that calls this. Raises StoreUnusable, and what
+        ``deed`` raises.
+        """
+        with self._alone("written"):
+            self._follow()
+            done = deed()
+            self._write_back(name)
+            return done
+
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        try:
+            with self._working, _alone_in(self.store.root):
+                yield
+        except OSError as error:
+            raise StoreUnusable(
+                f"the store {self.source} cannot be {what}: {error}; what is loaded is served on"
+            ) from error
+
+    def _follow(self) -> None:
+        self._fs.invalidate_cache()
+        self._follow_keys()
+        names = [name for name in self._listed("models") if NAME.fullmatch(name)]
+        for name in names:
+            self._follow_model(name)
+        for name in set(_folders_in(self.store.root / "models")) - set(names):
+            shutil.rmtree(self.store.root / "models" / name, ignore_errors=True)
+
+    def _write_back(self, name: str) -> None:
+        """The alias last, as it is read."""
+        folder = self.store.root / "models" / name
+        entries = self._listed(f"models/{name}")
+        files = [path for path in sorted(folder.iterdir()) if _FOLLOWED.fullmatch(path.name)]
+        for path in [*files, folder / _ALIAS]:
+            target = f"{self._root}/models/{name}/{path.name}"
+            if path.exists() and (path.name not in entries or self._fs.cat_file(target) != path.read_bytes()):
+                self._fs.pipe_file(target, path.read_bytes())
+
+    def _follow_keys(self) -> None:
+        entry = self._listed("").get(NAME_IN_STORE)
+        self._follow_file(NAME_IN_STORE, entry, 0o600)
+
+    def _follow_model(self, name: str) -> None:
+        place = f"models/{name}"
+        entries = self._listed(place)
+        folder = self.store.root / place
+        folder.mkdir(parents=True, exist_ok=True)
+        numbers = [int(entry) for entry in entries if _NUMBER.fullmatch(entry)]
+        for number in numbers:
+            if not (folder / str(number)).is_dir():
+                self._copy_version(name, number)
+        for number in {int(entry) for entry in _folders_in(folder) if _NUMBER.fullmatch(entry)} - set(
+            numbers
+        ):
+            shutil.rmtree(folder / str(number), ignore_errors=True)
+        here = [path.name for path in folder.iterdir() if path.is_file()]
+        for file in {*entries, *here}:
+            if _FOLLOWED.fullmatch(file):
+                self._follow_file(f"{place}/{file}", entries.get(file))
+        self._follow_alias(name, entries.get(_ALIAS))
+
+    def _copy_version(self, name: str, number: int) -> None:
+        place = f"models/{name}/{number}"
+        listed = self._listed(place)
+        if "manifest.json" not in listed:
+            return  # it is still being written
+        stamp = str(sorted(map(str, listed.values())))
+        if self._faults.get((name, number), ("", ""))[0] == stamp:
+            return
+        self._faults.pop((name, number), None)
+        try:
+            with self.store.draft(name) as draft:
+                self._fetch(place, draft.folder)
+                draft.folder.rename(self.store.root / place)
+        except (HalfevenError, FileNotFoundError) as error:
+            self._faults[name, number] = (
+                stamp,
+                f"{name}@{number} cannot be copied from {self.source}: {error}",
+            )
+
+    def _fetch(self, place: str, folder: Path) -> None:
+        """Raises DamagedFile, FileNotFoundError."""
+        self._fs.get_file(f"{self._root}/{place}/manifest.json", str(folder / "manifest.json"))
+        for file, expected in read_manifest(folder / "manifest.json")["files"].items():
+            target = folder / file
+            if Path(file).is_absolute() or ".." in Path(file).parts:
+                raise DamagedFile(f"{place}/manifest.json names {file[:80]!r}, which is not below it")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._fs.get_file(f"{self._root}/{place}/{file}", str(target))
+            if (found := sha256_of(target)) != expected:
+                raise DamagedFile(
+                    f"{place}/{file} is damaged: its SHA-256 is {found[:16]}…, the manifest says {expected[:16]}…; "
+                    "restore the file or convert the model again"
+                )
+
+    def _follow_alias(self, name: str, entry: Entry | None) -> None:
+        """Move the alias, where the version that it names is here."""
+        place = f"models/{name}/{_ALIAS}"
+        if entry is None:
+            self._follow_file(place, None)
+            return
+        if self._stamps.get(place) == str(entry) and (self.store.root / place).exists():
+            return
+        text = self._fs.cat_file(f"{self._root}/{place}").decode(errors="replace")
+        number = text.strip()
+        if not _NUMBER.fullmatch(number) or (self.store.root / f"models/{name}/{number}").is_dir():
+            replace_text(self.store.root / place, text)
+            self._stamps[place] = str(entry)
+
+    def _follow_file(self, place: str, entry: Entry | None, mode: int = READABLE) -> None:
+        target = self.store.root / place
+        if entry is None:
+            target.unlink(missing_ok=True)
+            self._stamps.pop(place, None)
+        elif self._stamps.get(place) != str(entry) or not target.exists():
+            if (entry.get("size") or 0) > _MOST_BYTES:
+                raise OSError(f"{place} has {entry['size']} bytes, at most {_MOST_BYTES} are read")
+            data = self._fs.cat_file(f"{self._root}/{place}")
+            replace_text(target, data.decode(errors="replace"), mode)
+            self._stamps[place] = str(entry)
+
+    def _listed(self, place: str) -> dict[str, Entry]:
+        """What a folder of the source has, by its last name. Raises OSError, FileNotFoundError where there is none."""
+        path = f"{self._root}/{place}".rstrip("/")
+        return {
+            entry["name"].rstrip("/").rsplit("/", 1)[-1]: entry for entry in self._fs.ls(path, detail=True)
+        }
+
+
+def _folders_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+
+
+def _make_private(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.stat()
+        if found.st_uid != os.getuid() or found.st_mode & 0o022:
+            raise PermissionError("it belongs to another user, or others may write into it")
+    except OSError as error:
+        raise StoreUnusable(
+            f"the copy of the store cannot be kept in {folder}: {error}; give `cache` a folder of this user's own"
+        ) from error
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    handle = os.open(folder / ".copying", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,103 @@
+"""What is written to the store about versions in traffic: by whose order a version is active, the canary, the shadow,
+drift and events. A store has one writer: the server, or one process for many replicas (`serve/ray/`).
+
+Versions are named by model and number, so that each call can be sent to another process.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, Protocol
+
+from ...models.store import Store
+from . import orders
+from .orders import Order
+
+TRIAL = "trial"  # by whose order the alias goes back
+Role = Literal["canary", "shadow"]
+Numbers = Mapping[str, Any]
+
+
+class StoreWriter(Protocol):
+    """Every method blocks; what it wrote is durable when it returns. UnknownName for a version that is not there."""
+
+    def promote(self, name: str, number: int) -> None:
+        """Make the version the active one; an order for it as a canary or shadow ends. Raises Conflict for a refused
+        version."""
+        ...
+
+    def roll_back(self, name: str) -> int:
+        """Make the newest live version before the active one active, and return its number. Raises Conflict where
+        there is none."""
+        ...
+
+    def put_back(self, name: str, bad: int, good: int) -> None:
+        """Make ``good`` the active one again where ``bad`` still is. Raises Conflict where it is not."""
+        ...
+
+    def order(self, name: str, role: Role, number: int | None, percent: float) -> None:
+        """Write the order for a canary or a shadow; no number ends it. Raises DamagedFile."""
+        ...
+
+    def end_canary(self, name: str, number: int) -> None:
+        """End the canary where it is this version. Raises DamagedFile."""
+        ...
+
+    def note_drift(self, name: str, number: int, device: str, reason: str) -> None:
+        """The half of this version may not serve on this device before it is proven again."""
+        ...
+
+    def record(self, name: str, kind: str, message: str, numbers: Numbers | None = None) -> None:
+        """Append an event."""
+        ...
+
+
+class OwnStore:
+    """The writer of a store that this process has for itself."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.RLock()
+
+    def promote(self, name: str, number: int) -> None:
+        with self._lock:
+            self._store.promote(self._store.version(name, number))
+            self._forget(name, number)
+
+    def roll_back(self, name: str) -> int:
+        with self._lock:
+            number = self._store.rollback(name).number
+            self._forget(name, number)
+            return number
+
+    def put_back(self, name: str, bad: int, good: int) -> None:
+        self._store.promote_over(bad, self._store.version(name, good), TRIAL)
+
+    def order(self, name: str, role: Role, number: int | None, percent: float) -> None:
+        with self._lock:
+            ordered: Mapping[str, Any] = {role: None if number is None else Order(number, percent)}
+            found = orders.read_orders(self._store, name)
+            orders.write_orders(self._store, name, replace(found, **ordered))
+
+    def end_canary(self, name: str, number: int) -> None:
+        with self._lock:
+            found = orders.read_orders(self._store, name)
+            if found.canary is not None and found.canary.version == number:
+                orders.write_orders(self._store, name, replace(found, canary=None))
+
+    def note_drift(self, name: str, number: int, device: str, reason: str) -> None:
+        orders.note_drift(self._store.version(name, number), device, reason)
+
+    def record(self, name: str, kind: str, message: str, numbers: Numbers | None = None) -> None:
+        with self._lock:
+            orders.record(self._store, name, kind, message, numbers)
+
+    def _forget(self, name: str, number: int) -> None:
+        """Delete a canary or shadow order for the version: it is active now."""
+        found = orders.read_orders(self._store, name)
+        kept: Mapping[str, Any] = {
+            role: None if (order := getattr(found, role)) is None or order.version == number else order
+            for role in ("canary", "shadow")
+        }
+        if replace(found, **kept) != found:
+            orders.write_orders(self._store, name, replace(found, **kept))

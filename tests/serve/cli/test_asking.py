@@ -1,0 +1,77 @@
+"""A command's request is sent once more where its answer was lost on the way, and only there."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from halfeven.models.errors import BadInput, NotReady, Overloaded
+from halfeven.serve.cli import asking
+from halfeven.serve.cli.asking import ask
+
+LOST = None
+GOOD = 200, {"content-type": "application/json"}, b'{"outputs": []}'
+OF_A_PROXY = 500, {"content-type": "text/plain"}, b"Internal Server Error"
+OURS = 500, {"content-type": "application/json"}, b'{"error": "a kernel is missing"}'
+LATER = 503, {"content-type": "text/plain", "retry-after": "7"}, b"the queue is full"
+Reply = tuple[int, dict[str, str], bytes] | None
+
+
+@pytest.fixture
+def replies() -> list[Reply]:
+    return []
+
+
+@pytest.fixture
+def url(replies: list[Reply], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server that gives the replies in their order, and hangs up for one that is lost."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            reply = replies.pop(0)
+            if reply is None:
+                return
+            status, headers, body = reply
+            self.send_response(status)
+            for name, value in {"content-length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    monkeypatch.setattr(asking, "_PAUSE_S", 0.0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+CUT_OFF = 200, {"content-type": "application/json", "content-length": "99"}, b"{"
+
+
+@pytest.mark.parametrize("first", [LOST, OF_A_PROXY, CUT_OFF], ids=["hung up", "proxy", "cut off"])
+def test_a_lost_answer_is_asked_for_once_more(first: Reply, url: str, replies: list[Reply]) -> None:
+    replies += [first, GOOD]
+    headers, body = ask(url, b"{}")
+    assert body == GOOD[2] and headers["content-type"] == "application/json" and replies == []
+
+
+@pytest.mark.parametrize("second", [LOST, OF_A_PROXY], ids=["hung up", "proxy"])
+def test_a_second_loss_is_said(second: Reply, url: str, replies: list[Reply]) -> None:
+    replies += [LOST, second, GOOD]
+    with pytest.raises(NotReady, match=r"no server answers|refused with 500: Internal"):
+        ask(url, b"{}")
+    assert replies == [GOOD]
+
+
+def test_what_the_server_itself_says_is_final(url: str, replies: list[Reply]) -> None:
+    replies += [OURS, LATER, GOOD]
+    with pytest.raises(BadInput, match=r"refused with 500: .*a kernel is missing"):
+        ask(url, b"{}")
+    with pytest.raises(Overloaded, match="the queue is full") as refused:
+        ask(url, b"{}")
+    assert refused.value.retry_after_s == 7.0 and replies == [GOOD]

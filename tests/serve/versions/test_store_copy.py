@@ -1,0 +1,157 @@
+"""A node's copy of a store: every version once, checked by its digests; the alias moves only to what is here."""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from halfeven.models.errors import BadSetting, StoreUnusable
+from halfeven.models.manifest import digest_of
+from halfeven.models.store import LIVE, Store
+from halfeven.serve.versions.orders import drifted, read_orders
+from halfeven.serve.versions.store_copy import StoreCopy
+from halfeven.serve.versions.store_writer import OwnStore
+
+
+def publish(store: Store, text: str) -> int:
+    with store.draft("net") as draft:
+        (draft.folder / "whole.pt2").write_text(text)
+        (draft.folder / "source").mkdir()
+        (draft.folder / "source" / "model.py").write_text("# " + text)
+        return draft.publish(LIVE, {}).number
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Store:
+    store = Store(tmp_path / "source")
+    store.promote(store.version("net", publish(store, "first")))
+    return store
+
+
+@pytest.fixture
+def copy(source: Store, tmp_path: Path) -> StoreCopy:
+    return StoreCopy(str(source.root), tmp_path / "copy")
+
+
+def test_a_copy_follows_versions_alias_orders_drift_and_keys(source: Store, copy: StoreCopy) -> None:
+    copy.follow()
+    assert copy.store.live_number("net") == 1
+    assert copy.store.version("net", 1).bytes("source/model.py") == b"# first"
+    writer = OwnStore(source)
+    writer.promote("net", publish(source, "second"))
+    writer.order("net", "canary", 1, 10.0)
+    writer.note_drift("net", 1, "cpu", "it drifted")
+    (source.root / "keys.json").write_text("{}")
+    copy.follow()
+    assert copy.store.live_number("net") == 2 and copy.store.version("net", 2).bytes("whole.pt2") == b"second"
+    assert read_orders(copy.store, "net") == read_orders(source, "net")
+    assert drifted(copy.store.version("net", 1), "cpu") == "it drifted"
+    assert (copy.store.root / "keys.json").stat().st_mode & 0o777 == 0o600
+    (source.root / "models/net/drifted-1.json").unlink()
+    copy.follow()
+    assert drifted(copy.store.version("net", 1), "cpu") is None
+
+
+def test_what_was_copied_is_not_fetched_again(source: Store, copy: StoreCopy) -> None:
+    copy.follow()
+    shutil.rmtree(source.root / "models/net/1/source")  # a second fetch would fail
+    copy.follow()
+    assert copy.faults() == [] and copy.store.version("net", 1).bytes("source/model.py") == b"# first"
+
+
+def test_a_damaged_version_is_named_and_the_alias_stays_where_it_was(source: Store, copy: StoreCopy) -> None:
+    copy.follow()
+    number = publish(source, "second")
+    damaged = source.root / f"models/net/{number}/whole.pt2"
+    damaged.write_text("sec0nd")
+    OwnStore(source).promote("net", number)
+    copy.follow()
+    (fault,) = copy.faults()
+    assert f"net@{number} cannot be copied" in fault and "models/net/2/whole.pt2 is damaged" in fault
+    assert copy.store.live_number("net") == 1 and copy.store.numbers("net") == [1]
+    damaged.write_text("second")
+    os.utime(damaged, (1, 1))  # another time than that of the damage, however coarse the clock
+    copy.follow()
+    assert copy.faults() == [] and copy.store.live_number("net") == number
+
+
+@pytest.mark.parametrize("file", ["../outside", "/tmp/outside"])
+def test_a_manifest_that_names_a_file_elsewhere_is_refused(file: str, source: Store, copy: StoreCopy) -> None:
+    path = source.root / "models/net/1/manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"][file] = "0" * 64
+    manifest["digest"] = digest_of(manifest["files"])
+    path.write_text(json.dumps(manifest))
+    copy.follow()
+    assert "which is not below it" in copy.faults()[0] and copy.store.numbers("net") == []
+
+
+def test_a_version_without_manifest_is_still_being_written(source: Store, copy: StoreCopy) -> None:
+    (source.root / "models/net/2").mkdir()
+    copy.follow()
+    assert copy.faults() == [] and copy.store.numbers("net") == [1]
+
+
+def test_what_was_deleted_is_deleted_and_a_source_that_is_away_deletes_nothing(
+    source: Store, copy: StoreCopy
+) -> None:
+    OwnStore(source).promote("net", publish(source, "second"))
+    copy.follow()
+    shutil.rmtree(source.root / "models/net/1")
+    copy.follow()
+    assert copy.store.numbers("net") == [2]
+    source.root.rename(source.root.with_name("away"))
+    with pytest.raises(StoreUnusable, match=r"cannot be followed: .* what is loaded is served on"):
+        copy.follow()
+    assert copy.store.numbers("net") == [2]
+
+
+@pytest.fixture
+def in_memory(source: Store) -> Iterator[str]:
+    """The same store under a URL of fsspec."""
+    fs, root = fsspec.filesystem("memory"), f"/{uuid.uuid4().hex}"
+    fs.put(str(source.root), root, recursive=True)
+    yield f"memory:/{root}"
+    fs.rm(root, recursive=True)
+
+
+def test_a_store_of_objects_is_copied_and_followed(in_memory: str, tmp_path: Path) -> None:
+    copy = StoreCopy(in_memory, tmp_path / "copy")
+    copy.follow()
+    assert copy.store.live_number("net") == 1 and copy.store.version("net", 1).bytes("whole.pt2") == b"first"
+    fs, root = fsspec.core.url_to_fs(in_memory)
+    fs.pipe_file(f"{root}/models/net/live", b"7\n")  # version 7 is not there
+    copy.follow()
+    assert copy.store.live_number("net") == 1
+
+
+def test_a_change_of_a_store_of_objects_is_written_back(
+    in_memory: str, tmp_path: Path, source: Store
+) -> None:
+    publish(source, "second")
+    fs, root = fsspec.core.url_to_fs(in_memory)
+    fs.put(str(source.root / "models/net/2"), f"{root}/models/net/2", recursive=True)
+    copy = StoreCopy(in_memory, tmp_path / "copy")
+    writer = OwnStore(copy.store)
+    copy.change("net", lambda: writer.promote("net", 2))
+    copy.change("net", lambda: writer.order("net", "canary", 1, 5.0))
+    other = StoreCopy(in_memory, tmp_path / "other")
+    other.follow()
+    assert other.store.live_number("net") == 2 and set(other.store.promotions("net")) == {1, 2}
+    assert read_orders(other.store, "net") == read_orders(copy.store, "net") != read_orders(source, "net")
+
+
+def test_a_copy_is_kept_only_in_a_folder_of_this_user_alone(source: Store, tmp_path: Path) -> None:
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    with pytest.raises(
+        StoreUnusable, match="others may write into it; give `cache` a folder of this user's own"
+    ):
+        StoreCopy(str(source.root), open_to_all)
+    with pytest.raises(BadSetting, match=r"store = 'nowhere://x': .*expected a folder or a URL of fsspec"):
+        StoreCopy("nowhere://x", tmp_path / "copy")
