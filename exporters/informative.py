@@ -12,12 +12,12 @@ def why_nothing_is_proven(run: ReferenceRun) -> str:
     """
     names = [tensor.name for tensor in run.spec.outputs if tensor.type.is_float]
     asked = [*run.small, *run.bulk, *run.perturbed]
-    told = any(
+    informative = any(
         (np.isfinite(question.reference[name]) & (question.reference[name] != 0)).any()
         for question in asked
         for name in names
     )
-    if told or not names or not asked:
+    if informative or not names or not asked:
         return ""
     which = f"output{'s' * (len(names) > 1)} " + ", ".join(f"'{name}'" for name in names)
     return (
