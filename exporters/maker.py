@@ -42,6 +42,10 @@ class Maker(Protocol):
         changed."""
         ...
 
+    def serve_whole(self, because: str) -> None:
+        """Make nothing half, whatever the level that was asked for; before the first `plan`."""
+        ...
+
     def nearest(self, notify: Notify) -> str:
         """A sentence about the nearest plan that would pass, for a refusal; may be empty."""
         ...

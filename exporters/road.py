@@ -14,6 +14,7 @@ from ..models.store import LIVE, REFUSED, Draft, Store, Version, sha256_of
 from ..models.training_reader import net_weights
 from .evidence import Evidence, Form, copy_source
 from .gate.verdict import ParityReport
+from .informative import why_nothing_is_proven
 from .inputs.samples import Samples
 from .maker import Made, Maker, Notify
 from .plan.aims import RETREATS, SHARES
@@ -56,6 +57,8 @@ class _Conversion:
         planning, judging = subject.samples.split()
         self.notify("answering the judging samples in FP32")
         reference_run = maker.reference_run(judging)
+        if why := why_nothing_is_proven(reference_run):
+            maker.serve_whole(why)
         planning = planning if planning.count else judging
         planning = planning.take(slice(0, SLOW_SAMPLES)) if reference_run.is_slow else planning
         self._write()

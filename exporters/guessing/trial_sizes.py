@@ -43,6 +43,7 @@ PICTURE_SIZES = (32, 48, 64, 96, 128, 160, 224, 256, 320, 416, 480, 512, 640)
 IDS = (SAFE_IDS, (1, 1), (0, 0))  # of integers: a small table takes few
 
 Run = Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]
+Ids = tuple[int, int]  # the least and the largest of the integers that are drawn
 Place = tuple[str, int]  # an input and its axis
 
 
@@ -99,11 +100,16 @@ class _Trial:
 
     def least(self, sizes: Sequence[int], index: int, rows: int) -> int:
         """The least size of a group that runs, the other groups having ``sizes``, as far as all larger ones run too: by
-        bisection."""
+        bisection. It runs with all integers that ``sizes`` run with: one of them may be a length."""
+
+        def running_ids(size: int, of: Sequence[Ids]) -> list[Ids]:
+            chosen = self.with_sizes([size if place == index else other for place, other in enumerate(sizes)])
+            return [ids for ids in of if self.with_ids(chosen, rows, ids) is not None]
+
+        all_ids = running_ids(sizes[index], (*IDS, (SAFE_IDS[1], SAFE_IDS[1])) if self.draws_ids else IDS[:1])
 
         def runs(size: int) -> bool:
-            chosen = [size if place == index else other for place, other in enumerate(sizes)]
-            return self.outputs(self.with_sizes(chosen), rows) is not None
+            return len(running_ids(size, all_ids)) == len(all_ids)
 
         failing, running = 0, sizes[index]
         if runs(1):
@@ -176,17 +182,22 @@ class _Trial:
                 return True
         return False
 
+    @property
+    def draws_ids(self) -> bool:
+        return any(not tensor.type.is_float and tensor.range is None for tensor in self.spec.inputs)
+
     def outputs(self, spec: ModelSpec, rows: int) -> Sequence[np.ndarray] | None:
         """What the graph gives to generated inputs; None where it does not run with them."""
-        integers = any(not tensor.type.is_float and tensor.range is None for tensor in spec.inputs)
-        for ids in IDS if integers else IDS[:1]:
-            samples = generate(spec, rows, ids=ids)
-            _, arrays = next(samples.batches(rows if spec.batched else 0))
-            try:
-                return self.run(arrays)
-            except Exception:  # ONNX Runtime has no narrower one
-                continue
-        return None
+        tried = (self.with_ids(spec, rows, ids) for ids in (IDS if self.draws_ids else IDS[:1]))
+        return next((found for found in tried if found is not None), None)
+
+    def with_ids(self, spec: ModelSpec, rows: int, ids: Ids) -> Sequence[np.ndarray] | None:
+        samples = generate(spec, rows, ids=ids)
+        _, arrays = next(samples.batches(rows if spec.batched else 0))
+        try:
+            return self.run(arrays)
+        except Exception:  # ONNX Runtime has no narrower one
+            return None
 
 
 def _groups(spec: ModelSpec) -> list[list[Place]]:

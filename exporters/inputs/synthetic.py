@@ -13,6 +13,7 @@ from ...models.pictures.pixels import Picture
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from .samples import Samples
 
+LARGEST = 4.0  # times a real sample, which no half may answer with another infinity than the whole
 USUAL_LENGTH = 16  # of a free dimension, where its bounds admit it
 LONGEST = 4096  # tried for a free dimension, whatever its bound
 SAFE_IDS = (0, 99)  # in most vocabularies, for inputs of which no range is known
@@ -33,15 +34,15 @@ def generate(spec: ModelSpec, count: int = 32, seed: int = 0, ids: tuple[int, in
     return Samples(arrays, source="generated")
 
 
-def adversarial(spec: ModelSpec, samples: Samples) -> list[tuple[str, Arrays]]:
+def adversarial(spec: ModelSpec, samples: Samples, largest: float = LARGEST) -> list[tuple[str, Arrays]]:
     """Small batches (at most 4 rows) that test the limits of half precision, each with its name.
 
     Zeros, ones, rows that have their own largest value everywhere (a division by their deviation divides by its eps),
-    real samples × 0.01 and × 4, masks that leave 1 element or a few, and the shortest and longest sizes of free
-    dimensions. Integers keep values seen in samples.
+    real samples × 0.01 and × ``largest``, masks that leave 1 element or a few, and the shortest and longest sizes of
+    free dimensions. Integers keep values seen in samples.
     """
     real = _few_rows(spec, samples)
-    return [*_rescaled(spec, real), *_padded(spec, real), *_resized(spec, real)]
+    return [*_rescaled(spec, real, largest), *_padded(spec, real), *_resized(spec, real)]
 
 
 def longest(dim: Dim, seen: int) -> int:
@@ -145,14 +146,14 @@ def _few_rows(spec: ModelSpec, samples: Samples) -> Arrays:
     return arrays
 
 
-def _rescaled(spec: ModelSpec, real: Arrays) -> list[tuple[str, Arrays]]:
+def _rescaled(spec: ModelSpec, real: Arrays, largest: float) -> list[tuple[str, Arrays]]:
     numbers = [tensor.name for tensor in spec.inputs if tensor.type.is_float and not _is_mask(tensor)]
     changes: dict[str, Callable[[np.ndarray], np.ndarray]] = {
         "zeros": np.zeros_like,
         "ones": np.ones_like,
         "constant rows": partial(_constant, batched=spec.batched),
         "real × 0.01": partial(_scaled, factor=0.01),
-        "real × 4": partial(_scaled, factor=4.0),
+        f"real × {largest:g}": partial(_scaled, factor=largest),
     }
     return [
         (name, {**real, **{number: np.asarray(change(real[number])) for number in numbers}})

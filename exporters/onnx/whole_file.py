@@ -79,6 +79,9 @@ class WholeFile:
         first, self.planned = not self.planned, True
         return first
 
+    def serve_whole(self, because: str) -> None:
+        """Nothing else is made."""
+
     def nearest(self, notify: Notify) -> str:
         """Nothing is planned."""
         return ""

@@ -6,6 +6,7 @@ import numpy as np
 
 from ...models.spec import ParityLimits
 from ..gate.parity import UNIT_ROUNDOFF, min_sqnr_db
+from ..inputs.synthetic import LARGEST
 
 SHARES = (0.75, 0.4)  # of the gate's limits, for what a search finds: the second where the proof then fails
 # For what is given to FP32 besides where the proof misses a limit by less than a factor of two; after the last of
@@ -29,12 +30,20 @@ class Aims:
     """``as_it_is``: the limits for the plan as the level's rules give it; ``searched``: for what a search finds.
 
     What passes by the rules alone is good enough at the limit; what a search finds lies close to its limit by nature.
+    ``largest``: how large the scaled samples are whose answers must not leave half's range.
     """
 
     as_it_is: ParityLimits
     searched: ParityLimits
+    largest: float = LARGEST
 
 
 def aims(limits: ParityLimits, dtype: str, share: float) -> Aims:
     """For a search that aims at ``share`` (of `SHARES`) of the gate's limits."""
-    return Aims(stricter(limits, dtype, share / SHARES[0]), stricter(limits, dtype, share))
+    return Aims(stricter(limits, dtype, share / SHARES[0]), stricter(limits, dtype, share), largest_of(share))
+
+
+def largest_of(share: float) -> float:
+    """Up to twice what the proof asks: where judged samples are larger than those that choose a plan, a value that
+    stayed in half's range there leaves it in the proof."""
+    return LARGEST * min(SHARES[0] / share, 2.0)

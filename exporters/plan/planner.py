@@ -15,7 +15,7 @@ from ..graph.backend import Graph
 from ..inputs.samples import Samples
 from ..search.delta_debugging import NOT_ASKED, NOT_NEEDED, Budget, Found, outcome
 from ..search.refinement import refined
-from .aims import RETREATS, SHARES, Aims, aims, stricter
+from .aims import RETREATS, SHARES, Aims, aims, largest_of, stricter
 from .rehearsal import Rehearsal
 
 BUDGET = Budget(evaluations=400, operations=1 << 40)  # about a minute of one core
@@ -111,11 +111,11 @@ class Planner(Generic[G]):
         """The plan with the costliest other nodes in FP32 too, twice as many until ``share`` of the limits holds."""
         graph, names = self.plan.graph, self.plan.names
         rehearsal = self._rehearsal if graph is self.graph else self._rehearsal_repaired
-        limits = stricter(graph.spec.parity, graph.precision.dtype, share)
+        limits, largest = stricter(graph.spec.parity, graph.precision.dtype, share), largest_of(share)
         nodes = {one.node: one for one in graph.candidates()}
         others = [name for name in rehearsal.most_costly_first if name not in names]
         more = len(others) if share == RETREATS[-1] else 1
-        while more < len(others) and not rehearsal.score([*names, *others[:more]], limits).passed:
+        while more < len(others) and not rehearsal.score([*names, *others[:more]], limits, largest).passed:
             more *= 2
         given = [nodes[name] for name in others[:more]]
         notify(f"the proof misses a limit: {len(given)} of {len(others)} more nodes stay in FP32")
@@ -139,7 +139,9 @@ class Planner(Generic[G]):
 
         found = refined(
             [one.node for one in candidates],
-            lambda names: rehearsal.score(names, limits.searched if names else limits.as_it_is),
+            lambda names: rehearsal.score(
+                names, limits.searched if names else limits.as_it_is, limits.largest
+            ),
             rehearsal.find_counterexamples,
             budget=BUDGET,
             notify=notify,

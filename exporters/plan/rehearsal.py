@@ -20,7 +20,7 @@ from ..graph.backend import Graph
 from ..inputs.perturbed import COPIES, perturbed
 from ..inputs.planning import MAX_SAMPLES, executions, few
 from ..inputs.samples import Samples
-from ..inputs.synthetic import adversarial
+from ..inputs.synthetic import LARGEST, adversarial
 from ..operations import Meter
 from ..prove import tried
 from ..question import Answers, Question
@@ -50,7 +50,8 @@ class Rehearsal:
         self.own = list(self._batches(self._questions([self._few], 0)))
         moved = list(self._batches(self._questions(perturbed(spec, self._few), 1)))
         self.samples = [*self.own, *moved]
-        self.adversarial = list(self._batches(self._odd()))
+        self._adversarial: dict[float, list[Batch]] = {}
+        self.adversarial()  # those of every search, whose budget they are no part of
         own = [one for batch in self.own for one in batch.questions]
         self._operations_of_a_row = max(
             (graph.operations().of(one.inputs) // len(one.samples) for one in own), default=0
@@ -69,8 +70,11 @@ class Rehearsal:
             spent=self.meter.spent,
         )
 
-    def score(self, kept: Collection[str], limits: ParityLimits) -> Score:
-        """The gate's score of the half with these nodes kept; the samples as given have to pass first."""
+    def score(self, kept: Collection[str], limits: ParityLimits, largest: float = LARGEST) -> Score:
+        """The gate's score of the half with these nodes kept; the samples as given have to pass first.
+
+        ``largest``: as `adversarial`.
+        """
         ask = self._ask(kept)
         failed = self.counterexamples.failed(ask)
         if failed is not None:
@@ -79,7 +83,7 @@ class Rehearsal:
         report = self._judged(limits, real)
         if report.passed:
             real += ask(self.samples[len(self.own) :])
-            report = self._judged(limits, real, list(ask(self.adversarial)))
+            report = self._judged(limits, real, list(ask(self.adversarial(largest))))
         broken = self.counterexamples.misordered(ask) if report.passed else None
         return _score(report) if broken is None else Score(False, broken.max_error_u, broken.summary())
 
@@ -107,7 +111,7 @@ class Rehearsal:
     def floor_passes(self) -> bool:
         """Whether rounding alone, with FP32's range, stays within the gate's limits."""
         ask = self._ask((), floor=True)
-        report = self._judged(self._graph.spec.parity, list(ask(self.samples)), list(ask(self.adversarial)))
+        report = self._judged(self._graph.spec.parity, list(ask(self.samples)), list(ask(self.adversarial())))
         return report.passed
 
     def _judged(
@@ -148,10 +152,16 @@ class Rehearsal:
             for samples, inputs in executions(self._graph.spec, some):
                 yield Question(tuple(number * self._rows + sample for sample in samples), inputs, {})
 
-    def _odd(self) -> Iterator[Question]:
-        spec = self._graph.spec
-        for name, inputs in adversarial(spec, self._few):
-            yield Question(_rows(spec, inputs), inputs, {}, name)
+    def adversarial(self, largest: float = LARGEST) -> list[Batch]:
+        """The whole's answers to adversarial inputs."""
+        if largest not in self._adversarial:
+            spec = self._graph.spec
+            questions = (
+                Question(_rows(spec, inputs), inputs, {}, name)
+                for name, inputs in adversarial(spec, self._few, largest)
+            )
+            self._adversarial[largest] = list(self._batches(questions))
+        return self._adversarial[largest]
 
 
 def _score(report: ParityReport) -> Score:

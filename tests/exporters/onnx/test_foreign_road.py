@@ -12,7 +12,8 @@ from halfeven.exporters.inputs.samples import load_samples
 from halfeven.exporters.reprove import reprove
 from halfeven.models.engines.load import load_half
 from halfeven.models.store import Store, Version, sha256_of
-from onnx import ModelProto, TensorProto, external_data_helper
+from onnx import ModelProto, TensorProto, external_data_helper, numpy_helper
+from safetensors.numpy import save_file
 
 from tests.exporters.onnx.onnx_files import element_types, nodes_of, parsed
 from tests.exporters.onnx.traps import f32, normal
@@ -63,6 +64,24 @@ def test_a_folder_with_an_onnx_file_becomes_a_version_of_onnx_files_alone(tmp_pa
     half = onnx.load(version.file("half.onnx"))
     onnx.checker.check_model(half, full_check=True)
     assert set(element_types(half).values()) == {TensorProto.FLOAT16} and len(nodes_of(half, "Cast")) == 2
+
+
+def test_a_half_of_which_no_sample_says_anything_is_not_made(tmp_path: Path) -> None:
+    """Where the whole answers 0 to every judged sample, a half that is wrong everywhere else would pass."""
+    model = mlp(
+        "g (float[n,8] x) => (float[n,4] y) { h = MatMul(x, wt) l = Sub(h, far) r = Relu(l) y = MatMul(r, v) }"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(100), "far"))
+    model.graph.initializer.append(numpy_helper.from_array(normal(np.random.default_rng(3), 8, 16), "wt"))
+    folder, store = folder_with(tmp_path / "mlp", model), tmp_path / "store"
+    facts, version = converted(folder, store)
+    assert facts["status"] == "live" and facts["forms"]["onnx"]["half_nodes"] == 0
+    assert "proves nothing of a half; give samples" in facts["reason"]
+    assert not (version.folder / "half.onnx").exists()
+    loud = tmp_path / "loud.safetensors"
+    save_file({"x": 100 * np.random.default_rng(5).normal(size=(24, 8)).astype(np.float32)}, loud)
+    again, _ = converted(folder, store, "--samples", loud)
+    assert again["forms"]["onnx"]["half_nodes"] > 0 and "proves nothing" not in again["reason"]
 
 
 def test_the_stored_version_is_proven_again_from_what_is_stored(tmp_path: Path) -> None:

@@ -58,6 +58,19 @@ class Healthy(nn.Module):
         return self.net(x)
 
 
+class Loud(nn.Module):
+    """Four times a row of ones comes to 56,000 inside: near the end of half's range, and within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8, bias=False), nn.Linear(8, 4)
+        self.first.weight.data = 14000.0 * torch.eye(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x) / 14000.0)
+
+
 def prepared(module: nn.Module, precision: Precision | None = None) -> tuple[ProgramGraph, Samples, Samples]:
     """With the samples that plan and those that judge."""
     torch.manual_seed(1)
@@ -238,9 +251,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
     """How many nodes each trial kept, and its share of the gate's limit."""
     found, score = list[tuple[int, float]](), Rehearsal.score
 
-    def listening(self: Rehearsal, names: Collection[str], limits: ParityLimits) -> Score:
+    def listening(self: Rehearsal, names: Collection[str], limits: ParityLimits, largest: float) -> Score:
         found.append((len(names), limits.max_error_u / ParityLimits().max_error_u))
-        return score(self, names, limits)
+        return score(self, names, limits, largest)
 
     monkeypatch.setattr(Rehearsal, "score", listening)
     return found
@@ -284,3 +297,13 @@ def test_ids_are_asked_as_they_continue_in_another_sample_and_a_lone_sample_is_a
     )
     lone = questions(Rehearsal(graph, planning.take(slice(0, 1))))
     assert sum(len(one.samples) for one in lone) == 1
+
+
+def test_a_plan_that_the_proof_refused_leaves_room_for_larger_samples() -> None:
+    """Samples that judge may be larger than those that choose a plan: four times 1.3 leaves half's range."""
+    rows = torch.rand(32, 8) * 2 - 1
+    rows[:, 0] = 1.0
+    graph, planning, _ = graph_of(whole(Loud(), {"x": rows}), Samples({"x": rows.numpy()}), Precision())
+    asked = Planner(graph, planning, search=False)
+    assert asked.settle(SHARES[0], lambda line: None) and asked.plan.names == []
+    assert asked.settle(SHARES[1], lambda line: None) and asked.plan.names == ["linear"]
