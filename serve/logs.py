@@ -30,8 +30,12 @@ def set_up(level: str = "warning", form: Literal["text", "json"] = "text", acces
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """The fields of the record that not every record has."""
-    return {key: value for key, value in vars(record).items() if key not in _OF_EVERY_RECORD}
+    """The fields of the record that not every record has, but for those that a library adds (Ray's begin with _)."""
+    return {
+        key: value
+        for key, value in vars(record).items()
+        if key not in _OF_EVERY_RECORD and not key.startswith("_")
+    }
 
 
 class JsonLines(logging.Formatter):

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+from halfeven.exporters.gate.choosers import choices, find_tied
 from halfeven.exporters.gate.parity import UNIT_ROUNDOFF, judge
 from halfeven.exporters.gate.ties import Ties
 from halfeven.exporters.gate.trial import Trial
@@ -222,10 +223,12 @@ def questions_of(name: str, original: str) -> Questions:
     def inputs() -> Iterable[Arrays]:
         return (arrays for draw in draws for _, arrays in draw)
 
+    module = runnable(whole.program)
+    names = [tensor.name for tensor in whole.spec.inputs]
+    tied = find_tied(module, [tensor.name for tensor in whole.spec.outputs])
     ties = Ties(
-        runnable(whole.program),
-        [tensor.name for tensor in whole.spec.inputs],
-        [tensor.name for tensor in whole.spec.outputs],
+        [one.output for one in tied],
+        lambda asked: choices(module, tied, [asked[name] for name in names]),
         UNIT_ROUNDOFF["fp16"],
         inputs,
     )

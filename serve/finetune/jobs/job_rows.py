@@ -36,6 +36,8 @@ class BadTrainingFile(BadSamples):
 class ReaderLost(BadSamples):
     """The process that read a file ended without an answer; ``param`` says which of the job's files."""
 
+    code = "reader_lost"
+
     def __init__(self, message: str, param: str = TRAINING) -> None:
         super().__init__(message)
         self.param = param

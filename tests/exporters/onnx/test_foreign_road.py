@@ -71,7 +71,7 @@ def test_a_half_of_which_no_sample_says_anything_is_not_made(tmp_path: Path) -> 
     model = mlp(
         "g (float[n,8] x) => (float[n,4] y) { h = MatMul(x, wt) l = Sub(h, far) r = Relu(l) y = MatMul(r, v) }"
     )
-    model.graph.initializer.append(numpy_helper.from_array(np.float32(100), "far"))
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(100, np.float32), "far"))
     model.graph.initializer.append(numpy_helper.from_array(normal(np.random.default_rng(3), 8, 16), "wt"))
     folder, store = folder_with(tmp_path / "mlp", model), tmp_path / "store"
     facts, version = converted(folder, store)

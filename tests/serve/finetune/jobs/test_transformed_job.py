@@ -60,16 +60,16 @@ def test_the_same_rows_give_the_same_weights_in_every_format_and_held_out_rows_a
             for file in files.values()
         ]
         made = [ended(client, job.id).to_dict()["halfeven"] for job in jobs]
+        (last, *_) = client.fine_tuning.jobs.checkpoints.list(jobs[0].id).data
         asked = {"model": "failing", "training_file": files["parquet"], "hyperparameters": values}
         url = f"http://127.0.0.1:{port}/v1/fine_tuning/jobs/validate"
         failing = httpx.post(url, json=asked, timeout=120).json()
     lineages = [store.version("net", one["version"]).manifest["lineage"] for one in made]
     assert len({lineage["weights"] for lineage in lineages}) == 1
     assert [lineage["trained_with"]["processes"] for lineage in lineages] == [2, 2]
-    summary = made[0]["summary"]
-    assert summary["last_loss"] < 0.3 < 0.8 < summary["held_out_loss"], (
-        "learnt: class 0; held out: three classes"
-    )
+    # Learnt: class 0. Held out: three classes, which are answered the worse, the more is learnt.
+    learnt, held_out = made[0]["summary"]["last_loss"], last.metrics.full_valid_loss
+    assert held_out is not None and learnt < 0.3 and held_out > 3 * learnt
     assert (failing["valid"], failing["error"]["code"]) == (False, "USER_CODE")
     assert (
         "ValueError in augment.py, line 8: no such picture. Mend the function" in failing["error"]["message"]
