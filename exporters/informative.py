@@ -1,4 +1,4 @@
-"""Whether the whole's answers to the judged samples can tell a half from the whole at all."""
+"""Whether the judged samples can prove a half at all: not where the FP32 model answers nothing but zeros to them."""
 
 import numpy as np
 

@@ -3,15 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import onnx
 from onnx import ModelProto
 
 from ...models.spec import ModelSpec
 
-BATCH_BYTES = (
-    1 << 28
-)  # of the largest value in a batch; a conversion was seen to have twelve of its size at a time
+# Of the largest value in a batch. A conversion was seen to need twelve times as much.
+BATCH_BYTES = 1 << 28
 _FP32_BYTES = 4
 
 
@@ -34,5 +32,5 @@ def fitting_rows(model: ModelProto, spec: ModelSpec, inputs: Mapping[str, Sequen
         math.prod(dim.dim_value or 1 for dim in value.type.tensor_type.shape.dim)
         for value in (*graph.value_info, *graph.output)
     ]
-    fitting = BATCH_BYTES // (_FP32_BYTES * max(sizes, default=1))
-    return min(spec.max_batch_size, 2 ** int(np.log2(max(fitting, 1))))
+    fitting = max(BATCH_BYTES // (_FP32_BYTES * max(sizes, default=1)), 1)
+    return min(spec.max_batch_size, 1 << (fitting.bit_length() - 1))

@@ -53,7 +53,7 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its end is expected
-    # What libraries print must not get between the messages.
+    # ONNX Runtime prints to standard output too; its lines go to standard error, so that the pipe has messages alone.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     questions = sys.stdin.buffer

@@ -5,7 +5,7 @@ and served, built from the operator's folder in this process as it will be in th
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,6 @@ class LiveForms:
     _half: LiveEngine | None = None
     _search: str = NOT_ASKED
     _operations: Operations | None = None
-    unproven: str = ""
 
     @property
     def row_operations(self) -> int:
@@ -119,8 +118,7 @@ class LiveForms:
         return first or self.kept != before
 
     def serve_whole(self, because: str) -> None:
-        self.unproven = because
-        self.subject = replace(self.subject, precision=replace(self.subject.precision, level="O0"))
+        self.subject = self.subject.served_whole(because)
 
     def nearest(self, notify: Notify) -> str:
         """Modules are not measured one by one."""
@@ -167,7 +165,7 @@ class LiveForms:
             "bytes": size,  # the FP32 weights stay in memory
             "bytes_fp32": size,
             "search": self._search,
-            **({"whole_because": self.unproven} if self.unproven else {}),
+            **({"whole_because": self.subject.whole_because} if self.subject.whole_because else {}),
         }
 
     def plan_json(self) -> dict[str, Any]:

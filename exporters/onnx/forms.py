@@ -123,7 +123,7 @@ def _subject(
 class FileForms:
     """``answers``: of the FP32 file; ``info``: the value_info of its inner values; ``operations``: of an execution.
 
-    ``because``: why the whole serves although something could be half; ``unproven``: as no sample could prove it.
+    ``because``: why the whole serves although something could be half.
     """
 
     subject: Subject
@@ -136,7 +136,6 @@ class FileForms:
     settled: FileGraph = field(init=False)
     half: ForeignHalf = field(init=False)
     because: str = ""
-    unproven: str = ""
 
     def whole(self) -> Answers:
         return self.answers
@@ -182,8 +181,7 @@ class FileForms:
             self.half = written(self.program, self.settled, self.info)
 
     def serve_whole(self, because: str) -> None:
-        self.unproven = because
-        self.subject = replace(self.subject, precision=replace(self.subject.precision, level="O0"))
+        self.subject = self.subject.served_whole(because)
 
     def nearest(self, notify: Notify) -> str:
         return self.planner.nearest(notify) if self.planner else ""
@@ -217,7 +215,7 @@ class FileForms:
             "bytes": half.bytes,
             "bytes_fp32": half.bytes_fp32,
             "search": self.planner.search if self.planner else NOT_ASKED,
-            **({"whole_because": why} if (why := self.unproven or self.because) else {}),
+            **({"whole_because": why} if (why := self.subject.whole_because or self.because) else {}),
         }
 
     def plan_json(self) -> dict[str, Any]:

@@ -54,7 +54,6 @@ class ProgramForms:
     settled: ProgramGraph = field(init=False)
     half: HalfProgram = field(init=False)
     because: str = ""
-    unproven: str = ""
     _whole: Answers | None = None
     _row_operations: int | None = None
 
@@ -111,8 +110,7 @@ class ProgramForms:
         return Traffic(cast_map(program), self.settled.bytes_before, saved_bytes(program))
 
     def serve_whole(self, because: str) -> None:
-        self.unproven = because
-        self.subject = replace(self.subject, precision=replace(self.subject.precision, level="O0"))
+        self.subject = self.subject.served_whole(because)
 
     def nearest(self, notify: Notify) -> str:
         return self.planner.nearest(notify) if self.planner else ""
@@ -147,7 +145,7 @@ class ProgramForms:
             "bytes": half.bytes,
             "bytes_fp32": half.bytes_fp32,
             "search": self.planner.search if self.planner else NOT_ASKED,
-            **({"whole_because": why} if (why := self.unproven or self.because) else {}),
+            **({"whole_because": why} if (why := self.subject.whole_because or self.because) else {}),
         }
 
     def plan_json(self) -> dict[str, Any]:

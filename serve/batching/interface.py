@@ -116,8 +116,8 @@ class Submit(Protocol):
 
 
 class Answering(Submit, Protocol):
-    """What the infer route needs of a model: `submit` queues one checked request with the version that is to answer it
-    (active, or a canary). The spec is the same for all versions under one name."""
+    """A model as the infer route sees it: its name, its spec, and `submit`, which queues one checked request with the
+    version that is to answer it (active, or a canary). The spec is the same for all versions under one name."""
 
     @property
     def name(self) -> str: ...
@@ -147,7 +147,7 @@ class ServedName(Served, Protocol):
 
 
 class Finding(Protocol):
-    """What the infer route needs of a roster."""
+    """A roster as the infer route sees it: it finds a model by its name."""
 
     def find(self, name: str, version: str | None = None) -> Answering:
         """As `Roster.find`."""

@@ -28,8 +28,8 @@ class Answer:
 
     @property
     def of_a_proxy(self) -> bool:
-        """Whether a proxy answered because it lost the server: every error of the server is JSON, and a proxy that
-        knows when to come again says so."""
+        """Whether a proxy gave this answer because it lost its connection to the server. The server's own errors are
+        JSON; a proxy that refuses by itself, because too much waits, sends ``Retry-After``."""
         is_json = "json" in self.headers.get("content-type", "")
         return self.status >= 500 and not is_json and "retry-after" not in self.headers
 

@@ -89,7 +89,7 @@ def read_refusal(data: Buffer) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
 
 
 def models_parts(models: Mapping[str, tuple[str, ModelSpec]], starting: bool) -> list[Buffer]:
-    """``models``: the digest and the spec by name; ``starting``: as `Roster.starting`."""
+    """``models``: the digest and the spec by name; ``starting``: models of the store are still being made ready."""
     texts = {name: (digest, spec.to_json()) for name, (digest, spec) in models.items()}
     return [orjson.dumps({"models": texts, "starting": starting})]
 

@@ -16,7 +16,7 @@ from ...models.errors import BadInput
 from ..batching.counters import Phase
 from ..batching.interface import Answer, Answering
 from ..http.codecs.infer import InferCodec, InferRequest
-from ..http.limits.memory_budget import Lease, json_bytes
+from ..http.limits.memory_budget import Lease
 from ..http.routes.infer import Begun, Headers, InferFront, asked_of
 from ..logs import requests
 from .engine_app import Collected, EngineApp
@@ -85,13 +85,8 @@ class WorkerFront(InferFront):
     ) -> Begun:
         since_ns = perf_counter_ns()
         codec = self.codec(served)
-
-        def read() -> InferRequest:
-            with lease.meanwhile(json_bytes(body)):
-                return codec.read(body, header_length)
-
         try:
-            request = await self.worker_threads.run(read)
+            request = await self.read_elsewhere(codec, header_length, body, lease)
         except BadInput:
             return self._read_there(served, codec, since_ns, header_length, body, authorization)
         return self._asked(served, codec, request, since_ns, header_length, body, authorization)

@@ -73,7 +73,8 @@ def _traced(output: str, made_by: Mapping[str, tuple[NodeProto, int]]) -> Tied |
 
 @dataclass(slots=True)
 class FileChoices:
-    """What the FP32 whole, constants and all, compares on some inputs: `choices` of the gate's ``Ties``."""
+    """Runs the FP32 model and gives, for each output whose integers a comparison chose, the values that it compared:
+    the ``choices`` of `gate.ties.Ties`. ``model`` has its constants."""
 
     model: ModelProto
     tied: Sequence[Tied]

@@ -51,8 +51,8 @@ def misfit(param: str, message: str) -> BadTrainingFile:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is read: a job's files by ``training_file`` and ``validation_file``, and all that their rows are checked
-    against and divided by."""
+    """A job's files, and what the reader needs to check and divide their rows: the parent version, the hyperparameters
+    and the seed. ``files``: paths by ``training_file`` and ``validation_file``."""
 
     parent: Version
     files: Mapping[str, Path]

@@ -25,8 +25,8 @@ _AMP = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a training runs: its folder, the device, the threads and the niceness of each process, the most bytes of
-    private memory of all (0: no limit), and how many processes train together."""
+    """The folder and the device of one training, and its processes: ``processes`` train together, each with ``threads``
+    threads and niceness ``nice``; all together may have ``memory_bytes`` of private memory (0: no limit)."""
 
     folder: Path
     device: str

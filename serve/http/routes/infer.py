@@ -208,12 +208,7 @@ class InferFront:
         """The same for a large body: read in a thread, so that the event loop goes on."""
         since_ns = perf_counter_ns()
         codec = self.codec(served)
-
-        def read() -> InferRequest:
-            with lease.meanwhile(json_bytes(body)):
-                return codec.read(body, header_length)
-
-        request = await self.worker_threads.run(read)
+        request = await self.read_elsewhere(codec, header_length, body, lease)
         served = self.find(asked)
         if self.codec(served) is not codec and served.spec.signature() != codec.spec.signature():
             raise NotReady(
@@ -221,6 +216,17 @@ class InferFront:
             )
         future = served.submit(request.arrays, request.rows, request.terms)
         return Begun(codec, request, future, since_ns, self.written[served.name])
+
+    async def read_elsewhere(
+        self, codec: InferCodec, header_length: str | None, body: bytes, lease: Lease
+    ) -> InferRequest:
+        """Read a large body in a thread; what its JSON becomes counts in ``lease`` meanwhile. Raises BadRequest."""
+
+        def read() -> InferRequest:
+            with lease.meanwhile(json_bytes(body)):
+                return codec.read(body, header_length)
+
+        return await self.worker_threads.run(read)
 
     def finish(self, begun: Begun, answer: Answer, fields: HeaderFields = NOTHING) -> tuple[Headers, bytes]:
         """The response's headers (content length left out) and body. ``fields`` has the id for the log."""
