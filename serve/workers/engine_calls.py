@@ -13,6 +13,7 @@ from .call_frames import (
     BODY,
     LAST_BODY,
     LAST_PIECE,
+    MOST,
     PIECE,
     READING,
     REQUEST,
@@ -37,10 +38,20 @@ async def answer_call(app: ASGIApp, wire: socket.socket) -> None:
         frame = await read_frame(reader)
         if frame is not None and frame[0] == REQUEST:
             await _Call(reader, writer).run(app, frame[1])
+            await _until_read(reader, writer)
     finally:
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
+
+
+async def _until_read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """End the answer, and wait until the worker has closed its end. A body that is still being written would meet a
+    closed socket, and the worker would lose what it has not read of the answer."""
+    with suppress(OSError):
+        writer.write_eof()
+        while await reader.read(MOST):
+            pass
 
 
 class _Call:

@@ -1,0 +1,55 @@
+"""A call that a worker hands over: its answer arrives, whenever it is given."""
+
+import asyncio
+import socket
+from typing import Any
+
+from halfeven.serve.workers.call_frames import (
+    BODY,
+    LAST_PIECE,
+    MOST,
+    REQUEST,
+    START,
+    read_frame,
+    read_start,
+    request_frame,
+    streams,
+    write_frame,
+)
+from halfeven.serve.workers.engine_calls import answer_call
+
+SECONDS = 30
+PIECES = 20
+SCOPE = {
+    "type": "http", "method": "POST", "path": "/", "raw_path": b"/", "query_string": b"", "http_version": "1.1",
+    "scheme": "http", "root_path": "", "client": ("127.0.0.1", 5), "server": None, "headers": [],
+}  # fmt: skip
+
+
+async def refuses(scope: Any, receive: Any, send: Any) -> None:
+    """An application that answers before it has read the body."""
+    await send({"type": "http.response.start", "status": 413, "headers": []})
+    await send({"type": "http.response.body", "body": b"too large"})
+
+
+def test_an_answer_that_comes_before_the_body_was_sent_is_not_lost() -> None:
+    async def run() -> None:
+        ours, theirs = socket.socketpair()
+        call = asyncio.get_running_loop().create_task(answer_call(refuses, theirs))
+        reader, writer = await streams(ours)
+        await write_frame(writer, REQUEST, request_frame(SCOPE))
+        for _ in range(100):
+            await asyncio.sleep(0)  # the answer is given, and nothing of it is read
+        for _ in range(PIECES):
+            await write_frame(writer, BODY, bytes(MOST))
+        head, body = await read_frame(reader), await read_frame(reader)
+        assert head is not None and head[0] == START and read_start(head[1])["status"] == 413
+        assert body == (LAST_PIECE, b"too large")
+        writer.close()
+        await call
+
+    async def in_time() -> None:
+        async with asyncio.timeout(SECONDS):
+            await run()
+
+    asyncio.run(in_time())
