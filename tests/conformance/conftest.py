@@ -6,7 +6,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ BODY_SECONDS = 3
 COUNTING = {"name": "INPUT0", "shape": [1, 16], "datatype": "INT32", "data": list(range(16))}
 ONES = {"name": "INPUT1", "shape": [1, 16], "datatype": "INT32", "data": [1] * 16}
 SIMPLE = "/v2/models/simple/infer"
+PENDING = 'nv_inference_pending_request_count{model="onnx_zero_1_float32_queue",version="1"}'
 
 
 @dataclass(frozen=True)
@@ -159,3 +161,13 @@ def error_of(answer: httpx.Response) -> str:
     assert list(answer.json()) == ["error"], answer.text
     assert answer.json()["error"], "a refusal has words"
     return answer.json()["error"]
+
+
+def seen_waiting(begin: Callable[[], Future[Any]], http: httpx.Client) -> Future[Any]:
+    """A request that waits for a second one, which it does for two seconds: a busy machine may need some tries."""
+    for _ in range(5):
+        waiting = begin()
+        while not waiting.done():
+            if f"{PENDING} 1" in http.get("/metrics").text:
+                return waiting
+    raise AssertionError(f"no request was seen waiting; the last one's answer: {waiting.result()}")

@@ -12,12 +12,11 @@ import tritonclient.http as by_http
 from google.protobuf import json_format
 from tritonclient.utils import InferenceServerException
 
-from tests.conformance.conftest import LIMIT, Serving
+from tests.conformance.conftest import LIMIT, Serving, seen_waiting
 from tests.conformance.hosted import ANIMALS
 from tests.conformance.perf_analyzer import BINARY, measure, read
 from tests.serve.grpc.theirs import service_pb2, service_pb2_grpc, triton
 
-PENDING = 'nv_inference_pending_request_count{model="onnx_zero_1_float32_queue",version="1"}'
 NAMES = {"INT8": np.int8, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32}
 SECONDS = 60
 
@@ -199,9 +198,7 @@ def test_one_models_statistics_are_one_entry_that_counts(client: Any) -> None:
 def test_descriptive_status_code(client: Any, http: httpx.Client) -> None:
     given = inputs_of(triton, {"INPUT0": np.zeros((1, 8), np.float32)}, "FP32")
     with ThreadPoolExecutor(1) as aside:
-        waiting = aside.submit(client.infer, "onnx_zero_1_float32_queue", given)
-        while f"{PENDING} 1" not in http.get("/metrics").text:  # it waits two seconds for a second request
-            assert not waiting.done(), waiting.result()
+        waiting = seen_waiting(lambda: aside.submit(client.infer, "onnx_zero_1_float32_queue", given), http)
         with pytest.raises(InferenceServerException) as refused:
             client.infer("onnx_zero_1_float32_queue", given)
         assert refused.value.status() == "StatusCode.UNAVAILABLE"

@@ -13,10 +13,9 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.conformance.conftest import LIMIT, Serving, error_of
+from tests.conformance.conftest import LIMIT, Serving, error_of, seen_waiting
 
 FLOATS = "/v2/models/onnx_zero_1_float32/infer"
-PENDING = 'nv_inference_pending_request_count{model="onnx_zero_1_float32_queue",version="1"}'
 RAW = {"Inference-Header-Content-Length": "0"}
 
 # case of http_test.py: (what Triton does, what we do, why)
@@ -110,9 +109,7 @@ def test_content_encoding_unsupported_client(serving: Serving, encoding: str) ->
 def test_descriptive_status_code(serving: Serving, http: httpx.Client) -> None:
     url, sent = "/v2/models/onnx_zero_1_float32_queue/infer", np.arange(8, dtype=np.float32).tobytes()
     with serving.client() as first, ThreadPoolExecutor(1) as aside:
-        waiting = aside.submit(first.post, url, content=sent, headers=RAW)
-        while f"{PENDING} 1" not in http.get("/metrics").text:  # it waits two seconds for a second request
-            assert not waiting.done(), waiting.result().text
+        waiting = seen_waiting(lambda: aside.submit(first.post, url, content=sent, headers=RAW), http)
         refused = http.post(url, content=sent, headers=RAW)
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
         assert "onnx_zero_1_float32_queue" in error_of(refused)

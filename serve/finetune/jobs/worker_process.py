@@ -25,7 +25,8 @@ class Child:
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, start_new_session=True,
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file,
+                process_group=0,  # no new session: Linux divides processor time among sessions whatever their niceness
                 env={**os.environ, "PYTHONHASHSEED": "0"},  # the order of a set must not differ from run to run
             )  # fmt: skip
         threading.Thread(target=self._read, name="halfeven-child-lines", daemon=True).start()
