@@ -27,7 +27,6 @@ from ..training.parent_death import die_with_the_parent
 def main() -> None:
     die_with_the_parent(sys.stdin.fileno())
     request = json.loads(Path(sys.argv[1]).read_text())
-    os.nice(request["nice"])
     torch.set_num_threads(request["threads"])
     lines = os.fdopen(os.dup(1), "w")
     with contextlib.redirect_stdout(sys.stderr):

@@ -57,8 +57,7 @@ def main() -> None:
 
 
 def stand_back(request: Request) -> None:
-    """Behind serving; the first to go when the machine's memory runs out; bounded in memory and processor time."""
-    os.nice(request["nice"])
+    """The first to go when the machine's memory runs out; bounded in memory and processor time."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))

@@ -38,7 +38,6 @@ def main() -> None:
     die_with_the_parent(sys.stdin.fileno())
     request = json.loads(Path(sys.argv[1]).read_text())
     threading.Thread(target=_leave_with_the_server, daemon=True).start()
-    os.nice(request["nice"])
     torch.set_num_threads(request["threads"])
     lines = os.fdopen(os.dup(1), "w")
     with contextlib.redirect_stdout(sys.stderr):

@@ -52,7 +52,7 @@ def main(request_file: str, rank: int = 0) -> NoReturn:
     threading.Thread(target=watch, args=(control, orders), daemon=True).start()
     request = read_request(Path(request_file), rank)
     try:
-        yield_to_serving(request)
+        set_up_process(request)
         last = training_job.run(request, report, orders, rank)
     except ranks.RankLost as error:  # no last line: the server starts the training again, from its checkpoint
         print(error, file=sys.stderr, flush=True)
@@ -68,10 +68,8 @@ def main(request_file: str, rank: int = 0) -> NoReturn:
 def read_request(path: Path, rank: int) -> Request:
     """``rows_file`` holds the numbers of the rows, where they are many."""
     request = json.loads(path.read_text()) | {"file": str(path.resolve())}
-    if rank:
-        request["nice"] = 0  # rank 0, which has started this process, is behind serving already
-        if request["device"].startswith("cuda"):
-            request["device"] = f"cuda:{rank}"
+    if rank and request["device"].startswith("cuda"):
+        request["device"] = f"cuda:{rank}"
     if file := request.pop("rows_file", None):
         request["rows"] = json.loads(Path(file).read_text())
     return request
@@ -111,11 +109,10 @@ def leave() -> NoReturn:
     os._exit(1)
 
 
-def yield_to_serving(request: Request) -> None:
-    """Yield to serving, be the first to go when memory runs out; compute repeatably."""
+def set_up_process(request: Request) -> None:
+    """Be the first to go when memory runs out; compute repeatably."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
-    os.nice(request["nice"])
     child.limit_memory(request["memory_limit_bytes"])
     torch.set_num_threads(request["threads"])
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
