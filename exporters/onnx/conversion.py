@@ -20,6 +20,7 @@ from .reading.normalise import normalise
 from .reading.rows_freed import declare_free, with_free_batch
 from .reading.selection import select
 from .reading.signature import hold
+from .reading.squeezed_batch import keep_squeezed_batch
 from .reading.typing import value_types
 from .runtime import finished
 
@@ -68,6 +69,8 @@ class NotPlanned(BadFolder):
 def read_selected(path: Path, folder: ModelFolder) -> tuple[ModelProto, list[str]]:
     """The file's graph with the outputs that model.toml names, under its names, and what to tell."""
     model = read_model(path, folder.folder)
+    if folder.spec.batched:
+        keep_squeezed_batch(model)
     return model, select(model, folder.spec, folder.file_names, path)
 
 

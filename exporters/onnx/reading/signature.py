@@ -24,6 +24,11 @@ def hold(model: ModelProto, spec: ModelSpec, path: Path) -> tuple[ModelSpec, lis
     ):
         _order(path, what, values, tensors)
         for value, tensor in zip(values, tensors, strict=True):
+            if what == "output" and _stated_as_a_scalar(value) and tensor.shape:
+                value.type.tensor_type.ClearField("shape")
+                notes.append(
+                    f"the file states output '{tensor.name}' as a scalar; {tensor.as_called().describe_shape()} counts"
+                )
             _check(path, f"{what} '{tensor.name}'", value, tensor)
     sizes = [size_of(value, 0) for value in model.graph.input] if spec.batched else []
     rows = {size for size in sizes if size is not None}
@@ -79,6 +84,12 @@ def _check(path: Path, what: str, value: ValueInfoProto, tensor: TensorSpec) -> 
             f"{path}: {what}: model.toml says {tensor.as_called().describe_shape()}, the graph has [{shape}] "
             "(? is free)"
         )
+
+
+def _stated_as_a_scalar(value: ValueInfoProto) -> bool:
+    """As torch's exporters state what was a scalar in the traced call alone: a Squeeze of a batch of 1."""
+    type_ = value.type.tensor_type
+    return type_.HasField("shape") and not type_.shape.dim
 
 
 def datatype_of(value: ValueInfoProto) -> str:

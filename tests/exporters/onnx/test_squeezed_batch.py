@@ -1,0 +1,35 @@
+"""A net whose last line is ``x.squeeze()`` is served in batches, of one row too."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from halfeven.exporters.onnx.runtime import runtime_answers
+from halfeven.models.store import Store
+
+from tests.exporters.onnx.onnx_files import parsed
+from tests.exporters.onnx.traps import normal
+from tests.serve.cli.test_main import run
+
+SQUEEZED = "g (float[batch,8] x) => (float y) { h = MatMul(x, w) z = Squeeze(h) y = Sigmoid(z) }"
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_a_squeeze_without_axes_keeps_the_batch(
+    tmp_path: Path, opset: int, random: np.random.Generator
+) -> None:
+    weights = normal(random, 8, 1)
+    model = parsed(SQUEEZED, {"w": weights}, opset=opset)
+    onnx.save(model, tmp_path / "net.onnx")
+    code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
+    assert code == 0 and facts["status"] == "live", said
+    assert "the file states output 'y' as a scalar; [-1] counts" in facts["notes"]
+    version = Store(tmp_path / "store").version("net", 1)
+    assert version.spec().max_batch_size > 1
+    whole = runtime_answers(onnx.load(version.folder / "whole.onnx"))
+    for rows in (1, 3):
+        x = normal(random, rows, 8)
+        (came,) = whole({"x": x}).values()
+        assert came.shape == (rows,)
+        np.testing.assert_allclose(came, 1 / (1 + np.exp(-(x @ weights)[:, 0])), rtol=1e-5)
