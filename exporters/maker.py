@@ -43,7 +43,7 @@ class Maker(Protocol):
         ...
 
     def serve_whole(self, because: str) -> None:
-        """Make nothing half, whatever the level that was asked for; before the first `plan`."""
+        """Make nothing half, whatever the level that was asked for and what was planned before."""
         ...
 
     def nearest(self, notify: Notify) -> str:

@@ -5,7 +5,7 @@ Kinds of model differ in how their forms are made: a captured program (`torch/fo
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..models.engines.true_fp32 import use_true_fp32
@@ -14,7 +14,7 @@ from ..models.store import LIVE, REFUSED, Draft, Store, Version, sha256_of
 from ..models.training_reader import net_weights
 from .evidence import Evidence, Form, copy_source
 from .gate.verdict import ParityReport
-from .informative import why_nothing_is_proven
+from .informative import why_noise_proves_nothing, why_nothing_is_proven
 from .inputs.samples import Samples
 from .maker import Made, Maker, Notify
 from .plan.aims import RETREATS, SHARES
@@ -63,6 +63,11 @@ class _Conversion:
         planning = planning.take(slice(0, SLOW_SAMPLES)) if reference_run.is_slow else planning
         self._write()
         forms = self._proven(planning, reference_run)
+        reports = [form.report for form in forms.values() if form.report is not None]
+        if why := why_noise_proves_nothing(reports, subject.spec.parity):
+            self._remove_halves(forms)
+            maker.serve_whole(why)
+            forms = self._proven(planning, reference_run)
         errors = [form.error for form in forms.values() if form.error]
         if len(errors) == len(forms):
             raise errors[0]
@@ -133,12 +138,14 @@ class _Conversion:
 
     def _drop_refused(self, forms: Mapping[str, Form], status: str) -> None:
         """Delete the files of refused forms, so that they cannot be loaded."""
-        folder = self.draft.folder
-        refused = {name for name, form in forms.items() if status == REFUSED or not form.passed}
-        if "torch" in refused:
-            (folder / "half.pt2").unlink(missing_ok=True)
-        if "onnx" in refused:
-            remove_onnx(folder / "half.onnx")
+        self._remove_halves(name for name, form in forms.items() if status == REFUSED or not form.passed)
+
+    def _remove_halves(self, forms: Iterable[str]) -> None:
+        for name in forms:
+            if name == "torch":
+                (self.draft.folder / "half.pt2").unlink(missing_ok=True)
+            if name == "onnx":
+                remove_onnx(self.draft.folder / "half.onnx")
 
 
 def _nearly(forms: Mapping[str, Form]) -> bool:

@@ -91,6 +91,9 @@ class TensorSpec:
     picture: Mapping[str, Any] | None = None
     wire: Wire | None = None  # an input's smaller datatype in requests
     range: ValueRange | None = None  # of an integer input, in the model's datatype; None: any value
+    lengths_of: str = (
+        ""  # of an integer input: its values are lengths, from 1 to the size of the axis of this name
+    )
     batch_axis: int = 0
 
     @property
@@ -136,6 +139,8 @@ class TensorSpec:
             out["wire"] = self.wire.to_json()
         if self.range is not None:
             out["range"] = self.range.to_json()
+        if self.lengths_of:
+            out["lengths_of"] = self.lengths_of
         if self.batch_axis:
             out["batch_axis"] = self.batch_axis
         return out
@@ -151,6 +156,7 @@ class TensorSpec:
             picture=data.get("picture"),
             wire=Wire.from_json(data.get("wire")),
             range=ValueRange.parse(data["range"]) if "range" in data else None,
+            lengths_of=data.get("lengths_of", ""),
             batch_axis=data.get("batch_axis", 0),
         )
 
@@ -293,9 +299,25 @@ class ModelSpec:
 
     def check_values(self, arrays: Sequence[np.ndarray], error: type[BadInput] = BadRequest) -> None:
         """Check integers, in the spec's order and shapes, against their ranges. Raises ``error`` naming the input."""
-        for spec, array in zip(self.inputs, arrays, strict=True):
-            if spec.range is not None and (fault := spec.range.fault(array)):
-                raise error(f"input '{spec.name}' of model '{self.name}': {fault}")
+        for spec, array, valid in zip(self.inputs, arrays, self.ranges(arrays), strict=True):
+            if valid is not None and (fault := valid.fault(array)):
+                of = f", for they are lengths of '{spec.lengths_of}'" if spec.lengths_of else ""
+                raise error(f"input '{spec.name}' of model '{self.name}': {fault}{of}")
+
+    def ranges(self, arrays: Sequence[np.ndarray], first: int = 0) -> list[ValueRange | None]:
+        """The range of each input's values beside these arrays, which stand in the spec's order: lengths end where the
+        axis ends that they are of. ``first``: how many axes the arrays have before those of the spec."""
+        if not any(spec.lengths_of for spec in self.inputs):
+            return [spec.range for spec in self.inputs]
+        sizes = {
+            dim.name: size
+            for spec, array in zip(self.inputs, arrays, strict=True)
+            for dim, size in zip(spec.shape, array.shape[first:], strict=True)
+        }
+        return [
+            ValueRange((1,), (max(sizes[spec.lengths_of], 1),)) if spec.lengths_of else spec.range
+            for spec in self.inputs
+        ]
 
     def _check_names(self, came: Sequence[str], error: type[BadInput]) -> None:
         wanted = [spec.name for spec in self.inputs]

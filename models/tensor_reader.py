@@ -1,7 +1,7 @@
 """The ``[[inputs]]`` and ``[[outputs]]`` of a ``model.toml``, read into tensor specs."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .batch_axis import batch_first
@@ -18,7 +18,8 @@ MAX_RANK = 16
 _PICTURE = {"size": list, "color": str, "scale": float, "mean": list, "std": list}
 _WIRE = ("wire_datatype", "wire_scale", "wire_offset")
 _TENSOR = (
-    "name", "datatype", "shape", "batch_axis", "file_name", "kind", "labels", "labels_file", "picture", "range", *_WIRE,
+    "name", "datatype", "shape", "batch_axis", "file_name", "kind", "labels", "labels_file", "picture", "range",
+    "lengths_of", *_WIRE,
 )  # fmt: skip
 
 
@@ -33,7 +34,28 @@ class TensorReader(TomlReader):
         names = [tensor.name for tensor in tensors]
         if twice := [name for name in names if names.count(name) > 1]:
             raise self.error(f"[[{key}]]: the name '{twice[0]}' stands there twice")
+        self.check_lengths(tensors, key)
         return tensors
+
+    def check_lengths(self, tensors: Sequence[TensorSpec], key: str) -> None:
+        """Lengths are integers without a range of their own, of a named axis of another input."""
+        for place, tensor in enumerate(tensors):
+            if not tensor.lengths_of:
+                continue
+            where = f"{key}[{place}].lengths_of = '{tensor.lengths_of}'"
+            if (
+                key == "outputs"
+                or tensor.type.is_float
+                or tensor.datatype == "BOOL"
+                or tensor.range is not None
+            ):
+                raise self.error(f"{where}: expected it on an input of integers that has no range")
+            names = [dim.name for other in tensors if other is not tensor for dim in other.shape if dim.name]
+            if tensor.lengths_of not in names:
+                raise self.error(
+                    f"{where}: expected the name of an axis of another input, which its shape gives in the place of "
+                    f"-1; there are {names}"
+                )
 
     def tensor(self, entry: Any, where: str, batched: bool) -> TensorSpec:
         if not isinstance(entry, dict):
@@ -56,6 +78,7 @@ class TensorReader(TomlReader):
             picture=self.picture(entry, where),
             wire=self.wire(entry, where),
             range=self.range(entry, where),
+            lengths_of=self.typed({"lengths_of": "", **entry}, "lengths_of", str, where),
             batch_axis=axis,
         )
         try:

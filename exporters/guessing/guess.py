@@ -71,6 +71,8 @@ class Guess:
                 yield self._entry(tensor.name, "batch_axis", str(tensor.batch_axis))
             if tensor.range is not None:
                 yield self._entry(tensor.name, "range", json.dumps(tensor.range.to_json()))
+            if tensor.lengths_of:
+                yield self._entry(tensor.name, "lengths_of", _quoted(tensor.lengths_of))
             if tensor.kind != "tensor" or (tensor.name, "kind") in self.doubts:
                 yield self._entry(tensor.name, "kind", json.dumps(tensor.kind))
             if tensor.labels:

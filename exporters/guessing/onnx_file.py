@@ -11,6 +11,7 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_help
 from ...models.batch_axis import array_batch_back, batch_back, batch_first
 from ...models.datatypes import DATATYPES
 from ...models.errors import BadFolder
+from ...models.lengths import settled
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ...models.value_range import ValueRange
 from ..inputs.synthetic import USUAL_LENGTH
@@ -21,6 +22,7 @@ from .batch_axes import batch_axes
 from .batch_size import BATCH_BYTES, fitting_rows
 from .file_runs import file_runs
 from .guess import Guess, name_for
+from .lengths import lengths_in
 from .trial_sizes import Run, Tried, try_sizes
 
 _SAME_VALUES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Gather")
@@ -42,16 +44,21 @@ def guess_onnx(path: Path, narrow: Narrow | None = None, batched: bool | None = 
     inputs, outputs, notes = _values(model.graph, path)
     axes = batch_axes(model.graph, inputs, outputs)
     with file_runs(path, model, [value.name for value in outputs]) as run:
-        found = _Found(path, inputs, outputs, compared_inputs(model.graph), run, axes)
+        found = _Found(path, model.graph, inputs, outputs, run, axes)
         spec, tried = found.spec(batched)
     if batched and not spec.batched:
         raise BadFolder(f"{path}: {found.why_batched(spec)}; expected one, for max_batch_size is not 0")
+    spec = replace(spec, inputs=settled(spec.inputs))
     spec, why = _with_fitting_rows(model, spec, found.why_batched(spec))
     doubts = {("", "max_batch_size"): why} if batched is None else {}
     doubts |= {(tensor.name, "shape"): why for tensor in spec.inputs if (why := _needed(tensor, tried))}
     doubts |= {(t.name, "batch_axis"): axes[t.name][1] if t.name in axes else "the axis that has as many rows"
                for t in (*spec.inputs, *spec.outputs) if t.batch_axis}  # fmt: skip
-    doubts |= {(t.name, "range"): "the graph compares it with this value" for t in spec.inputs if t.range}
+    lengths = found.lengths(spec.batched)
+    doubts |= {(t.name, "lengths_of" if t.lengths_of else "range"): lengths[t.name][1] for t in spec.inputs
+               if t.name in lengths}  # fmt: skip
+    doubts |= {(t.name, "range"): "the graph compares it with this value" for t in spec.inputs
+               if t.range and t.name not in lengths}  # fmt: skip
     spec, kinds = _with_kinds(spec, model.graph)
     return Guess(spec, path.name, doubts | kinds, tuple(notes))
 
@@ -62,9 +69,9 @@ class _Found:
     tensors whose batch is not the first axis."""
 
     path: Path
+    graph: GraphProto
     inputs: Sequence[ValueInfoProto]
     outputs: Sequence[ValueInfoProto]
-    compared: Mapping[str, Sequence[int]]
     run: Run
     axes: Mapping[str, tuple[int, str]]
 
@@ -117,7 +124,7 @@ class _Found:
 
     def with_compared(self, spec: ModelSpec) -> Iterator[ModelSpec]:
         """The spec with each value that the graph compares an input with (a sample rate), then without any."""
-        for name, numbers in self.compared.items():
+        for name, numbers in compared_inputs(self.graph).items():
             for number in numbers:
                 only = ValueRange((number,), (number,))
                 inputs = (replace(t, range=only) if t.name == name else t for t in spec.inputs)
@@ -126,7 +133,13 @@ class _Found:
 
     def declared(self, axes: Mapping[str, int] | None) -> ModelSpec:
         inputs = tuple(_input(value, axes) for value in self.inputs)
+        lengths = lengths_in(self.graph, inputs)
+        inputs = tuple(replace(t, lengths_of=lengths[t.name][0]) if t.name in lengths else t for t in inputs)
         return ModelSpec(name_for(self.path), inputs, (), max_batch_size=0 if axes is None else 64)
+
+    def lengths(self, batched: bool) -> dict[str, tuple[str, str]]:
+        """The inputs that are guessed to be lengths (`lengths_in`)."""
+        return lengths_in(self.graph, self.declared({} if batched else None).inputs)
 
     def why_batched(self, spec: ModelSpec) -> str:
         if spec.batched:

@@ -150,10 +150,9 @@ class _Trial:
         )
 
     def with_sizes(self, sizes: Sequence[int]) -> ModelSpec:
-        return _with_dims(self.spec, self.dims_of(sizes, lambda size: Dim(size, size)))
-
-    def dims_of(self, sizes: Sequence[int], dim: Callable[[int], Dim]) -> dict[Place, Dim]:
-        return {place: dim(size) for group, size in zip(self.groups, sizes, strict=True) for place in group}
+        pairs = zip(self.groups, sizes, strict=True)
+        dims = {place: Dim(size, size, self.dim(group).name) for group, size in pairs for place in group}
+        return _with_dims(self.spec, dims)
 
     def bounded(self, sizes: Sequence[int], rows: int) -> tuple[ModelSpec, dict[Place, str]]:
         """Free from that size on where a larger one runs too, fixed where none does, of one name where only equal
@@ -169,7 +168,7 @@ class _Trial:
             elif len(alike) > 1 and self.runs_larger(sizes, alike, rows):
                 dim, why = Dim(1 if size <= 2 else size, None, f"size{alike[0]}"), "only equal sizes run"
             else:
-                dim, why = Dim(size, size), f"{size} runs, {size + 1} and {2 * size} do not"
+                dim, why = Dim(size, size, name), f"{size} runs, {size + 1} and {2 * size} do not"
             dims |= dict.fromkeys(group, dim)
             if dim.fixed or size > 2 or dim.name != name:
                 needed |= dict.fromkeys(group, why)
@@ -184,7 +183,10 @@ class _Trial:
 
     @property
     def draws_ids(self) -> bool:
-        return any(not tensor.type.is_float and tensor.range is None for tensor in self.spec.inputs)
+        return any(
+            not tensor.type.is_float and tensor.range is None and not tensor.lengths_of
+            for tensor in self.spec.inputs
+        )
 
     def outputs(self, spec: ModelSpec, rows: int) -> Sequence[np.ndarray] | None:
         """What the graph gives to generated inputs; None where it does not run with them."""
@@ -211,8 +213,18 @@ def _groups(spec: ModelSpec) -> list[list[Place]]:
 
 
 def _with_dims(spec: ModelSpec, dims: Mapping[Place, Dim]) -> ModelSpec:
+    names = {
+        dim.name: dims[tensor.name, axis].name
+        for tensor in spec.inputs
+        for axis, dim in enumerate(tensor.shape)
+        if dim.name and (tensor.name, axis) in dims
+    }
     inputs = tuple(
-        replace(t, shape=tuple(dims.get((t.name, axis), dim) for axis, dim in enumerate(t.shape)))
+        replace(
+            t,
+            shape=tuple(dims.get((t.name, axis), dim) for axis, dim in enumerate(t.shape)),
+            lengths_of=names.get(t.lengths_of) or t.lengths_of,
+        )
         for t in spec.inputs
     )
     return replace(spec, inputs=inputs)

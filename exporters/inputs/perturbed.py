@@ -2,7 +2,7 @@
 
 A large number whose square overflows, a small one whose square vanishes: such faults are rare among a dozen samples,
 and perturbed samples cost only more runs. Numbers get noise, pictures are shifted and dimmed, integers continue as
-another sample from a random place on. Masks stay as they are.
+another sample from a random place on. Masks and lengths stay as they are.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ def changeable(spec: ModelSpec, samples: Samples) -> list[TensorSpec]:
     """The inputs that a perturbation changes."""
 
     def changes(tensor: TensorSpec) -> bool:
-        if "mask" in tensor.name.lower() or tensor.datatype == "BOOL":
+        if "mask" in tensor.name.lower() or tensor.datatype == "BOOL" or tensor.lengths_of:
             return False
         return tensor.type.is_float or (samples.arrays[tensor.name].ndim > 1 and samples.count > 1)
 

@@ -22,6 +22,7 @@ from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadSamples
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ...models.store import Version
+from ...models.value_range import ValueRange
 from .picture_folder import read_pictures
 
 TARGET = "target:"
@@ -188,16 +189,21 @@ def checked_samples(tensors: Mapping[str, np.ndarray], spec: ModelSpec) -> Sampl
         stacked = replace(tensor, shape=(Dim(), *_inner(spec, tensor)))
         if fault := stacked.fault(arrays[tensor.name].shape, name_of(arrays[tensor.name].dtype)):
             raise BadSamples(f"tensor '{tensor.name}': {fault} (first axis = samples)")
-        if tensor.range is not None and (fault := tensor.range.fault(arrays[tensor.name])):
-            raise BadSamples(f"tensor '{tensor.name}': {fault}")
     outputs = {TARGET + tensor.name: tensor for tensor in spec.outputs}
     _check_rows({**arrays, **{name: tensors[name] for name in outputs if name in tensors}})
     _check_named_dimensions(arrays, spec)
+    for (name, array), valid in zip(arrays.items(), _ranges(arrays, spec), strict=True):
+        if valid is not None and (fault := valid.fault(array)):
+            raise BadSamples(f"tensor '{name}': {fault}")
     targets = {outputs[name].name: tensors[name] for name in outputs if name in tensors}
     for tensor in spec.outputs:
         if tensor.name in targets and tensor.kind in ("logits", "probabilities"):
             _check_classes(targets[tensor.name], tensor, _inner(spec, tensor))
     return Samples(arrays, targets, "given")
+
+
+def _ranges(arrays: Mapping[str, np.ndarray], spec: ModelSpec) -> list[ValueRange | None]:
+    return spec.ranges(list(arrays.values()), first=0 if spec.batched else 1)
 
 
 def _inner(spec: ModelSpec, tensor: TensorSpec) -> tuple[Dim, ...]:

@@ -1,7 +1,8 @@
 """Generated inputs: plausible ones made from the spec, and adversarial ones made from samples.
 
 Plausible means that a model may get such inputs: pictures are pixels with its own scale, mean and deviation, ids
-are in their range (small where none is known), masks are masks, and free dimensions that may be equal are equal.
+are in their range (small where none is known), masks are masks, lengths are no longer than what they are of, and free
+dimensions that may be equal are equal.
 """
 
 from collections.abc import Callable
@@ -31,6 +32,12 @@ def generate(spec: ModelSpec, count: int = 32, seed: int = 0, ids: tuple[int, in
     random = np.random.default_rng(seed)
     size_of = _sizes(random)
     arrays = {tensor.name: _draw(tensor, spec.batched, count, size_of, random, ids) for tensor in spec.inputs}
+    for tensor, longest_of in _lengths(spec, arrays, first=0 if spec.batched else 1):
+        drawn = random.integers(
+            1 + longest_of // 2, max(longest_of, 1), arrays[tensor.name].shape, endpoint=True
+        )
+        drawn[: (count + 1) // 2] = longest_of  # as most requests are: one that is asked alone has no padding
+        arrays[tensor.name] = drawn.astype(tensor.type.numpy)
     return Samples(arrays, source="generated")
 
 
@@ -38,8 +45,8 @@ def adversarial(spec: ModelSpec, samples: Samples, largest: float = LARGEST) -> 
     """Small batches (at most 4 rows) that test the limits of half precision, each with its name.
 
     Zeros, ones, rows that have their own largest value everywhere (a division by their deviation divides by its eps),
-    real samples × 0.01 and × ``largest``, masks that leave 1 element or a few, and the shortest and longest sizes of
-    free dimensions. Integers keep values seen in samples.
+    real samples × 0.01 and × ``largest``, masks and lengths that leave 1 element or a few, and the shortest and longest
+    sizes of free dimensions. Other integers keep values seen in samples.
     """
     real = _few_rows(spec, samples)
     return [*_rescaled(spec, real, largest), *_padded(spec, real), *_resized(spec, real)]
@@ -178,10 +185,32 @@ def _scaled(array: np.ndarray, factor: float) -> np.ndarray:
 
 
 def _padded(spec: ModelSpec, real: Arrays) -> list[tuple[str, Arrays]]:
-    """Row 0 keeps one place of its mask, the last row nearly all of them."""
+    """Row 0 keeps one place of its mask or one of its length, the last row nearly all of them."""
     masks = {tensor.name: _pad(real[tensor.name], spec.batched) for tensor in spec.inputs if _is_mask(tensor)}
-    masks = {name: mask for name, mask in masks.items() if mask is not None}
-    return [("padded masks", {**real, **masks})] if masks else []
+    found = {name: mask for name, mask in masks.items() if mask is not None}
+    for tensor, longest_of in _lengths(spec, real):
+        found[tensor.name] = _rising(real[tensor.name], longest_of)
+    return [("padded masks", {**real, **found})] if found else []
+
+
+def _lengths(spec: ModelSpec, arrays: Arrays, first: int = 0) -> list[tuple[TensorSpec, int]]:
+    """Each input of lengths, and the longest that it may have beside these arrays (`ModelSpec.ranges`)."""
+    ranges = spec.ranges([arrays[tensor.name] for tensor in spec.inputs], first)
+    return [
+        (tensor, valid.high[0])
+        for tensor, valid in zip(spec.inputs, ranges, strict=True)
+        if tensor.lengths_of and valid is not None
+    ]
+
+
+def _rising(lengths: np.ndarray, longest_of: int) -> np.ndarray:
+    """From 1 in the first row to nearly the longest in the last."""
+    if lengths.ndim == 0:
+        return np.ones_like(lengths)
+    rising = 1 + np.arange(len(lengths)) * (longest_of - 1) // max(len(lengths), 1)
+    return np.broadcast_to(rising.reshape(-1, *(1,) * (lengths.ndim - 1)), lengths.shape).astype(
+        lengths.dtype
+    )
 
 
 def _pad(mask: np.ndarray, batched: bool) -> np.ndarray | None:
@@ -206,6 +235,8 @@ def _resized(spec: ModelSpec, real: Arrays) -> list[tuple[str, Arrays]]:
     found = []
     for name, end in ends.items():
         arrays = {tensor.name: _resize(spec, tensor, real[tensor.name], end) for tensor in spec.inputs}
+        for tensor, longest_of in _lengths(spec, arrays):
+            arrays[tensor.name] = np.full_like(arrays[tensor.name], longest_of)
         if any(arrays[key].shape != real[key].shape for key in real):
             found.append((name, arrays))
     return found

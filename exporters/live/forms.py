@@ -118,7 +118,7 @@ class LiveForms:
         return first or self.kept != before
 
     def serve_whole(self, because: str) -> None:
-        self.subject = self.subject.served_whole(because)
+        self.subject, self.kept, self._planned = self.subject.served_whole(because), (), False
 
     def nearest(self, notify: Notify) -> str:
         """Modules are not measured one by one."""

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 from onnx import ModelProto, ValueInfoProto
 
+from ...models.datatypes import name_of
 from ...models.engines.cpu.setup import CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.errors import BadFolder
@@ -103,7 +105,9 @@ def _subject(
     notes: Sequence[str],
     answers: Answers,
 ) -> Subject:
-    """Batched only where rows are answered among others as they are alone."""
+    """Batched only where rows are answered among others as they are alone. Raises BadFolder where the file gives other
+    outputs than model.toml says."""
+    _check_shapes(spec, answers(next(samples.batches(1 if spec.batched else 0))[1]))
     if spec.max_batch_size > 1 and (reason := answers_alone_differ(spec, samples, answers)):
         spec, notes = spec.with_max_batch_size(1), [*notes, f"max_batch_size is 1: {reason}"]
     return Subject(
@@ -117,6 +121,15 @@ def _subject(
         notes=(*asked.notes, *notes),
         search=search,
     )
+
+
+def _check_shapes(spec: ModelSpec, came: Mapping[str, np.ndarray]) -> None:
+    for tensor in spec.outputs:
+        array = came[tensor.name]
+        if fault := tensor.fault(array.shape, name_of(array.dtype)):
+            raise BadFolder(
+                f"output '{tensor.name}' of '{spec.name}': a run of the file gave another: {fault}"
+            )
 
 
 @dataclass(slots=True)
@@ -181,7 +194,7 @@ class FileForms:
             self.half = written(self.program, self.settled, self.info)
 
     def serve_whole(self, because: str) -> None:
-        self.subject = self.subject.served_whole(because)
+        self.subject, self.planner = self.subject.served_whole(because), None
 
     def nearest(self, notify: Notify) -> str:
         return self.planner.nearest(notify) if self.planner else ""

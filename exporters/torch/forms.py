@@ -110,7 +110,7 @@ class ProgramForms:
         return Traffic(cast_map(program), self.settled.bytes_before, saved_bytes(program))
 
     def serve_whole(self, because: str) -> None:
-        self.subject = self.subject.served_whole(because)
+        self.subject, self.planner = self.subject.served_whole(because), None
 
     def nearest(self, notify: Notify) -> str:
         return self.planner.nearest(notify) if self.planner else ""

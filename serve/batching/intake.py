@@ -62,8 +62,8 @@ class Intake:
         """Whether the arrays pass the checks of this spec."""
         return len(arrays) == len(self.spec.inputs) and all(
             tensor.fault(array.shape, name_of(array.dtype)) is None
-            and (tensor.range is None or tensor.range.fault(array) is None)
-            for tensor, array in zip(self.spec.inputs, arrays, strict=True)
+            and (valid is None or valid.fault(array) is None)
+            for tensor, array, valid in zip(self.spec.inputs, arrays, self.spec.ranges(arrays), strict=True)
         )
 
     def part_rows(self, request: Request, limit: int) -> int:

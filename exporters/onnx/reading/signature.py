@@ -9,6 +9,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from ....models.batch_axis import batch_back
 from ....models.datatypes import DATATYPES, name_of
 from ....models.errors import BadFolder
+from ....models.lengths import settled
 from ....models.spec import Dim, ModelSpec, TensorSpec
 
 
@@ -24,11 +25,10 @@ def hold(model: ModelProto, spec: ModelSpec, path: Path) -> tuple[ModelSpec, lis
     ):
         _order(path, what, values, tensors)
         for value, tensor in zip(values, tensors, strict=True):
-            if what == "output" and _stated_as_a_scalar(value) and tensor.shape:
+            if what == "output" and (stated := _misstated(value, tensor)):
                 value.type.tensor_type.ClearField("shape")
-                notes.append(
-                    f"the file states output '{tensor.name}' as a scalar; {tensor.as_called().describe_shape()} counts"
-                )
+                shape = tensor.as_called().describe_shape()
+                notes.append(f"the file states output '{tensor.name}' as {stated}; {shape} counts")
             _check(path, f"{what} '{tensor.name}'", value, tensor)
     sizes = [size_of(value, 0) for value in model.graph.input] if spec.batched else []
     rows = {size for size in sizes if size is not None}
@@ -40,9 +40,11 @@ def hold(model: ModelProto, spec: ModelSpec, path: Path) -> tuple[ModelSpec, lis
     if rows and spec.max_batch_size > 1:
         notes.append("the graph takes batches of 1 only, so max_batch_size is 1")
         spec = spec.with_max_batch_size(1)
-    inputs = tuple(
-        _exact(path, spec, tensor, value)
-        for tensor, value in zip(spec.inputs, model.graph.input, strict=True)
+    inputs = settled(
+        [
+            _exact(path, spec, tensor, value)
+            for tensor, value in zip(spec.inputs, model.graph.input, strict=True)
+        ]
     )
     spec = replace(spec, inputs=_named_alike(spec, inputs, model.graph.input))
     for values, tensors in ((model.graph.input, spec.inputs), (model.graph.output, spec.outputs)):
@@ -79,17 +81,26 @@ def _check(path: Path, what: str, value: ValueInfoProto, tensor: TensorSpec) -> 
     if len(sizes) != len(tensor.shape) or not all(
         size is None or dim.admits(size) for dim, size in zip(tensor.shape, sizes, strict=True)
     ):
-        shape = ",".join("?" if size is None else str(size) for size in batch_back(sizes, tensor.batch_axis))
         raise BadFolder(
-            f"{path}: {what}: model.toml says {tensor.as_called().describe_shape()}, the graph has [{shape}] "
-            "(? is free)"
+            f"{path}: {what}: model.toml says {tensor.as_called().describe_shape()}, the graph has "
+            f"{_described(batch_back(sizes, tensor.batch_axis))} (? is free)"
         )
 
 
-def _stated_as_a_scalar(value: ValueInfoProto) -> bool:
-    """As torch's exporters state what was a scalar in the traced call alone: a Squeeze of a batch of 1."""
+def _described(sizes: Sequence[int | None]) -> str:
+    return f"[{','.join('?' if size is None else str(size) for size in sizes)}]"
+
+
+def _misstated(value: ValueInfoProto, tensor: TensorSpec) -> str:
+    """The shape that a file states where model.toml says another number of axes; empty where it says as many.
+
+    ONNX Runtime gives what it computes, whatever a file states of its outputs; an exporter states what the traced call
+    had. Answers are checked when the file has been run (`forms.py`).
+    """
     type_ = value.type.tensor_type
-    return type_.HasField("shape") and not type_.shape.dim
+    if not type_.HasField("shape") or len(type_.shape.dim) == len(tensor.shape):
+        return ""
+    return _described([size_of(value, axis) for axis in range(len(type_.shape.dim))])
 
 
 def datatype_of(value: ValueInfoProto) -> str:
@@ -118,7 +129,7 @@ def _exact(path: Path, spec: ModelSpec, tensor: TensorSpec, value: ValueInfoProt
                 f"{path}: input '{tensor.name}': model.toml says {dim.to_json()} for axis {axis}, the graph takes "
                 f"{size} only; write that, or -1"
             )
-        shape[axis] = Dim(size, size)
+        shape[axis] = Dim(size, size, dim.name)
     return replace(tensor, shape=tuple(shape))
 
 

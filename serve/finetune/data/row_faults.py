@@ -12,6 +12,7 @@ from ....exporters.inputs.samples import TARGET
 from ....models.datatypes import DATATYPES, name_of
 from ....models.errors import BadSamples
 from ....models.spec import ModelSpec
+from ....models.value_range import ValueRange
 from ..judging.judging_metrics import classifies
 from ..training.setting_names import MOST_SHARE, most_quarantined
 
@@ -44,6 +45,15 @@ def without(tensors: Mapping[str, np.ndarray], rows: Mapping[int, str]) -> dict[
     }
 
 
+def _ranges(spec: ModelSpec, tensors: Mapping[str, np.ndarray]) -> list[ValueRange | None]:
+    """Of each input; the tensors are not checked yet."""
+    arrays = [tensors[tensor.name] for tensor in spec.inputs if tensor.name in tensors]
+    first = 0 if spec.batched else 1
+    if [array.ndim for array in arrays] == [first + len(tensor.shape) for tensor in spec.inputs]:
+        return spec.ranges(arrays, first)
+    return [tensor.range for tensor in spec.inputs]
+
+
 def _faults(spec: ModelSpec, tensors: Mapping[str, np.ndarray]):  # type: ignore[no-untyped-def]
     """(tensor, its bad elements with the rows first, the fault)."""
     for name, array in tensors.items():
@@ -53,10 +63,10 @@ def _faults(spec: ModelSpec, tensors: Mapping[str, np.ndarray]):  # type: ignore
             yield name, ~finite, "NaN or infinity"
             large = np.abs(array, where=finite, out=np.zeros_like(array)) > LARGEST
             yield name, large, f"a number above {LARGEST:.2g}, whose square is infinite"
-    for tensor in spec.inputs:
+    for tensor, valid in zip(spec.inputs, _ranges(spec, tensors), strict=True):
         array = tensors.get(tensor.name)
-        if tensor.range is not None and array is not None and array.ndim and array.dtype.kind in "iu":
-            yield tensor.name, tensor.range.outside(array), f"a value outside of {tensor.range}"
+        if valid is not None and array is not None and array.ndim and array.dtype.kind in "iu":
+            yield tensor.name, valid.outside(array), f"a value outside of {valid}"
     for tensor in spec.outputs:
         array = tensors.get(name := TARGET + tensor.name)
         if array is None or not classifies(tensor) or array.ndim == 0 or array.dtype.kind not in "iu":

@@ -98,7 +98,7 @@ class InferCodec:
         self._all_json = tuple(RequestedOutput(i, False) for i in range(len(spec.outputs)))
         self._heads: dict[tuple[Any, ...], bytes] = {}
         self._plans: dict[bytes, _Plan] = {}
-        self._has_ranges = any(tensor.range is not None for tensor in spec.inputs)
+        self._has_ranges = any(tensor.range is not None or tensor.lengths_of for tensor in spec.inputs)
 
     def read(self, body: bytes, header_length: str | None = None) -> InferRequest:
         """Read a request body; ``header_length`` is the Inference-Header-Content-Length, as it came.

@@ -40,11 +40,14 @@ def model_metadata(
 
 
 def _tensor(tensor: TensorSpec) -> dict[str, Any]:
-    """Its parameters, where it has any: the range of integers that index a table, a batch axis that is not 0."""
+    """Its parameters, where it has any: the range of integers that index a table, the axis of which they are lengths,
+    a batch axis that is not 0."""
     found: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.wire_shape}
     parameters: dict[str, Any] = {}
     if tensor.range is not None:
         parameters["range"] = str(tensor.range)
+    if tensor.lengths_of:
+        parameters["lengths_of"] = tensor.lengths_of
     if tensor.batch_axis:
         parameters["batch_axis"] = tensor.batch_axis
     return {**found, "parameters": parameters} if parameters else found

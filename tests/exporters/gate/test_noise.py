@@ -6,6 +6,7 @@ from halfeven.exporters.gate.parity import UNIT_ROUNDOFF, judge, noise_of
 from halfeven.exporters.gate.rejudge import rejudge
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.gate.verdict import ParityReport
+from halfeven.exporters.informative import why_noise_proves_nothing
 from halfeven.models.spec import Dim, ModelSpec, ParityLimits, TensorSpec
 
 U = UNIT_ROUNDOFF["fp16"]
@@ -111,3 +112,16 @@ def test_choices_that_fp32_itself_changes_may_change_twice_as_often(random):
     assert judge(logits, "fp16", [trial(whole, half)], noise=noise).passed
     half[200:300, 1] += 2e-4
     assert not judge(logits, "fp16", [trial(whole, half)], noise=noise).passed
+
+
+def test_an_error_that_only_the_noise_excuses_proves_nothing(random):
+    limits, whole = ParityLimits(), random.uniform(0.3, 1, (8, 6, SIZE)).astype(np.float32)
+    half, again = moved(random, whole, 3 * U), moved(random, whole, 3 * U)
+    excused = held(whole, half, again)
+    assert excused.passed and "passes only because the FP32 model itself" in why_noise_proves_nothing(
+        [excused], limits
+    )
+    assert why_noise_proves_nothing([held(whole, half)], limits) == "", "a refusal has its own words"
+    near = held(whole, moved(random, whole, 0.5 * U), again)
+    assert near.passed and why_noise_proves_nothing([near], limits) == ""
+    assert why_noise_proves_nothing([excused, near], limits) == "", "one form is proven"

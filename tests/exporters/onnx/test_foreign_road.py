@@ -2,15 +2,19 @@
 
 # ruff: noqa: E501  (graphs in their own lines)
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 import torch
+from halfeven.exporters.gate.verdict import ParityReport
 from halfeven.exporters.inputs.samples import load_samples
 from halfeven.exporters.reprove import reprove
 from halfeven.models.engines.load import load_half
+from halfeven.models.spec import ParityLimits
 from halfeven.models.store import Store, Version, sha256_of
 from onnx import ModelProto, TensorProto, external_data_helper, numpy_helper
 from safetensors.numpy import save_file
@@ -82,6 +86,23 @@ def test_a_half_of_which_no_sample_says_anything_is_not_made(tmp_path: Path) -> 
     save_file({"x": 100 * np.random.default_rng(5).normal(size=(24, 8)).astype(np.float32)}, loud)
     again, _ = converted(folder, store, "--samples", loud)
     assert again["forms"]["onnx"]["half_nodes"] > 0 and "proves nothing" not in again["reason"]
+
+
+def test_a_half_that_proves_nothing_once_it_was_made_is_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[ParityReport]()
+
+    def always(reports: Iterable[ParityReport], limits: ParityLimits) -> str:
+        seen.extend(reports)
+        return "for a reason"
+
+    monkeypatch.setattr("halfeven.exporters.road.why_noise_proves_nothing", always)
+    facts, version = converted(folder_with(tmp_path / "mlp", mlp()), tmp_path / "store")
+    assert [report.passed for report in seen] == [True]
+    assert facts["status"] == "live" and facts["forms"]["onnx"]["half_nodes"] == 0
+    assert facts["reason"].endswith("for a reason")
+    assert not (version.folder / "half.onnx").exists()
 
 
 def test_the_stored_version_is_proven_again_from_what_is_stored(tmp_path: Path) -> None:
