@@ -165,9 +165,11 @@ def error_of(answer: httpx.Response) -> str:
 
 def seen_waiting(begin: Callable[[], Future[Any]], http: httpx.Client) -> Future[Any]:
     """A request that waits for a second one, which it does for two seconds: a busy machine may need some tries."""
-    for _ in range(5):
+    answers: list[Any] = []
+    while len(answers) < 5:
         waiting = begin()
         while not waiting.done():
             if f"{PENDING} 1" in http.get("/metrics").text:
                 return waiting
-    raise AssertionError(f"no request was seen waiting; the last one's answer: {waiting.result()}")
+        answers.append(waiting.result())
+    raise AssertionError(f"no request was seen waiting; their answers: {answers}")
