@@ -11,7 +11,7 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_help
 from ...models.batch_axis import array_batch_back, batch_back, batch_first
 from ...models.datatypes import DATATYPES
 from ...models.errors import BadFolder
-from ...models.lengths import settled
+from ...models.settled_lengths import settled
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ...models.value_range import ValueRange
 from ..inputs.synthetic import USUAL_LENGTH

@@ -9,7 +9,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from ....models.batch_axis import batch_back
 from ....models.datatypes import DATATYPES, name_of
 from ....models.errors import BadFolder
-from ....models.lengths import settled
+from ....models.settled_lengths import settled
 from ....models.spec import Dim, ModelSpec, TensorSpec
 
 
