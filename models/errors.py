@@ -117,6 +117,12 @@ class DamagedFile(StoreError):
     code = "damaged_file"
 
 
+class NewerFormat(DamagedFile):
+    """A later release wrote the file: it is whole, and this release cannot know what it means."""
+
+    code = "newer_format"
+
+
 class CannotServe(HalfevenError):
     code = "cannot_serve"
 

@@ -5,14 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import DamagedFile
+from .errors import DamagedFile, NewerFormat
 from .stored_json import json_of
 
 LIVE, REFUSED = "live", "refused"
+# Of a version's folder. It rises with a change that older releases would misread; a manifest without one is of 1.
+FORMAT = 1
 
 
 def read_manifest(path: Path) -> Mapping[str, Any]:
-    """Raises DamagedFile naming the file and what is wrong with it."""
+    """Raises DamagedFile naming the file and what is wrong with it, NewerFormat where a later release wrote it."""
     try:
         manifest = json_of(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -24,6 +26,11 @@ def read_manifest(path: Path) -> Mapping[str, Any]:
     ):
         raise DamagedFile(
             f"{path} is not a manifest: it needs status, digest and files; convert the model again"
+        )
+    if type(found := manifest.get("format", 1)) is int and found > FORMAT:
+        raise NewerFormat(
+            f"{path} has format {found}, and this release of halfeven reads 1 to {FORMAT}: a later one wrote it; use "
+            "that one, or convert the model again"
         )
     if fault := _fault_of(manifest):
         raise DamagedFile(f"{path} is damaged: {fault}; restore the file or convert the model again")
@@ -41,6 +48,8 @@ def _fault_of(manifest: Mapping[str, Any]) -> str | None:
         return "a digest of a file is no text"
     if manifest["digest"] != digest_of(manifest["files"]):
         return "its digest is not that of its files"
+    if type(found := manifest.get("format", 1)) is not int or found < 1:
+        return f"its format is {str(found)[:40]!r}, expected 1 to {FORMAT}"
     forms = manifest.get("forms", {})
     if not isinstance(forms, dict) or not all(
         isinstance(found, dict) and type(found.get("passed")) is bool for found in forms.values()

@@ -24,9 +24,9 @@ from typing import Any
 
 from .durable import READABLE, fsync, remove_dead_texts, replace_text
 from .errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownName
+from .manifest import FORMAT, digest_of, read_manifest
 from .manifest import LIVE as LIVE
 from .manifest import REFUSED as REFUSED
-from .manifest import digest_of, read_manifest
 from .model_name import NAME
 from .opened_file import OpenedFile
 from .promotions import Promotions, alias_lock, read_promotions, record_promotion
@@ -337,7 +337,7 @@ def write_manifest(folder: Path, status: str, facts: Mapping[str, Any]) -> None:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    manifest = {**facts, "status": status, "digest": digest_of(files), "files": files}
+    manifest = {**facts, "format": FORMAT, "status": status, "digest": digest_of(files), "files": files}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
     for path in [*folder.rglob("*"), folder]:
         path.chmod(READABLE | (0o111 if path.is_dir() else 0))  # safetensors writes for its owner alone

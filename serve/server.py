@@ -30,6 +30,7 @@ from .batching.device import DeviceThread
 from .batching.interface import ControlledRoster
 from .batching.place import Place
 from .finetune.data.files import Files
+from .finetune.jobs.database import DATABASE
 from .finetune.jobs.job_store import JobStore
 from .finetune.jobs.supervisor import Supervisor
 from .finetune.jobs.trial_run import TrialRuns
@@ -77,7 +78,7 @@ def build(
     place = place_of(settings)
     roster = Roster(store, place, rules_of(settings))
     lock = alone_with(store)
-    job_store = JobStore(store.root / "halfeven.db")
+    job_store = JobStore(store.root / DATABASE)
     app, front = application(settings, roster, job_store.count_by_status, bounds, access, collectors)
     files = Files(store.root / "files", settings.limits.upload_bytes, most_bytes=settings.limits.files_bytes)
     trainer = (settings.trainer_threads, 10, _trainer_memory(settings, place.device.type))

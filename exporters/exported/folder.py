@@ -10,15 +10,13 @@ The folder is a version like those of the store (`Version.at`), so that the gate
 """
 
 import json
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ...models.engines.true_fp32 import use_true_fp32
-from ...models.errors import BadInput, BadSetting, Conflict
+from ...models.errors import BadInput, BadSetting
+from ...models.new_folder import new_folder
 from ...models.store import LIVE, Version, write_manifest
 from ..inputs.samples import stored_samples
 from ..reprove import reference_run_of
@@ -44,7 +42,7 @@ def export(
         raise BadSetting(f"--for {engine!r}: expected one of {', '.join(BY_ENGINE)}")
     check_exportable(version)
     use_true_fp32()
-    with _new_folder(target) as folder:
+    with new_folder(target) as folder:
         samples = stored_samples(version)
         notify(f"answering the samples of {version} in FP32")
         run = reference_run_of(version, version.manifest["half"], CPU, samples)
@@ -82,25 +80,3 @@ def _manifest(version: Version, engine: str, proof: dict[str, Any]) -> dict[str,
         **{key: version.manifest.get(key) for key in STATED},
         "forms": {"onnx": {**passed, "file": "half.onnx"}},
     }
-
-
-@contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
-    """A hidden folder beside ``target`` that takes its place at the end, and vanishes where the block fails."""
-    target = target.resolve()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise _occupied(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        yield folder
-        try:
-            folder.rename(target)
-        except OSError as error:  # it was written into meanwhile: what is not empty is never replaced
-            raise _occupied(target) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _occupied(target: Path) -> Conflict:
-    return Conflict(f"{target} is not an empty folder: expected a new or an empty one; nothing was written")

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ...models.errors import DamagedFile
 from ...models.version import __version__
+from .backup_command import backup
 from .bringing import import_models, init
 from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
 from .device_commands import doctor, selftest
@@ -276,6 +277,7 @@ app.command()(tune)
 app.command()(doctor)
 app.command()(selftest)
 app.add_typer(keys)
+app.command()(backup)
 app.command()(finetune)
 app.command()(reproduce)
 app.command()(job_metrics)

@@ -31,6 +31,7 @@ from ..access.key_file import NAME_IN_STORE
 logger = logging.getLogger("halfeven.versions")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _ALIAS = "live"
+COPYING = ".copying"
 _FOLLOWED = re.compile(r"rollout\.json|promotions\.json|events\.jsonl|drifted-[1-9][0-9]{0,17}\.json")
 _MOST_BYTES = 16 * 2**20  # of a followed file
 Entry = Mapping[str, Any]
@@ -218,7 +219,7 @@ def _make_private(folder: Path) -> None:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    handle = os.open(folder / ".copying", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    handle = os.open(folder / COPYING, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

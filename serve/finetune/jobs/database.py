@@ -6,7 +6,7 @@
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import orjson
 from ....models.durable import no_space_left
 from ....models.errors import DamagedFile, DiskFull, StoreError
 
+DATABASE = "halfeven.db"  # in the store
 SCHEMA_VERSION = 3
 _SCHEMA = """
 CREATE TABLE files (
@@ -125,6 +126,18 @@ class Database:
     def one(self, columns: str, table: str, rest: str, *values: Any) -> dict[str, Any] | None:
         rows = self.all(columns, table, f"{rest} LIMIT 1", *values)
         return dict(rows[0]) if rows else None
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """Copy the file as it is between two transactions, whatever process writes to it meanwhile (SQLite's backup).
+
+    Raises DamagedFile where it cannot be read.
+    """
+    try:
+        with closing(sqlite3.connect(source)) as read, closing(sqlite3.connect(target)) as written:
+            read.backup(written)
+    except sqlite3.DatabaseError as error:
+        raise DamagedFile(f"{source} cannot be copied ({error}); restore it, or move it away") from error
 
 
 def encoded(row: Mapping[str, Any]) -> list[Any]:
