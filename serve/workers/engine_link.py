@@ -105,6 +105,11 @@ class EngineLink:
         self.calls = calls
         self._channel = Channel(wire, descriptor, True, _ANSWERS, self._received, self._on_lost)
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their answers."""
+        return len(self._waiting)
+
     def knows(self, name: str) -> bool:
         return name in self._models
 
@@ -118,12 +123,13 @@ class EngineLink:
         """Raises EngineAway."""
         if self._channel is None:
             raise EngineAway(AWAY)
+        parts = ask_parts(ask)
         number = self._number = (self._number + 1) & 0xFFFFFFFF
         while number in self._waiting:
             number = self._number = (self._number + 1) & 0xFFFFFFFF
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future, otherwise
-        self._channel.send(ASK, number, ask_parts(ask))
+        self._channel.send(ASK, number, parts)
         future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
         return future
 

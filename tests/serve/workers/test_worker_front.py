@@ -138,6 +138,17 @@ def test_terms_arrive() -> None:
     paired(terms)
 
 
+def test_a_request_that_cannot_be_written_leaves_nothing_that_waits() -> None:
+    async def refused(pair: Pair) -> None:
+        model = pair.worker.find(("double", None))
+        for _ in range(3):
+            with pytest.raises(TypeError):
+                model.submit([np.zeros((1, 4), np.float32)], 1, Terms(key="\ud800"))
+        assert pair.link.waiting == 0
+
+    paired(refused)
+
+
 def test_a_spec_that_has_changed_since_answers_nothing_wrongly() -> None:
     """The worker reads with the spec that it knows. The engine process has another one by now."""
 
