@@ -29,6 +29,7 @@ from .call_frames import (
 )
 
 AWAY = "the engine process ended and is started again; ask again in a moment"
+BROKEN_OFF = "the engine process ended before it answered; ask again"
 # What is known here without the engine process: this process answers, and the server is not ready.
 _LIVE = {"/healthz": {"status": "ok"}, "/v2/health/live": {"live": True}}
 _READY = "/v2/health/ready"
@@ -150,12 +151,17 @@ async def _answer_here(error: HalfevenError, scope: Scope, receive: Receive, sen
 
 
 class Collected:
-    """Calls an application with a whole body, and has its whole answer."""
+    """Calls an application with a whole body, and collects its answer. ``whole``: all of that has come."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
-        self.status, self.body = 0, b""
+        self._pieces: list[bytes] = []
+        self.status, self.whole = 0, False
         self.headers: list[tuple[bytes, bytes]] = []
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self._pieces)
 
     async def receive(self) -> MutableMapping[str, Any]:
         if self._body is None:
@@ -167,4 +173,5 @@ class Collected:
         if message["type"] == "http.response.start":
             self.status, self.headers = message["status"], list(message["headers"])
         else:
-            self.body += message.get("body", b"")
+            self._pieces.append(message.get("body", b""))
+            self.whole = not message.get("more_body", False)

@@ -21,7 +21,7 @@ from ..batching.counters import Phase
 from ..batching.interface import NO_TERMS, Answer, PreparedVersion, Terms
 from ..http.error_mapping import EngineAway
 from .channel import Channel
-from .engine_app import AWAY
+from .engine_app import AWAY, BROKEN_OFF
 from .ring import Message
 from .tensor_messages import (
     ANSWER,
@@ -196,7 +196,7 @@ class EngineLink:
         waiting, self._waiting = self._waiting, {}
         for future, _ in waiting.values():
             if not future.done():
-                future.set_exception(EngineAway("the engine process ended before it answered; ask again"))
+                future.set_exception(EngineAway(BROKEN_OFF))
 
 
 def _follow(future: asyncio.Future[Answer], other: asyncio.Future[Answer]) -> None:

@@ -16,10 +16,11 @@ from ...models.errors import BadInput
 from ..batching.counters import Phase
 from ..batching.interface import Answer, Answering
 from ..http.codecs.infer import InferCodec, InferRequest
+from ..http.error_mapping import EngineAway
 from ..http.limits.memory_budget import Lease
 from ..http.routes.infer import Begun, Headers, InferFront, asked_of
 from ..logs import requests
-from .engine_app import Collected, EngineApp
+from .engine_app import BROKEN_OFF, Collected, EngineApp
 from .engine_link import AnsweredByEngine, EngineLink, RemoteModel
 
 _UNREAD = InferRequest(None, [], 0, ())
@@ -147,6 +148,8 @@ class WorkerFront(InferFront):
     async def _call(self, scope: Scope, body: bytes) -> Answer:
         collected = Collected(body)
         await self._engine(scope, collected.receive, self._with_retry(scope, collected.send))
+        if not collected.whole:
+            raise EngineAway(BROKEN_OFF)
         headers = [item for item in collected.headers if item[0] not in _OF_THIS_CONNECTION]
         raise AnsweredByEngine(collected.status, headers, collected.body)
 

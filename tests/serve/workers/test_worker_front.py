@@ -207,6 +207,21 @@ def test_the_end_of_the_engine_process_refuses_what_waits_and_what_comes() -> No
     paired(ends)
 
 
+def test_an_answer_that_breaks_off_in_the_engine_process_is_not_given_as_a_whole_one() -> None:
+    """The worker has the engine process answer the whole request, and would send what it has of the answer."""
+
+    async def half(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"outputs": [', "more_body": True})
+
+    async def breaks_off(pair: Pair) -> None:
+        pair.engine._route = half
+        refused = await pair.ask(pair.worker, INFER, b"{")
+        assert (refused.status, dict(refused.headers)[b"retry-after"]) == (503, b"1")
+
+    paired(breaks_off)
+
+
 def test_the_end_of_a_worker_cancels_what_its_callers_wait_for() -> None:
     async def ends(pair: Pair) -> None:
         served = pair.roster.models["double"]
