@@ -70,6 +70,10 @@ class Channel:
             self._writer.put(kind, number, parts)
             self._notify_soon()
 
+    def take_back(self, kind: int, number: int) -> bool:
+        """Do not send a message after all; False where at least a part of it is on its way."""
+        return not self.closed and self._writer.take_back(kind, number)
+
     def close(self) -> None:
         if self.closed:
             return

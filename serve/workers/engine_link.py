@@ -151,8 +151,10 @@ class EngineLink:
         self._end()
 
     def _cancel(self, number: int) -> None:
-        """The caller has gone."""
-        if self._waiting.pop(number, None) is not None and self._channel is not None:
+        """The caller has gone, and with it the memory that its request may take."""
+        if self._waiting.pop(number, None) is None or self._channel is None:
+            return
+        if not self._channel.take_back(ASK, number):
             self._channel.send(CANCEL, number, ())
 
     def _received(self, message: Message) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import socket
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.batching.interface import Answer, Terms
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
-from halfeven.serve.workers.channel import new_memory
+from halfeven.serve.workers.channel import RING_BYTES, new_memory
 from halfeven.serve.workers.engine_app import Collected, EngineApp
 from halfeven.serve.workers.engine_link import AnsweredByEngine, EngineLink
 from halfeven.serve.workers.engine_side import EngineSide
@@ -187,6 +188,28 @@ def test_a_caller_that_leaves_cancels_its_request_in_the_engine_process() -> Non
         assert await asyncio.to_thread(served.cancelled.wait, SECONDS)
 
     paired(leaves)
+
+
+def test_callers_that_leave_while_the_engine_process_reads_nothing_leave_no_bytes_behind() -> None:
+    """Its event loop is at work. What these requests may take of the memory is free again for others."""
+
+    async def leave(pair: Pair) -> None:
+        loop, channel = asyncio.get_running_loop(), pair.side._channel
+        loop.remove_reader(channel._wire.fileno())
+        model, array = pair.worker.find(("double", None)), np.zeros((2 * RING_BYTES // 16, 4), np.float32)
+        tracemalloc.start()
+        try:
+            for _ in range(8):
+                future = model.submit([array.copy()], len(array))
+                future.cancel()
+                await asyncio.sleep(0)
+            assert tracemalloc.get_traced_memory()[0] < 2 * array.nbytes, "that which was begun, and no other"
+        finally:
+            tracemalloc.stop()
+            loop.add_reader(channel._wire.fileno(), channel._hear)
+        assert (await pair.ask(pair.worker, INFER, numbers(1))).status == 200
+
+    paired(leave)
 
 
 def test_the_end_of_the_engine_process_refuses_what_waits_and_what_comes() -> None:
