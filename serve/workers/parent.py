@@ -98,6 +98,11 @@ class _Child:
         if self.wire is not None:
             send_packet(self.wire, said)
 
+    def kill(self) -> None:
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
 
 class _Parent:
     def __init__(self, settings: Settings, store: Store, listener: socket.socket, notify: Notify) -> None:
@@ -106,14 +111,14 @@ class _Parent:
         self._children = [_Child(place) for place in range(settings.http_workers + 1)]
         self._engine, self._workers = self._children[_ENGINE], self._children[_ENGINE + 1 :]
         self._selector = selectors.DefaultSelector()
-        self._signals = 0
+        self._signals, self._last_signal = 0, signal.SIGTERM
         self._leaving = False
         self._engine_starts = 0
         self._needs_keys = settings.needs_keys
         self._failure: HalfevenError | None = None
 
     def run(self) -> None:
-        """Raises what the engine process could not start with."""
+        """Raises what the engine process could not start with. A third signal ends this process."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
@@ -132,6 +137,8 @@ class _Parent:
                 signal.set_wakeup_fd(-1)
                 for number, handler in before.items():
                     signal.signal(number, handler)
+        if self._signals > 2:
+            signal.raise_signal(self._last_signal)
         if self._failure is not None:
             raise self._failure
 
@@ -177,7 +184,7 @@ class _Parent:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Each signal goes one step further: leave, hurry, end at once."""
-        self._signals += 1
+        self._signals, self._last_signal = self._signals + 1, signal.Signals(number)
         self._grace_s = 0.0 if number == signal.SIGINT else self._settings.drain_seconds
 
     def _go_on_leaving(self) -> None:
@@ -195,7 +202,10 @@ class _Parent:
         if self._signals > 2:
             self._kill_all()
         if self._leaving and not any(worker.pid for worker in self._workers):
-            self._engine.send({"end": True})
+            if self._engine.up_s is None:
+                self._engine.kill()  # it hears nothing before it is up, which may take hours
+            else:
+                self._engine.send({"end": True})
 
     # Children.
 
@@ -327,8 +337,7 @@ class _Parent:
         """End every child that is left, and wait for it."""
         for child in self._children:
             if child.pid:
-                with suppress(ProcessLookupError):
-                    os.kill(child.pid, signal.SIGKILL)
+                child.kill()
                 os.waitpid(child.pid, 0)
                 child.pid = 0
             if child.wire is not None:
