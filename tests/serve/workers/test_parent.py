@@ -1,5 +1,6 @@
 """The parent process with children that do nothing: what it does at signals, and where it cannot have what it needs."""
 
+import errno
 import os
 import select
 import signal
@@ -44,9 +45,14 @@ class Running:
 
 @contextmanager
 def run_by(
-    folder: Path, patch: pytest.MonkeyPatch, engine: Callable[..., None], worker: Callable[..., None]
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    engine: Callable[..., None],
+    worker: Callable[..., None],
+    prepare: Callable[[], None] = lambda: None,
 ) -> Iterator[Running]:
-    """``engine`` and ``worker`` are given the child's control, and where to write lines."""
+    """``engine`` and ``worker`` are given the child's control, and where to write lines. ``prepare`` is called in the
+    parent first."""
     reads, writes = os.pipe()
 
     def say(line: str) -> None:
@@ -58,6 +64,7 @@ def run_by(
     pid = os.fork()
     if pid == 0:
         try:
+            prepare()
             parent.serve_with_workers(settings, Store(folder), say)
         finally:
             os._exit(0)
@@ -83,6 +90,15 @@ def obedient(control: Control, say: Callable[[str], None]) -> None:
     control.send(up=True)
     while (packet := heard(control)) is not None:
         if "leave" in packet or "end" in packet:
+            return
+
+
+def alone(control: Control, say: Callable[[str], None]) -> None:
+    """A worker: it asks for a channel, and ends when it hears so."""
+    control.send(up=True, alone=True)
+    while (packet := heard(control)) is not None:
+        say(f"heard {' '.join(packet)}")
+        if "leave" in packet:
             return
 
 
@@ -115,5 +131,42 @@ def test_a_server_whose_engine_process_still_starts_ends_at_the_first_signal(
     """It may convert models for hours, and nobody has asked it anything."""
     with run_by(tmp_path, monkeypatch, never_up, obedient) as server:
         server.until("listens on")
+        server.signal()
+        assert server.status() == 0
+
+
+def fails_at(call: Callable[[], int], number: int) -> Callable[[], int]:
+    """The call, of which this one fails."""
+    calls = 0
+
+    def counted() -> int:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return call()
+
+    return counted
+
+
+def test_a_process_that_the_system_does_not_start_now_is_started_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def second_fails() -> None:
+        os.fork = fails_at(os.fork, 2)
+
+    with run_by(tmp_path, monkeypatch, obedient, alone, second_fails) as server:
+        server.until("listens on")
+        server.signal()
+        assert server.status() == 0
+
+
+def test_a_worker_whose_channel_the_system_has_no_memory_for_gets_one_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parent, "new_memory", fails_at(parent.new_memory, 1))
+    with run_by(tmp_path, monkeypatch, obedient, alone) as server:
+        for _ in range(2):
+            server.until("heard connect")
         server.signal()
         assert server.status() == 0
