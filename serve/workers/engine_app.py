@@ -63,7 +63,10 @@ class EngineApp:
         """This end of a new socket, whose other end the engine process has. Raises EngineAway, Overloaded."""
         if (calls := self._calls()) is None:
             raise EngineAway(AWAY)
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:  # its connections take what descriptors there are
+            raise Overloaded("this process has no descriptor left for the request now; try again") from None
         try:
             with theirs:
                 socket.send_fds(calls, [b"c"], [theirs.fileno()])

@@ -99,11 +99,15 @@ class EngineLink:
         self._sent: dict[str, Phase] = {}
 
     def connect(self, wire: socket.socket, calls: socket.socket, descriptor: int) -> None:
-        """Ask the engine process behind these from now on."""
+        """Ask the engine process behind these from now on. Raises OSError as `Channel`: then they are closed."""
         self._end()
         calls.setblocking(False)
+        try:
+            self._channel = Channel(wire, descriptor, True, _ANSWERS, self._received, self._on_lost)
+        except OSError:
+            calls.close()
+            raise
         self.calls = calls
-        self._channel = Channel(wire, descriptor, True, _ANSWERS, self._received, self._on_lost)
 
     @property
     def waiting(self) -> int:
