@@ -24,6 +24,7 @@ from .worker_front import WorkerFront
 
 _FLUSH_EVERY_S = 1.0
 _NO_DESCRIPTOR_S = 0.5  # until the next try where none is left
+_HANDSHAKES_S = 2.0  # for TLS handshakes under way when the port is closed: a caller may never end one
 _AGAIN_S = 0.05  # until a new channel is asked for: it may be lost at once, where the other end has no descriptor left
 _LOG = logging.getLogger("halfeven")
 
@@ -137,4 +138,4 @@ class _WorkerServer(PoliteServer):
         asyncio.get_running_loop().remove_reader(self._listener.fileno())
         self._listener.close()
         if self._setting_up:
-            await asyncio.wait(self._setting_up)
+            await asyncio.wait(self._setting_up, timeout=_HANDSHAKES_S)
