@@ -118,8 +118,11 @@ class EngineLink:
         return name in self._models
 
     def find(self, name: str, version: str | None = None) -> RemoteModel:
-        """Raises NotReady for a model that the engine process does not serve as far as is known here."""
+        """Raises NotReady for a model that the engine process does not serve as far as is known here, EngineAway while
+        it is away or its models are being made ready."""
         if (model := self._models.get(name)) is None:
+            if self.starting:
+                raise EngineAway(AWAY)
             raise NotReady(f"model '{name}' is not served now; send the request again")
         return model if version is None else RemoteModel(name, model.spec, model.digest, self, version)
 

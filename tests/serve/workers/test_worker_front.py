@@ -27,6 +27,11 @@ from halfeven.serve.workers.worker_front import WorkerFront
 from tests.serve.conftest import HISTORY, FakeRoster, make_roster, tensor
 
 SECONDS = 30
+INFER = "/v2/models/double/infer"
+SCOPE = {
+    "type": "http", "method": "POST", "path": INFER, "raw_path": INFER.encode(), "query_string": b"",
+    "http_version": "1.1", "scheme": "http", "root_path": "", "client": ("127.0.0.1", 5), "server": None,
+}  # fmt: skip
 
 
 @dataclass
@@ -44,11 +49,9 @@ class Pair:
         """The whole answer of one of the two fronts."""
         given = {"host": "localhost", "content-length": str(len(body)), **headers}
         collected = Collected(body)
-        scope = {
-            "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
-            "http_version": "1.1", "scheme": "http", "root_path": "", "client": ("127.0.0.1", 5), "server": None,
-            "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in given.items()],
-        }  # fmt: skip
+        asked = {"method": method, "path": path, "raw_path": path.encode()}
+        named = [(name.replace("_", "-").encode(), value.encode()) for name, value in given.items()]
+        scope = {**SCOPE, **asked, "headers": named}
         async with asyncio.timeout(SECONDS):
             await front(scope, collected.receive, collected.send)
         return collected
@@ -100,7 +103,6 @@ def without_times(collected: Collected) -> tuple[int, dict[bytes, bytes], bytes]
     return collected.status, {k: v for k, v in collected.headers if k not in changing}, collected.body
 
 
-INFER = "/v2/models/double/infer"
 ASKED = {
     "good": (INFER, numbers(2)),
     "a version": ("/v2/models/double/versions/3/infer", numbers(1)),
@@ -226,6 +228,22 @@ def test_the_end_of_the_engine_process_refuses_what_waits_and_what_comes() -> No
         assert pair.lost.is_set()
         assert [(await pair.ask(pair.worker, path, b"", "GET")).status for path in
                 ("/healthz", "/v2/health/live", "/v2/health/ready")] == [200, 200, 503]  # fmt: skip
+
+    paired(ends)
+
+
+def test_a_request_whose_body_comes_after_the_end_of_the_engine_process_is_to_be_sent_again() -> None:
+    async def ends(pair: Pair) -> None:
+        async def body_after_the_end() -> Any:
+            pair.side.close()
+            await pair.lost.wait()
+            return {"type": "http.request", "body": numbers(1), "more_body": False}
+
+        collected = Collected(b"")
+        scope = {**SCOPE, "headers": [(b"host", b"localhost")]}
+        async with asyncio.timeout(SECONDS):
+            await pair.worker(scope, body_after_the_end, collected.send)
+        assert (collected.status, dict(collected.headers)[b"retry-after"]) == (503, b"1")
 
     paired(ends)
 
