@@ -45,15 +45,17 @@ class EngineApp:
         if scope["type"] != "http":
             return
         try:
-            wire = self._handed_over()
+            await self.ask(scope, receive, send)
         except HalfevenError as error:
             await _answer_here(error, scope, receive, send)
-            return
-        reader, writer = await streams(wire)
+
+    async def ask(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the engine process answer. Raises EngineAway, Overloaded where nothing was sent."""
+        reader, writer = await streams(self._handed_over())
         call = _Call(scope, receive, send, reader, writer)
         try:
             if not await call.run():
-                await _answer_here(EngineAway(AWAY), scope, receive, send)
+                raise EngineAway(AWAY)
         finally:
             writer.close()
             with suppress(OSError):

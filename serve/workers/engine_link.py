@@ -41,11 +41,14 @@ _ANSWERS = 2**40  # bytes of an answer: the engine process is believed
 
 
 class AnsweredByEngine(Exception):
-    """The engine process gave the whole answer: status, headers without the length, body."""
+    """The engine process gave the whole answer: status, headers without the length, body. ``logged``: it has written
+    the record of the request too."""
 
-    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    def __init__(
+        self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, logged: bool = False
+    ) -> None:
         super().__init__(f"status {status}")
-        self.status, self.headers, self.body = status, headers, body
+        self.status, self.headers, self.body, self.logged = status, headers, body, logged
 
 
 @dataclass(slots=True, eq=False)

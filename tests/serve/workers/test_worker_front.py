@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import socket
 import tracemalloc
@@ -177,6 +178,40 @@ def test_a_refusal_of_the_queue_comes_with_its_status_and_headers() -> None:
         assert (refused.status, dict(refused.headers)[b"retry-after"]) == (503, b"7")
 
     paired(full)
+
+
+REFUSED = {
+    "by the queue": (numbers(1), 503),
+    "for its body": (b"{", 400),
+    "by nobody": (numbers(1), 200),
+    "by nobody, with a spec that has changed": (numbers(1, 6), 200),
+}
+
+
+@pytest.mark.parametrize("which", REFUSED)
+def test_a_request_has_one_record_in_the_access_log_with_its_id(
+    which: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def logged(pair: Pair) -> None:
+        served, (body, status) = pair.roster.models["double"], REFUSED[which]
+        if which == "by the queue":
+            served.refusal = Overloaded("the queue is full", 7.0)
+        if "changed" in which:
+            served.spec = type(served.spec)(
+                "double", (tensor("x", "FP32", -1, 6),), (tensor("y", "FP32", -1, 6),), 8
+            )
+        answer = await pair.ask(pair.worker, INFER, body, x_request_id="find-me")
+        assert (answer.status, [value for name, value in answer.headers if name == b"x-request-id"]) == (
+            status,
+            [b"find-me"],
+        )
+        found = [vars(record) for record in caplog.records if record.name == "halfeven.requests"]
+        assert [(one["status"], one["request_id"], one["model"]) for one in found] == [
+            (status, "find-me", "double")
+        ]
+
+    with caplog.at_level(logging.INFO, "halfeven.requests"):
+        paired(logged)
 
 
 def test_a_caller_that_leaves_cancels_its_request_in_the_engine_process() -> None:
