@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from starlette.types import Message, Receive, Scope, Send
 
-from ...models.errors import BadInput
+from ...models.errors import BadInput, TooLarge
 from ..batching.counters import Phase
 from ..batching.interface import Answer, Answering
 from ..http.codecs.infer import InferCodec, InferRequest
@@ -97,6 +97,8 @@ class WorkerFront(InferFront):
         codec = self.codec(served)
         try:
             request = await self.read_elsewhere(codec, header_length, body, lease)
+        except TooLarge:  # whatever the model's spec is
+            raise
         except BadInput:
             return self._read_there(served, codec, since_ns, came)
         return self._asked(served, codec, request, since_ns, came)

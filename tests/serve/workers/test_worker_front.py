@@ -7,7 +7,7 @@ import os
 import socket
 import tracemalloc
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ from halfeven.models.errors import Overloaded
 from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.batching.interface import Answer, Terms
+from halfeven.serve.http.limits.request_limits import DEFAULTS
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 from halfeven.serve.workers.channel import RING_BYTES, new_memory
 from halfeven.serve.workers.engine_app import Collected, EngineApp
 from halfeven.serve.workers.engine_link import AnsweredByEngine, EngineLink
 from halfeven.serve.workers.engine_side import EngineSide
+from halfeven.serve.workers.shared_bounds import SharedCounts, shared_bounds
 from halfeven.serve.workers.worker_front import WorkerFront
 
 from tests.serve.conftest import HISTORY, FakeRoster, make_roster, tensor
@@ -128,6 +130,18 @@ def test_a_worker_answers_as_the_engine_process_does(which: str) -> None:
         assert (b"server-timing" in dict(through.headers)) == (b"server-timing" in dict(direct.headers))
 
     paired(same)
+
+
+def test_a_request_for_which_there_is_too_little_memory_ever_is_not_told_to_come_again() -> None:
+    async def too_large(pair: Pair) -> None:
+        counts, limits = SharedCounts(2), replace(DEFAULTS, in_flight_bytes=2**20)
+        pair.engine.bounds, pair.worker.bounds = (shared_bounds(limits, counts, place) for place in (0, 1))
+        body = numbers(25_000)
+        assert 2**20 // 2 < len(body) < 2**20, "it fits once, and not twice"
+        for front in (pair.engine, pair.worker):
+            assert (await pair.ask(front, INFER, body)).status == 413
+
+    paired(too_large)
 
 
 def test_terms_arrive() -> None:
