@@ -50,10 +50,10 @@ async def write_body(
     writer: asyncio.StreamWriter, piece_kind: int, last_kind: int, data: bytes, more: bool
 ) -> None:
     """Write a piece of a body in frames of at most `MOST` bytes."""
-    while len(data) > MOST:
-        await write_frame(writer, piece_kind, data[:MOST])
-        data = data[MOST:]
-    await write_frame(writer, piece_kind if more else last_kind, data)
+    last = max(len(data) - 1, 0) // MOST * MOST
+    for start in range(0, last, MOST):
+        await write_frame(writer, piece_kind, data[start : start + MOST])
+    await write_frame(writer, piece_kind if more else last_kind, data[last:])
 
 
 def request_frame(scope: Any) -> bytes:

@@ -33,7 +33,8 @@ class Channel:
     """One end of a channel, on the running event loop. ``first``: this end writes the first half of the memory.
 
     ``received`` is called with every message, ``lost`` once when the other process has gone (not after `close`).
-    ``descriptor`` is closed; ``wire`` belongs to the channel from now on. ``most``: as `RingReader`.
+    ``descriptor`` is closed; ``wire`` belongs to the channel from now on. ``most``: as `RingReader`. Raises OSError
+    where the system has no room for the memory.
     """
 
     def __init__(
@@ -47,6 +48,9 @@ class Channel:
     ) -> None:
         try:
             self._map = mmap.mmap(descriptor, 2 * RING_BYTES)
+        except OSError:
+            wire.close()
+            raise
         finally:
             os.close(descriptor)
         self._memory = memoryview(self._map)
@@ -69,6 +73,10 @@ class Channel:
         if not self.closed:
             self._writer.put(kind, number, parts)
             self._notify_soon()
+
+    def take_back(self, kind: int, number: int) -> bool:
+        """Do not send a message after all; False where at least a part of it is on its way."""
+        return not self.closed and self._writer.take_back(kind, number)
 
     def close(self) -> None:
         if self.closed:

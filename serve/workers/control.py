@@ -5,6 +5,7 @@ The parent sends ``connect`` (with the three descriptors of a channel), ``leave`
 """
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 import orjson
 
 _MOST = 64 * 1024  # bytes of a packet
+_OF_CONNECT = 3  # descriptors
 Said = dict[str, Any]
 
 
@@ -30,7 +32,7 @@ def send_packet(wire: socket.socket, said: Said, descriptors: Sequence[int] = ()
 def read_packet(wire: socket.socket) -> tuple[Said, list[int]] | None:
     """The next packet; None where the other process has gone. Raises BlockingIOError."""
     try:
-        data, descriptors, _, _ = socket.recv_fds(wire, _MOST, 3)
+        data, descriptors, _, _ = socket.recv_fds(wire, _MOST, _OF_CONNECT)
     except BlockingIOError:
         raise
     except OSError:
@@ -59,7 +61,14 @@ class Control:
 
 
 def connection_of(descriptors: Sequence[int]) -> tuple[socket.socket, socket.socket, int]:
-    """The notice socket, the socket for calls and the memory of a ``connect``."""
+    """The notice socket, the socket for calls and the memory of a ``connect``.
+
+    Raises OSError where this process had no room for all of them: then those that came are closed.
+    """
+    if len(descriptors) != _OF_CONNECT:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     wire, calls, memory = descriptors
     return socket.socket(fileno=wire), socket.socket(fileno=calls), memory
 

@@ -29,6 +29,7 @@ from .call_frames import (
 )
 
 AWAY = "the engine process ended and is started again; ask again in a moment"
+BROKEN_OFF = "the engine process ended before it answered; ask again"
 # What is known here without the engine process: this process answers, and the server is not ready.
 _LIVE = {"/healthz": {"status": "ok"}, "/v2/health/live": {"live": True}}
 _READY = "/v2/health/ready"
@@ -44,15 +45,17 @@ class EngineApp:
         if scope["type"] != "http":
             return
         try:
-            wire = self._handed_over()
+            await self.ask(scope, receive, send)
         except HalfevenError as error:
             await _answer_here(error, scope, receive, send)
-            return
-        reader, writer = await streams(wire)
+
+    async def ask(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the engine process answer. Raises EngineAway, Overloaded where nothing was sent."""
+        reader, writer = await streams(self._handed_over())
         call = _Call(scope, receive, send, reader, writer)
         try:
             if not await call.run():
-                await _answer_here(EngineAway(AWAY), scope, receive, send)
+                raise EngineAway(AWAY)
         finally:
             writer.close()
             with suppress(OSError):
@@ -62,7 +65,10 @@ class EngineApp:
         """This end of a new socket, whose other end the engine process has. Raises EngineAway, Overloaded."""
         if (calls := self._calls()) is None:
             raise EngineAway(AWAY)
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:  # its connections take what descriptors there are
+            raise Overloaded("this process has no descriptor left for the request now; try again") from None
         try:
             with theirs:
                 socket.send_fds(calls, [b"c"], [theirs.fileno()])
@@ -150,12 +156,17 @@ async def _answer_here(error: HalfevenError, scope: Scope, receive: Receive, sen
 
 
 class Collected:
-    """Calls an application with a whole body, and has its whole answer."""
+    """Calls an application with a whole body, and collects its answer. ``whole``: all of that has come."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
-        self.status, self.body = 0, b""
+        self._pieces: list[bytes] = []
+        self.status, self.whole = 0, False
         self.headers: list[tuple[bytes, bytes]] = []
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self._pieces)
 
     async def receive(self) -> MutableMapping[str, Any]:
         if self._body is None:
@@ -167,4 +178,5 @@ class Collected:
         if message["type"] == "http.response.start":
             self.status, self.headers = message["status"], list(message["headers"])
         else:
-            self.body += message.get("body", b"")
+            self._pieces.append(message.get("body", b""))
+            self.whole = not message.get("more_body", False)

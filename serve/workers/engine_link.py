@@ -21,7 +21,7 @@ from ..batching.counters import Phase
 from ..batching.interface import NO_TERMS, Answer, PreparedVersion, Terms
 from ..http.error_mapping import EngineAway
 from .channel import Channel
-from .engine_app import AWAY
+from .engine_app import AWAY, BROKEN_OFF
 from .ring import Message
 from .tensor_messages import (
     ANSWER,
@@ -41,11 +41,14 @@ _ANSWERS = 2**40  # bytes of an answer: the engine process is believed
 
 
 class AnsweredByEngine(Exception):
-    """The engine process gave the whole answer: status, headers without the length, body."""
+    """The engine process gave the whole answer: status, headers without the length, body. ``logged``: it has written
+    the record of the request too."""
 
-    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    def __init__(
+        self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, logged: bool = False
+    ) -> None:
         super().__init__(f"status {status}")
-        self.status, self.headers, self.body = status, headers, body
+        self.status, self.headers, self.body, self.logged = status, headers, body, logged
 
 
 @dataclass(slots=True, eq=False)
@@ -99,18 +102,30 @@ class EngineLink:
         self._sent: dict[str, Phase] = {}
 
     def connect(self, wire: socket.socket, calls: socket.socket, descriptor: int) -> None:
-        """Ask the engine process behind these from now on."""
+        """Ask the engine process behind these from now on. Raises OSError as `Channel`: then they are closed."""
         self._end()
         calls.setblocking(False)
+        try:
+            self._channel = Channel(wire, descriptor, True, _ANSWERS, self._received, self._on_lost)
+        except OSError:
+            calls.close()
+            raise
         self.calls = calls
-        self._channel = Channel(wire, descriptor, True, _ANSWERS, self._received, self._on_lost)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their answers."""
+        return len(self._waiting)
 
     def knows(self, name: str) -> bool:
         return name in self._models
 
     def find(self, name: str, version: str | None = None) -> RemoteModel:
-        """Raises NotReady for a model that the engine process does not serve as far as is known here."""
+        """Raises NotReady for a model that the engine process does not serve as far as is known here, EngineAway while
+        it is away or its models are being made ready."""
         if (model := self._models.get(name)) is None:
+            if self.starting:
+                raise EngineAway(AWAY)
             raise NotReady(f"model '{name}' is not served now; send the request again")
         return model if version is None else RemoteModel(name, model.spec, model.digest, self, version)
 
@@ -118,12 +133,13 @@ class EngineLink:
         """Raises EngineAway."""
         if self._channel is None:
             raise EngineAway(AWAY)
+        parts = ask_parts(ask)
         number = self._number = (self._number + 1) & 0xFFFFFFFF
         while number in self._waiting:
             number = self._number = (self._number + 1) & 0xFFFFFFFF
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future, otherwise
-        self._channel.send(ASK, number, ask_parts(ask))
+        self._channel.send(ASK, number, parts)
         future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
         return future
 
@@ -145,8 +161,10 @@ class EngineLink:
         self._end()
 
     def _cancel(self, number: int) -> None:
-        """The caller has gone."""
-        if self._waiting.pop(number, None) is not None and self._channel is not None:
+        """The caller has gone, and with it the memory that its request may take."""
+        if self._waiting.pop(number, None) is None or self._channel is None:
+            return
+        if not self._channel.take_back(ASK, number):
             self._channel.send(CANCEL, number, ())
 
     def _received(self, message: Message) -> None:
@@ -190,7 +208,7 @@ class EngineLink:
         waiting, self._waiting = self._waiting, {}
         for future, _ in waiting.values():
             if not future.done():
-                future.set_exception(EngineAway("the engine process ended before it answered; ask again"))
+                future.set_exception(EngineAway(BROKEN_OFF))
 
 
 def _follow(future: asyncio.Future[Answer], other: asyncio.Future[Answer]) -> None:

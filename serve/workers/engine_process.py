@@ -1,6 +1,7 @@
 """The engine process: everything of a server but HTTP connections. Workers ask it over channels."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import Coroutine, Generator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from ..versions.roster import Roster
 from .control import Control, Said, connection_of, signals_ignored
 from .engine_side import EngineSide
 from .worker_gauges import WorkerGauges
+
+_LOG = logging.getLogger("halfeven")
 
 
 def run_engine(
@@ -89,11 +92,7 @@ class _EngineServer(PoliteServer):
 
     def _hear(self, said: Said, descriptors: list[int]) -> None:
         if "connect" in said:
-            connection = connection_of(descriptors)
-            side = EngineSide(
-                self._front, self._roster, *connection, lambda: self._starting, self._run, self._gone
-            )
-            self._sides[side] = said["pid"]
+            self._connect(said["pid"], descriptors)
         elif "leave" in said:
             self._roster.leave()
         elif "hurry" in said:
@@ -101,6 +100,17 @@ class _EngineServer(PoliteServer):
         elif "end" in said:
             self.should_exit = True
         self._gauges.pids = list(self._sides.values())
+
+    def _connect(self, pid: int, descriptors: list[int]) -> None:
+        try:
+            connection = connection_of(descriptors)
+            side = EngineSide(
+                self._front, self._roster, *connection, lambda: self._starting, self._run, self._gone
+            )
+        except OSError as error:  # the worker loses its end, and asks for another one
+            _LOG.error("an HTTP worker cannot be connected now: %s", error)
+        else:
+            self._sides[side] = pid
 
     def _gone(self, side: EngineSide) -> None:
         self._sides.pop(side, None)

@@ -44,7 +44,8 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 class EngineSide:
     """``starting``: whether models of the store are still being made ready. ``run`` takes the tasks of calls that are
-    handed over; ``gone`` is called once when the worker has gone."""
+    handed over; ``gone`` is called once when the worker has gone. Raises OSError as `Channel`: then the sockets are
+    closed."""
 
     def __init__(
         self,
@@ -63,7 +64,11 @@ class EngineSide:
         self._calls = calls
         calls.setblocking(False)
         most = front.max_body_bytes * _LARGER + _MORE
-        self._channel = Channel(wire, descriptor, False, most, self._received, self._on_lost)
+        try:
+            self._channel = Channel(wire, descriptor, False, most, self._received, self._on_lost)
+        except OSError:
+            calls.close()
+            raise
         self._under_way: dict[int, asyncio.Future[Answer]] = {}
         self._digests: dict[int, tuple[ModelSpec, str]] = {}
         self._said: tuple[dict[str, str], bool] | None = None

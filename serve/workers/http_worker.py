@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -23,6 +24,8 @@ from .worker_front import WorkerFront
 
 _FLUSH_EVERY_S = 1.0
 _NO_DESCRIPTOR_S = 0.5  # until the next try where none is left
+_HANDSHAKES_S = 2.0  # for TLS handshakes under way when the port is closed: a caller may never end one
+_AGAIN_S = 0.05  # until a new channel is asked for: it may be lost at once, where the other end has no descriptor left
 _LOG = logging.getLogger("halfeven")
 
 
@@ -30,7 +33,7 @@ def run_worker(
     settings: Settings, listener: socket.socket, control: Control, bounds: Bounds, needs_keys: bool
 ) -> None:
     """Serve connections until the parent ends it."""
-    link = EngineLink(lambda: control.send(alone=True))
+    link = EngineLink(lambda: _ask_for_channel(control, _AGAIN_S))
     limits = settings.limits
     front = WorkerFront(
         EngineApp(lambda: link.calls),
@@ -46,6 +49,10 @@ def run_worker(
     config = http_config(settings, front, settings.certificates)
     config.lifespan = "off"
     _WorkerServer(config, listener, link, control).run()
+
+
+def _ask_for_channel(control: Control, seconds: float) -> None:
+    asyncio.get_running_loop().call_later(seconds, partial(control.send, alone=True))
 
 
 class _WorkerServer(PoliteServer):
@@ -76,7 +83,11 @@ class _WorkerServer(PoliteServer):
 
     def _hear(self, said: Said, descriptors: list[int]) -> None:
         if "connect" in said:
-            self._link.connect(*connection_of(descriptors))
+            try:
+                self._link.connect(*connection_of(descriptors))
+            except OSError as error:
+                _LOG.error("the engine process cannot be connected now: %s", error)
+                _ask_for_channel(self._control, _NO_DESCRIPTOR_S)
         elif "leave" in said:
             self.grace_s = said["leave"]
             self.should_exit = True
@@ -127,4 +138,4 @@ class _WorkerServer(PoliteServer):
         asyncio.get_running_loop().remove_reader(self._listener.fileno())
         self._listener.close()
         if self._setting_up:
-            await asyncio.wait(self._setting_up)
+            await asyncio.wait(self._setting_up, timeout=_HANDSHAKES_S)

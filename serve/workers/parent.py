@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -98,6 +98,11 @@ class _Child:
         if self.wire is not None:
             send_packet(self.wire, said)
 
+    def kill(self) -> None:
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
 
 class _Parent:
     def __init__(self, settings: Settings, store: Store, listener: socket.socket, notify: Notify) -> None:
@@ -106,14 +111,14 @@ class _Parent:
         self._children = [_Child(place) for place in range(settings.http_workers + 1)]
         self._engine, self._workers = self._children[_ENGINE], self._children[_ENGINE + 1 :]
         self._selector = selectors.DefaultSelector()
-        self._signals = 0
+        self._signals, self._last_signal = 0, signal.SIGTERM
         self._leaving = False
         self._engine_starts = 0
         self._needs_keys = settings.needs_keys
         self._failure: HalfevenError | None = None
 
     def run(self) -> None:
-        """Raises what the engine process could not start with."""
+        """Raises what the engine process could not start with. A third signal ends this process."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
@@ -132,6 +137,8 @@ class _Parent:
                 signal.set_wakeup_fd(-1)
                 for number, handler in before.items():
                     signal.signal(number, handler)
+        if self._signals > 2:
+            signal.raise_signal(self._last_signal)
         if self._failure is not None:
             raise self._failure
 
@@ -142,9 +149,8 @@ class _Parent:
         while not self._is_over():
             self._look_at_keys()
             if not self._leaving:
-                for child in self._children:
-                    if not child.pid and time.monotonic() >= child.start_s:
-                        self._start(child)
+                self._start_what_is_due()
+            self._connect()
             if not announced and all(worker.up_s is not None for worker in self._workers):
                 announced = True
                 self._notify(f"halfeven listens on {scheme}://{host}:{port}")
@@ -177,7 +183,7 @@ class _Parent:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Each signal goes one step further: leave, hurry, end at once."""
-        self._signals += 1
+        self._signals, self._last_signal = self._signals + 1, signal.Signals(number)
         self._grace_s = 0.0 if number == signal.SIGINT else self._settings.drain_seconds
 
     def _go_on_leaving(self) -> None:
@@ -195,9 +201,21 @@ class _Parent:
         if self._signals > 2:
             self._kill_all()
         if self._leaving and not any(worker.pid for worker in self._workers):
-            self._engine.send({"end": True})
+            if self._engine.up_s is None:
+                self._engine.kill()  # it hears nothing before it is up, which may take hours
+            else:
+                self._engine.send({"end": True})
 
     # Children.
+
+    def _start_what_is_due(self) -> None:
+        for child in self._children:
+            if not child.pid and time.monotonic() >= child.start_s:
+                try:
+                    self._start(child)
+                except OSError as error:  # no memory or process is left: the others go on
+                    _LOG.error("%s cannot be started now: %s", self._name(child), error)
+                    child.start_s = time.monotonic() + _FIRST_PAUSE_S
 
     def _start(self, child: _Child) -> None:
         bounds = shared_bounds(self._settings.limits, self._counts, child.place)
@@ -225,7 +243,12 @@ class _Parent:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
         if pid == 0:
             ours.close()
             self._become_child(child, theirs, run)
@@ -278,7 +301,6 @@ class _Parent:
         if "up" in said:
             child.up_s = time.monotonic()
         child.alone = child.alone or "alone" in said
-        self._connect()
 
     def _failed(self, child: _Child, said: Said) -> None:
         """A child says why it cannot start."""
@@ -320,15 +342,18 @@ class _Parent:
             return
         for worker in self._workers:
             if worker.alone and worker.wire is not None:
+                try:
+                    _give_channel(engine.wire, worker.wire, worker.pid)
+                except OSError as error:
+                    _LOG.error("%s cannot be connected now: %s", self._name(worker), error)
+                    return
                 worker.alone = False
-                _give_channel(engine.wire, worker.wire, worker.pid)
 
     def _kill_all(self) -> None:
         """End every child that is left, and wait for it."""
         for child in self._children:
             if child.pid:
-                with suppress(ProcessLookupError):
-                    os.kill(child.pid, signal.SIGKILL)
+                child.kill()
                 os.waitpid(child.pid, 0)
                 child.pid = 0
             if child.wire is not None:
@@ -339,12 +364,11 @@ class _Parent:
 
 def _give_channel(engine: socket.socket, worker: socket.socket, pid: int) -> None:
     """Send both ends of a new channel. One that has just ended does not take its end: the other one then loses the
-    channel, and asks for another."""
-    memory = new_memory()
-    wires, calls = socket.socketpair(), socket.socketpair()
-    ends = [(wires[place], calls[place]) for place in (0, 1)]
-    for child, (wire, call) in zip((engine, worker), ends, strict=True):
-        send_packet(child, {"connect": True, "pid": pid}, [wire.fileno(), call.fileno(), memory])
-        wire.close()
-        call.close()
-    os.close(memory)
+    channel, and asks for another. Raises OSError."""
+    with ExitStack() as opened:
+        memory = new_memory()
+        opened.callback(os.close, memory)
+        wires = [opened.enter_context(wire) for wire in socket.socketpair()]
+        calls = [opened.enter_context(call) for call in socket.socketpair()]
+        for child, wire, call in zip((engine, worker), wires, calls, strict=True):
+            send_packet(child, {"connect": True, "pid": pid}, [wire.fileno(), call.fileno(), memory])

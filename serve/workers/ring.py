@@ -67,6 +67,16 @@ class RingWriter:
         self._waiting.append((kind, number, total, views))
         self.go_on()
 
+    def take_back(self, kind: int, number: int) -> bool:
+        """Forget a message of which nothing is written yet; whether there was one."""
+        for place, (waiting_kind, waiting_number, total, views) in enumerate(self._waiting):
+            if (waiting_kind, waiting_number) == (kind, number):
+                is_untouched = sum(map(len, views)) == total
+                if is_untouched:
+                    del self._waiting[place]
+                return is_untouched
+        return False
+
     def heard(self, read: int) -> None:
         """The reader has read so far. Raises BrokenRing."""
         if not self.read <= read <= self.written:

@@ -8,22 +8,26 @@ foreign pages, sizes and times.
 import asyncio
 from collections.abc import MutableMapping
 from time import perf_counter_ns
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from starlette.types import Message, Receive, Scope, Send
 
-from ...models.errors import BadInput
+from ...models.errors import BadInput, TooLarge
 from ..batching.counters import Phase
 from ..batching.interface import Answer, Answering
 from ..http.codecs.infer import InferCodec, InferRequest
+from ..http.error_mapping import EngineAway
 from ..http.limits.memory_budget import Lease
-from ..http.routes.infer import Begun, Headers, InferFront, asked_of
+from ..http.routes.infer import Begun, Headers, Ids, InferFront, asked_of
 from ..logs import requests
-from .engine_app import Collected, EngineApp
+from .engine_app import BROKEN_OFF, Collected, EngineApp
 from .engine_link import AnsweredByEngine, EngineLink, RemoteModel
 
 _UNREAD = InferRequest(None, [], 0, ())
-_OF_THIS_CONNECTION = frozenset((b"content-length", b"connection", b"transfer-encoding", b"date"))
+# Of an answer's headers, what is written here.
+_OF_THIS_CONNECTION = frozenset(
+    (b"content-length", b"connection", b"transfer-encoding", b"date", b"x-request-id", b"triton-request-id")
+)
 
 
 class WorkerFront(InferFront):
@@ -63,16 +67,21 @@ class WorkerFront(InferFront):
         return with_retry
 
     def begin(
-        self, served: Answering, header_length: str | None, body: bytes, authorization: str | None = None
+        self,
+        served: Answering,
+        header_length: str | None,
+        body: bytes,
+        authorization: str | None = None,
+        ids: Ids = (),
     ) -> Begun:
         """As `InferFront.begin`; a refusal comes with the future."""
-        since_ns = perf_counter_ns()
+        since_ns, came = perf_counter_ns(), _Came(header_length, body, authorization, ids)
         codec = self.codec(served)
         try:
             request = codec.read(body, header_length)
         except BadInput:
-            return self._read_there(served, codec, since_ns, header_length, body, authorization)
-        return self._asked(served, codec, request, since_ns, header_length, body, authorization)
+            return self._read_there(served, codec, since_ns, came)
+        return self._asked(served, codec, request, since_ns, came)
 
     async def _begin_elsewhere(
         self,
@@ -82,84 +91,77 @@ class WorkerFront(InferFront):
         body: bytes,
         lease: Lease,
         authorization: str | None = None,
+        ids: Ids = (),
     ) -> Begun:
-        since_ns = perf_counter_ns()
+        since_ns, came = perf_counter_ns(), _Came(header_length, body, authorization, ids)
         codec = self.codec(served)
         try:
             request = await self.read_elsewhere(codec, header_length, body, lease)
+        except TooLarge:  # whatever the model's spec is
+            raise
         except BadInput:
-            return self._read_there(served, codec, since_ns, header_length, body, authorization)
-        return self._asked(served, codec, request, since_ns, header_length, body, authorization)
+            return self._read_there(served, codec, since_ns, came)
+        return self._asked(served, codec, request, since_ns, came)
 
     def refusal(
         self, error: Exception, request_id: str | None = None, model: str = ""
     ) -> tuple[int, Headers, bytes]:
         if not isinstance(error, AnsweredByEngine):
             return super().refusal(error, request_id, model)
-        if error.status != 200:
+        if not error.logged:
             named = {"request_id": request_id, "model": model[:128], "status": error.status}
             requests.info("refused: %s", error.body.decode(errors="replace"), extra=named)
         return error.status, list(error.headers), error.body
 
     def _asked(
-        self,
-        served: Answering,
-        codec: InferCodec,
-        request: InferRequest,
-        since_ns: int,
-        header_length: str | None,
-        body: bytes,
-        authorization: str | None,
+        self, served: Answering, codec: InferCodec, request: InferRequest, since_ns: int, came: "_Came"
     ) -> Begun:
         model = cast(RemoteModel, served)
         future = model.ask(
             request.arrays,
             request.rows,
             request.terms,
-            authorization,
-            lambda: self._whole(model, header_length, body, authorization),
+            came.authorization,
+            lambda: self._whole(model, came),
         )
         return Begun(codec, request, future, since_ns, self.written[model.name])
 
-    def _read_there(
-        self,
-        served: Answering,
-        codec: InferCodec,
-        since_ns: int,
-        header_length: str | None,
-        body: bytes,
-        authorization: str | None,
-    ) -> Begun:
-        model = cast(RemoteModel, served)
-        future = self._whole(model, header_length, body, authorization)
+    def _read_there(self, served: Answering, codec: InferCodec, since_ns: int, came: "_Came") -> Begun:
+        future = self._whole(cast(RemoteModel, served), came)
         return Begun(codec, _UNREAD, future, since_ns, Phase())  # the answer is not written here
 
-    def _whole(
-        self, model: RemoteModel, header_length: str | None, body: bytes, authorization: str | None
-    ) -> asyncio.Future[Answer]:
-        """Have the engine process answer the whole request; the answer comes as AnsweredByEngine."""
-        scope = _scope(model, header_length, body, authorization)
-        task = asyncio.get_running_loop().create_task(self._call(scope, body))
+    def _whole(self, model: RemoteModel, came: "_Came") -> asyncio.Future[Answer]:
+        """Have the engine process answer the whole request, and log it; the answer comes as AnsweredByEngine."""
+        task = asyncio.get_running_loop().create_task(self._call(_scope(model, came), came.body))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def _call(self, scope: Scope, body: bytes) -> Answer:
         collected = Collected(body)
-        await self._engine(scope, collected.receive, self._with_retry(scope, collected.send))
+        await self._engine.ask(scope, collected.receive, self._with_retry(scope, collected.send))
+        if not collected.whole:
+            raise EngineAway(BROKEN_OFF)
         headers = [item for item in collected.headers if item[0] not in _OF_THIS_CONNECTION]
-        raise AnsweredByEngine(collected.status, headers, collected.body)
+        raise AnsweredByEngine(collected.status, headers, collected.body, logged=True)
 
 
-def _scope(
-    model: RemoteModel, header_length: str | None, body: bytes, authorization: str | None
-) -> MutableMapping[str, Any]:
+class _Came(NamedTuple):
+    """A request as it came; the last two are headers of it."""
+
+    header_length: str | None
+    body: bytes
+    authorization: str | None
+    ids: Ids
+
+
+def _scope(model: RemoteModel, came: _Came) -> MutableMapping[str, Any]:
     version = "" if model.version is None else f"/versions/{model.version}"
-    headers = [(b"host", b"localhost"), (b"content-length", b"%d" % len(body))]
-    if header_length is not None:
-        headers.append((b"inference-header-content-length", header_length.encode("latin-1")))
-    if authorization is not None:
-        headers.append((b"authorization", authorization.encode("latin-1")))
+    headers = [(b"host", b"localhost"), (b"content-length", b"%d" % len(came.body)), *came.ids]
+    if came.header_length is not None:
+        headers.append((b"inference-header-content-length", came.header_length.encode("latin-1")))
+    if came.authorization is not None:
+        headers.append((b"authorization", came.authorization.encode("latin-1")))
     path = f"/v2/models/{model.name}{version}/infer"
     return {
         "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",

@@ -6,6 +6,7 @@ FP32, 300 is no UINT8, and 70000 is no FP16.
 
 import json
 import math
+import re
 import struct
 from itertools import chain, compress, zip_longest
 from typing import Any
@@ -20,6 +21,7 @@ from ..limits.request_limits import DEFAULTS
 
 MAX_DEPTH = DEFAULTS.json_depth
 _TOO_DEEP = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")  # of two escapes that are one character
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _C_CODES = {  # the same letters mean the same types to struct and to numpy
     "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i",
@@ -41,7 +43,10 @@ def parse(text: bytes) -> Any:
 
 def _parse_with_nan(text: bytes) -> Any:
     try:
-        return json.loads(text.decode())
+        message = json.loads(text.decode())
+        if _HALF_PAIR.search(text):
+            json.dumps(message, ensure_ascii=False).encode()  # refuses half a pair, as orjson does
+        return message
     except RecursionError:
         raise BadRequest(_TOO_DEEP) from None
     except ValueError as error:

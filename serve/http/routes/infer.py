@@ -5,6 +5,7 @@ POST /v2/models/{m}[/versions/{v}]/infer is answered here; every other request g
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from time import perf_counter_ns
@@ -43,6 +44,7 @@ _LONGEST_ID = 128  # characters of a caller's text in a record of the log
 _LOG = logging.getLogger(__name__)
 _NO_SPAN: AbstractContextManager[object] = nullcontext()
 Headers = list[tuple[bytes, bytes]]
+Ids = Sequence[tuple[bytes, bytes]]
 
 
 class Begun(NamedTuple):
@@ -165,10 +167,10 @@ class InferFront:
             body = await decoded(body, fields.coding, self.max_body_bytes, lease, self.worker_threads.run)
         served = self.find(asked)  # again: another version may have taken its place while the body came
         if len(body) <= SMALL_JSON or is_small_json(header_length):
-            begun = self.begin(served, header_length, body, authorization_in(scope))
+            begun = self.begin(served, header_length, body, authorization_in(scope), fields.ids)
         else:
             begun = await self._begin_elsewhere(
-                asked, served, header_length, body, lease, authorization_in(scope)
+                asked, served, header_length, body, lease, authorization_in(scope), fields.ids
             )
         answer = await answer_or_leave(begun.future, receive)
         began_ns = perf_counter_ns()
@@ -184,11 +186,17 @@ class InferFront:
         return self._roster.find(*asked)
 
     def begin(
-        self, served: Answering, header_length: str | None, body: bytes, authorization: str | None = None
+        self,
+        served: Answering,
+        header_length: str | None,
+        body: bytes,
+        authorization: str | None = None,
+        ids: Ids = (),
     ) -> Begun:
         """Read a whole body and queue the request. Raises BadRequest, Overloaded, NotReady.
 
-        ``authorization``: the caller's header, for a front that asks another process (`workers/worker_front.py`).
+        ``authorization`` and ``ids``: the caller's headers, for a front that asks another process
+        (`workers/worker_front.py`).
         """
         since_ns = perf_counter_ns()
         codec = self.codec(served)
@@ -204,6 +212,7 @@ class InferFront:
         body: bytes,
         lease: Lease,
         authorization: str | None = None,
+        ids: Ids = (),
     ) -> Begun:
         """The same for a large body: read in a thread, so that the event loop goes on."""
         since_ns = perf_counter_ns()

@@ -2,10 +2,13 @@
 
 import asyncio
 import socket
+import tracemalloc
 from typing import Any
 
+import pytest
 from halfeven.serve.workers.call_frames import (
     BODY,
+    LAST_BODY,
     LAST_PIECE,
     MOST,
     REQUEST,
@@ -14,6 +17,7 @@ from halfeven.serve.workers.call_frames import (
     read_start,
     request_frame,
     streams,
+    write_body,
     write_frame,
 )
 from halfeven.serve.workers.engine_calls import answer_call
@@ -53,3 +57,40 @@ def test_an_answer_that_comes_before_the_body_was_sent_is_not_lost() -> None:
             await run()
 
     asyncio.run(in_time())
+
+
+class Frames:
+    """A stream that keeps the lengths of its frames, and makes no copy of them."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[int, int]] = []
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes) -> None:
+        self.written.append((data[0], len(data) - 5))
+
+    async def drain(self) -> None: ...
+
+
+@pytest.mark.parametrize("more", [True, False])
+@pytest.mark.parametrize("length", [0, 1, MOST - 1, MOST, MOST + 1, 3 * MOST, 3 * MOST + 1])
+def test_a_body_is_cut_into_frames_and_its_last_piece_is_marked(length: int, more: bool) -> None:
+    frames: Any = Frames()
+    asyncio.run(write_body(frames, BODY, LAST_BODY, bytes(length), more))
+    kinds, lengths = zip(*frames.written, strict=True)
+    assert sum(lengths) == length and max(lengths) <= MOST and len(lengths) == max(-(-length // MOST), 1)
+    assert set(kinds[:-1]) <= {BODY} and kinds[-1] == (BODY if more else LAST_BODY)
+
+
+def test_the_rest_of_a_large_body_is_not_copied_for_every_frame() -> None:
+    data = bytes(64 * MOST)
+    tracemalloc.start()
+    try:
+        frames: Any = Frames()
+        asyncio.run(write_body(frames, BODY, LAST_BODY, data, False))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 4 * MOST

@@ -57,6 +57,17 @@ def test_a_message_that_is_larger_than_the_ring_comes_in_pieces_and_waits_for_ro
     assert (message.kind, message.number, bytes(message.data)) == (3, 5, data)
 
 
+def test_a_message_is_taken_back_where_nothing_of_it_is_written_and_the_others_arrive() -> None:
+    _, writer, reader = ring()
+    long = np.random.default_rng().bytes(2 * SIZE)
+    for number in (1, 2, 3):
+        writer.put(1, number, [long])
+    writer.put(1, 4, [])
+    assert [writer.take_back(1, number) for number in (1, 2, 4, 5)] == [False, True, True, False]
+    assert not writer.take_back(2, 3), "another kind of message"
+    assert [(one.number, bytes(one.data)) for one in read(writer, reader)] == [(1, long), (3, long)]
+
+
 def test_an_unread_byte_is_never_written_over() -> None:
     memory, writer, reader = ring()
     while not writer.waiting:

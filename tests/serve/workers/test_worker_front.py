@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import logging
 import os
 import socket
+import tracemalloc
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,24 @@ from halfeven.models.errors import Overloaded
 from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.batching.interface import Answer, Terms
+from halfeven.serve.http.limits.request_limits import DEFAULTS
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
-from halfeven.serve.workers.channel import new_memory
+from halfeven.serve.workers.channel import RING_BYTES, new_memory
 from halfeven.serve.workers.engine_app import Collected, EngineApp
 from halfeven.serve.workers.engine_link import AnsweredByEngine, EngineLink
 from halfeven.serve.workers.engine_side import EngineSide
+from halfeven.serve.workers.shared_bounds import SharedCounts, shared_bounds
 from halfeven.serve.workers.worker_front import WorkerFront
 
 from tests.serve.conftest import HISTORY, FakeRoster, make_roster, tensor
 
 SECONDS = 30
+INFER = "/v2/models/double/infer"
+SCOPE = {
+    "type": "http", "method": "POST", "path": INFER, "raw_path": INFER.encode(), "query_string": b"",
+    "http_version": "1.1", "scheme": "http", "root_path": "", "client": ("127.0.0.1", 5), "server": None,
+}  # fmt: skip
 
 
 @dataclass
@@ -43,11 +52,9 @@ class Pair:
         """The whole answer of one of the two fronts."""
         given = {"host": "localhost", "content-length": str(len(body)), **headers}
         collected = Collected(body)
-        scope = {
-            "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
-            "http_version": "1.1", "scheme": "http", "root_path": "", "client": ("127.0.0.1", 5), "server": None,
-            "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in given.items()],
-        }  # fmt: skip
+        asked = {"method": method, "path": path, "raw_path": path.encode()}
+        named = [(name.replace("_", "-").encode(), value.encode()) for name, value in given.items()]
+        scope = {**SCOPE, **asked, "headers": named}
         async with asyncio.timeout(SECONDS):
             await front(scope, collected.receive, collected.send)
         return collected
@@ -99,7 +106,6 @@ def without_times(collected: Collected) -> tuple[int, dict[bytes, bytes], bytes]
     return collected.status, {k: v for k, v in collected.headers if k not in changing}, collected.body
 
 
-INFER = "/v2/models/double/infer"
 ASKED = {
     "good": (INFER, numbers(2)),
     "a version": ("/v2/models/double/versions/3/infer", numbers(1)),
@@ -126,6 +132,18 @@ def test_a_worker_answers_as_the_engine_process_does(which: str) -> None:
     paired(same)
 
 
+def test_a_request_for_which_there_is_too_little_memory_ever_is_not_told_to_come_again() -> None:
+    async def too_large(pair: Pair) -> None:
+        counts, limits = SharedCounts(2), replace(DEFAULTS, in_flight_bytes=2**20)
+        pair.engine.bounds, pair.worker.bounds = (shared_bounds(limits, counts, place) for place in (0, 1))
+        body = numbers(25_000)
+        assert 2**20 // 2 < len(body) < 2**20, "it fits once, and not twice"
+        for front in (pair.engine, pair.worker):
+            assert (await pair.ask(front, INFER, body)).status == 413
+
+    paired(too_large)
+
+
 def test_terms_arrive() -> None:
     async def terms(pair: Pair) -> None:
         wishes = {"priority": 1, "timeout": 5_000_000, "deterministic": True}
@@ -136,6 +154,17 @@ def test_terms_arrive() -> None:
         assert all(getattr(found, one) == getattr(expected, one) for one in Terms.__slots__)
 
     paired(terms)
+
+
+def test_a_request_that_cannot_be_written_leaves_nothing_that_waits() -> None:
+    async def refused(pair: Pair) -> None:
+        model = pair.worker.find(("double", None))
+        for _ in range(3):
+            with pytest.raises(TypeError):
+                model.submit([np.zeros((1, 4), np.float32)], 1, Terms(key="\ud800"))
+        assert pair.link.waiting == 0
+
+    paired(refused)
 
 
 def test_a_spec_that_has_changed_since_answers_nothing_wrongly() -> None:
@@ -165,6 +194,40 @@ def test_a_refusal_of_the_queue_comes_with_its_status_and_headers() -> None:
     paired(full)
 
 
+REFUSED = {
+    "by the queue": (numbers(1), 503),
+    "for its body": (b"{", 400),
+    "by nobody": (numbers(1), 200),
+    "by nobody, with a spec that has changed": (numbers(1, 6), 200),
+}
+
+
+@pytest.mark.parametrize("which", REFUSED)
+def test_a_request_has_one_record_in_the_access_log_with_its_id(
+    which: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def logged(pair: Pair) -> None:
+        served, (body, status) = pair.roster.models["double"], REFUSED[which]
+        if which == "by the queue":
+            served.refusal = Overloaded("the queue is full", 7.0)
+        if "changed" in which:
+            served.spec = type(served.spec)(
+                "double", (tensor("x", "FP32", -1, 6),), (tensor("y", "FP32", -1, 6),), 8
+            )
+        answer = await pair.ask(pair.worker, INFER, body, x_request_id="find-me")
+        assert (answer.status, [value for name, value in answer.headers if name == b"x-request-id"]) == (
+            status,
+            [b"find-me"],
+        )
+        found = [vars(record) for record in caplog.records if record.name == "halfeven.requests"]
+        assert [(one["status"], one["request_id"], one["model"]) for one in found] == [
+            (status, "find-me", "double")
+        ]
+
+    with caplog.at_level(logging.INFO, "halfeven.requests"):
+        paired(logged)
+
+
 def test_a_caller_that_leaves_cancels_its_request_in_the_engine_process() -> None:
     async def leaves(pair: Pair) -> None:
         served = pair.roster.models["double"]
@@ -176,6 +239,28 @@ def test_a_caller_that_leaves_cancels_its_request_in_the_engine_process() -> Non
         assert await asyncio.to_thread(served.cancelled.wait, SECONDS)
 
     paired(leaves)
+
+
+def test_callers_that_leave_while_the_engine_process_reads_nothing_leave_no_bytes_behind() -> None:
+    """Its event loop is at work. What these requests may take of the memory is free again for others."""
+
+    async def leave(pair: Pair) -> None:
+        loop, channel = asyncio.get_running_loop(), pair.side._channel
+        loop.remove_reader(channel._wire.fileno())
+        model, array = pair.worker.find(("double", None)), np.zeros((2 * RING_BYTES // 16, 4), np.float32)
+        tracemalloc.start()
+        try:
+            for _ in range(8):
+                future = model.submit([array.copy()], len(array))
+                future.cancel()
+                await asyncio.sleep(0)
+            assert tracemalloc.get_traced_memory()[0] < 2 * array.nbytes, "that which was begun, and no other"
+        finally:
+            tracemalloc.stop()
+            loop.add_reader(channel._wire.fileno(), channel._hear)
+        assert (await pair.ask(pair.worker, INFER, numbers(1))).status == 200
+
+    paired(leave)
 
 
 def test_the_end_of_the_engine_process_refuses_what_waits_and_what_comes() -> None:
@@ -194,6 +279,37 @@ def test_the_end_of_the_engine_process_refuses_what_waits_and_what_comes() -> No
                 ("/healthz", "/v2/health/live", "/v2/health/ready")] == [200, 200, 503]  # fmt: skip
 
     paired(ends)
+
+
+def test_a_request_whose_body_comes_after_the_end_of_the_engine_process_is_to_be_sent_again() -> None:
+    async def ends(pair: Pair) -> None:
+        async def body_after_the_end() -> Any:
+            pair.side.close()
+            await pair.lost.wait()
+            return {"type": "http.request", "body": numbers(1), "more_body": False}
+
+        collected = Collected(b"")
+        scope = {**SCOPE, "headers": [(b"host", b"localhost")]}
+        async with asyncio.timeout(SECONDS):
+            await pair.worker(scope, body_after_the_end, collected.send)
+        assert (collected.status, dict(collected.headers)[b"retry-after"]) == (503, b"1")
+
+    paired(ends)
+
+
+def test_an_answer_that_breaks_off_in_the_engine_process_is_not_given_as_a_whole_one() -> None:
+    """The worker has the engine process answer the whole request, and would send what it has of the answer."""
+
+    async def half(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"outputs": [', "more_body": True})
+
+    async def breaks_off(pair: Pair) -> None:
+        pair.engine._route = half
+        refused = await pair.ask(pair.worker, INFER, b"{")
+        assert (refused.status, dict(refused.headers)[b"retry-after"]) == (503, b"1")
+
+    paired(breaks_off)
 
 
 def test_the_end_of_a_worker_cancels_what_its_callers_wait_for() -> None:

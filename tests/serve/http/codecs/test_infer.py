@@ -289,6 +289,8 @@ def deep(levels: int) -> bytes:
 BAD = {
     "not JSON": (b"{", "the request is not JSON"),
     "not UTF-8": (b'{"\xff": 1}', "the request is not JSON"),
+    "half a pair": (rb'{"id": "\ud800"}', "the request is not JSON"),
+    "half a pair beside NaN": (rb'{"id": "\udc00", "x": NaN}', "the request is not JSON"),
     "no object": (b"[]", "is a JSON object"),
     "no inputs": (b"{}", "expected a list of tensors under 'inputs'"),
     "inputs of numbers": (b'{"inputs": [1]}', r"inputs\[0\] must be an object with a 'name'"),
