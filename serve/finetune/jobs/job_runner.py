@@ -167,8 +167,8 @@ class JobRunner:
         """Record a warning, before the training, where the score will be too good, and where the result will not become
         active."""
         if rows.twins:
-            sentence = f"{len(rows.twins)} held-out rows are among the training rows too: they make the score too good"
-            self._job_store.record(job.id, "warn", sentence, {"rows": rows.twins[:10]})
+            sentence = f"{rows.twin_count} held-out rows are among the training rows too: they make the score too good"
+            self._job_store.record(job.id, "warn", sentence, {"rows": rows.numbers(rows.twins)})
         spec, sets = parent.spec(), sets_of(parent, rows.held_out)
         judges = judging_sets(sets, job.validation_file is not None)
         if why := not_judged(spec, rows.losses, judges):

@@ -35,6 +35,8 @@ Line = dict[str, Any]
 Request = Mapping[str, Any]
 Report = Callable[[Line], None]
 SECONDS = 600  # of processor time
+_MOST_NAMED = 10  # rows in an event
+_MOST_WORDS = 2000  # characters of a message, which may have names of the caller's file in it
 _OWN_BYTES = 2 << 30  # of the process itself; its libraries map much that they do not use
 
 
@@ -103,6 +105,7 @@ def divided(request: Request, report: Report) -> Line:
     else:
         train, held = split(data.rows, values["validation_split"], request["seed"])
         held_out = data.samples.take(held)
+    twins = seen_in_training(data, train, held)
     data.samples.save(folder / "data.safetensors")
     held_out.save(folder / HELD_OUT)
     evenly(data.samples.take(train), MOST_JOINED).save(folder / SEEN)
@@ -113,7 +116,8 @@ def divided(request: Request, report: Report) -> Line:
         "train": len(train),
         "losses": data.losses,
         "left_out": list(data.quarantined),
-        "twins": seen_in_training(data, train, held),
+        "twins": twins[:_MOST_NAMED],
+        "twin_count": len(twins),
     }
 
 
@@ -126,11 +130,12 @@ def refusal(error: Exception, request: Request) -> Line:
         error = DiskFull("the rows could not be written")
     elif not isinstance(error, HalfevenError):
         raise error
+    words = str(error)
     return {
         "type": "refused",
         "code": error.code,
         "param": getattr(error, "param", None),
-        "message": str(error),
+        "message": words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}…",
     }
 
 

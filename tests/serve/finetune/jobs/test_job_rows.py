@@ -14,6 +14,7 @@ from halfeven.serve.finetune.jobs import job_rows, row_reader
 from halfeven.serve.finetune.jobs.job_rows import (
     Asked,
     BadTrainingFile,
+    JobRows,
     ReaderLost,
     check,
     divide,
@@ -87,6 +88,32 @@ def test_what_is_wrong_with_a_file_is_said_as_its_caller_names_it(parent: Versio
     assert str(refused.value).startswith(words)
     assert admitted(asked(parent, file), tmp_path)["train"] == 29
     assert list(tmp_path.glob(".upload-*")) == []
+
+
+def test_however_long_what_is_said_of_a_file_would_be_it_is_said(parent: Version, tmp_path: Path) -> None:
+    names = {f"layer.{number}.of.another.model": np.zeros(1, np.float32) for number in range(40_000)}
+    save_file(names, file := tmp_path / "names")
+    with pytest.raises(BadTrainingFile, match=r"expected the tensors \['x'\]") as refused:
+        admitted(asked(parent, file), tmp_path)
+    assert len(str(refused.value)) < 3000
+
+
+def test_of_many_held_out_rows_that_are_trained_on_ten_are_named_and_all_are_counted(
+    parent: Version, tmp_path: Path
+) -> None:
+    count = 40_000
+    alike = {"x": np.zeros((count, 4), np.float32), "target:y": np.zeros(count, np.int64)}
+    save_file(alike, file := tmp_path / "alike")
+    found = divide(asked(parent, file), tmp_path, lambda child: lines_until(child, staying))
+    assert (found.twin_count, len(found.twins)) == (count // 4, 10)
+
+
+def test_rows_are_numbered_as_in_the_caller_s_file_without_counting_through_it(tmp_path: Path) -> None:
+    draw = np.random.default_rng()
+    left_out = draw.choice(100, 10, replace=False).tolist()
+    kept, places = np.delete(np.arange(100), left_out), draw.integers(0, 90, 20)
+    assert JobRows(tmp_path, 90, 60, {}, left_out, [], 0).numbers(places) == kept[places].tolist()
+    assert JobRows(tmp_path, 10**12, 60, {}, [0], [], 0).numbers([10**12 - 1]) == [10**12]
 
 
 def test_a_reader_that_dies_refuses_the_file_and_no_answer_of_the_server(
