@@ -141,8 +141,9 @@ def check_no_overlap(training: TrainingData, validation: TrainingData) -> None:
     """Raises BadSamples naming the rows of the validation file whose inputs are in the training file."""
     known = set(training.row_digests())
     if rows := [row for row, digest in enumerate(validation.row_digests()) if digest in known]:
+        named = named_rows(validation.numbers[rows].tolist())
         raise BadSamples(
-            f"validation_file: {named_rows(rows)}: expected rows that are not in the training file, got the same "
+            f"validation_file: {named}: expected rows that are not in the training file, got the same "
             "inputs; a score on rows that were trained on says nothing: take them out of one file"
         )
 
