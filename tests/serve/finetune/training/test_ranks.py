@@ -47,6 +47,19 @@ def build():
 def dropping():
     return Net(0.3)
 """
+DYING = """
+import os, sys
+if sys.argv[2:]:  # of a process that another one has started
+    os.kill(os.getpid(), 9)
+"""
+FAILING = """
+import torch
+
+def failing(inputs, targets):
+    if torch.distributed.get_rank() == 1:
+        raise ValueError("of rank 1")
+    return inputs, targets
+"""
 EVERY = 5
 
 
@@ -141,6 +154,35 @@ def test_the_death_of_one_ends_both_and_the_training_goes_on_to_the_same_bits(
     assert [{**line, "replayed": 0} for line in steps(lines)] == [
         {**line, "replayed": 0} for line in steps(undisturbed)
     ]
+
+
+def test_a_process_without_a_part_of_a_batch_takes_the_step_of_the_others(tmp_path: Path) -> None:
+    asked = request(tmp_path / "job", batch_size=2, n_epochs=1)
+    (alone, _), (both, errors) = (run(of(asked, count, f"of-{count}")) for count in (1, 2))
+    assert both[-1]["type"] == "done", errors
+    first, second = (load_file(found[-1]["weights"]) for found in (alone, both))
+    for name, weight in first.items():
+        assert torch.allclose(weight, second[name], rtol=0, atol=1e-6), name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_process_that_dies_before_all_have_met_is_not_waited_for(tmp_path: Path) -> None:
+    asked = request(tmp_path / "job")
+    (Path(asked["source"]["folder"]) / "model.py").write_text(DYING + SOURCE)
+    with started(of(asked, 2, "lonely")) as process:
+        assert process.wait(60) == -signal.SIGKILL
+    assert alive(tmp_path) == []
+
+
+def test_the_reason_of_a_process_whose_lines_nobody_reads_is_the_job_s(tmp_path: Path) -> None:
+    asked = request(tmp_path / "job")
+    (Path(asked["source"]["folder"]) / "augment.py").write_text(FAILING)
+    lines, errors = run(of(asked | {"transform": "augment.py:failing"}, 2, "failing"))
+    assert lines[-1]["type"] == "failed", errors
+    assert (
+        lines[-1]["code"] == "USER_CODE"
+        and "ValueError in augment.py, line 6: of rank 1" in lines[-1]["message"]
+    )
 
 
 def test_a_checkpoint_of_another_number_of_processes_is_another_s(tmp_path: Path) -> None:
