@@ -56,10 +56,15 @@ def row_digests(samples: Samples) -> list[bytes]:
 
 
 def read_training(
-    path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES, quarantine: bool = False
+    path: Path,
+    spec: ModelSpec,
+    max_bytes: int = MAX_BYTES,
+    quarantine: bool = False,
+    work: Path | None = None,
 ) -> TrainingData:
-    """Read and check a training or validation file; ``max_bytes`` also bounds what a packed one unpacks to.
-    ``quarantine``: rows that cannot be learnt from are left out rather than refused (`row_faults.py`).
+    """Read and check a training or validation file; ``max_bytes`` also bounds what a packed one unpacks to, in the
+    folder ``work`` or beside it. ``quarantine``: rows that cannot be learnt from are left out rather than refused
+    (`row_faults.py`).
 
     Raises BadSamples naming the tensor, the rows (the first ten and how many), what was expected and what
     came; BadInput where the model has no output that could be learnt.
@@ -70,7 +75,7 @@ def read_training(
     kind = kind_of(path, spec)
     tensors = {} if kind else read_tensors(path, max_bytes)
     try:
-        tensors = read_table(path, kind, spec, max_bytes) if kind else tensors
+        tensors = read_table(path, kind, spec, max_bytes, work) if kind else tensors
         faults = row_faults(spec, tensors) if quarantine else {}
         samples = checked_samples(without(tensors, faults) if faults else tensors, unjudged)
     except BadSamples as error:

@@ -110,7 +110,7 @@ def check(asked: Asked, names: Mapping[str, str], place: Path, leaving: Callable
     Raises BadTrainingFile, BadHyperparameter; NotReady where the server leaves.
     """
     with tempfile.TemporaryDirectory(prefix=".upload-", dir=place) as folder:  # deleted at the next start too
-        request = {**asked.request("check"), "names": dict(names)}
+        request = {**asked.request("check"), "names": dict(names), "folder": folder}
         child = Child.of_module(READER, request, Path(folder) / "read")
         try:
             return _answer(child, lines_until(child, leaving))

@@ -10,6 +10,7 @@ torch, but for ``trainable = "head"``.
 import json
 import os
 import resource
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ from ....models.errors import BadSamples, DiskFull, HalfevenError
 from ....models.store import Store, Version
 from ..data.data_findings import findings_of
 from ..data.datasets import TrainingData, check_no_overlap, read_training, seen_in_training, split
+from ..data.tables import IN_WORK
 from ..judging.joining import MOST_JOINED, evenly
 from ..training.parent_death import die_with_the_parent
 from .hyperparameter_table import QUARANTINE
@@ -98,6 +100,8 @@ def divided(request: Request, report: Report) -> Line:
     """Divide the rows of an admitted job and write them into its folder, the same for the same files, hyperparameters
     and seed. Raises BadSamples."""
     parent, values, folder = _parent(request), request["hyperparameters"], Path(request["folder"])
+    for left in folder.glob(f"{IN_WORK}*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     data = _read(request, TRAINING, parent, report)
     held = np.array([], np.int64)
     if VALIDATION in request["files"]:
@@ -158,8 +162,8 @@ def _read_for_admission(request: Request, param: str, parent: Version, report: R
 
 def _read(request: Request, param: str, parent: Version, report: Report) -> TrainingData:
     report({"type": "reading", "param": param})
-    quarantine = request["hyperparameters"].get("bad_rows") == QUARANTINE
-    return read_training(Path(request["files"][param]), parent.spec(), request["max_bytes"], quarantine)
+    quarantine, work = request["hyperparameters"].get("bad_rows") == QUARANTINE, Path(request["folder"])
+    return read_training(Path(request["files"][param]), parent.spec(), request["max_bytes"], quarantine, work)
 
 
 def _check_same_targets(training: TrainingData, validation: TrainingData) -> None:

@@ -1,7 +1,9 @@
 """A job's files are read by a process of their own: what it finds, and what its death means."""
 
+import io
 import json
 import os
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,15 @@ VALUES = {
     "class_weights": None,
     "trainable": None,
 }
+
+DYING_OF_A_PICTURE = """
+import os
+from halfeven.serve.finetune.data import tables
+from halfeven.serve.finetune.jobs.row_reader import main
+
+tables.read_pictures = lambda *_: os.kill(os.getpid(), 9)
+main()
+"""
 
 
 @pytest.fixture
@@ -129,6 +140,28 @@ def test_a_reader_that_dies_refuses_the_file_and_no_answer_of_the_server(
         admitted(order, tmp_path)
     with pytest.raises(ReaderLost, match="give fewer rows"):
         divide(order, tmp_path, lambda child: lines_until(child, staying))
+
+
+def test_a_reader_that_dies_leaves_nothing_of_a_tar_beside_the_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (files := tmp_path / "files").mkdir()
+    (job := tmp_path / "job").mkdir()
+    with tarfile.open(files / "rows", "w") as archive:
+        archive.addfile(tarfile.TarInfo("ant/1.png"), io.BytesIO())
+    with Store(tmp_path / "store").draft("net") as draft:
+        draft.write_json("spec.json", SPEC.to_json())
+        order = asked(draft.publish("live", {}), files / "rows")
+    (tmp_path / "dying_reader.py").write_text(DYING_OF_A_PICTURE)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(job_rows, "READER", "dying_reader")
+    with pytest.raises(BadTrainingFile, match="-9"):
+        admitted(order, files)
+    for _ in range(2):
+        with pytest.raises(ReaderLost):
+            divide(order, job, lambda child: lines_until(child, staying))
+    assert [path.name for path in files.iterdir()] == ["rows"]
+    assert len(list(job.rglob("1.png"))) == 1, "the job's own folder has what the last one left"
 
 
 def test_a_server_that_leaves_does_not_wait_for_a_reader(parent: Version, tmp_path: Path) -> None:
