@@ -148,7 +148,7 @@ class JobRunner:
         files = {
             param: self._files.path(self._job_store.file(id).sha256) for param, id in given.items() if id
         }
-        asked = Asked(parent, files, job.hyperparameters, job.seed, self._nice)
+        asked = Asked(parent, files, job.hyperparameters, job.seed, self._nice, self._files.max_bytes)
 
         def lines(child: Child) -> Iterator[Mapping[str, Any]]:
             return lines_of(child, job.id, self._job_store, self._stopping)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from halfeven.models.store import Store, Version
 from halfeven.serve.finetune.data.files import Files
-from halfeven.serve.finetune.jobs import job_runner
+from halfeven.serve.finetune.jobs import job_runner, trial_run
 from halfeven.serve.finetune.jobs.concluding import JobFailed, Paused, StaleParent, WorkerLost
 from halfeven.serve.finetune.jobs.job_folder import MOST_STARTS, JobFolder
 from halfeven.serve.finetune.jobs.job_rows import ReaderLost
@@ -17,6 +17,7 @@ from halfeven.serve.finetune.jobs.job_runner import MOST_PASSES, JobRunner
 from halfeven.serve.finetune.jobs.job_store import JobStore
 from halfeven.serve.finetune.jobs.job_types import FileRecord, Job, JobRequest
 from halfeven.serve.finetune.jobs.supervisor import Supervisor
+from halfeven.serve.finetune.jobs.trial_run import TrialRuns
 from safetensors import SafetensorError
 
 LOST = WorkerLost("WORKER_LOST", "the process ended without a result")
@@ -123,6 +124,21 @@ def test_a_reader_that_dies_is_started_again_and_at_last_given_up(
     with pytest.raises(WorkerLost, match="training_file: it cannot be read"):
         JobRunner._rows(runner, job, runner.store.version("net", 1), folder)
     assert found == []
+
+
+def test_a_job_and_its_trial_read_no_more_and_no_less_than_an_upload_may_have(
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    for module in (job_runner, trial_run):
+        monkeypatch.setattr(module, "divide", lambda asked, *_: given.append(asked.max_bytes))
+    job, parent = runner.job(), runner.store.version("net", 1)
+    (runner.store.root / "files" / ("a" * 64)).write_bytes(b"rows")
+    files = Files(runner.store.root / "files", 1000)
+    JobRunner._rows(runner, job, parent, JobFolder(tmp_path))
+    tried = JobRequest("net", "net", 1, job.training_file, {}, 3)
+    TrialRuns(runner.job_store, files, runner.store, "cpu", 1)._rows(parent, tried, tmp_path)
+    assert given == [1000, 1000]
 
 
 def test_one_that_makes_progress_is_started_again_and_again(runner: Runner) -> None:
