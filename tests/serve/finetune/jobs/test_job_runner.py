@@ -1,6 +1,8 @@
 """How a job goes on after a death: what is done is not done again, and what always dies is given up."""
 
 import errno
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from halfeven.models.store import Store, Version
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs import job_runner, trial_run
 from halfeven.serve.finetune.jobs.concluding import JobFailed, Paused, StaleParent, WorkerLost
-from halfeven.serve.finetune.jobs.job_folder import MOST_STARTS, JobFolder
+from halfeven.serve.finetune.jobs.job_folder import MOST_STARTS, JobFolder, JobState
 from halfeven.serve.finetune.jobs.job_rows import ReaderLost
 from halfeven.serve.finetune.jobs.job_runner import MOST_PASSES, JobRunner
 from halfeven.serve.finetune.jobs.job_store import JobStore
@@ -150,6 +152,30 @@ def test_one_that_makes_progress_is_started_again_and_again(runner: Runner) -> N
     runner.training = further
     runner.go(runner.job())
     assert runner.made == ["trained"] * 10 + ["converted"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_the_weights_that_a_pass_goes_on_with_are_on_the_disk_before_they_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, synced = JobFolder(tmp_path / "job"), list[str]()
+    folder.begin(JobState(1, 1))
+    (folder.of_pass / "weights.safetensors").write_bytes(b"new weights")
+    folder.keep_trained({"weights": str(folder.of_pass / "weights.safetensors")})
+    real, write = os.fsync, folder._write
+
+    def fsync(handle: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+        real(handle)
+
+    def named(state: JobState) -> None:
+        assert state.trained and state.trained["weights"] in synced
+        write(state)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(folder, "_write", named)
+    folder.begin(JobState(2, 1, (folder.state() or JobState(1, 1)).trained))
+    assert (folder.of_pass / "weights.safetensors").read_bytes() == b"new weights"
 
 
 def test_deaths_of_the_server_count_too_and_pauses_do_not(runner: Runner) -> None:
