@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_LINE = 2**26  # the rows that are left out are named one by one; with a longer one the process is killed
+_LAST_BYTES = 1000  # of what a process wrote, in messages
 _LOOK_EVERY_MS = 100  # whether the process has ended
 
 
@@ -105,7 +106,9 @@ class Child:
 
     def last_output(self) -> str:
         """The tail of what it wrote to stderr."""
-        text = self._log.read_bytes()[-1000:].decode(errors="replace").strip()
+        with self._log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+            text = log.read(_LAST_BYTES).decode(errors="replace").strip()
         return text or "(none)"
 
     def _kill(self) -> None:

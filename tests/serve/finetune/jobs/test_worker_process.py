@@ -29,6 +29,12 @@ import os
 while True:
     os.write(1, b"x" * 4096)
 """
+TALKATIVE = """
+import os
+os.truncate(2, 2**40)
+os.lseek(2, 0, os.SEEK_END)
+os.write(2, b"last words")
+"""
 MANY = 100  # looks of 0.1 s, of which one is enough
 
 
@@ -68,6 +74,12 @@ def test_its_lines_end_with_it_though_what_it_has_forked_holds_the_pipe(
     with started(tmp_path, FORKING.replace("{end}", end)) as child:
         assert whole_lines(child) == [{"type": "done"}], "a line that breaks off is none"
     assert child.exit_status == status
+
+
+def test_of_however_much_it_wrote_the_last_is_read_alone(tmp_path: Path) -> None:
+    with started(tmp_path, TALKATIVE) as child:
+        assert whole_lines(child) == []
+        assert child.last_output().endswith("last words")
 
 
 def test_a_line_without_an_end_is_not_kept_beyond_its_bound(
