@@ -72,12 +72,19 @@ class Ranks:
 
     def send_buffers(self, module: nn.Module) -> None:
         """Give the buffers of rank 0 to all, as DistributedDataParallel does: BatchNorm's running statistics are those
-        of the rows that rank 0 has passed."""
-        if self.count == 1:
+        of the rows that rank 0 has passed. A forward may have put another tensor there, as large as its part."""
+        places = [(owner, name) for owner in module.modules() for name in owner._buffers]
+        if self.count == 1 or not places:
             return
+        device = next(module.parameters()).device
+        facts: list[Any] = [[_facts(owner._buffers[name]) for owner, name in places]]
         with _lost(), torch.no_grad():
-            for buffer in module.buffers():
-                dist.broadcast(buffer, 0)
+            dist.broadcast_object_list(facts, 0, device=device)
+            for (owner, name), wanted in zip(places, facts[0], strict=True):
+                if wanted != _facts(owner._buffers[name]):
+                    owner._buffers[name] = wanted and torch.empty(wanted[0], dtype=wanted[1], device=device)
+                if (buffer := owner._buffers[name]) is not None:
+                    dist.broadcast(buffer, 0)
 
     def seed(self, seed: int, step: int) -> None:
         """Seed the generators of this process before a step: a checkpoint holds those of rank 0 alone, which go on."""
@@ -90,6 +97,10 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def _facts(buffer: Tensor | None) -> tuple[torch.Size, torch.dtype] | None:
+    return None if buffer is None else (buffer.shape, buffer.dtype)
 
 
 @contextmanager
