@@ -120,6 +120,13 @@ def set_up_process(request: Request) -> None:
     torch.set_num_threads(request["threads"])
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
+    take_device(request["device"])
+
+
+def take_device(device: str) -> None:
+    """Make the GPU of this process the one that "cuda" means, for the loop and for the operator's code."""
+    if device.startswith("cuda:"):
+        torch.cuda.set_device(device)
 
 
 def failure(error: Any, request: Request) -> Line:

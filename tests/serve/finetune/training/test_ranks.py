@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from halfeven.serve.finetune.training import trainer
 from halfeven.serve.finetune.training.training_job import identity_of
 from safetensors.torch import load_file, save_file
 
@@ -188,6 +189,15 @@ def test_the_reason_of_a_process_whose_lines_nobody_reads_is_the_job_s(tmp_path:
         lines[-1]["code"] == "USER_CODE"
         and "ValueError in augment.py, line 6: of rank 1" in lines[-1]["message"]
     )
+
+
+def test_cuda_means_the_gpu_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "request.json").write_text('{"device": "cuda"}')
+    taken: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    for rank in (0, 1):
+        trainer.take_device(trainer.read_request(tmp_path / "request.json", rank)["device"])
+    assert taken == ["cuda:1"], "the first process has the GPU that it means without an index"
 
 
 def test_a_checkpoint_of_another_number_of_processes_is_another_s(tmp_path: Path) -> None:
