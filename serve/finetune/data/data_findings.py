@@ -94,11 +94,13 @@ def repeated(data: TrainingData) -> str:
                for target in data.samples.targets.values() for place in places[1:])
     ]  # fmt: skip
     contradict = (
-        f"; the targets of {len(differing)} of them contradict each other, for example in rows {_rows(differing[0])}"
+        f"; the targets of {len(differing)} of them contradict each other, for example in rows "
+        f"{_rows(data, differing[0])}"
         if differing
         else ""
     )
-    return f"{further} rows have the same inputs as an earlier row, for example rows {_rows(twins[0])}{contradict}"
+    example = _rows(data, twins[0])
+    return f"{further} rows have the same inputs as an earlier row, for example rows {example}{contradict}"
 
 
 def _class(tensor: TensorSpec, number: int) -> str:
@@ -110,5 +112,5 @@ def _size(array: np.ndarray) -> float:
     return float(np.sqrt(np.mean(np.square(array, dtype=np.float64)))) if array.size else 0.0
 
 
-def _rows(places: list[int]) -> str:
-    return " and ".join(map(str, places[:2]))
+def _rows(data: TrainingData, places: list[int]) -> str:
+    return " and ".join(map(str, data.numbers[places[:2]]))

@@ -56,10 +56,15 @@ def row_digests(samples: Samples) -> list[bytes]:
 
 
 def read_training(
-    path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES, quarantine: bool = False
+    path: Path,
+    spec: ModelSpec,
+    max_bytes: int = MAX_BYTES,
+    quarantine: bool = False,
+    work: Path | None = None,
 ) -> TrainingData:
-    """Read and check a training or validation file; ``max_bytes`` also bounds what a packed one unpacks to.
-    ``quarantine``: rows that cannot be learnt from are left out rather than refused (`row_faults.py`).
+    """Read and check a training or validation file; ``max_bytes`` also bounds what a packed one unpacks to, in the
+    folder ``work`` or beside it. ``quarantine``: rows that cannot be learnt from are left out rather than refused
+    (`row_faults.py`).
 
     Raises BadSamples naming the tensor, the rows (the first ten and how many), what was expected and what
     came; BadInput where the model has no output that could be learnt.
@@ -70,7 +75,7 @@ def read_training(
     kind = kind_of(path, spec)
     tensors = {} if kind else read_tensors(path, max_bytes)
     try:
-        tensors = read_table(path, kind, spec, max_bytes) if kind else tensors
+        tensors = read_table(path, kind, spec, max_bytes, work) if kind else tensors
         faults = row_faults(spec, tensors) if quarantine else {}
         samples = checked_samples(without(tensors, faults) if faults else tensors, unjudged)
     except BadSamples as error:
@@ -141,8 +146,9 @@ def check_no_overlap(training: TrainingData, validation: TrainingData) -> None:
     """Raises BadSamples naming the rows of the validation file whose inputs are in the training file."""
     known = set(training.row_digests())
     if rows := [row for row, digest in enumerate(validation.row_digests()) if digest in known]:
+        named = named_rows(validation.numbers[rows].tolist())
         raise BadSamples(
-            f"validation_file: {named_rows(rows)}: expected rows that are not in the training file, got the same "
+            f"validation_file: {named}: expected rows that are not in the training file, got the same "
             "inputs; a score on rows that were trained on says nothing: take them out of one file"
         )
 

@@ -14,13 +14,14 @@ import numpy as np
 
 from ....exporters.inputs.picture_folder import read_pictures
 from ....exporters.inputs.samples import TARGET
+from ....models.durable import no_space_left
 from ....models.errors import BadInput, BadSamples
 from ....models.spec import ModelSpec, TensorSpec
 from ..judging.judging_metrics import classifies
 
 PARQUET, JSON_LINES, CSV, TAR = "parquet", "JSON lines", "CSV", "tar"
 MOST_PICTURES = 1_000_000
-IN_WORK = ".upload-table-"  # beside the upload, where `Files` deletes what a killed process left
+IN_WORK = ".upload-table-"  # beside the upload, `Files` deletes at the next start what a killed process left
 
 
 def kind_of(path: Path, spec: ModelSpec) -> str | None:
@@ -43,10 +44,15 @@ def kind_of(path: Path, spec: ModelSpec) -> str | None:
     return CSV if columns & {tensor.name for tensor in spec.inputs} else None
 
 
-def read_table(path: Path, kind: str, spec: ModelSpec, max_bytes: int) -> dict[str, np.ndarray]:
-    """The tensors of a file of this kind. Raises BadSamples with what is wrong."""
+def read_table(
+    path: Path, kind: str, spec: ModelSpec, max_bytes: int, work: Path | None = None
+) -> dict[str, np.ndarray]:
+    """The tensors of a file of this kind; ``work``: a folder to unpack it in, by default the file's own. Raises
+    BadSamples with what is wrong."""
     try:
-        return pictures_of(path, spec, max_bytes) if kind == TAR else tensors_of(path, kind, spec, max_bytes)
+        if kind == TAR:
+            return pictures_of(path, spec, max_bytes, work)
+        return tensors_of(path, kind, spec, max_bytes)
     except BadInput as error:
         raise BadSamples(f"the {kind} file cannot be read: {' '.join(str(error).split())}") from error
 
@@ -75,9 +81,11 @@ def tensors_of(path: Path, kind: str, spec: ModelSpec, max_bytes: int) -> dict[s
     return {name: np.ascontiguousarray(_shaped(array, *known[name], spec)) for name, array in found.items()}
 
 
-def pictures_of(path: Path, spec: ModelSpec, max_bytes: int) -> dict[str, np.ndarray]:
+def pictures_of(
+    path: Path, spec: ModelSpec, max_bytes: int, work: Path | None = None
+) -> dict[str, np.ndarray]:
     """The rows of a tar of pictures, as those of the folder that it was made of."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=IN_WORK) as folder:
+    with tempfile.TemporaryDirectory(dir=work or path.parent, prefix=IN_WORK) as folder:
         try:
             with tarfile.open(path, "r:") as archive:
                 _unpack(archive, Path(folder), max_bytes)
@@ -100,8 +108,16 @@ def _unpack(archive: tarfile.TarFile, folder: Path, max_bytes: int) -> None:
             raise BadSamples(f"it holds more than {max_bytes} bytes or {MOST_PICTURES} pictures; give fewer")
         content = archive.extractfile(member)
         assert content is not None
-        (folder / Path(*parts)).parent.mkdir(exist_ok=True)
-        (folder / Path(*parts)).write_bytes(content.read())
+        try:
+            (folder / Path(*parts)).parent.mkdir(exist_ok=True)
+            (folder / Path(*parts)).write_bytes(content.read())
+        except (OSError, ValueError) as error:
+            if no_space_left(error):
+                raise
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise BadSamples(
+                f"'{member.name[:80]}': expected a name that a file can have there: {why}"
+            ) from error
 
 
 def _table(path: Path, kind: str, max_bytes: int) -> Any:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ....models.durable import replace_text
+from ....models.durable import fsync, replace_text
 from ....models.stored_json import json_of
 
 MOST_STARTS = 3  # of one process without progress between them
@@ -62,6 +62,8 @@ class JobFolder:
         if kept:
             weights = "weights.safetensors"
             shutil.copy(kept / weights, place / weights)
+            for written in (place / weights, place, self.path):
+                fsync(written)
             state = JobState(
                 state.number, state.parent, {**(state.trained or {}), "weights": str(place / weights)}
             )

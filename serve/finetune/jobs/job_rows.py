@@ -80,7 +80,8 @@ class JobRows:
     """The rows of a job as the reader has divided them, into files of ``folder``.
 
     ``rows``: of the training file, but for those that are ``left_out``; ``train`` of them are learnt from. ``losses``:
-    the default loss of each output that is learnt. ``twins``: held-out rows whose inputs are trained on too.
+    the default loss of each output that is learnt. ``twin_count``: of held-out rows whose inputs are trained on too, of
+    which ``twins`` are the first.
     """
 
     folder: Path
@@ -89,6 +90,7 @@ class JobRows:
     losses: Mapping[str, str]
     left_out: list[int]
     twins: list[int]
+    twin_count: int
 
     @property
     def held_out(self) -> Samples:
@@ -96,8 +98,9 @@ class JobRows:
 
     def numbers(self, rows: Iterable[int]) -> list[int]:
         """The numbers in the caller's file of rows by their place among those that are not left out."""
-        kept = np.delete(np.arange(self.rows + len(self.left_out)), self.left_out)
-        return kept[list(rows)].tolist()
+        places = np.array(list(rows), np.int64)
+        kept_before = np.sort(np.array(self.left_out, np.int64)) - np.arange(len(self.left_out))
+        return (places + np.searchsorted(kept_before, places, side="right")).tolist()
 
 
 def check(asked: Asked, names: Mapping[str, str], place: Path, leaving: Callable[[], bool]) -> Line:
@@ -107,7 +110,7 @@ def check(asked: Asked, names: Mapping[str, str], place: Path, leaving: Callable
     Raises BadTrainingFile, BadHyperparameter; NotReady where the server leaves.
     """
     with tempfile.TemporaryDirectory(prefix=".upload-", dir=place) as folder:  # deleted at the next start too
-        request = {**asked.request("check"), "names": dict(names)}
+        request = {**asked.request("check"), "names": dict(names), "folder": folder}
         child = Child.of_module(READER, request, Path(folder) / "read")
         try:
             return _answer(child, lines_until(child, leaving))
@@ -122,7 +125,8 @@ def divide(asked: Asked, folder: Path, lines: Callable[[Child], Iterable[Line]])
     """
     child = Child.of_module(READER, {**asked.request("divide"), "folder": str(folder)}, folder / "read")
     last = _answer(child, lines(child))
-    return JobRows(folder, *(last[name] for name in ("rows", "train", "losses", "left_out", "twins")))
+    names = ("rows", "train", "losses", "left_out", "twins", "twin_count")
+    return JobRows(folder, *(last[name] for name in names))
 
 
 def lines_until(child: Child, leaving: Callable[[], bool]) -> Iterator[Line]:

@@ -148,7 +148,7 @@ class JobRunner:
         files = {
             param: self._files.path(self._job_store.file(id).sha256) for param, id in given.items() if id
         }
-        asked = Asked(parent, files, job.hyperparameters, job.seed, self._nice)
+        asked = Asked(parent, files, job.hyperparameters, job.seed, self._nice, self._files.max_bytes)
 
         def lines(child: Child) -> Iterator[Mapping[str, Any]]:
             return lines_of(child, job.id, self._job_store, self._stopping)
@@ -167,8 +167,8 @@ class JobRunner:
         """Record a warning, before the training, where the score will be too good, and where the result will not become
         active."""
         if rows.twins:
-            sentence = f"{len(rows.twins)} held-out rows are among the training rows too: they make the score too good"
-            self._job_store.record(job.id, "warn", sentence, {"rows": rows.twins[:10]})
+            sentence = f"{rows.twin_count} held-out rows are among the training rows too: they make the score too good"
+            self._job_store.record(job.id, "warn", sentence, {"rows": rows.numbers(rows.twins)})
         spec, sets = parent.spec(), sets_of(parent, rows.held_out)
         judges = judging_sets(sets, job.validation_file is not None)
         if why := not_judged(spec, rows.losses, judges):

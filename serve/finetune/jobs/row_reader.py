@@ -10,6 +10,7 @@ torch, but for ``trainable = "head"``.
 import json
 import os
 import resource
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ from ....models.errors import BadSamples, DiskFull, HalfevenError
 from ....models.store import Store, Version
 from ..data.data_findings import findings_of
 from ..data.datasets import TrainingData, check_no_overlap, read_training, seen_in_training, split
+from ..data.tables import IN_WORK
 from ..judging.joining import MOST_JOINED, evenly
 from ..training.parent_death import die_with_the_parent
 from .hyperparameter_table import QUARANTINE
@@ -35,6 +37,8 @@ Line = dict[str, Any]
 Request = Mapping[str, Any]
 Report = Callable[[Line], None]
 SECONDS = 600  # of processor time
+_MOST_NAMED = 10  # rows in an event
+_MOST_WORDS = 2000  # characters of a message, which may have names of the caller's file in it
 _OWN_BYTES = 2 << 30  # of the process itself; its libraries map much that they do not use
 
 
@@ -96,6 +100,8 @@ def divided(request: Request, report: Report) -> Line:
     """Divide the rows of an admitted job and write them into its folder, the same for the same files, hyperparameters
     and seed. Raises BadSamples."""
     parent, values, folder = _parent(request), request["hyperparameters"], Path(request["folder"])
+    for left in folder.glob(f"{IN_WORK}*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     data = _read(request, TRAINING, parent, report)
     held = np.array([], np.int64)
     if VALIDATION in request["files"]:
@@ -103,6 +109,7 @@ def divided(request: Request, report: Report) -> Line:
     else:
         train, held = split(data.rows, values["validation_split"], request["seed"])
         held_out = data.samples.take(held)
+    twins = seen_in_training(data, train, held)
     data.samples.save(folder / "data.safetensors")
     held_out.save(folder / HELD_OUT)
     evenly(data.samples.take(train), MOST_JOINED).save(folder / SEEN)
@@ -113,7 +120,8 @@ def divided(request: Request, report: Report) -> Line:
         "train": len(train),
         "losses": data.losses,
         "left_out": list(data.quarantined),
-        "twins": seen_in_training(data, train, held),
+        "twins": twins[:_MOST_NAMED],
+        "twin_count": len(twins),
     }
 
 
@@ -126,11 +134,12 @@ def refusal(error: Exception, request: Request) -> Line:
         error = DiskFull("the rows could not be written")
     elif not isinstance(error, HalfevenError):
         raise error
+    words = str(error)
     return {
         "type": "refused",
         "code": error.code,
         "param": getattr(error, "param", None),
-        "message": str(error),
+        "message": words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}…",
     }
 
 
@@ -153,8 +162,8 @@ def _read_for_admission(request: Request, param: str, parent: Version, report: R
 
 def _read(request: Request, param: str, parent: Version, report: Report) -> TrainingData:
     report({"type": "reading", "param": param})
-    quarantine = request["hyperparameters"].get("bad_rows") == QUARANTINE
-    return read_training(Path(request["files"][param]), parent.spec(), request["max_bytes"], quarantine)
+    quarantine, work = request["hyperparameters"].get("bad_rows") == QUARANTINE, Path(request["folder"])
+    return read_training(Path(request["files"][param]), parent.spec(), request["max_bytes"], quarantine, work)
 
 
 def _check_same_targets(training: TrainingData, validation: TrainingData) -> None:

@@ -58,6 +58,7 @@ def training_request(
         "data": str(folder / "data.safetensors"),
         "held_out": str(folder / HELD_OUT),
         "rows_file": str(folder / ROWS),
+        "left_out": rows.left_out,
         "inputs": [
             {"name": t.name, "dims": [[dim.minimum, dim.maximum] for dim in t.shape]} for t in spec.inputs
         ],

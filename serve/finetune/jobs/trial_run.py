@@ -114,7 +114,7 @@ class TrialRuns:
         files = {
             param: self._files.path(self._job_store.file(id).sha256) for param, id in given.items() if id
         }
-        asked = Asked(parent, files, request.hyperparameters, request.seed, self._nice)
+        asked = Asked(parent, files, request.hyperparameters, request.seed, self._nice, self._files.max_bytes)
         return divide(asked, folder, lambda child: lines_until(child, self._leaving))
 
 

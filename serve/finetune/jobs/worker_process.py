@@ -3,6 +3,7 @@
 import json
 import os
 import queue
+import select
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MAX_LINE = 2**20
+MAX_LINE = 2**26  # the rows that are left out are named one by one; with a longer one the process is killed
+_LAST_BYTES = 1000  # of what a process wrote, in messages
+_LOOK_EVERY_MS = 100  # whether the process has ended
 
 
 class Child:
@@ -34,7 +37,8 @@ class Child:
         with suppress(OSError):
             niceness = os.getpriority(os.PRIO_PROCESS, self._process.pid) + nice
             os.setpriority(os.PRIO_PROCESS, self._process.pid, min(niceness, 19))
-        threading.Thread(target=self._read, name="halfeven-child-lines", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="halfeven-child-lines", daemon=True)
+        self._reader.start()
 
     @classmethod
     def of_script(cls, script: Path, request: Mapping[str, Any], place: Path) -> "Child":
@@ -52,9 +56,9 @@ class Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._kill()
         self._process.wait()
+        self._reader.join()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with suppress(OSError):  # a line that it never read may still be in the buffer
@@ -82,9 +86,14 @@ class Child:
                 yield None
                 continue
             if line is None:
-                self._process.wait()
-                return
+                break
             yield json.loads(line)
+        while True:
+            try:
+                self._process.wait(every_s)
+                return
+            except subprocess.TimeoutExpired:
+                yield None
 
     def notify(self, word: str) -> None:
         """Write one line to its stdin; without effect where the process has ended."""
@@ -97,17 +106,36 @@ class Child:
 
     def last_output(self) -> str:
         """The tail of what it wrote to stderr."""
-        text = self._log.read_bytes()[-1000:].decode(errors="replace").strip()
+        with self._log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+            text = log.read(_LAST_BYTES).decode(errors="replace").strip()
         return text or "(none)"
 
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     def _read(self) -> None:
+        """Whole lines, until the process has ended: what it has forked may hold the pipe open for longer."""
         assert self._process.stdout is not None
-        try:
-            while line := self._process.stdout.readline(MAX_LINE):
-                if line.strip():
+        pipe, poll, pending = self._process.stdout.fileno(), select.poll(), bytearray()
+        poll.register(pipe, select.POLLIN)
+        while len(pending) <= MAX_LINE:
+            ended = self._process.poll() is not None  # whatever it wrote is in the pipe by then
+            if not poll.poll(_LOOK_EVERY_MS):
+                if ended:
+                    break
+                continue
+            if not (data := os.read(pipe, 1 << 16)):
+                break
+            pending += data
+            if b"\n" in data:
+                *lines, rest = bytes(pending).split(b"\n")
+                pending = bytearray(rest)
+                for line in filter(bytes.strip, lines):
                     self._lines.put(line)
-        except ValueError:  # closed under us: the block was left
-            pass
+        else:
+            self._kill()
         self._lines.put(None)
 
 

@@ -153,8 +153,12 @@ class Checkpoints:
         return sorted(place for place in self.folder.glob("step-*") if place.is_dir())
 
     def _make_room(self, size: int, place: Path) -> None:
-        """Delete older checkpoints, the oldest first, so that with one of ``size`` bytes the bounds hold."""
-        older = [one for one in self.places() if one != place]
+        """Delete older checkpoints, the oldest first, so that with one of ``size`` bytes the bounds hold; before them
+        newer ones: they were refused when the training went on from an older one, or anew."""
+        there = [one for one in self.places() if one != place]
+        older = [one for one in there if one.name < place.name]
+        for refused in there[len(older) :]:
+            shutil.rmtree(refused, ignore_errors=True)
         while older and (len(older) >= KEPT or size + sum(map(_bytes, older)) > self.most_bytes):
             shutil.rmtree(older.pop(0), ignore_errors=True)
 

@@ -97,7 +97,7 @@ def own_function(name: str, source: Mapping[str, Any], key: str = "loss") -> Cal
     spec = importlib.util.spec_from_file_location(f"_halfeven_{key}_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise Stopped("USER_CODE", f"{key} = {name!r}: the model folder has no file {file}")
-    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)  # dataclasses look it up there
     spec.loader.exec_module(module)
     called = getattr(module, function, None)
     if not callable(called):

@@ -52,6 +52,7 @@ class Passes:
         if len(batch) < min(2, self.settings.batch_size):
             return torch.tensor(math.nan), NO_ROWS
         total = torch.zeros((), device=self.kind)
+        self.scaler.scale(total)  # makes the scale: this process may have no part of the first batch
         for part in self.ranks.share(self.parts_of(batch)):
             with autocast_of(self.settings, self.kind, self.module):
                 loss = self.loss_of(part) * (part.numel() / len(batch))

@@ -9,10 +9,13 @@ torch's DistributedDataParallel adds up inside ``backward``, once for every pass
 process has another number, and a loss that calls a module twice, need its exceptions. Here it is one sum for a step.
 """
 
+import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +29,7 @@ from .seeding import seed_everything
 
 LONGEST = timedelta(days=7)  # that a process waits for another one, which may be evaluating
 SCRIPT = Path(__file__).with_name("trainer.py")
+_LOOK_EVERY_S = 0.1  # whether another process has ended before all have met
 
 
 class RankLost(Exception):
@@ -33,10 +37,11 @@ class RankLost(Exception):
 
 
 class Ranks:
-    """This process among ``count``; of one alone every method does nothing."""
+    """This process among ``count``; of one alone every method does nothing. ``others``: those that it has started, with
+    the pipes whose end is theirs too (`trainer.watch`)."""
 
-    def __init__(self, rank: int = 0, count: int = 1) -> None:
-        self.rank, self.count = rank, count
+    def __init__(self, rank: int = 0, count: int = 1, others: Sequence[subprocess.Popen[bytes]] = ()) -> None:
+        self.rank, self.count, self.others = rank, count, others
 
     def share(self, parts: Sequence[Tensor]) -> Sequence[Tensor]:
         """The parts of a batch that this process passes."""
@@ -67,12 +72,19 @@ class Ranks:
 
     def send_buffers(self, module: nn.Module) -> None:
         """Give the buffers of rank 0 to all, as DistributedDataParallel does: BatchNorm's running statistics are those
-        of the rows that rank 0 has passed."""
-        if self.count == 1:
+        of the rows that rank 0 has passed. A forward may have put another tensor there, as large as its part."""
+        places = [(owner, name) for owner in module.modules() for name in owner._buffers]
+        if self.count == 1 or not places:
             return
+        device = next(module.parameters()).device
+        facts: list[Any] = [[_facts(owner._buffers[name]) for owner, name in places]]
         with _lost(), torch.no_grad():
-            for buffer in module.buffers():
-                dist.broadcast(buffer, 0)
+            dist.broadcast_object_list(facts, 0, device=device)
+            for (owner, name), wanted in zip(places, facts[0], strict=True):
+                if wanted != _facts(owner._buffers[name]):
+                    owner._buffers[name] = wanted and torch.empty(wanted[0], dtype=wanted[1], device=device)
+                if (buffer := owner._buffers[name]) is not None:
+                    dist.broadcast(buffer, 0)
 
     def seed(self, seed: int, step: int) -> None:
         """Seed the generators of this process before a step: a checkpoint holds those of rank 0 alone, which go on."""
@@ -85,6 +97,10 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def _facts(buffer: Tensor | None) -> tuple[torch.Size, torch.dtype] | None:
+    return None if buffer is None else (buffer.shape, buffer.dtype)
 
 
 @contextmanager
@@ -106,15 +122,55 @@ def ranks_of(request: Mapping[str, Any], rank: int) -> Ranks:
 
 def _first_of(request: Mapping[str, Any], count: int) -> Ranks:
     meeting = Path(request["out"]) / "meeting"
-    meeting.unlink(missing_ok=True)  # of a process that was killed
-    for rank in range(1, count):
-        command = [sys.executable, "-P", str(SCRIPT), request["file"], str(rank)]
-        # Held open until this process ends: the end of it is the other's end (`trainer.watch`).
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    return joined(request, 0)
+    for left in (meeting, _last_words(request)):  # of processes that have ended
+        left.unlink(missing_ok=True)
+    command = [sys.executable, "-P", str(SCRIPT), request["file"]]
+    others = [
+        subprocess.Popen([*command, str(rank)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        for rank in range(1, count)
+    ]
+    return _met(request, others)
 
 
-def joined(request: Mapping[str, Any], rank: int) -> Ranks:
+def _met(request: Mapping[str, Any], others: Sequence[subprocess.Popen[bytes]]) -> Ranks:
+    """The first process, once the others are there. Raises RankLost where one of them ends before: torch waits for it
+    all the same, so that it does so in a thread of its own."""
+    found: Future[Ranks] = Future()
+
+    def meet() -> None:
+        try:
+            found.set_result(joined(request, 0, others))
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=meet, daemon=True).start()
+    while True:
+        try:
+            return found.result(_LOOK_EVERY_S)
+        except TimeoutError:
+            if any(other.poll() for other in others):
+                raise RankLost("another process of this training has ended before all were there") from None
+
+
+def leave_word(request: Mapping[str, Any], last: Mapping[str, Any]) -> None:
+    """The last line of a process that failed and whose lines are read by nobody, for the first one."""
+    _last_words(request).write_text(json.dumps(last))
+
+
+def word_of_another(request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The last line of another process that failed; None where it was killed."""
+    try:
+        found: dict[str, Any] = json.loads(_last_words(request).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _last_words(request: Mapping[str, Any]) -> Path:
+    return Path(request["out"]) / "failed.json"
+
+
+def joined(request: Mapping[str, Any], rank: int, others: Sequence[subprocess.Popen[bytes]] = ()) -> Ranks:
     """This process among the others, once all of them are there."""
     cuda, count = request["device"].startswith("cuda"), request["processes"]
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nothing listens beyond this machine
@@ -123,4 +179,4 @@ def joined(request: Mapping[str, Any], rank: int) -> Ranks:
         dist.init_process_group(
             "nccl" if cuda else "gloo", init_method=meeting, rank=rank, world_size=count, timeout=LONGEST
         )
-    return Ranks(rank, count)
+    return Ranks(rank, count, others)

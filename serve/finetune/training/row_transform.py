@@ -24,17 +24,22 @@ KEY = "transform"
 
 
 class RowTransform:
-    """``called`` gets the inputs and the targets of one row by name, without the axis of rows, and gives both."""
+    """``called`` gets the inputs and the targets of one row by name, without the axis of rows, and gives both. It is
+    code of ``folder``. ``left_out``: rows of the caller's file that the data are without, rising."""
 
-    def __init__(self, name: str, called: Callable[[Row, Row], Any], seed: int) -> None:
-        self.name, self.called, self.seed = name, called, seed
+    def __init__(
+        self, name: str, called: Callable[[Row, Row], Any], seed: int, folder: str, left_out: Sequence[int] = ()
+    ) -> None:  # fmt: skip
+        self.name, self.called, self.seed, self.folder, self.left_out = name, called, seed, folder, left_out
         self.epoch = 0
 
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> "RowTransform | None":
         """None where the model has none. Raises Stopped where its file has no such function."""
-        name = request.get(KEY)
-        return cls(name, own_function(name, request["source"], KEY), request["seed"]) if name else None
+        if not (name := request.get(KEY)):
+            return None
+        called, folder = own_function(name, request["source"], KEY), request["source"]["folder"]
+        return cls(name, called, request["seed"], folder, request.get("left_out", ()))
 
     def rows(self, numbers: Sequence[int], inputs: Row, targets: Row) -> tuple[Row, Row]:
         """Several rows, whose tensors are stacked and belong to the caller alone. Raises Stopped."""
@@ -57,9 +62,7 @@ class RowTransform:
         try:
             found = self.called(inputs, targets)
         except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            at = f"{where.filename.rpartition('/')[2]}, line {where.lineno}"
-            raise self._stopped(number, f"{type(error).__name__} in {at}: {error}") from error
+            raise self._stopped(number, f"{type(error).__name__} in {self._line(error)}: {error}") from error
         if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(one, dict) for one in found):
             raise self._stopped(number, f"expected (inputs, targets), two dicts, got {type(found).__name__}")
         for what, old, new in zip(("inputs", "targets"), before, map(_facts, found), strict=True):
@@ -69,7 +72,16 @@ class RowTransform:
                 )
         return found
 
+    def _line(self, error: Exception) -> str:
+        """The innermost line of the operator's folder that the error passed."""
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if frame.filename.startswith(self.folder)]
+        where = (own or frames)[-1]
+        return f"{where.filename.rpartition('/')[2]}, line {where.lineno}"
+
     def _stopped(self, number: int, fault: str) -> Stopped:
+        for row in self.left_out:
+            number += row <= number
         remedy = f"Mend the function, or take {KEY} out of [training] in model.toml, and convert again"
         return Stopped("USER_CODE", f"{KEY} = {self.name!r}: row {number}: {fault}. {remedy}")
 

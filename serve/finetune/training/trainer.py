@@ -54,13 +54,16 @@ def main(request_file: str, rank: int = 0) -> NoReturn:
     try:
         set_up_process(request)
         last = training_job.run(request, report, orders, rank)
-    except ranks.RankLost as error:  # no last line: the server starts the training again, from its checkpoint
+    except ranks.RankLost as error:
         print(error, file=sys.stderr, flush=True)
-        leave()
+        last = None if rank else ranks.word_of_another(request)
+        if last is None:  # it was killed: the server starts the training again, from its checkpoint
+            leave()
     except BaseException as error:  # SystemExit of the operator's code too
         last = failure(error, request)
         if rank:  # whose lines are read by nobody
             print(f"process {rank}: {last['code']}: {last['message']}", file=sys.stderr, flush=True)
+            ranks.leave_word(request, last)
     report(last)
     os._exit(0 if last["type"] != "failed" else 1)  # user threads and atexit hooks may not hold us back
 
@@ -117,6 +120,13 @@ def set_up_process(request: Request) -> None:
     torch.set_num_threads(request["threads"])
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
+    take_device(request["device"])
+
+
+def take_device(device: str) -> None:
+    """Make the GPU of this process the one that "cuda" means, for the loop and for the operator's code."""
+    if device.startswith("cuda:"):
+        torch.cuda.set_device(device)
 
 
 def failure(error: Any, request: Request) -> Line:

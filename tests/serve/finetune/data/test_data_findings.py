@@ -55,3 +55,7 @@ def test_rows_that_occur_again_are_named_and_where_their_targets_contradict() ->
     twice.targets["y"][52] += 1
     finding = repeated(TrainingData(twice, {"y": "cross_entropy"}))
     assert finding.endswith("the targets of 1 of them contradict each other, for example in rows 9 and 52")
+    behind = TrainingData(twice, {"y": "cross_entropy"}, {0: "NaN or infinity", 20: "NaN or infinity"})
+    assert "rows 8 and 52;" in repeated(behind) and repeated(behind).endswith("rows 10 and 54"), (
+        "as the caller's file counts them, with those that are left out"
+    )

@@ -234,6 +234,9 @@ def test_a_validation_file_that_shares_rows_is_refused_by_row(
         BadSamples, match="validation_file: rows 4, 9: expected rows that are not in the training"
     ):
         check_no_overlap(training, read(tmp_path, other))
+    behind = replace(read(tmp_path, other), quarantined={5: "NaN or infinity"})
+    with pytest.raises(BadSamples, match="rows 4, 10:"):
+        check_no_overlap(training, behind)
 
 
 def test_rows_that_cannot_be_learnt_from_are_left_out_with_the_fault_of_each(

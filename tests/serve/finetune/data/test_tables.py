@@ -192,6 +192,17 @@ def test_a_tar_with_a_link_is_refused(tmp_path: Path) -> None:
         pictures_of(tmp_path / "rows.tar", PICTURES, 10**6)
 
 
+@pytest.mark.parametrize("names", [["ant", "ant/1.png"], [f"ant/{'1' * 300}.png"]])
+def test_a_tar_with_a_name_that_no_file_can_have_is_refused_with_words(
+    names: list[str], tmp_path: Path
+) -> None:
+    with tarfile.open(tmp_path / "rows.tar", "w") as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    with pytest.raises(BadSamples, match="expected a name that a file can have there: File "):
+        pictures_of(tmp_path / "rows.tar", PICTURES, 10**6)
+
+
 def test_a_table_that_unpacks_to_more_than_the_limit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     parquet.write_table(pyarrow.table({"id": np.zeros(1_000_000, np.int64)}), path)

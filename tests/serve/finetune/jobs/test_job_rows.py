@@ -1,7 +1,9 @@
 """A job's files are read by a process of their own: what it finds, and what its death means."""
 
+import io
 import json
 import os
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from halfeven.serve.finetune.jobs import job_rows, row_reader
 from halfeven.serve.finetune.jobs.job_rows import (
     Asked,
     BadTrainingFile,
+    JobRows,
     ReaderLost,
     check,
     divide,
@@ -34,6 +37,15 @@ VALUES = {
     "class_weights": None,
     "trainable": None,
 }
+
+DYING_OF_A_PICTURE = """
+import os
+from halfeven.serve.finetune.data import tables
+from halfeven.serve.finetune.jobs.row_reader import main
+
+tables.read_pictures = lambda *_: os.kill(os.getpid(), 9)
+main()
+"""
 
 
 @pytest.fixture
@@ -89,6 +101,32 @@ def test_what_is_wrong_with_a_file_is_said_as_its_caller_names_it(parent: Versio
     assert list(tmp_path.glob(".upload-*")) == []
 
 
+def test_however_long_what_is_said_of_a_file_would_be_it_is_said(parent: Version, tmp_path: Path) -> None:
+    names = {f"layer.{number}.of.another.model": np.zeros(1, np.float32) for number in range(40_000)}
+    save_file(names, file := tmp_path / "names")
+    with pytest.raises(BadTrainingFile, match=r"expected the tensors \['x'\]") as refused:
+        admitted(asked(parent, file), tmp_path)
+    assert len(str(refused.value)) < 3000
+
+
+def test_of_many_held_out_rows_that_are_trained_on_ten_are_named_and_all_are_counted(
+    parent: Version, tmp_path: Path
+) -> None:
+    count = 40_000
+    alike = {"x": np.zeros((count, 4), np.float32), "target:y": np.zeros(count, np.int64)}
+    save_file(alike, file := tmp_path / "alike")
+    found = divide(asked(parent, file), tmp_path, lambda child: lines_until(child, staying))
+    assert (found.twin_count, len(found.twins)) == (count // 4, 10)
+
+
+def test_rows_are_numbered_as_in_the_caller_s_file_without_counting_through_it(tmp_path: Path) -> None:
+    draw = np.random.default_rng()
+    left_out = draw.choice(100, 10, replace=False).tolist()
+    kept, places = np.delete(np.arange(100), left_out), draw.integers(0, 90, 20)
+    assert JobRows(tmp_path, 90, 60, {}, left_out, [], 0).numbers(places) == kept[places].tolist()
+    assert JobRows(tmp_path, 10**12, 60, {}, [0], [], 0).numbers([10**12 - 1]) == [10**12]
+
+
 def test_a_reader_that_dies_refuses_the_file_and_no_answer_of_the_server(
     parent: Version, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +140,28 @@ def test_a_reader_that_dies_refuses_the_file_and_no_answer_of_the_server(
         admitted(order, tmp_path)
     with pytest.raises(ReaderLost, match="give fewer rows"):
         divide(order, tmp_path, lambda child: lines_until(child, staying))
+
+
+def test_a_reader_that_dies_leaves_nothing_of_a_tar_beside_the_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (files := tmp_path / "files").mkdir()
+    (job := tmp_path / "job").mkdir()
+    with tarfile.open(files / "rows", "w") as archive:
+        archive.addfile(tarfile.TarInfo("ant/1.png"), io.BytesIO())
+    with Store(tmp_path / "store").draft("net") as draft:
+        draft.write_json("spec.json", SPEC.to_json())
+        order = asked(draft.publish("live", {}), files / "rows")
+    (tmp_path / "dying_reader.py").write_text(DYING_OF_A_PICTURE)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(job_rows, "READER", "dying_reader")
+    with pytest.raises(BadTrainingFile, match="-9"):
+        admitted(order, files)
+    for _ in range(2):
+        with pytest.raises(ReaderLost):
+            divide(order, job, lambda child: lines_until(child, staying))
+    assert [path.name for path in files.iterdir()] == ["rows"]
+    assert len(list(job.rglob("1.png"))) == 1, "the job's own folder has what the last one left"
 
 
 def test_a_server_that_leaves_does_not_wait_for_a_reader(parent: Version, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """How a job goes on after a death: what is done is not done again, and what always dies is given up."""
 
 import errno
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,14 +11,15 @@ from typing import Any
 import pytest
 from halfeven.models.store import Store, Version
 from halfeven.serve.finetune.data.files import Files
-from halfeven.serve.finetune.jobs import job_runner
+from halfeven.serve.finetune.jobs import job_runner, trial_run
 from halfeven.serve.finetune.jobs.concluding import JobFailed, Paused, StaleParent, WorkerLost
-from halfeven.serve.finetune.jobs.job_folder import MOST_STARTS, JobFolder
+from halfeven.serve.finetune.jobs.job_folder import MOST_STARTS, JobFolder, JobState
 from halfeven.serve.finetune.jobs.job_rows import ReaderLost
 from halfeven.serve.finetune.jobs.job_runner import MOST_PASSES, JobRunner
 from halfeven.serve.finetune.jobs.job_store import JobStore
 from halfeven.serve.finetune.jobs.job_types import FileRecord, Job, JobRequest
 from halfeven.serve.finetune.jobs.supervisor import Supervisor
+from halfeven.serve.finetune.jobs.trial_run import TrialRuns
 from safetensors import SafetensorError
 
 LOST = WorkerLost("WORKER_LOST", "the process ended without a result")
@@ -125,6 +128,21 @@ def test_a_reader_that_dies_is_started_again_and_at_last_given_up(
     assert found == []
 
 
+def test_a_job_and_its_trial_read_no_more_and_no_less_than_an_upload_may_have(
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    for module in (job_runner, trial_run):
+        monkeypatch.setattr(module, "divide", lambda asked, *_: given.append(asked.max_bytes))
+    job, parent = runner.job(), runner.store.version("net", 1)
+    (runner.store.root / "files" / ("a" * 64)).write_bytes(b"rows")
+    files = Files(runner.store.root / "files", 1000)
+    JobRunner._rows(runner, job, parent, JobFolder(tmp_path))
+    tried = JobRequest("net", "net", 1, job.training_file, {}, 3)
+    TrialRuns(runner.job_store, files, runner.store, "cpu", 1)._rows(parent, tried, tmp_path)
+    assert given == [1000, 1000]
+
+
 def test_one_that_makes_progress_is_started_again_and_again(runner: Runner) -> None:
     def further(folder: JobFolder) -> None:
         if len(runner.made) < 10:
@@ -134,6 +152,30 @@ def test_one_that_makes_progress_is_started_again_and_again(runner: Runner) -> N
     runner.training = further
     runner.go(runner.job())
     assert runner.made == ["trained"] * 10 + ["converted"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_the_weights_that_a_pass_goes_on_with_are_on_the_disk_before_they_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, synced = JobFolder(tmp_path / "job"), list[str]()
+    folder.begin(JobState(1, 1))
+    (folder.of_pass / "weights.safetensors").write_bytes(b"new weights")
+    folder.keep_trained({"weights": str(folder.of_pass / "weights.safetensors")})
+    real, write = os.fsync, folder._write
+
+    def fsync(handle: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+        real(handle)
+
+    def named(state: JobState) -> None:
+        assert state.trained and state.trained["weights"] in synced
+        write(state)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(folder, "_write", named)
+    folder.begin(JobState(2, 1, (folder.state() or JobState(1, 1)).trained))
+    assert (folder.of_pass / "weights.safetensors").read_bytes() == b"new weights"
 
 
 def test_deaths_of_the_server_count_too_and_pauses_do_not(runner: Runner) -> None:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from halfeven.serve.finetune.jobs import worker_process
 from halfeven.serve.finetune.jobs.worker_process import Child
 
 SCRIPT = """
@@ -14,6 +15,42 @@ line = {"niceness": niceness, "session": os.getsid(0), "group": os.getpgrp(), "g
 print(json.dumps(line), flush=True)
 sys.stdin.read()
 """
+
+# Its fork, a worker of the operator's code, keeps the report pipe open.
+FORKING = """
+import os, signal
+if os.fork() == 0:
+    signal.pause()
+os.write(1, b'{"type": "done"}\\n{"type":')
+os.{end}
+"""
+ENDLESS = """
+import os
+while True:
+    os.write(1, b"x" * 4096)
+"""
+TALKATIVE = """
+import os
+os.truncate(2, 2**40)
+os.lseek(2, 0, os.SEEK_END)
+os.write(2, b"last words")
+"""
+MANY = 100  # looks of 0.1 s, of which one is enough
+
+
+def started(folder: Path, script: str) -> Child:
+    (folder / "child.py").write_text(script)
+    return Child.of_script(folder / "child.py", {}, folder / "request")
+
+
+def whole_lines(child: Child) -> list[object]:
+    """Its lines until they end, without the looks between them."""
+    found, looks = [], 0
+    for line in child.lines(every_s=0.1):
+        looks += line is None
+        assert looks < MANY, "the lines of a process that has ended do not end"
+        found += [] if line is None else [line]
+    return found
 
 
 def test_a_child_is_nicer_in_the_server_s_session_and_ends_with_all_that_it_started(tmp_path: Path) -> None:
@@ -28,6 +65,30 @@ def test_a_child_is_nicer_in_the_server_s_session_and_ends_with_all_that_it_star
         status = Path(f"/proc/{line['grandchild']}/status")
         assert status.exists()
     until_gone(status)
+
+
+@pytest.mark.parametrize(("end", "status"), [("_exit(0)", 0), ("kill(os.getpid(), 9)", -9)])
+def test_its_lines_end_with_it_though_what_it_has_forked_holds_the_pipe(
+    tmp_path: Path, end: str, status: int
+) -> None:
+    with started(tmp_path, FORKING.replace("{end}", end)) as child:
+        assert whole_lines(child) == [{"type": "done"}], "a line that breaks off is none"
+    assert child.exit_status == status
+
+
+def test_of_however_much_it_wrote_the_last_is_read_alone(tmp_path: Path) -> None:
+    with started(tmp_path, TALKATIVE) as child:
+        assert whole_lines(child) == []
+        assert child.last_output().endswith("last words")
+
+
+def test_a_line_without_an_end_is_not_kept_beyond_its_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_process, "MAX_LINE", 2**18)
+    with started(tmp_path, ENDLESS) as child:
+        assert whole_lines(child) == []
+    assert child.exit_status == -9
 
 
 def until_gone(status: Path) -> None:

@@ -64,6 +64,16 @@ def test_the_newest_is_read_back_bit_for_bit_and_only_a_few_are_kept(tmp_path: P
     assert not list(tmp_path.rglob("*.pt")) and not list(tmp_path.rglob("*.pkl"))
 
 
+def test_a_newer_one_that_was_refused_goes_before_the_one_that_was_gone_on_from(tmp_path: Path) -> None:
+    damage_state(written(tmp_path, 10, 20).places()[-1])
+    again = Checkpoints(tmp_path, OURS)
+    found, (refused,) = again.last_good()
+    assert (step_of(found), refused.code) == (10, CORRUPT)
+    again.log.cut(again.last_good()[0].numbers["log_bytes"])  # type: ignore[union-attr]
+    write(again, 15)
+    assert [place.name for place in again.places()] == ["step-00000010", "step-00000015"]
+
+
 def test_wherever_a_write_is_killed_a_whole_checkpoint_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

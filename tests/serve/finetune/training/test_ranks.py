@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from halfeven.serve.finetune.training import trainer
 from halfeven.serve.finetune.training.training_job import identity_of
 from safetensors.torch import load_file, save_file
 
@@ -30,12 +31,14 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.last, self.aside = nn.Linear(4, 16), nn.Linear(16, 3), nn.Linear(4, 3)
         self.drop, self.calls = nn.Dropout(drop), 0
+        self.register_buffer("seen", torch.zeros(4), persistent=False)  # as large as the part that was passed
 
     def forward(self, x):
         self.calls += self.training
         if KILL.exists() and KILL.read_text() == f"{torch.distributed.get_rank()} {self.calls}":
             KILL.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
+        self.seen = x.detach()[:, 0].clone()
         hidden = self.drop(self.first(x).relu())
         if (x == 7).all(1).any() and hidden.requires_grad:
             hidden.register_hook(lambda gradient: gradient * float("inf"))
@@ -46,6 +49,19 @@ def build():
 
 def dropping():
     return Net(0.3)
+"""
+DYING = """
+import os, sys
+if sys.argv[2:]:  # of a process that another one has started
+    os.kill(os.getpid(), 9)
+"""
+FAILING = """
+import torch
+
+def failing(inputs, targets):
+    if torch.distributed.get_rank() == 1:
+        raise ValueError("of rank 1")
+    return inputs, targets
 """
 EVERY = 5
 
@@ -141,6 +157,47 @@ def test_the_death_of_one_ends_both_and_the_training_goes_on_to_the_same_bits(
     assert [{**line, "replayed": 0} for line in steps(lines)] == [
         {**line, "replayed": 0} for line in steps(undisturbed)
     ]
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_process_with_fewer_rows_of_a_batch_or_none_takes_the_step_of_the_others(
+    tmp_path: Path, size: int
+) -> None:
+    asked = request(tmp_path / "job", batch_size=size, n_epochs=1)
+    (alone, _), (both, errors) = (run(of(asked, count, f"of-{count}")) for count in (1, 2))
+    assert both[-1]["type"] == "done", errors
+    first, second = (load_file(found[-1]["weights"]) for found in (alone, both))
+    for name, weight in first.items():
+        assert torch.allclose(weight, second[name], rtol=0, atol=1e-6), name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_process_that_dies_before_all_have_met_is_not_waited_for(tmp_path: Path) -> None:
+    asked = request(tmp_path / "job")
+    (Path(asked["source"]["folder"]) / "model.py").write_text(DYING + SOURCE)
+    with started(of(asked, 2, "lonely")) as process:
+        assert process.wait(60) == -signal.SIGKILL
+    assert alive(tmp_path) == []
+
+
+def test_the_reason_of_a_process_whose_lines_nobody_reads_is_the_job_s(tmp_path: Path) -> None:
+    asked = request(tmp_path / "job")
+    (Path(asked["source"]["folder"]) / "augment.py").write_text(FAILING)
+    lines, errors = run(of(asked | {"transform": "augment.py:failing"}, 2, "failing"))
+    assert lines[-1]["type"] == "failed", errors
+    assert (
+        lines[-1]["code"] == "USER_CODE"
+        and "ValueError in augment.py, line 6: of rank 1" in lines[-1]["message"]
+    )
+
+
+def test_cuda_means_the_gpu_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "request.json").write_text('{"device": "cuda"}')
+    taken: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    for rank in (0, 1):
+        trainer.take_device(trainer.read_request(tmp_path / "request.json", rank)["device"])
+    assert taken == ["cuda:1"], "the first process has the GPU that it means without an index"
 
 
 def test_a_checkpoint_of_another_number_of_processes_is_another_s(tmp_path: Path) -> None:

@@ -40,6 +40,9 @@ def half(inputs, targets):
 
 def no_target(inputs, targets):
     return inputs, {}
+
+def inside_of_torch(inputs, targets):
+    return {"x": torch.nn.functional.interpolate(inputs["x"], 3)}, targets
 """
 Part = dict[str, Tensor]
 
@@ -93,6 +96,7 @@ def test_the_generators_of_the_training_are_as_before(tmp_path: Path) -> None:
     ("function", "said"),
     [
         ("fails", "row 2: KeyError in augment.py, line 12: 'z'. Mend the function, or take transform out of"),
+        ("inside_of_torch", "row 2: NotImplementedError in augment.py, line 27: "),
         ("no_pair", "row 2: expected (inputs, targets), two dicts, got dict"),
         ("wider", "{'x': 'float32 [4]'}, got {'x': 'float32 [8]'}"),
         ("half", "got {'x': 'float16 [4]'}"),
@@ -106,6 +110,13 @@ def test_a_transform_that_cannot_be_used_is_refused_with_row_and_remedy(
     with pytest.raises(Exception, match=re.escape(said)) as refused:
         transform(tmp_path, function=function).rows([2], *stacked([2]))
     assert refused.value.code == "USER_CODE"  # type: ignore[attr-defined]
+
+
+def test_a_row_is_named_as_the_caller_s_file_counts_it(tmp_path: Path) -> None:
+    one = RowTransform.of(request(tmp_path, "no_pair") | {"left_out": [0, 1, 3, 9]})
+    assert one is not None
+    with pytest.raises(Exception, match="row 4: expected"):
+        one.rows([1], *stacked([1]))
 
 
 def test_rows_that_are_judged_are_not_transformed(tmp_path: Path) -> None:
