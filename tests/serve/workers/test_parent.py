@@ -55,17 +55,17 @@ def run_by(
     parent first."""
     reads, writes = os.pipe()
 
-    def say(line: str) -> None:
+    def report(line: str) -> None:
         os.write(writes, line.encode() + b"\n")
 
-    patch.setattr(parent, "run_engine", lambda settings, store, control, *more: engine(control, say))
-    patch.setattr(parent, "run_worker", lambda settings, listener, control, *more: worker(control, say))
+    patch.setattr(parent, "run_engine", lambda settings, store, control, *more: engine(control, report))
+    patch.setattr(parent, "run_worker", lambda settings, listener, control, *more: worker(control, report))
     settings = read_settings(store=folder, port=0, http_workers=2)
     pid = os.fork()
     if pid == 0:
         try:
             prepare()
-            parent.serve_with_workers(settings, Store(folder), say)
+            parent.serve_with_workers(settings, Store(folder), report)
         finally:
             os._exit(0)
     os.close(writes)
@@ -78,14 +78,14 @@ def run_by(
                 os.waitpid(pid, 0)
 
 
-def idle(control: Control, say: Callable[[str], None]) -> None:
+def idle(control: Control, report: Callable[[str], None]) -> None:
     """Works, says what it hears, and does nothing of it."""
     control.send(up=True)
     while (packet := heard(control)) is not None:
-        say(f"heard {' '.join(packet)}")
+        report(f"heard {' '.join(packet)}")
 
 
-def obedient(control: Control, say: Callable[[str], None]) -> None:
+def obedient(control: Control, report: Callable[[str], None]) -> None:
     """A process that ends when it hears so."""
     control.send(up=True)
     while (packet := heard(control)) is not None:
@@ -93,18 +93,18 @@ def obedient(control: Control, say: Callable[[str], None]) -> None:
             return
 
 
-def alone(control: Control, say: Callable[[str], None]) -> None:
+def alone(control: Control, report: Callable[[str], None]) -> None:
     """A worker: it asks for a channel, and ends when it hears so."""
     control.send(up=True, alone=True)
     while (packet := heard(control)) is not None:
-        say(f"heard {' '.join(packet)}")
+        report(f"heard {' '.join(packet)}")
         if "leave" in packet:
             return
 
 
-def never_up(control: Control, say: Callable[[str], None]) -> None:
+def never_up(control: Control, report: Callable[[str], None]) -> None:
     """Begins to start, and hears nothing meanwhile."""
-    say("starts")
+    report("starts")
     while True:
         signal.pause()
 
