@@ -178,7 +178,7 @@ def test_answers_that_are_not_finite_roll_back(store: Store, versions: Versions)
         with traffic(address) as callers:
             call(address, "/v1/models/net/promote", {"version": 2})
             until(lambda: roster.active("net") == "1")
-        assert callers.failed == 0
+        assert (callers.failed, callers.faults) == (0, [])
         until(lambda: store.live_number("net") == 1)
 
 
