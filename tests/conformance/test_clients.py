@@ -161,6 +161,7 @@ def test_priority_and_timeout_are_taken(client: Any, parameters: dict[str, int])
     is_right(client.infer("simple", mixed_inputs(), **parameters))
 
 
+@pytest.mark.slow
 def test_a_thousand_requests_leave_no_memory_behind(serving: Serving, client: Any) -> None:
     def a_thousand() -> int:
         for _ in range(1000):

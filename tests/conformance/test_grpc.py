@@ -246,6 +246,7 @@ def test_async_and_aio_infer_answer_many_at_once_each_with_its_own(serving: Serv
             np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), each["INPUT0"] + each["INPUT1"])
 
 
+@pytest.mark.slow
 def test_a_thousand_requests_leave_no_memory_behind(serving: Serving, client: Any) -> None:
     given = inputs_of(triton, drawn("INT32", 1, 16, inputs=2), "INT32")
 

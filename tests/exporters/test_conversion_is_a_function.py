@@ -118,6 +118,7 @@ def shown(version: Version) -> tuple[str, str]:
     return version.file("report.html").read_text(), console.export_text()
 
 
+@pytest.mark.slow
 def test_an_exhausted_search_says_so_and_blames_no_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from safetensors.torch import load, load_file
 from torch import nn
 
 from tests.programs import whole
+from tests.slow import slow_but
 
 DIGITS = zoo_folder("digits")
 
@@ -221,7 +222,9 @@ def test_a_batch_takes_less_than_a_second_in_fp32(name: str) -> None:
     assert time.process_time() - start < 1.0
 
 
-@pytest.mark.parametrize("name", [name for name in OF_TORCH if name not in ("digits", "switch")])
+@pytest.mark.parametrize(
+    "name", slow_but(("mlp", "lstm"), [name for name in OF_TORCH if name not in ("digits", "switch")])
+)
 def test_hardly_a_first_choice_is_closer_than_half_precision_can_tell(name: str) -> None:
     spec, inputs = read_folder(zoo_folder(name)).spec, asked(name, 1024)
     for tensor, output in zip(spec.outputs, answers(built(name), inputs), strict=True):

@@ -110,6 +110,7 @@ def test_a_convolutional_file_made_for_one_row_answers_a_batch_as_one_at_a_time(
     )
 
 
+@pytest.mark.slow
 def test_a_recurrent_file_made_for_one_row_with_its_state_on_axis_1_does_too(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     converted = convert(fixed_recurrent_folder(tmp_path / "net"), store)

@@ -92,6 +92,7 @@ def test_a_transformers_folder_is_written_into(tmp_path: Path) -> None:
     converts(tmp_path, tmp_path / "store")
 
 
+@pytest.mark.slow
 def test_a_module_is_seen_from_example_inputs(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(LINEAR)
     code, _, said = run("init", f"{tmp_path}/model.py:build")

@@ -163,6 +163,7 @@ def test_a_pickled_module_is_refused_with_the_way_out_and_never_run(tmp_path: Pa
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_torchscript_is_refused_with_the_way_out(tmp_path: Path) -> None:
     file = io.BytesIO()
     torch.jit.save(torch.jit.trace(nn.Linear(4, 3), torch.zeros(1, 4)), file)
@@ -172,6 +173,7 @@ def test_torchscript_is_refused_with_the_way_out(tmp_path: Path) -> None:
     assert "TorchScript" in said and "state_dict" in said
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit_their_module_are_refused(tmp_path: Path) -> None:
     files = {"net.py": MODEL_FILE, "net.pt": saved({"layers.0.weight": torch.zeros(2, 2)})}
     path = archive(tmp_path / "net.mar", files, serializedFile="net.pt", modelFile="net.py")

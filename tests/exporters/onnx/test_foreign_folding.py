@@ -87,6 +87,7 @@ def test_chains_of_constants_are_constants_and_the_half_stores_them_once(tmp_pat
     assert max(errors_u(foreign, {"x": normal(np.random.default_rng(), 5, 8)}).values()) <= 4.0
 
 
+@pytest.mark.slow
 def test_a_tied_table_is_turned_in_half_and_stored_once(tmp_path: Path) -> None:
     text = "g (int64[n,5] ids) => (float[n,5,4000] y) { e = Gather(table, ids) t = Transpose<perm=[1,0]>(table) y = MatMul(e, t) }"
     model = parsed(text, {"table": normal(np.random.default_rng(), 4000, 16, scale=0.2)})

@@ -206,6 +206,7 @@ class Attention(nn.Module):
 NETS = {"convolutional": (Convolutional, (3, 8, 8)), "recogniser": (Recogniser, (3, 8, 12)), "attention": (Attention, (3, 6, 4))}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", NETS)
 def test_nets_that_torch_exported_for_one_row_are_freed(net: str, tmp_path: Path) -> None:
     made, shape = NETS[net][0]().eval(), NETS[net][1]

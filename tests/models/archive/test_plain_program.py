@@ -182,6 +182,7 @@ def test_another_version_of_the_format_is_left_to_torch(linear: Path) -> None:
     assert read_module(rewritten(linear, changed), state) is None
 
 
+@pytest.mark.slow
 def test_a_program_is_read_without_torchs_reader_and_what_that_brings(linear: Path) -> None:
     code = (
         "import sys, torch; from pathlib import Path; from halfeven.models.archive.plain_program import read_module;"

@@ -252,6 +252,7 @@ def test_torch_is_given_what_was_checked_and_not_the_file(
     )
 
 
+@pytest.mark.slow
 def test_a_large_archive_is_held_in_memory_once_beside_what_torch_makes_of_it(tmp_path: Path) -> None:
     """Reading it all and writing it anew would hold it twice."""
     layers = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(12))).requires_grad_(False)

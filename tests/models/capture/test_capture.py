@@ -327,6 +327,7 @@ def test_a_state_dict_with_code_in_it_is_refused_and_not_opened(captures: Captur
     assert not list(captures.root.rglob("canary"))
 
 
+@pytest.mark.slow
 def test_a_model_whose_rows_depend_on_each_other_gets_batches_of_one_and_a_note(captures: Captures) -> None:
     captured = captures.captured("mean")
     assert captured.spec.max_batch_size == 1

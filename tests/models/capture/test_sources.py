@@ -168,6 +168,7 @@ def words(count: int, length: int) -> dict[str, np.ndarray]:
     return {"attention_mask": mask.astype(np.int64), "input_ids": random.integers(0, 50, (count, length))}
 
 
+@pytest.mark.slow
 def test_a_transformers_folder_becomes_the_model_that_its_configuration_names(tmp_path: Path) -> None:
     model = bert(tmp_path / "bert", half=True)
     captured = capture(read_folder(tmp_path / "bert"), words(8, 7), LIMITS)
@@ -202,6 +203,7 @@ def test_without_the_transformers_library_the_extra_to_install_is_named(tmp_path
         capture(read_folder(folder), samples_of({"x": (4,)}), LIMITS)
 
 
+@pytest.mark.slow
 def test_code_in_a_transformers_folder_is_never_run(tmp_path: Path) -> None:
     bert(tmp_path / "bert")
     canary = tmp_path / "canary"

@@ -23,6 +23,7 @@ def bench(server: str, name: str, *words: object) -> dict[str, Any]:
     return facts
 
 
+@pytest.mark.slow
 def test_a_second_of_closed_and_open_loop_ends_with_figures_that_agree_with_the_server(
     server: str, roster: FakeRoster
 ) -> None:
@@ -54,6 +55,7 @@ def test_a_second_of_closed_and_open_loop_ends_with_figures_that_agree_with_the_
     assert sum(stage["sent"] for stage in facts["stages"]) == len(roster.models["double"].rows) - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", ["binary", "json"])
 @pytest.mark.parametrize("name", ["double", "pair"])
 def test_inputs_are_made_from_the_models_own_description(
@@ -103,6 +105,7 @@ def test_the_report_stands_alone_and_draws_every_stage(
     parser.close()
 
 
+@pytest.mark.slow
 def test_refusals_are_figures_and_only_a_stage_without_any_good_answer_is_a_failure(
     server: str, roster: FakeRoster
 ) -> None:

@@ -20,6 +20,7 @@ from tests.serve.conftest import running
 from tests.serve.versions.traffic.conftest import call, until
 
 pytestmark = [
+    pytest.mark.slow,  # Ray takes seconds to import
     pytest.mark.filterwarnings("ignore"),  # Ray's own
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: halfeven[ray]"),
 ]

@@ -165,6 +165,7 @@ def test_the_end_of_the_parent_ends_every_process_and_leaves_nothing_behind(stor
         assert sorted(Path("/dev/shm").iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_stray_signal_ends_no_process_and_a_process_that_starts_anew_asks_for_keys_as_before(
     store: Path,
 ) -> None:

@@ -157,6 +157,7 @@ def test_it_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
             assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "op"),
     [("branches", "If"), ("uneven", "If"), ("loop", "Loop"), ("recurrent", "Scan")],
@@ -174,6 +175,7 @@ def test_the_onnx_form_has_the_same_bodies_and_answers(name: str, op: str, tmp_p
             np.testing.assert_allclose(other, one.numpy(), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_loop_from_an_archive_has_its_onnx_form_too(tmp_path: Path) -> None:
     """Its operands are lists there, tuples in a program that was never written."""
     model = captured("loop")
@@ -184,6 +186,7 @@ def test_a_loop_from_an_archive_has_its_onnx_form_too(tmp_path: Path) -> None:
     assert "Loop" in {node.op_type for node in onnx.load(tmp_path / "half.onnx").graph.node}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "words"), [("mapped", "map_impl"), ("nested", "while_loop_body_graph_0")])
 def test_what_torch_cannot_write_as_onnx_is_told_by_name(name: str, words: str, tmp_path: Path) -> None:
     """A map has no op there, and torch.onnx 2.13 cannot inline a body in a body."""

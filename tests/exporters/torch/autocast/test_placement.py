@@ -255,6 +255,7 @@ def answers(flow: Flow, sides: dict[str, bool]) -> dict[str, frozenset[tuple[str
     return seen
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(flows())
 def test_no_assignment_of_the_movable_nodes_casts_fewer_bytes_and_none_changes_an_answer(flow: Flow) -> None:

@@ -151,10 +151,12 @@ def test_a_tiny_addend_and_a_factor_near_one_survive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bias", "scale", "level"),
     [
-        (lambda mask: torch.where(mask == 0, -torch.inf, 0.0), None, "O0"),
+        pytest.param(
+            lambda mask: torch.where(mask == 0, -torch.inf, 0.0), None, "O0", marks=pytest.mark.slow
+        ),
         (lambda mask: torch.where(mask == 0, -torch.inf, 0.0), 0.3, "O1"),
-        (lambda mask: (1.0 - mask.float()) * -3.4e38, None, "O1"),
-        (lambda mask: mask.bool(), None, "O0"),
+        pytest.param(lambda mask: (1.0 - mask.float()) * -3.4e38, None, "O1", marks=pytest.mark.slow),
+        pytest.param(lambda mask: mask.bool(), None, "O0", marks=pytest.mark.slow),
         (lambda mask: mask.bool(), None, "O1"),
     ],
     ids=["infinite", "infinite and scaled in half", "sentinel in half", "boolean", "boolean in half"],
@@ -353,6 +355,7 @@ def test_nothing_is_left_of_a_file_that_is_not_valid(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_inner_free_dimensions_have_the_names_of_the_inputs(tmp_path: Path) -> None:
     free = {1: Dim(1, None, "length")}
     model = whole(NETS["encoder"].build(), NETS["encoder"].inputs(8), free)

@@ -85,6 +85,7 @@ def accuracy(port: int, images: np.ndarray, labels: np.ndarray) -> tuple[float, 
     return right / len(images), version
 
 
+@pytest.mark.slow
 def test_the_openai_client_fine_tunes_and_a_second_job_from_the_parent_undoes_nothing(
     store: Store, new_data: Path
 ) -> None:

@@ -42,6 +42,7 @@ def held_out_loss_of(job: Line, weights: Path) -> float:
         return mse_loss(net["last"](net["norm"](net["first"](rows["x"])).relu()), rows["target:y"]).item()
 
 
+@pytest.mark.slow
 def test_the_weights_of_the_best_step_are_published_and_the_training_ends_early(tmp_path: Path) -> None:
     job = overfitting(tmp_path / "job", patience=8)
     lines, _ = run(job)

@@ -147,10 +147,10 @@ def calls(steps: int) -> int:
 @pytest.mark.parametrize(
     ("call", "resumed"),
     [
-        pytest.param(3, None, id="before the first checkpoint"),
+        pytest.param(3, None, id="before the first checkpoint", marks=pytest.mark.slow),
         pytest.param(calls(12) + 2, 10, id="between two parts of a batch"),
-        pytest.param(calls(15) - 1, 10, id="in an evaluation"),
-        pytest.param(calls(STEPS) - 2, 35, id="in the last evaluation"),
+        pytest.param(calls(15) - 1, 10, id="in an evaluation", marks=pytest.mark.slow),
+        pytest.param(calls(STEPS) - 2, 35, id="in the last evaluation", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_training_goes_on_to_the_same_bits(

@@ -167,6 +167,7 @@ def test_exactly_the_parents_names_are_written_and_prints_do_not_reach_stdout(sm
     assert lines[-1]["summary"]["last_loss"] < lines[-1]["summary"]["first_loss"]
 
 
+@pytest.mark.slow
 def test_what_the_code_froze_stays_as_it_is(small: Line) -> None:
     frozen = with_code(small, build="net = Net(); net.first.weight.requires_grad_(False); return net")
     lines, _ = run(frozen)
@@ -175,6 +176,7 @@ def test_what_the_code_froze_stays_as_it_is(small: Line) -> None:
     assert torch.equal(new["first.weight"], torch.zeros(3, 4)) and bool((new["first.bias"] != 0).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["module", "program"])
 def test_with_patterns_only_the_parameters_that_fit_learn(form: str, digits: Line) -> None:
     module = build()
@@ -187,11 +189,13 @@ def test_with_patterns_only_the_parameters_that_fit_learn(form: str, digits: Lin
     assert lines[0]["parameters"] == sum(PARENT[name].numel() for name in moved)
 
 
+@pytest.mark.slow
 def test_code_that_froze_everything_is_refused_with_its_reason(small: Line) -> None:
     lines, _ = run(with_code(small, build="return Net().requires_grad_(False)"))
     assert [(line["type"], line["code"]) for line in lines] == [("failed", "NO_TRAINABLE_PARAMS")]
 
 
+@pytest.mark.slow
 def test_rows_that_are_quarantined_are_told_by_their_numbers_in_the_data(small: Line) -> None:
     data = load_file(small["data"])
     data["x"][6] = torch.nan
@@ -226,6 +230,7 @@ class Rounded(torch.autograd.Function):
 """
 
 
+@pytest.mark.slow
 def test_a_function_of_the_code_with_its_own_backward_learns_under_autocast(small: Line) -> None:
     """Rounding has no slope: only its own backward lets the layer before it learn."""
     request = with_code(small, forward="return Rounded.apply(self.first(x))")
@@ -256,6 +261,7 @@ def test_a_module_that_cannot_be_built_any_more_is_replaced_by_its_program(small
     assert [(line["type"], line["code"]) for line in lines] == [("failed", "NO_MODULES")]
 
 
+@pytest.mark.slow
 def test_a_job_whose_data_overflow_every_gradient_fails_with_its_reason_and_writes_nothing(
     small: Line,
 ) -> None:
@@ -286,6 +292,7 @@ import sys
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_ends_the_job_with_its_reason_and_no_weights(small: Line) -> None:
     lines, _ = run(with_code(small, forward=FILLS_THE_DISK.strip()))
     assert (lines[-1]["type"], lines[-1]["code"]) == ("failed", "DISK_FULL")
@@ -293,6 +300,7 @@ def test_a_disk_that_fills_up_ends_the_job_with_its_reason_and_no_weights(small:
     assert not (Path(small["out"]) / "weights.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_is_said_so(small: Line) -> None:
     request = with_code(small, forward="torch.ones(2**33)") | {"memory_limit_bytes": 8 * 2**30}
     lines, _ = run(request)
@@ -316,6 +324,7 @@ def test_cancel_ends_the_job_after_a_step(small: Line) -> None:
 HANGING = "print('hanging', file=sys.stderr, flush=True); threading.Event().wait()"
 
 
+@pytest.mark.slow
 def test_when_the_control_pipe_ends_the_process_leaves_at_once_even_from_code_that_hangs(small: Line) -> None:
     with started(with_code(small, forward=HANGING)) as process:
         assert process.stdin and process.stderr
@@ -324,6 +333,7 @@ def test_when_the_control_pipe_ends_the_process_leaves_at_once_even_from_code_th
         assert process.wait(timeout=1.0) != 0
 
 
+@pytest.mark.slow
 def test_when_the_server_is_killed_the_process_dies_though_its_pipes_stay_open(small: Line) -> None:
     request = Path(small["out"]).parent / "request.json"
     request.write_text(json.dumps(with_code(small, forward=HANGING)))

@@ -34,6 +34,7 @@ from safetensors.numpy import save
 
 from tests.serve.conftest import HISTORY, make_roster, running
 from tests.serve.http.route_table import routes
+from tests.slow import slow_but
 
 ROWS, LIMIT = 20, 100_000
 
@@ -116,6 +117,7 @@ def data(**changed: np.ndarray) -> bytes:
     return save({**arrays(), **named})
 
 
+@pytest.mark.slow
 def test_a_validation_has_the_checks_of_a_job_and_makes_none(place: Place, tmp_path: Path) -> None:
     before, jobs = place.left(), len(place.client.fine_tuning.jobs.list(limit=1000).data)
     rows = tmp_path / "rows.safetensors"
@@ -433,7 +435,7 @@ BAD_FILES: dict[str, tuple[Any, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_FILES)
+@pytest.mark.parametrize("case", slow_but(("no target", "a pickle"), BAD_FILES))
 def test_data_that_do_not_fit_are_refused_at_once_with_tensor_and_rows(place: Place, case: str) -> None:
     make, words = BAD_FILES[case]
     file = place.upload(make(), f"{case}.bin")

@@ -278,6 +278,7 @@ def pieces_of(draw: random.Random) -> list[bytes]:
     return [piece for piece in pieces if piece]
 
 
+@pytest.mark.slow
 def test_whatever_comes_in_whatever_pieces_is_answered_as_by_the_parser_alone(
     monkeypatch: pytest.MonkeyPatch, parsed: list[bytes]
 ) -> None:

@@ -79,6 +79,7 @@ def test_recordings_stay_where_they_are_clearly_faster(
             assert (gpu.replays > before) is used
 
 
+@pytest.mark.slow
 def test_a_model_that_needs_the_host_is_said_and_served_as_it_is() -> None:
     model = net(Chosen())
     with loaded(model) as (gpu, place, chosen, samples):
@@ -88,6 +89,7 @@ def test_a_model_that_needs_the_host_is_said_and_served_as_it_is() -> None:
         assert gpu.replays == 0 and came.shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_too_little_memory_for_recordings_is_said_and_the_batches_are_computed() -> None:
     model = net(Doubled())
     with loaded(model) as (gpu, place, chosen, samples):

@@ -147,6 +147,7 @@ def test_a_half_that_is_off_is_not_loaded_and_its_whole_serves_also_in_the_place
             make_ready(version, replace(place, fallback=False))
 
 
+@pytest.mark.slow
 def test_the_other_half_is_proven_and_served(
     net: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def begun(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[threading.Threa
     return threads
 
 
+@pytest.mark.slow
 def test_what_the_device_lacks_is_kept_in_the_next_version_which_is_active_and_proven_there(
     published: Version, place: Place, begun: list[threading.Thread]
 ) -> None:

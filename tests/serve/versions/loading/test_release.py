@@ -83,6 +83,7 @@ print(before, mapped(), state["a"].double().sum().item() == total)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="proc(5)'s")
 @pytest.mark.parametrize(("how", "goes"), [("read", True), ("written", False)])
 def test_weights_that_were_read_are_let_go_and_can_be_read_again(

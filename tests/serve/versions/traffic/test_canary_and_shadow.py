@@ -104,6 +104,7 @@ def test_orders_outlive_the_server(store: Store, versions: Versions) -> None:
         assert {one["label"]: one["version"] for one in loaded} == {"stable": 3, "shadow": 2}
 
 
+@pytest.mark.slow
 def test_orders_that_cannot_be_are_refused_and_change_nothing(store: Store, versions: Versions) -> None:
     publish(store, REFUSED)
     publish(store, of=spec(width=5))
@@ -159,6 +160,7 @@ def test_a_shadow_is_asked_what_was_answered_and_its_differences_are_told(
         assert versions.halves[2].closed
 
 
+@pytest.mark.slow
 def test_a_shadow_that_fails_or_is_busy_is_counted_and_harms_nobody(store: Store, versions: Versions) -> None:
     versions.prepare[2] = lambda engine: setattr(engine, "fault", RuntimeError("no"))
     with serving(store) as (address, roster):

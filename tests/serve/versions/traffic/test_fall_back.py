@@ -89,6 +89,7 @@ def test_a_healthy_half_is_checked_and_stays(store: Store, versions: Versions) -
         assert roster.find("net").prepared.precision == "fp16"
 
 
+@pytest.mark.slow
 def test_one_strange_request_has_every_request_checked_for_a_while(store: Store, versions: Versions) -> None:
     odd = np.float32(0.75)
     versions.prepare[1] = lambda engine: setattr(

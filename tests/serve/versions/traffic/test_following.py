@@ -144,6 +144,7 @@ def test_a_canary_that_a_replica_cannot_load_is_said_and_its_shadow_is_loaded_al
     )
 
 
+@pytest.mark.slow
 def test_a_canary_that_one_replica_ends_is_ended_on_the_other(
     store: Store, replicas: tuple[Replica, Replica]
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_canary_that_one_replica_ends_is_ended_on_the_other(
         assert replica.canary is None
 
 
+@pytest.mark.slow
 def test_a_canary_stays_ended_where_it_failed_although_the_writer_is_away(
     store: Store, replicas: tuple[Replica, Replica]
 ) -> None:
@@ -181,6 +183,7 @@ def test_a_canary_that_was_ordered_meanwhile_is_not_ended_by_the_fault_of_anothe
     assert read_orders(store, "net").canary == Order(2, 10.0)
 
 
+@pytest.mark.slow
 def test_a_version_that_fails_its_trial_on_one_replica_is_rolled_back_on_both(
     store: Store, replicas: tuple[Replica, Replica]
 ) -> None:

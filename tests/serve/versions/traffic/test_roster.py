@@ -99,6 +99,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(store: Store
         assert roster.fault("net") is None
 
 
+@pytest.mark.slow
 def test_where_every_half_was_refused_the_whole_of_a_version_that_waits_for_its_promotion_does_not_serve(
     tmp_path: Path, versions: Versions
 ) -> None:
@@ -224,6 +225,7 @@ def test_while_everything_shuts_down_new_requests_are_told_so(store: Store, vers
         served.submit([np.zeros((1, 4), np.float32)], 1)
 
 
+@pytest.mark.slow
 def test_sources_that_torch_keeps_of_closed_programs_are_forgotten() -> None:
     graph = torch.fx.symbolic_trace(torch.nn.ReLU())
     kept = graph_module._loader.eval_cache
