@@ -7,10 +7,11 @@ and end when the server ends. Training and conversion are never done in this pro
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from ....models.durable import no_space_left
-from ....models.errors import HalfevenError
+from ....models.errors import HalfevenError, NotReady
 from ....models.store import Store
 from ...batching.place import Place
 from ...versions.roster import Roster
@@ -22,6 +23,7 @@ from .job_types import CANCELLED, FAILED, PAUSED, QUEUED, RUNNING, Job
 from .reasons import DISK_FULL, DISK_FULL_MESSAGE
 
 logger = logging.getLogger("halfeven.finetune")
+_LOOK_EVERY_S = 0.2  # whether the server ends while its models are made ready
 
 
 class Supervisor:
@@ -32,7 +34,7 @@ class Supervisor:
         self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
         threads: int = 1, nice: int = 10, memory_bytes: int = 0, processes: int = 1,
     ) -> None:  # fmt: skip
-        self._job_store, self._store = job_store, store
+        self._job_store, self._store, self._roster = job_store, store, roster
         self._bell = threading.Event()
         self._stopping = threading.Event()
         self._runner = JobRunner(
@@ -55,6 +57,7 @@ class Supervisor:
         self._thread.join(timeout_s)
 
     def _live(self) -> None:
+        self._await_models()
         try:
             for job in self._job_store.unfinished():
                 if job.status == RUNNING:
@@ -75,11 +78,21 @@ class Supervisor:
             self._bell.wait()
             self._bell.clear()
 
+    def _await_models(self) -> None:
+        """Until the models of the store are ready, or the server ends: a job asks the active version."""
+        while not self._stopping.is_set():
+            with suppress(TimeoutError):
+                self._roster.wait(_LOOK_EVERY_S)
+                return
+
     def _guarded(self, job: Job, work: Callable[[], None]) -> None:
         """Run ``work``; any error in it ends this job only, with its reason."""
         try:
             work()
-        except ServerStops:
+        except (ServerStops, NotReady) as error:
+            if isinstance(error, NotReady) and not self._stopping.is_set():
+                self._fail(job, error.code.upper(), str(error))
+                return
             logger.info("job %s goes on with the next server", job.id)
         except Cancelled:
             self._guarded(job, partial(self._cancelled, job))

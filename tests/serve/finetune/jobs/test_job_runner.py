@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from halfeven.models.errors import NotReady
 from halfeven.models.store import Store, Version
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs import job_runner, trial_run
@@ -73,6 +74,14 @@ def publish(store: Store, **lineage: Any) -> Version:
     with store.draft("net") as draft:
         draft.write_json("nonce.json", len(store.numbers("net")))
         return draft.publish("live", {"lineage": lineage})
+
+
+def supervisor_of(runner: Runner, roster: Any = None) -> Supervisor:
+    nothing: Any = None
+    files = Files(runner.store.root / "files", 1000)
+    supervisor = Supervisor(runner.job_store, files, runner.store, roster, nothing)
+    supervisor._runner = runner
+    return supervisor
 
 
 @pytest.fixture
@@ -259,10 +268,7 @@ def test_a_job_that_fills_the_disk_ends_with_that_reason_and_leaves_no_file(
     stage: str, error: Exception, runner: Runner
 ) -> None:
     setattr(runner, stage, always(error))
-    nothing: Any = None
-    files = Files(runner.store.root / "files", 1000)
-    supervisor = Supervisor(runner.job_store, files, runner.store, nothing, nothing)
-    supervisor._runner = runner
+    supervisor = supervisor_of(runner)
     job = runner.job()
     supervisor._guarded(job, lambda: runner.go(job))
     ended = runner.job_store.job(job.id)
@@ -270,3 +276,66 @@ def test_a_job_that_fills_the_disk_ends_with_that_reason_and_leaves_no_file(
         ended.message
     )
     assert list((runner.store.root / "jobs").iterdir()) == [] and runner.store.numbers("net") == [1]
+
+
+class Loading:
+    """A roster whose models are not ready before the test lets them be."""
+
+    def __init__(self) -> None:
+        self.ready, self.asked = threading.Event(), threading.Event()
+
+    def wait(self, timeout_s: float) -> None:
+        self.asked.set()
+        if not self.ready.wait(timeout_s):
+            raise TimeoutError
+
+
+@pytest.fixture
+def loading(runner: Runner) -> Iterator[tuple[Supervisor, Loading]]:
+    """A supervisor that has been started beside models that load; its job asks the active version."""
+    roster = Loading()
+    supervisor = supervisor_of(runner, roster)
+    yield supervisor, roster
+    supervisor.stop(10)
+    assert not supervisor._thread.is_alive()
+
+
+def test_a_job_that_goes_on_with_the_next_server_waits_until_the_models_are_ready(
+    runner: Runner, loading: tuple[Supervisor, Loading]
+) -> None:
+    supervisor, roster = loading
+    done = threading.Event()
+
+    def convert() -> None:
+        if not roster.ready.is_set():
+            raise NotReady("model 'net' is being made ready; ask again in a moment")
+
+    runner.converting, runner.concluding = convert, lambda version: done.set()
+    job = runner.job()
+    runner.job_store.move(job.id, "running", stage="converting")
+    supervisor.start()
+    assert roster.asked.wait(10)
+    roster.asked.clear()
+    assert roster.asked.wait(10), "it asks again, and looks between whether the server ends"
+    assert runner.made == [] and runner.job_store.job(job.id).status == "running"
+    roster.ready.set()
+    assert done.wait(10)
+
+
+def test_a_server_that_ends_while_its_models_load_ends_the_wait(loading: tuple[Supervisor, Loading]) -> None:
+    supervisor, roster = loading
+    supervisor.start()
+    assert roster.asked.wait(10)
+
+
+def test_what_is_not_ready_because_the_server_ends_fails_no_job(runner: Runner) -> None:
+    supervisor = supervisor_of(runner)
+    leaving = NotReady("the server is shutting down")
+    runner.converting = always(leaving)
+    job = runner.job()
+    supervisor._stopping.set()
+    supervisor._guarded(job, lambda: runner.go(job))
+    assert not runner.job_store.job(job.id).finished
+    supervisor._stopping.clear()
+    supervisor._guarded(job, lambda: runner.again(job))
+    assert runner.job_store.job(job.id).code == "NOT_READY"
