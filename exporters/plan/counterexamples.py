@@ -11,7 +11,7 @@ from ..gate.rule_verdicts import OVER_ALL
 from ..gate.trial import Trial
 from ..gate.verdict import ParityReport
 from ..question import Question
-from ..search.ranking import RANKED
+from ..search.ranking import RANKED, Broken
 from .batched import Batch
 
 OPERATIONS = 1 << 36  # for the whole's answers: a large model is tried on fewer
@@ -36,15 +36,16 @@ class Counterexamples:
     errors of sets whose answers are small pass: the corpus' 'warp' then errs by 4.9u in one of 64 such proofs.
     ``draw``: batches of unseen samples with the whole's answers, sets in order. ``join``: batches of known questions.
     ``judge``: the gate's report at `SHARE` of its limit. ``rank``: gives the report where trials break the order
-    (`search.ranking`). ``spent``: the operations so far (`operations.Meter`).
+    (`search.ranking`), with room for swaps while ``room``. ``spent``: the operations so far (`operations.Meter`).
     """
 
     rows: int
     draw: Callable[[], Iterator[Batch]]
     join: Callable[[Iterable[Question]], Iterator[Batch]]
     judge: Callable[[Sequence[Trial]], ParityReport]
-    rank: Callable[[Sequence[Trial]], ParityReport | None] | None = None
+    rank: Broken | None = None
     spent: Callable[[], int] = lambda: 0
+    room: Callable[[], bool] = lambda: True
     found: list[Question] = field(default_factory=list)
     tried: int = 0  # unseen rows: the most that one plan was asked
     _batches: list[Batch] = field(default_factory=list)
@@ -110,7 +111,9 @@ class Counterexamples:
     def misordered(self, ask: Ask) -> ParityReport | None:
         """The report on a half that breaks the order of the samples on which earlier halves broke it; None
         otherwise."""
-        return self.rank(list(ask(self._ranked))) if self.rank is not None and self._ranked else None
+        if self.rank is None or not self._ranked:
+            return None
+        return self.rank(list(ask(self._ranked)), self.room())
 
     def _reports(self, trials: Iterable[Trial]) -> Iterator[tuple[int, ParityReport]]:
         for number, of_set in groupby(trials, key=lambda trial: trial.samples[0] // self.rows):
@@ -122,7 +125,7 @@ class Counterexamples:
         ``operations``: of one question.
         """
         trials = list(_first(RANKED, trials))
-        if self.rank is None or not trials or self.rank(trials) is None:
+        if self.rank is None or not trials or self.rank(trials, self.room()) is None:
             return False
         held = sum(len(batch.questions) for batch in self._ranked)
         most = min(max(ORDER_OPERATIONS // operations, 2 * held, 2), len(trials))

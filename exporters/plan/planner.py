@@ -137,6 +137,7 @@ class Planner(Generic[G]):
             asked = set(names)
             return [name for name in rehearsal.most_costly_first if name in asked]
 
+        rehearsal.leave_room_for(BUDGET.operations // 2)
         found = refined(
             [one.node for one in candidates],
             lambda names: rehearsal.score(

@@ -33,13 +33,17 @@ def head_first(spec: ModelSpec, candidates: Sequence[str]) -> list[str]:
     return list(reversed(candidates)) if ranks(spec) else list(candidates)
 
 
-def ranking(spec: ModelSpec, dtype: str) -> Callable[[Sequence[Trial]], ParityReport | None] | None:
-    """What gives the report where a half breaks the order, else None; for a model that ranks."""
+Broken = Callable[[Sequence[Trial], bool], ParityReport | None]
+
+
+def ranking(spec: ModelSpec, dtype: str) -> Broken | None:
+    """What gives the report where a half breaks the order, else None; for a model that ranks. Its second argument:
+    whether there has to be room for swaps, or the gate's own limit is enough."""
     limits = replace(spec.parity, max_ties=spec.parity.max_ties * TIES)
 
-    def broken(trials: Sequence[Trial]) -> ParityReport | None:
+    def broken(trials: Sequence[Trial], room: bool) -> ParityReport | None:
         report = judge(replace(spec, parity=limits), dtype, trials)
-        if "max_swaps" not in spec.parity.overridden:
+        if room and "max_swaps" not in spec.parity.overridden:
             report = replace(report, outputs=tuple(map(_with_room, report.outputs)))
         return report if any(failure.rule in ORDER_RULES for failure in report.all_failures) else None
 

@@ -126,7 +126,7 @@ def test_large_answers_end_the_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not found.search(half) and found.tried == 4
 
 
-def tied(trials: Sequence[Trial]) -> ParityReport | None:
+def tied(trials: Sequence[Trial], room: bool = True) -> ParityReport | None:
     """The report where two of them tie."""
     values = [float(trial.candidate["y"][0, 0]) for trial in trials]
     return gate(trials) if len(set(values)) < len(values) else None
@@ -148,6 +148,18 @@ def test_sets_that_each_pass_and_lose_their_order_together_are_ranked_in_every_t
     assert found.misordered(exact) is None
 
 
+def test_the_order_has_to_leave_room_for_swaps_while_there_is_room_alone() -> None:
+    left = [True]
+
+    def rank(trials: Sequence[Trial], room: bool) -> ParityReport | None:
+        return gate(trials) if room else None
+
+    found = replace(unseen(*nearly_equal(40)), rank=rank, room=lambda: left[0])
+    assert found.search(half) and found.misordered(half) is not None
+    left[0] = False
+    assert not found.search(half) and found.misordered(half) is None
+
+
 def test_where_ranking_all_costs_too_much_those_that_err_most_are_ranked_and_more_where_they_do_not_show_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -160,7 +172,7 @@ def test_where_ranking_all_costs_too_much_those_that_err_most_are_ranked_and_mor
             meter.on(lambda _: {})({})
             yield trial
 
-    def rank(trials: Sequence[Trial]) -> ParityReport | None:
+    def rank(trials: Sequence[Trial], room: bool) -> ParityReport | None:
         asked[:] = [trial.samples[0] for trial in trials]
         return gate(trials)  # whatever the half answers
 

@@ -35,7 +35,7 @@ def test_half_of_the_ties_that_the_gate_allows_are_too_many_for_a_plan(share: fl
     assert broken is not None
     trials = answered(tying(share))
     assert "ties" not in {failure.rule for failure in judge(SPEC, "fp16", trials).all_failures}
-    assert (broken(trials) is None) == plans
+    assert (broken(trials, True) is None) == plans
 
 
 @pytest.mark.parametrize(("distance_u", "plans"), [(2.0, True), (3.5, False)])
@@ -47,12 +47,13 @@ def test_a_plan_swaps_nothing_that_is_near_the_allowed_error(distance_u: float, 
     trials = answered(half, whole)
     broken = ranking(SPEC, "fp16")
     assert broken is not None and judge(SPEC, "fp16", trials).passed
-    report = broken(trials)
+    report = broken(trials, True)
     assert (report is None) == plans
     assert plans or (report is not None and "a plan is to stay below 3u" in report.summary())
     accepting = replace(SPEC, parity=ParityLimits(max_swaps=0.1, overridden=("max_swaps",)))
     accepted = ranking(accepting, "fp16")
-    assert accepted is not None and accepted(trials) is None
+    assert accepted is not None and accepted(trials, True) is None
+    assert broken(trials, False) is None, "the gate's own limit"
 
 
 def test_a_model_that_ranks_nothing_is_held_to_no_order() -> None:
