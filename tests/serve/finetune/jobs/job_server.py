@@ -62,8 +62,9 @@ def until(holds: Callable[[], Any], seconds: float = 90.0) -> Any:
 
 
 def ended(client: openai.OpenAI, id: str) -> Any:
+    """The job at its end. Its processes yield to all others, so that a busy machine needs minutes."""
     final = ("succeeded", "failed", "cancelled")
-    return until(lambda: (job := client.fine_tuning.jobs.retrieve(id)).status in final and job)
+    return until(lambda: (job := client.fine_tuning.jobs.retrieve(id)).status in final and job, 300.0)
 
 
 def processes(store: Store, words: bytes = b"trainer.py") -> list[int]:
