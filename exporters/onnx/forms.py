@@ -28,6 +28,7 @@ from ..prove import Answers, ReferenceRun, answers_of, ask_reference, take
 from ..search.delta_debugging import NOT_ASKED
 from ..subject import Subject
 from ..threads import fixed_threads
+from .as_given import difference
 from .conversion import ForeignHalf, NotPlanned, read_selected, written
 from .freed import read_freed
 from .precision.file_graph import FileGraph, file_graph
@@ -55,7 +56,7 @@ def foreign_subject(
     why = why_whole(model)
     if why is None:
         try:
-            return _planned_subject(path, asked, samples, origin, search, notify)
+            return _planned_subject(path, model, asked, samples, origin, search, notify)
         except NotPlanned as error:
             refusal, why = error, f"it cannot be planned: {str(error).removeprefix(f'{path}: ')}"
     else:
@@ -78,6 +79,7 @@ def foreign_subject(
 
 def _planned_subject(
     path: Path,
+    given: ModelProto,
     asked: ModelFolder,
     samples: Samples,
     origin: Mapping[str, Any],
@@ -92,6 +94,8 @@ def _planned_subject(
     operations = file_operations(program, row)
     with fixed_threads(operations.of(row)):
         answers = runtime_answers(whole)
+        if wrong := difference(given, spec, answers, row):
+            raise NotPlanned(f"{path}: as it is read here {wrong} is not what ONNX Runtime gives of the file")
     subject = _subject(asked, spec, samples, origin, search, notes, answers)
     return subject, FileForms(subject, program, answers, info, operations, operations.of(row))
 
