@@ -109,7 +109,7 @@ def _bound_nodes(path: Path, model: ModelProto) -> None:
 def _load_external(path: Path, folder: Path, outside: list[TensorProto], max_bytes: int) -> None:
     total = path.stat().st_size
     for tensor in outside:
-        info = external_data_helper.ExternalDataInfo(tensor)
+        info = _place_of_data(path, tensor)
         file = _inside(path, folder, tensor.name, info.location)
         size, offset = file.stat().st_size, info.offset or 0
         length = size - offset if info.length is None else info.length
@@ -127,13 +127,20 @@ def _load_external(path: Path, folder: Path, outside: list[TensorProto], max_byt
         del tensor.external_data[:]
 
 
+def _place_of_data(path: Path, tensor: TensorProto) -> external_data_helper.ExternalDataInfo:
+    try:
+        return external_data_helper.ExternalDataInfo(tensor)
+    except ValueError as error:
+        raise BadFolder(f"{path}: the place of the data of tensor '{tensor.name}': {error}") from error
+
+
 def external_files(path: Path, model: ModelProto) -> dict[str, Path]:
     """The files that hold the data of a model's tensors, by the location that the model names.
 
     Raises BadFolder for one that is no plain file in the folder of ``path``.
     """
     outside = (tensor for tensor in tensors(model) if external_data_helper.uses_external_data(tensor))
-    named = {external_data_helper.ExternalDataInfo(tensor).location: tensor.name for tensor in outside}
+    named = {_place_of_data(path, tensor).location: tensor.name for tensor in outside}
     return {place: _inside(path, path.parent.resolve(), tensor, place) for place, tensor in named.items()}
 
 

@@ -58,6 +58,22 @@ def test_a_file_gets_a_folder_of_its_own_with_its_external_data(tmp_path: Path) 
     converts(tmp_path / "brought", tmp_path / "store")
 
 
+def test_a_link_to_a_file_of_another_name_is_taken_as_the_file_that_it_stands_for(tmp_path: Path) -> None:
+    """As a download cache keeps files: snapshots/1/net.onnx is a link to blobs/DIGEST."""
+    blob, link = tmp_path / "blobs/0a1b2c", tmp_path / "snapshots/1/net.onnx"
+    blob.parent.mkdir()
+    link.parent.mkdir(parents=True)
+    onnx.save(mlp(), blob)
+    link.symlink_to(blob)
+    code, facts, said = run("convert", link, "--store", tmp_path / "store")
+    assert code == 0 and facts["model"] == "net", said
+    code, _, said = run("init", link, tmp_path / "brought")
+    assert code == 0 and not (tmp_path / "brought/net.onnx").is_symlink(), said
+    converts(tmp_path / "brought", tmp_path / "store")
+    code, _, said = run("init", link, link.parent)
+    assert code == 0 and written(link.parent)["source"] == "net.onnx", said
+
+
 def test_a_model_toml_is_overwritten_only_when_that_is_asked(tmp_path: Path) -> None:
     onnx.save(mlp(), tmp_path / "net.onnx")
     (tmp_path / "model.toml").write_text("mine")
