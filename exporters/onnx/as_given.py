@@ -34,14 +34,16 @@ def difference(given: ModelProto, spec: ModelSpec, whole: Answers, row: Arrays) 
         asked, again = answers(inputs), answers(inputs)
     except Exception:  # ONNX Runtime has no narrower one
         return None
-    came = whole(row)
-    for tensor in spec.outputs:
-        if not _alike(asked[tensor.name], again[tensor.name]):
-            return None
+    if not all(_alike(asked[tensor.name], again[tensor.name]) for tensor in spec.outputs):
+        return None
+    try:
+        came = whole(row)
+    except Exception as error:
+        return f"as it is read here it does not run ({str(error)[:200]})"
     for tensor in spec.outputs:
         own = array_batch_first(asked[tensor.name], tensor.batch_axis)
         if not _alike(own, came[tensor.name]):
-            return f"output '{tensor.name}'"
+            return f"as it is read here output '{tensor.name}' is not what ONNX Runtime gives of the file"
     return None
 
 

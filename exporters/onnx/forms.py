@@ -36,7 +36,7 @@ from .precision.file_operations import file_operations
 from .precision.oracle import Oracle
 from .reading.graph import ForeignProgram, assembled
 from .reading.signature import hold
-from .runtime import answers_alone_differ, finished, runtime_answers
+from .runtime import NotRun, answers_alone_differ, finished, runtime_answers
 from .stored import ties_of
 from .whole_file import WholeFile, why_whole
 
@@ -70,6 +70,8 @@ def foreign_subject(
     try:
         answers = runtime_answers(model)
         answers(next(samples.batches(1 if spec.batched else 0))[1])
+    except NotRun as error:
+        raise refusal or error from error
     except Exception as error:  # ONNX Runtime has no narrower one
         raise refusal or NotPlanned(f"{path} is no model that can be run: {str(error)[:600]}") from error
     notify(f"{path.name} is served whole: {why}")
@@ -95,7 +97,7 @@ def _planned_subject(
     with fixed_threads(operations.of(row)):
         answers = runtime_answers(whole)
         if wrong := difference(given, spec, answers, row):
-            raise NotPlanned(f"{path}: as it is read here {wrong} is not what ONNX Runtime gives of the file")
+            raise NotPlanned(f"{path}: {wrong}")
     subject = _subject(asked, spec, samples, origin, search, notes, answers)
     return subject, FileForms(subject, program, answers, info, operations, operations.of(row))
 
@@ -109,9 +111,11 @@ def _subject(
     notes: Sequence[str],
     answers: Answers,
 ) -> Subject:
-    """Batched only where rows are answered among others as they are alone. Raises BadFolder where the file gives other
-    outputs than model.toml says."""
+    """Batched only where rows are answered among others as they are alone. Raises NotRun."""
     _check_shapes(spec, answers(next(samples.batches(1 if spec.batched else 0))[1]))
+    if samples.source == "generated" and any(not t.type.is_float and t.range is None for t in spec.inputs):
+        for _, arrays in samples.batches(1 if spec.batched else 0):
+            answers(arrays)
     if spec.max_batch_size > 1 and (reason := answers_alone_differ(spec, samples, answers)):
         spec, notes = spec.with_max_batch_size(1), [*notes, f"max_batch_size is 1: {reason}"]
     return Subject(
@@ -131,9 +135,7 @@ def _check_shapes(spec: ModelSpec, came: Mapping[str, np.ndarray]) -> None:
     for tensor in spec.outputs:
         array = came[tensor.name]
         if fault := tensor.fault(array.shape, name_of(array.dtype)):
-            raise BadFolder(
-                f"output '{tensor.name}' of '{spec.name}': a run of the file gave another: {fault}"
-            )
+            raise NotRun(f"output '{tensor.name}' of '{spec.name}': a run of the file gave another: {fault}")
 
 
 @dataclass(slots=True)

@@ -77,4 +77,5 @@ def test_a_random_file_and_one_with_half_inside_are_not_compared(text: str) -> N
     row = {"x": np.full((1, 4), 1.0, np.float32)}
     assert difference(model, spec_of(model), lambda arrays: {"y": arrays["x"] + 1}, row) is None
     plain = parsed("g (float[n,4] x) => (float[n,4] y) { y = Neg(x) }")
-    assert difference(plain, spec_of(plain), lambda arrays: {"y": arrays["x"]}, row) == "output 'y'"
+    wrong = difference(plain, spec_of(plain), lambda arrays: {"y": arrays["x"]}, row)
+    assert wrong is not None and "output 'y'" in wrong
