@@ -154,6 +154,9 @@ def _values(graph: GraphProto, path: Path) -> tuple[list[ValueInfoProto], list[V
     if wrong := [value.name for value in inputs if datatype_of(value) not in DATATYPES]:
         raise BadFolder(f"{path}: input '{wrong[0]}' is {_described(graph.input, wrong[0])}, which is not taken: "
                         "expected tensors of numbers or booleans")  # fmt: skip
+    if bare := [value.name for value in inputs if not value.type.tensor_type.HasField("shape")]:
+        raise BadFolder(f"{path}: input '{bare[0]}' has no shape in the file: write a model.toml with the shape "
+                        "that it takes, or state it in the file")  # fmt: skip
     outputs = [value for value in graph.output if datatype_of(value) in DATATYPES]
     left = [value.name for value in graph.output if datatype_of(value) not in DATATYPES]
     if not inputs or not outputs:

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, external_data_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, external_data_helper
 
 from ....models.errors import BadFolder, TooLarge
 from .graph import bodies
@@ -42,6 +42,8 @@ def read_graph(path: Path, max_bytes: int = MAX_BYTES) -> ModelProto:
     _bound_nodes(path, model)
     _free_negative_sizes(model)
     _give_tables_as_tensors(model.graph)
+    _drop_repeated_outputs(model.graph)
+    _complete_outputs(model)
     return model
 
 
@@ -62,6 +64,39 @@ def _give_tables_as_tensors(graph: GraphProto) -> None:
             value = onnx.helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, [None, classes])
             outputs[node.output[0]].CopyFrom(value)
             node.CopyFrom(onnx.helper.make_node("Identity", node.input, node.output, name=node.name))
+
+
+def _drop_repeated_outputs(graph: GraphProto) -> None:
+    """An output that stands there twice is one output."""
+    once = {value.name: value for value in reversed(graph.output)}
+    if len(once) < len(graph.output):
+        kept = [ValueInfoProto.FromString(value.SerializeToString()) for value in reversed(once.values())]
+        del graph.output[:]
+        graph.output.extend(kept)
+
+
+def _complete_outputs(model: ModelProto) -> None:
+    """An output that was added by its name alone gets its type and shape from the graph, as ONNX Runtime finds them."""
+    bare = [value for value in model.graph.output if not _is_complete(value)]
+    if not bare:
+        return
+    whole = ModelProto()
+    whole.CopyFrom(model)
+    del whole.graph.output[:]
+    whole.graph.output.extend(value for value in model.graph.output if _is_complete(value))
+    try:
+        inferred = onnx.shape_inference.infer_shapes(whole).graph
+    except (onnx.shape_inference.InferenceError, ValueError):  # ValueError: above protobuf's 2 GiB
+        return
+    known = {value.name: value for value in (*inferred.value_info, *inferred.input)}
+    for value in bare:
+        if value.name in known:
+            value.type.CopyFrom(known[value.name].type)
+
+
+def _is_complete(value: ValueInfoProto) -> bool:
+    kind = value.type.WhichOneof("value")
+    return kind not in (None, "tensor_type") or value.type.tensor_type.HasField("shape")
 
 
 def tensors(model: ModelProto) -> Iterator[TensorProto]:
