@@ -84,6 +84,20 @@ def test_an_output_without_a_shape_has_the_axes_of_a_run(tmp_path: Path) -> None
     assert code == 0 and facts["forms"]["onnx"]["half_nodes"] > 0, said
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("g (bfloat16[n,8] x) => (float[n,8] y) { y = Cast<to=1>(x) }", "input 'x' is a BF16 tensor"),
+        ("g (float[n,8] x) => (bfloat16[n,8] y) { y = Cast<to=16>(x) }", "'y' is a BF16 tensor"),
+    ],
+)
+def test_bf16_is_refused_by_name_since_onnx_runtime_takes_no_arrays_of_it(
+    text: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadFolder, match=said):
+        guessed(tmp_path, parsed(text))
+
+
 def test_an_input_without_a_shape_is_refused_by_name(tmp_path: Path) -> None:
     model = parsed(HIDDEN)
     model.graph.input[0].type.tensor_type.ClearField("shape")
