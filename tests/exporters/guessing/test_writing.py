@@ -47,6 +47,26 @@ def exported(path: Path) -> Path:
     return path
 
 
+def test_an_exported_program_in_half_is_taken_with_the_fp32_inputs_of_its_whole(tmp_path: Path) -> None:
+    rows = torch.export.Dim("rows", min=1, max=32)
+    module, inputs = torch.nn.Linear(6, 4).half().eval(), (torch.randn(3, 6).half(),)
+    torch.export.save(torch.export.export(module, inputs, dynamic_shapes=({0: rows},)), tmp_path / "net.pt2")
+    code, facts, said = run("convert", tmp_path / "net.pt2", "--store", tmp_path / "store")
+    assert code == 0 and facts["status"] == "live", said
+    assert any("FP32 [-1,6]" in note for note in facts["notes"])
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x: torch.Tensor, factor: int) -> torch.Tensor:
+        return x * factor
+
+
+def test_an_exported_program_that_takes_a_number_is_refused_by_its_name(tmp_path: Path) -> None:
+    torch.export.save(torch.export.export(Scaled(), (torch.randn(3, 6), 3)), tmp_path / "net.pt2")
+    code, _, said = run("init", tmp_path / "net.pt2", tmp_path / "folder")
+    assert code != 0 and "takes 'factor', which is no tensor" in said
+
+
 def test_a_file_gets_a_folder_of_its_own_with_its_external_data(tmp_path: Path) -> None:
     onnx.save_model(
         mlp(), tmp_path / "net.onnx", save_as_external_data=True, location="net.bin", size_threshold=0
