@@ -22,9 +22,10 @@ from .guessing.bare import folder_at
 from .inputs.samples import Samples, load_samples
 from .inputs.synthetic import generate
 from .live.forms import live_subject
-from .maker import Notify
+from .maker import Maker, Notify
 from .onnx.conversion import NotPlanned, read_foreign
 from .onnx.forms import foreign_subject
+from .onnx.runtime import NotRun
 from .road import travel
 from .subject import CPU, Subject
 from .torch.forms import ProgramForms
@@ -147,9 +148,30 @@ def _foreign(
         with suppress(NotPlanned):  # then it is served whole, with the ranges that model.toml says
             exact = read_foreign(asked.folder / asked.source, asked)[1]
             samples = _in_range(samples, asked.spec, exact)
-    subject, maker = foreign_subject(asked, samples, origin, options.search, notify)
+    subject, maker = _running_subject(asked, options, samples, origin, notify)
     _check_signature(subject.spec, newest, options)
     return travel(subject, maker, store, notify)
+
+
+def _running_subject(
+    asked: ModelFolder, options: Options, samples: Samples, origin: Mapping[str, Any], notify: Notify
+) -> tuple[Subject, Maker]:
+    """As `foreign_subject`. Generated integers may be a place that a branch of the graph does not have, a start or a
+    size: then it is tried again with all of them 1, then 0."""
+    try:
+        return foreign_subject(asked, samples, origin, options.search, notify)
+    except NotRun:
+        if samples.source != "generated" or all(tensor.type.is_float for tensor in asked.spec.inputs):
+            raise
+        for number in (1, 0):
+            note = (
+                f"all generated integers are {number}: the file does not run with larger ones; give samples"
+            )
+            with suppress(NotRun):
+                same = generate(asked.spec, GENERATED, ids=(number, number))
+                noted = replace(asked, notes=(*asked.notes, note))
+                return foreign_subject(noted, same, origin, options.search, notify)
+        raise
 
 
 def _holds(version: Version) -> bool:

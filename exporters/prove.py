@@ -16,7 +16,7 @@ from ..models.buckets import buckets_of
 from ..models.engines.arrays import to_numpy, to_torch
 from ..models.engines.engine import Engine
 from ..models.engines.true_fp32 import use_true_fp32
-from ..models.errors import BadRequest, CannotConvert, EngineFailed, ExportFailed
+from ..models.errors import ExportFailed
 from ..models.spec import ModelSpec
 from .another_way import noise_among
 from .gate.choosers import choices, find_tied
@@ -29,7 +29,7 @@ from .gate.verdict import ParityReport
 from .inputs.augmented import augmented
 from .inputs.samples import Samples
 from .inputs.synthetic import adversarial
-from .question import Answers, Arrays, Question, TieTolerance
+from .question import REFUSALS, Answers, Arrays, Question, TieTolerance
 
 SEEN_AT_ONCE = 64  # rows of a batch in which ties are looked for
 SMALL_BATCHES = 4  # of each size below the largest; one each for a model that would need more operations
@@ -130,7 +130,7 @@ def ask_reference(
     def ask_odd(samples: tuple[int, ...], inputs: Arrays, name: str) -> Question | None:
         try:
             return ask(samples, inputs, name)
-        except (CannotConvert, EngineFailed, BadRequest):  # the model itself refuses this input
+        except REFUSALS:  # the model itself refuses this input
             return None
 
     largest = min(spec.max_batch_size, max(judging.count, 3)) if spec.batched else 0
@@ -163,7 +163,7 @@ def _perturbed(spec: ModelSpec, judging: Samples, whole: Answers) -> Iterator[Qu
     for samples, inputs in more.batches(rows) if more else ():
         try:
             question = Question(samples, inputs, whole(inputs))
-        except (CannotConvert, EngineFailed, BadRequest):  # the model itself refuses this input
+        except REFUSALS:  # the model itself refuses this input
             continue
         yield _finite(spec, question)
 

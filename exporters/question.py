@@ -5,6 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..models.errors import BadRequest, BadSamples, CannotConvert, EngineFailed
+
+# As a model refuses an input: a size that it has no places for.
+REFUSALS = (CannotConvert, EngineFailed, BadRequest, BadSamples)
 Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]
 # Inputs, the whole's answers, a half's answers → for each output the integers that may differ: their scores tie.
@@ -26,3 +30,12 @@ class Question:
             {name: array[:rows] for name, array in side.items()} for side in (self.inputs, self.reference)
         )
         return Question(self.samples[:rows], inputs, reference, self.name)
+
+
+def takes(whole: Answers, inputs: Arrays) -> bool:
+    """Whether a model answers this input; it may refuse an adversarial one."""
+    try:
+        whole(inputs)
+    except REFUSALS:
+        return False
+    return True

@@ -26,6 +26,7 @@ from .lengths import lengths_in
 from .trial_sizes import Run, Tried, try_sizes
 
 _SAME_VALUES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Gather")
+_TAKEN = set(DATATYPES) - {"BF16"}  # numpy has none
 Narrow = Callable[[GraphProto], None]
 FEW = 5  # rows of a trial run: a batch of 1, 2 or 4 could be mistaken for layers or directions
 MANY_CLASSES = 2  # a softmax over fewer places gives no probabilities of classes
@@ -151,14 +152,19 @@ def _values(graph: GraphProto, path: Path) -> tuple[list[ValueInfoProto], list[V
     """Inputs that are no constants, outputs that are tensors of numbers, and what to tell of the others."""
     constants = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in constants]
-    if wrong := [value.name for value in inputs if datatype_of(value) not in DATATYPES]:
+    if wrong := [value.name for value in inputs if datatype_of(value) not in _TAKEN]:
         raise BadFolder(f"{path}: input '{wrong[0]}' is {_described(graph.input, wrong[0])}, which is not taken: "
-                        "expected tensors of numbers or booleans")  # fmt: skip
-    outputs = [value for value in graph.output if datatype_of(value) in DATATYPES]
-    left = [value.name for value in graph.output if datatype_of(value) not in DATATYPES]
+                        "expected tensors of numbers (of BF16, ONNX Runtime takes no arrays: cast it in the file) or "
+                        "booleans")  # fmt: skip
+    if bare := [value.name for value in inputs if not value.type.tensor_type.HasField("shape")]:
+        raise BadFolder(f"{path}: input '{bare[0]}' has no shape in the file: write a model.toml with the shape "
+                        "that it takes, or state it in the file")  # fmt: skip
+    outputs = [value for value in graph.output if datatype_of(value) in _TAKEN]
+    left = [value.name for value in graph.output if datatype_of(value) not in _TAKEN]
     if not inputs or not outputs:
         raise BadFolder(f"{path}: expected at least one input and one output that are tensors of numbers, got "
-                        f"{[v.name for v in inputs]} and {[v.name for v in outputs]}")  # fmt: skip
+                        f"{[v.name for v in inputs]} and {[v.name for v in outputs]}"
+                        + "".join(f"; '{name}' is {_described(graph.output, name)}" for name in left))  # fmt: skip
     notes = [f"output '{name}' is left out: {_described(graph.output, name)} is not served" for name in left]
     return inputs, outputs, notes
 

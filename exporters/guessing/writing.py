@@ -38,7 +38,7 @@ def write_folder(
     target = (folder or Path(guess.spec.name)) if is_file else where if where.is_dir() else where.parent
     refuse_existing(target, replace)
     target.mkdir(parents=True, exist_ok=True)
-    if is_file and where.resolve().parent != target.resolve():
+    if is_file and where.parent.resolve() != target.resolve():
         copy_model_file(where, target)
     if arrays is not None:
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, target / SAMPLES)

@@ -155,6 +155,13 @@ class _Model:
         stated = {tensor.name: tensor for tensor in (*config.inputs, *config.outputs)}
         narrow = partial(_narrow, config=config, where=version.file, left=self.left)
         guess = guess_onnx(version.file, narrow, None if rows is None else rows > 0)
+        for tensor in guess.spec.inputs if not guess.spec.batched else ():
+            dims = stated[tensor.name].dims if tensor.name in stated else None
+            if dims is not None and len(dims) < len(tensor.shape):
+                raise BadFolder(
+                    f"{CONFIG} leaves the batch out of input '{tensor.name}' and has no max_batch_size, and the file "
+                    "has no batch: state max_batch_size: 0, and the first axis in dims"
+                )
         labels = {tensor.name: self.labels(tensor) for tensor in config.outputs if tensor.labels}
         spec = replace(
             guess.spec,
@@ -176,9 +183,12 @@ class _Model:
                 f"{file}: expected the labels of output '{tensor.name}', a file of at most {MAX_LABELS_BYTES} bytes"
             )
         try:
-            return tuple(file.read_text(encoding="utf-8").splitlines())
+            lines = (
+                file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+            )  # as Triton: no other ends
         except UnicodeDecodeError as error:
             raise BadFolder(f"{file} is not UTF-8 text ({error})") from error
+        return tuple(line.removesuffix("\r") for line in lines)
 
 
 def _narrow(graph: GraphProto, config: TritonConfig, where: Path, left: list[str]) -> None:
@@ -192,7 +202,7 @@ def _narrow(graph: GraphProto, config: TritonConfig, where: Path, left: list[str
         for tensor in tensors:
             if tensor.name not in known:
                 raise BadFolder(f"{CONFIG} has the {what} '{tensor.name}', {where.name} has {sorted(known)}")
-            _state(known[tensor.name], tensor, bool(config.max_batch_size), f"{what} '{tensor.name}'")
+            _state(known[tensor.name], tensor, config.max_batch_size, f"{what} '{tensor.name}'")
         named = {tensor.name for tensor in tensors}
         rest = [
             value for value in values if named and value.name not in named and value.name not in constants
@@ -203,13 +213,16 @@ def _narrow(graph: GraphProto, config: TritonConfig, where: Path, left: list[str
             graph.output.remove(value)
 
 
-def _state(value: ValueInfoProto, tensor: TritonTensor, batched: bool, what: str) -> None:
+def _state(value: ValueInfoProto, tensor: TritonTensor, rows: int | None, what: str) -> None:
+    """``rows``: max_batch_size. Where it is not stated, Triton puts a batch in front where the file has one there."""
     if tensor.datatype is not None and tensor.datatype != datatype_of(value):
         raise BadFolder(f"{CONFIG} says {tensor.datatype} for {what}, the file has {datatype_of(value)}")
     if tensor.dims is None:
         return
-    sizes = ([-1] if batched else []) + list(tensor.dims)
     shape = value.type.tensor_type.shape
+    in_front = len(shape.dim) == len(tensor.dims) + 1 and size_of(value, 0) is None
+    batched = in_front if rows is None else rows > 0
+    sizes = ([-1] if batched else []) + list(tensor.dims)
     if not value.type.tensor_type.HasField("shape"):
         for _ in sizes:
             shape.dim.add()

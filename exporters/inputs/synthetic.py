@@ -250,4 +250,4 @@ def _resize(
         seen = array.shape[axis]
         if not dim.fixed and not (spec.batched and axis == 0) and seen:
             array = np.take(array, np.arange(end(dim, seen)) % seen, axis=axis)
-    return np.ascontiguousarray(array)
+    return np.asarray(array, order="C")  # `ascontiguousarray` would give a scalar an axis

@@ -71,7 +71,20 @@ def read_selected(path: Path, folder: ModelFolder) -> tuple[ModelProto, list[str
     model = read_model(path, folder.folder)
     if folder.spec.batched:
         keep_squeezed_batch(model)
-    return model, select(model, folder.spec, folder.file_names, path)
+    notes = select(model, folder.spec, folder.file_names, path)
+    _give_axes(model, folder.spec)
+    return model, notes
+
+
+def _give_axes(model: ModelProto, spec: ModelSpec) -> None:
+    """An output whose shape the file leaves open has as many free axes as model.toml says."""
+    axes = {tensor.name: len(tensor.shape) for tensor in spec.outputs}
+    for value in model.graph.output:
+        type_ = value.type.tensor_type
+        if value.name in axes and not type_.HasField("shape"):
+            type_.shape.SetInParent()
+            for _ in range(axes[value.name]):
+                type_.shape.dim.add()
 
 
 def read_foreign(

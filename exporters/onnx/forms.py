@@ -28,6 +28,7 @@ from ..prove import Answers, ReferenceRun, answers_of, ask_reference, take
 from ..search.delta_debugging import NOT_ASKED
 from ..subject import Subject
 from ..threads import fixed_threads
+from .as_given import difference
 from .conversion import ForeignHalf, NotPlanned, read_selected, written
 from .freed import read_freed
 from .precision.file_graph import FileGraph, file_graph
@@ -35,7 +36,7 @@ from .precision.file_operations import file_operations
 from .precision.oracle import Oracle
 from .reading.graph import ForeignProgram, assembled
 from .reading.signature import hold
-from .runtime import answers_alone_differ, finished, runtime_answers
+from .runtime import NotRun, answers_alone_differ, finished, runtime_answers
 from .stored import ties_of
 from .whole_file import WholeFile, why_whole
 
@@ -55,7 +56,7 @@ def foreign_subject(
     why = why_whole(model)
     if why is None:
         try:
-            return _planned_subject(path, asked, samples, origin, search, notify)
+            return _planned_subject(path, model, asked, samples, origin, search, notify)
         except NotPlanned as error:
             refusal, why = error, f"it cannot be planned: {str(error).removeprefix(f'{path}: ')}"
     else:
@@ -69,6 +70,8 @@ def foreign_subject(
     try:
         answers = runtime_answers(model)
         answers(next(samples.batches(1 if spec.batched else 0))[1])
+    except NotRun as error:
+        raise refusal or error from error
     except Exception as error:  # ONNX Runtime has no narrower one
         raise refusal or NotPlanned(f"{path} is no model that can be run: {str(error)[:600]}") from error
     notify(f"{path.name} is served whole: {why}")
@@ -78,6 +81,7 @@ def foreign_subject(
 
 def _planned_subject(
     path: Path,
+    given: ModelProto,
     asked: ModelFolder,
     samples: Samples,
     origin: Mapping[str, Any],
@@ -92,6 +96,8 @@ def _planned_subject(
     operations = file_operations(program, row)
     with fixed_threads(operations.of(row)):
         answers = runtime_answers(whole)
+        if wrong := difference(given, spec, answers, row):
+            raise NotPlanned(f"{path}: {wrong}")
     subject = _subject(asked, spec, samples, origin, search, notes, answers)
     return subject, FileForms(subject, program, answers, info, operations, operations.of(row))
 
@@ -105,9 +111,11 @@ def _subject(
     notes: Sequence[str],
     answers: Answers,
 ) -> Subject:
-    """Batched only where rows are answered among others as they are alone. Raises BadFolder where the file gives other
-    outputs than model.toml says."""
+    """Batched only where rows are answered among others as they are alone. Raises NotRun."""
     _check_shapes(spec, answers(next(samples.batches(1 if spec.batched else 0))[1]))
+    if samples.source == "generated" and any(not t.type.is_float and t.range is None for t in spec.inputs):
+        for _, arrays in samples.batches(1 if spec.batched else 0):
+            answers(arrays)
     if spec.max_batch_size > 1 and (reason := answers_alone_differ(spec, samples, answers)):
         spec, notes = spec.with_max_batch_size(1), [*notes, f"max_batch_size is 1: {reason}"]
     return Subject(
@@ -127,9 +135,7 @@ def _check_shapes(spec: ModelSpec, came: Mapping[str, np.ndarray]) -> None:
     for tensor in spec.outputs:
         array = came[tensor.name]
         if fault := tensor.fault(array.shape, name_of(array.dtype)):
-            raise BadFolder(
-                f"output '{tensor.name}' of '{spec.name}': a run of the file gave another: {fault}"
-            )
+            raise NotRun(f"output '{tensor.name}' of '{spec.name}': a run of the file gave another: {fault}")
 
 
 @dataclass(slots=True)

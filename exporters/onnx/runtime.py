@@ -12,13 +12,17 @@ import torch
 from onnx import ModelProto, ValueInfoProto, helper
 
 from ...models.engines.onnx_engine import DEADLY_IN_HALF
-from ...models.errors import BadFolder, CannotConvert
+from ...models.errors import BadFolder, BadSamples, CannotConvert
 from ...models.spec import ModelSpec
 from ..inputs.samples import Samples
 from ..plan.batched import SAME_IN_FP32
 from ..question import Answers, Arrays
 
 _SMALL_MODEL, _SMALL_CONSTANT = 1 << 20, 1 << 12  # bytes
+
+
+class NotRun(BadSamples):
+    """ONNX Runtime does not run the file with a sample, or gives other outputs than model.toml says."""
 
 
 def finished(
@@ -64,13 +68,20 @@ def _copy_bare(model: ModelProto, bare: ModelProto) -> None:
 
 
 def runtime_answers(model: ModelProto) -> Answers:
-    """A model as ONNX Runtime's CPU runs it, in memory."""
+    """A model as ONNX Runtime's CPU runs it, in memory; it raises NotRun."""
     session = _session(model)
     names = [value.name for value in session.get_outputs()]
 
     def answer(arrays: Arrays) -> dict[str, np.ndarray]:
         feed = {name: np.asarray(array) for name, array in arrays.items()}
-        return dict(zip(names, map(np.asarray, session.run(names, feed)), strict=True))
+        try:
+            came = session.run(names, feed)
+        except Exception as error:  # ONNX Runtime has no narrower one
+            raise NotRun(
+                f"ONNX Runtime does not run the file with the samples: {str(error)[:400]}; give samples that it takes "
+                "(samples.safetensors in the model's folder, or --samples FILE)"
+            ) from error
+        return dict(zip(names, map(np.asarray, came), strict=True))
 
     return answer
 
@@ -108,7 +119,10 @@ def answers_alone_differ(
         except Exception as error:
             return f"the graph does not run with more than one row ({str(error)[:200]})"
         for row in range(size):
-            one = (alone or whole)({name: array[row : row + 1] for name, array in together.items()})
+            try:
+                one = (alone or whole)({name: array[row : row + 1] for name, array in together.items()})
+            except Exception as error:
+                return f"the graph does not run with row {row} alone ({str(error)[:200]})"
             for tensor in spec.outputs:
                 if fault := _fault(one[tensor.name], joint[tensor.name], row, size):
                     return f"output '{tensor.name}' {fault}"

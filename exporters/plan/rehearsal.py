@@ -23,7 +23,7 @@ from ..inputs.samples import Samples
 from ..inputs.synthetic import LARGEST, adversarial
 from ..operations import Meter
 from ..prove import tried
-from ..question import Answers, Question
+from ..question import REFUSALS, Answers, Question, takes
 from ..search.delta_debugging import Score
 from ..search.measured_order import MEASUREMENTS, by_measured_error
 from ..search.ranking import RANKED, ranking
@@ -160,14 +160,18 @@ class Rehearsal:
                 yield Question(tuple(number * self._rows + sample for sample in samples), inputs, {})
 
     def adversarial(self, largest: float = LARGEST) -> list[Batch]:
-        """The whole's answers to adversarial inputs."""
+        """The whole's answers to adversarial inputs, without those that it refuses."""
         if largest not in self._adversarial:
             spec = self._graph.spec
-            questions = (
+            questions = [
                 Question(_rows(spec, inputs), inputs, {}, name)
                 for name, inputs in adversarial(spec, self._few, largest)
-            )
-            self._adversarial[largest] = list(self._batches(questions))
+            ]
+            try:
+                self._adversarial[largest] = list(self._batches(questions))
+            except REFUSALS:
+                taken = [one for one in questions if takes(self._whole, one.inputs)]
+                self._adversarial[largest] = list(self._batches(taken))
         return self._adversarial[largest]
 
 

@@ -65,6 +65,13 @@ def of_program(torch, path):
     program = torch.export.load(path)
     taken = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
     values = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in taken}
+    if odd := [name for name, value in values.items() if not isinstance(value, torch.Tensor)]:
+        raise failures.Refused(
+            f"{path.name} takes '{odd[0]}', which is no tensor: export it with that value in the module's code"
+        )
+    if any(t.dtype in (torch.half, torch.bfloat16) for t in program.state_dict.values()):  # it is widened
+        narrow = (torch.half, torch.bfloat16)
+        values = {name: value.float() if value.dtype in narrow else value for name, value in values.items()}
     found = child.dims(program)
     first = [sizes[0] if sizes else 0 for sizes in found]
     free = [size for size in first if isinstance(size, list)]
@@ -75,6 +82,7 @@ def of_program(torch, path):
         for (name, value), sizes in zip(values.items(), found, strict=True)
     ]
     module = child.failures.sibling("sources").program_module(child.failures, torch, path, {})
+    child.widen(torch, module)
     runs = [_filled(torch, values, offset) for offset in (0, 1)]
     rows = 1 if one else (free[0][2] or 64) if free else 0
     return _result(torch, module, inputs, runs, rows, batched)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 HALF = ("F16", "BF16")  # in the header of a safetensors file
+WRAPPERS = ("module.", "_orig_mod.")  # before all names, where DataParallel or torch.compile had the module
 
 
 def build(failures, torch, request, folder, attention="sdpa"):
@@ -134,7 +135,7 @@ def program_dtypes(torch, module, widen):
 def load_weights(failures, torch, module, weights):
     if weights is None:
         return []
-    state = read_state(failures, torch, weights)
+    state = with_tied(module, unwrapped(module, read_state(failures, torch, weights)))
     wide = {name: t.float() if t.dtype in (torch.half, torch.bfloat16) else t for name, t in state.items()}
     try:
         module.load_state_dict(wide, strict=True)
@@ -144,6 +145,29 @@ def load_weights(failures, torch, module, weights):
         ) from None
     narrow = sum(state[name].dtype != wide[name].dtype for name in state)
     return [f"{narrow} half-precision tensors of {Path(weights).name} were widened to FP32"] if narrow else []
+
+
+def unwrapped(module, state):
+    """The state under the module's own names: without the name of a wrapper that it was saved with."""
+    own = module.state_dict().keys()
+    while state and own.isdisjoint(state):
+        wrapper = next((each for each in WRAPPERS if all(name.startswith(each) for name in state)), None)
+        if wrapper is None:
+            break
+        state = {name.removeprefix(wrapper): tensor for name, tensor in state.items()}
+    return state
+
+
+def with_tied(module, state):
+    """The state with both names of a tied weight, of which a file of safetensors has one alone."""
+    names = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+    found = dict(state)
+    for same in names.values():
+        there = next((name for name in same if name in state), None)
+        found.update({name: state[there] for name in same if there and name not in state})
+    return found
 
 
 def read_state(failures, torch, weights):
@@ -157,7 +181,7 @@ def read_state(failures, torch, weights):
         state = torch.load(weights, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise failures.Refused(
-            f"{name} is not a state dict of tensors alone ({failures.first_lines(error)[:300]}); a pickled module or "
+            f"{name} is not a state dict of tensors alone ({why_not_opened(failures, error)}); a pickled module or "
             f"TorchScript may run code and is not opened: where the model was made, write its tensors with "
             f"torch.save(model.state_dict(), {name!r})"
         ) from None
@@ -167,6 +191,12 @@ def read_state(failures, torch, weights):
             f"torch.save(model.state_dict(), {name!r}) writes it"
         )
     return state
+
+
+def why_not_opened(failures, error):
+    """Without torch's advice to open the file all the same."""
+    reason = failures.first_lines(str(error).rpartition("WeightsUnpickler error: ")[2]).partition("\n")[0]
+    return reason.partition(" Please use")[0][:300]
 
 
 def widen(torch, module):

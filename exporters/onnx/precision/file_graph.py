@@ -21,6 +21,7 @@ from ...inputs.synthetic import adversarial
 from ...operations import UNKNOWN, Operations
 from ...policy.weights import measure
 from ...prove import Answers, Arrays, TieTolerance
+from ...question import takes
 from ...ranges.profile import Profile
 from ...search.candidates import candidates
 from ..reading.graph import ForeignProgram, assembled, read_by, walk
@@ -196,7 +197,11 @@ def file_graph(
     graph = FileGraph(rules, spec, answers, example, operations)
     if precision.level == "O0" or not graph.has_half():
         return graph
-    odd = dict(adversarial(spec, some))
+    odd = {
+        name: inputs
+        for name, inputs in adversarial(spec, some)
+        if name.startswith(RESCALED) or takes(answers, inputs)
+    }
     asked = [inputs for name, inputs in odd.items() if not name.startswith(RESCALED)]
     asked += [inputs for part in perturbed(spec, some) for _, inputs in executions(spec, part)]
     ranges = profile(program, measured, dtype)

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, external_data_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, external_data_helper
 
 from ....models.errors import BadFolder, TooLarge
 from .graph import bodies
@@ -42,6 +42,8 @@ def read_graph(path: Path, max_bytes: int = MAX_BYTES) -> ModelProto:
     _bound_nodes(path, model)
     _free_negative_sizes(model)
     _give_tables_as_tensors(model.graph)
+    _drop_repeated_outputs(model.graph)
+    _complete_outputs(model)
     return model
 
 
@@ -62,6 +64,39 @@ def _give_tables_as_tensors(graph: GraphProto) -> None:
             value = onnx.helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, [None, classes])
             outputs[node.output[0]].CopyFrom(value)
             node.CopyFrom(onnx.helper.make_node("Identity", node.input, node.output, name=node.name))
+
+
+def _drop_repeated_outputs(graph: GraphProto) -> None:
+    """An output that stands there twice is one output."""
+    once = {value.name: value for value in reversed(graph.output)}
+    if len(once) < len(graph.output):
+        kept = [ValueInfoProto.FromString(value.SerializeToString()) for value in reversed(once.values())]
+        del graph.output[:]
+        graph.output.extend(kept)
+
+
+def _complete_outputs(model: ModelProto) -> None:
+    """An output that was added by its name alone gets its type and shape from the graph, as ONNX Runtime finds them."""
+    bare = [value for value in model.graph.output if not _is_complete(value)]
+    if not bare:
+        return
+    whole = ModelProto()
+    whole.CopyFrom(model)
+    del whole.graph.output[:]
+    whole.graph.output.extend(value for value in model.graph.output if _is_complete(value))
+    try:
+        inferred = onnx.shape_inference.infer_shapes(whole).graph
+    except (onnx.shape_inference.InferenceError, ValueError):  # ValueError: above protobuf's 2 GiB
+        return
+    known = {value.name: value for value in (*inferred.value_info, *inferred.input)}
+    for value in bare:
+        if value.name in known:
+            value.type.CopyFrom(known[value.name].type)
+
+
+def _is_complete(value: ValueInfoProto) -> bool:
+    kind = value.type.WhichOneof("value")
+    return kind not in (None, "tensor_type") or value.type.tensor_type.HasField("shape")
 
 
 def tensors(model: ModelProto) -> Iterator[TensorProto]:
@@ -109,7 +144,7 @@ def _bound_nodes(path: Path, model: ModelProto) -> None:
 def _load_external(path: Path, folder: Path, outside: list[TensorProto], max_bytes: int) -> None:
     total = path.stat().st_size
     for tensor in outside:
-        info = external_data_helper.ExternalDataInfo(tensor)
+        info = _place_of_data(path, tensor)
         file = _inside(path, folder, tensor.name, info.location)
         size, offset = file.stat().st_size, info.offset or 0
         length = size - offset if info.length is None else info.length
@@ -127,13 +162,20 @@ def _load_external(path: Path, folder: Path, outside: list[TensorProto], max_byt
         del tensor.external_data[:]
 
 
+def _place_of_data(path: Path, tensor: TensorProto) -> external_data_helper.ExternalDataInfo:
+    try:
+        return external_data_helper.ExternalDataInfo(tensor)
+    except ValueError as error:
+        raise BadFolder(f"{path}: the place of the data of tensor '{tensor.name}': {error}") from error
+
+
 def external_files(path: Path, model: ModelProto) -> dict[str, Path]:
     """The files that hold the data of a model's tensors, by the location that the model names.
 
     Raises BadFolder for one that is no plain file in the folder of ``path``.
     """
     outside = (tensor for tensor in tensors(model) if external_data_helper.uses_external_data(tensor))
-    named = {external_data_helper.ExternalDataInfo(tensor).location: tensor.name for tensor in outside}
+    named = {_place_of_data(path, tensor).location: tensor.name for tensor in outside}
     return {place: _inside(path, path.parent.resolve(), tensor, place) for place, tensor in named.items()}
 
 

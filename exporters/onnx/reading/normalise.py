@@ -25,7 +25,9 @@ from onnx_ir.passes.common import (
 from ....models.errors import BadFolder
 from .bounded_file import check
 from .folding import fold
+from .function_defaults import write_defaults
 from .graph import BODIES, ONNX, ForeignProgram, Names, attribute, bodies, graphs, names_in, opset_of, walk
+from .old_resize import NEWEST_OLD, count_from_the_corner
 from .sequences import unfold
 from .typing import value_types
 from .widening import widened
@@ -41,6 +43,7 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
     model = in_order(model, path)
     if model.functions:
         notes.append(f"{len(model.functions)} local functions were inlined")
+        write_defaults(model)
         model = in_order(inline_local_functions(model), path)
     model = _raise_opset(model, path, notes)
     unfold(model)
@@ -85,6 +88,8 @@ def _raise_opset(model: ModelProto, path: Path, notes: list[str]) -> ModelProto:
         return model
     try:
         converted = convert_version(model, TARGET)
+        if version <= NEWEST_OLD:
+            count_from_the_corner(converted)
         onnx.checker.check_model(converted)
     except Exception as error:
         raise BadFolder(

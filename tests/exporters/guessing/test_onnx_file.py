@@ -62,6 +62,49 @@ def test_a_free_axis_written_as_minus_1_is_free(tmp_path: Path) -> None:
     assert shapes(guessed(tmp_path, model)) == [[-1, 8], [-1, 4]]
 
 
+HIDDEN = "g (float[n,8] x) => (float[n,8] y) { h = Neg(x) y = Relu(h) }"
+
+
+def test_an_output_that_was_added_by_its_name_alone_is_one_of_the_outputs(tmp_path: Path) -> None:
+    model = parsed(HIDDEN)
+    model.graph.output.extend([onnx.ValueInfoProto(name="h"), model.graph.output[0]])
+    assert shapes(guessed(tmp_path, model)) == [[-1, 8], [-1, 8], [-1, 8]]
+    code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
+    assert code == 0 and facts["forms"]["onnx"]["nodes"] == 2, said
+
+
+def test_an_output_without_a_shape_has_the_axes_of_a_run(tmp_path: Path) -> None:
+    """ONNX has no shape for an operator of another domain."""
+    text = "g (float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) y = com.microsoft.Gelu(h) }"
+    weights = {"w": normal(np.random.default_rng(), 8, 8)}
+    model = parsed(text, weights, more=', "com.microsoft" : 1')
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(model, tmp_path / "net.onnx")
+    code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
+    assert code == 0 and facts["forms"]["onnx"]["half_nodes"] > 0, said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("g (bfloat16[n,8] x) => (float[n,8] y) { y = Cast<to=1>(x) }", "input 'x' is a BF16 tensor"),
+        ("g (float[n,8] x) => (bfloat16[n,8] y) { y = Cast<to=16>(x) }", "'y' is a BF16 tensor"),
+    ],
+)
+def test_bf16_is_refused_by_name_since_onnx_runtime_takes_no_arrays_of_it(
+    text: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadFolder, match=said):
+        guessed(tmp_path, parsed(text))
+
+
+def test_an_input_without_a_shape_is_refused_by_name(tmp_path: Path) -> None:
+    model = parsed(HIDDEN)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(BadFolder, match="input 'x' has no shape in the file"):
+        guessed(tmp_path, model)
+
+
 def test_what_has_no_row_for_each_row_is_not_batched(tmp_path: Path) -> None:
     text = "g (float[n,8] x, float[2,k,8] s) => (float[n,8] y, float[2,k,8] t) { y = Relu(x) t = Tanh(s) }"
     spec = guessed(tmp_path, parsed(text))

@@ -47,6 +47,26 @@ def exported(path: Path) -> Path:
     return path
 
 
+def test_an_exported_program_in_half_is_taken_with_the_fp32_inputs_of_its_whole(tmp_path: Path) -> None:
+    rows = torch.export.Dim("rows", min=1, max=32)
+    module, inputs = torch.nn.Linear(6, 4).half().eval(), (torch.randn(3, 6).half(),)
+    torch.export.save(torch.export.export(module, inputs, dynamic_shapes=({0: rows},)), tmp_path / "net.pt2")
+    code, facts, said = run("convert", tmp_path / "net.pt2", "--store", tmp_path / "store")
+    assert code == 0 and facts["status"] == "live", said
+    assert any("FP32 [-1,6]" in note for note in facts["notes"])
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x: torch.Tensor, factor: int) -> torch.Tensor:
+        return x * factor
+
+
+def test_an_exported_program_that_takes_a_number_is_refused_by_its_name(tmp_path: Path) -> None:
+    torch.export.save(torch.export.export(Scaled(), (torch.randn(3, 6), 3)), tmp_path / "net.pt2")
+    code, _, said = run("init", tmp_path / "net.pt2", tmp_path / "folder")
+    assert code != 0 and "takes 'factor', which is no tensor" in said
+
+
 def test_a_file_gets_a_folder_of_its_own_with_its_external_data(tmp_path: Path) -> None:
     onnx.save_model(
         mlp(), tmp_path / "net.onnx", save_as_external_data=True, location="net.bin", size_threshold=0
@@ -56,6 +76,22 @@ def test_a_file_gets_a_folder_of_its_own_with_its_external_data(tmp_path: Path) 
     assert {file.name for file in (tmp_path / "brought").iterdir()} == {"model.toml", "net.onnx", "net.bin"}
     assert written(tmp_path / "brought")["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 8]}]
     converts(tmp_path / "brought", tmp_path / "store")
+
+
+def test_a_link_to_a_file_of_another_name_is_taken_as_the_file_that_it_stands_for(tmp_path: Path) -> None:
+    """As a download cache keeps files: snapshots/1/net.onnx is a link to blobs/DIGEST."""
+    blob, link = tmp_path / "blobs/0a1b2c", tmp_path / "snapshots/1/net.onnx"
+    blob.parent.mkdir()
+    link.parent.mkdir(parents=True)
+    onnx.save(mlp(), blob)
+    link.symlink_to(blob)
+    code, facts, said = run("convert", link, "--store", tmp_path / "store")
+    assert code == 0 and facts["model"] == "net", said
+    code, _, said = run("init", link, tmp_path / "brought")
+    assert code == 0 and not (tmp_path / "brought/net.onnx").is_symlink(), said
+    converts(tmp_path / "brought", tmp_path / "store")
+    code, _, said = run("init", link, link.parent)
+    assert code == 0 and written(link.parent)["source"] == "net.onnx", said
 
 
 def test_a_model_toml_is_overwritten_only_when_that_is_asked(tmp_path: Path) -> None:

@@ -75,6 +75,16 @@ def test_what_the_configuration_does_not_state_is_read_from_the_file(
     assert any(line.startswith("  to confirm: max_batch_size") for line in one.lines())
 
 
+def test_without_max_batch_size_dims_may_leave_the_batch_out_as_triton_completes_them(tmp_path: Path) -> None:
+    toml, _ = written(tmp_path, f'backend: "onnxruntime" {X} {Y}')
+    assert toml["max_batch_size"] > 1 and toml["inputs"][0]["shape"] == [-1, 8]
+
+
+def test_where_the_file_has_no_batch_dims_may_not_leave_it_out(tmp_path: Path) -> None:
+    model = parsed("g (float[n,8] x) => (float[8,8] y) { y = MatMul(t, x) t = Transpose(x) }")
+    assert "state max_batch_size: 0" in refused(tmp_path, f'backend: "onnxruntime" {X}', model)
+
+
 def test_outputs_that_the_configuration_leaves_out_are_not_served(tmp_path: Path) -> None:
     model = parsed("g (float[n,8] x) => (float[n,8] y, float[n,8] z) { y = Relu(x) z = Tanh(x) }")
     toml, _ = written(tmp_path, BATCHED.replace("dims: 4", "dims: 8"), model)
@@ -82,10 +92,10 @@ def test_outputs_that_the_configuration_leaves_out_are_not_served(tmp_path: Path
 
 
 def test_labels_stand_in_model_toml(tmp_path: Path) -> None:
-    labels = ['a"b', "ä\x7f", "", "d"]
+    labels = ['a"b', "ä\x7f\u2028", "", "d"]
     folder = tmp_path / "repository/net"
     triton_model(folder, BATCHED.replace("dims: 4", 'dims: 4 label_filename: "labels.txt"'), {"1": mlp()})
-    (folder / "labels.txt").write_text("\n".join(labels) + "\n", encoding="utf-8")
+    (folder / "labels.txt").write_text("\r\n".join(labels) + "\r\n", encoding="utf-8", newline="")
     (one,) = taken(folder, tmp_path / "out")
     assert isinstance(one, Written) and one.guess.spec.outputs[0].labels == tuple(labels)
     assert tomllib.loads((one.folder / "model.toml").read_text())["outputs"][0]["labels"] == labels

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from halfeven.exporters.guessing.onnx_file import guess_onnx
 from halfeven.exporters.onnx.conversion import read_foreign
 from halfeven.exporters.onnx.reading.bounded_file import read_model
 from halfeven.models.errors import BadFolder, BadSetting, TooLarge
@@ -73,6 +74,19 @@ def test_external_data_that_is_cut_off_or_absent_is_named(tmp_path: Path) -> Non
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(BadFolder, match="does not exist"):
         read_model(file, tmp_path)
+
+
+@pytest.mark.parametrize(("key", "number"), [("offset", "here"), ("offset", "-4"), ("length", "1e3")])
+def test_external_data_at_no_number_of_bytes_is_refused(key: str, number: str, tmp_path: Path) -> None:
+    file = with_external_data(tmp_path, "weights.bin")
+    model = onnx.load(file, load_external_data=False)
+    data = model.graph.initializer[0].external_data
+    next(entry for entry in data if entry.key == key).value = number
+    file.write_bytes(model.SerializeToString())
+    with pytest.raises(BadFolder, match="place of the data of tensor 'w'"):
+        read_model(file, tmp_path)
+    with pytest.raises(BadFolder, match="place of the data of tensor 'w'"):
+        guess_onnx(file)
 
 
 def test_sizes_are_bounded_with_the_external_data(tmp_path: Path) -> None:

@@ -32,4 +32,4 @@ def test_a_squeeze_without_axes_keeps_the_batch(
         x = normal(random, rows, 8)
         (came,) = whole({"x": x}).values()
         assert came.shape == (rows,)
-        np.testing.assert_allclose(came, 1 / (1 + np.exp(-(x @ weights)[:, 0])), rtol=1e-5)
+        np.testing.assert_allclose(came, 1 / (1 + np.exp(-(x @ weights)[:, 0])), rtol=1e-5, atol=1e-6)

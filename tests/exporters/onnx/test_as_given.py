@@ -1,0 +1,81 @@
+"""The FP32 whole answers as the file that it was read from, as ONNX Runtime runs that."""
+
+# ruff: noqa: E501  (graphs in their own lines)
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from halfeven.exporters.onnx.as_given import difference
+from halfeven.exporters.onnx.reading.graph import assembled
+from halfeven.exporters.onnx.reading.normalise import normalise
+from halfeven.exporters.onnx.runtime import runtime_answers
+from halfeven.models.store import Store
+from onnx import ModelProto
+
+from tests.exporters.onnx.onnx_files import parsed, spec_of
+from tests.serve.cli.test_main import run
+
+PICTURE = "g (float[n,2,8,8] x) => (float[n,2,h,w] y)"
+LEAKY = '<domain: "my", opset_import: ["" : 17]> leaky <slope: float = 0.7> (p) => (q) { q = LeakyRelu<alpha: float = @slope>(p) }'
+TWICE = '<domain: "my", opset_import: ["" : 17, "my" : 1]> twice <slope: float = 0.4> (p) => (q) { h = leaky(p) q = my.leaky<slope: float = @slope>(h) }'
+CALLED = {
+    "a call leaves out an attribute": ("{ y = my.leaky(x) }", LEAKY),
+    "a call gives it": ("{ y = my.leaky<slope = 0.2>(x) }", LEAKY),
+    "a call in a function": ("{ y = my.twice(x) }", TWICE.replace(" leaky(p)", " my.leaky(p)") + LEAKY),
+    "a call in a branch": (
+        "{ s = ReduceSum<keepdims=0>(x) z = Sub(s, s) c = GreaterOrEqual(s, z) y = If(c) <then_branch = a () => (float[n,4] p) { p = my.leaky(x) }, else_branch = e () => (float[n,4] p) { p = Neg(x) }> }",
+        LEAKY,
+    ),
+}
+
+
+def gap(model: ModelProto) -> float:
+    """Between the answers of the file and those of the whole that is read from it."""
+    given = ModelProto.FromString(model.SerializeToString())
+    program = normalise(model, Path("model.onnx"))
+    shape = [dim.dim_value or 2 for dim in given.graph.input[0].type.tensor_type.shape.dim]
+    arrays = {"x": np.random.default_rng().standard_normal(shape).astype(np.float32)}
+    one, other = (
+        runtime_answers(each)(arrays)["y"] for each in (given, assembled(program.model, program.weights))
+    )
+    assert one.shape == other.shape
+    return float(np.abs(one - other).max())
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+@pytest.mark.parametrize("factor", [0.4, 0.5, 2.0, 2.5])
+def test_a_picture_of_an_old_opset_is_resized_from_its_corner(mode: str, factor: float) -> None:
+    scales = {"scales": np.array([1, 1, factor, factor], np.float32)}
+    for op, opset in [("Resize", 10), ("Upsample", 9)] if factor > 1 else [("Resize", 10)]:
+        text = f'{PICTURE} {{ a = Neg(x) y = {op}<mode="{mode}">(a, scales) }}'
+        assert gap(parsed(text, scales, opset)) < 1e-6
+
+
+@pytest.mark.parametrize(("body", "functions"), CALLED.values(), ids=CALLED)
+def test_a_function_is_called_with_its_own_defaults(body: str, functions: str) -> None:
+    model = parsed(f"g (float[n,4] x) => (float[n,4] y) {body} {functions}", more=', "my" : 1')
+    assert gap(model) < 1e-6
+
+
+def test_a_file_that_is_read_as_another_model_is_served_as_it_was_given(tmp_path: Path) -> None:
+    """Below opset 13 a Hardmax is over all axes from the first on, which onnx's version converter forgets."""
+    model = parsed("g (float[n,4,8] x) => (float[n,4,8] y) { y = Hardmax<axis=1>(x) }", opset=11)
+    onnx.save(model, tmp_path / "net.onnx")
+    code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
+    assert code == 0 and "as it is read here output 'y' is not what ONNX Runtime gives" in facts["reason"], (
+        said
+    )
+    whole = Store(tmp_path / "store").version("net", 1).file("whole.onnx")
+    assert onnx.load(whole).opset_import[0].version == 11
+
+
+@pytest.mark.parametrize("text", ["{ y = RandomNormalLike(x) }", "{ h = Cast<to=10>(x) y = Cast<to=1>(h) }"])
+def test_a_random_file_and_one_with_half_inside_are_not_compared(text: str) -> None:
+    model = parsed("g (float[n,4] x) => (float[n,4] y) " + text)
+    row = {"x": np.full((1, 4), 1.0, np.float32)}
+    assert difference(model, spec_of(model), lambda arrays: {"y": arrays["x"] + 1}, row) is None
+    plain = parsed("g (float[n,4] x) => (float[n,4] y) { y = Neg(x) }")
+    wrong = difference(plain, spec_of(plain), lambda arrays: {"y": arrays["x"]}, row)
+    assert wrong is not None and "output 'y'" in wrong

@@ -1,0 +1,55 @@
+"""Weights are put into a module under its own names, whatever wrapped it when they were saved."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from halfeven.models.capture import child, sources
+from safetensors.torch import save_file, save_model
+from torch import Tensor, nn
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.last.weight = self.first.weight
+
+
+def loaded(file: Path) -> Mapping[str, Tensor]:
+    module = Tied()
+    sources.load_weights(child.failures, torch, module, str(file))
+    return module.state_dict()
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_tied_weight_may_stand_in_the_file_once_as_safetensors_saves_it(tmp_path: Path) -> None:
+    module = Tied()
+    save_model(module, str(tmp_path / "w.safetensors"))
+    assert same(loaded(tmp_path / "w.safetensors"), module.state_dict())
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_the_name_of_a_wrapper_is_left_out(wrapper: str, tmp_path: Path) -> None:
+    state = Tied().state_dict()
+    torch.save({wrapper + name: tensor for name, tensor in state.items()}, tmp_path / "w.pt")
+    assert same(loaded(tmp_path / "w.pt"), state)
+
+
+def test_a_weight_that_is_not_there_is_still_named(tmp_path: Path) -> None:
+    state = {name: tensor.clone() for name, tensor in Tied().state_dict().items() if name != "first.bias"}
+    for prefix in ("", "module."):
+        save_file({prefix + name: tensor for name, tensor in state.items()}, tmp_path / "w.safetensors")
+        with pytest.raises(child.Refused, match=r'Missing key\(s\) in state_dict: "first.bias"'):
+            loaded(tmp_path / "w.safetensors")
+
+
+def test_a_pickled_module_is_refused_without_the_advice_to_open_it(tmp_path: Path) -> None:
+    torch.save(nn.Linear(2, 2), tmp_path / "w.pt")
+    with pytest.raises(child.Refused, match="Unsupported global") as refused:
+        loaded(tmp_path / "w.pt")
+    assert "Please" not in str(refused.value) and "weights_only" not in str(refused.value)
