@@ -50,7 +50,8 @@ class StoreCopy:
         except (ValueError, ImportError) as error:
             raise BadSetting(f"store = {source!r}: {error}; expected a folder or a URL of fsspec") from error
         _make_private(folder)
-        self._stamps: dict[str, str] = {}
+        self._stamps: dict[str, tuple[str, str]] = {}  # of a followed file, there and here
+        self._held: dict[tuple[str, int], str] = {}  # versions held against the source, and its entry then
         self._faults: dict[
             tuple[str, int], tuple[str, str]
         ] = {}  # (stamp of the version's folder, the fault)
@@ -73,12 +74,17 @@ class StoreCopy:
         """Follow, let ``deed`` change the copy, and write what it changed for this model back to the source.
 
         For a source that is no folder; it must have one process that calls this. Raises StoreUnusable, and what
-        ``deed`` raises.
+        ``deed`` raises; the copy is then as it was.
         """
         with self._alone("written"):
             self._follow()
-            done = deed()
-            self._write_back(name)
+            before = {path: path.read_bytes() for path in self._followed(name)}
+            try:
+                done = deed()
+                self._write_back(name)
+            except Exception:
+                self._undo(name, before)
+                raise
             return done
 
     @contextmanager
@@ -102,13 +108,24 @@ class StoreCopy:
 
     def _write_back(self, name: str) -> None:
         """The alias last, as it is read."""
-        folder = self.store.root / "models" / name
         entries = self._listed(f"models/{name}")
-        files = [path for path in sorted(folder.iterdir()) if _FOLLOWED.fullmatch(path.name)]
-        for path in [*files, folder / _ALIAS]:
+        for path in self._followed(name):
             target = f"{self._root}/models/{name}/{path.name}"
-            if path.exists() and (path.name not in entries or self._fs.cat_file(target) != path.read_bytes()):
+            if path.name not in entries or self._fs.cat_file(target) != path.read_bytes():
                 self._fs.pipe_file(target, path.read_bytes())
+
+    def _undo(self, name: str, before: Mapping[Path, bytes]) -> None:
+        for path in set(self._followed(name)) - set(before):
+            path.unlink(missing_ok=True)
+        for path, data in before.items():
+            if not path.exists() or path.read_bytes() != data:
+                replace_text(path, data.decode(errors="replace"))
+
+    def _followed(self, name: str) -> list[Path]:
+        """The files of a model in the copy that are followed, the alias last."""
+        folder = self.store.root / "models" / name
+        files = [path for path in sorted(folder.iterdir()) if _FOLLOWED.fullmatch(path.name)]
+        return [*files, *(path for path in [folder / _ALIAS] if path.exists())]
 
     def _follow_keys(self) -> None:
         entry = self._listed("").get(NAME_IN_STORE)
@@ -121,17 +138,34 @@ class StoreCopy:
         folder.mkdir(parents=True, exist_ok=True)
         numbers = [int(entry) for entry in entries if _NUMBER.fullmatch(entry)]
         for number in numbers:
-            if not (folder / str(number)).is_dir():
+            if not self._is_here(name, number, str(entries[str(number)])):
                 self._copy_version(name, number)
         for number in {int(entry) for entry in _folders_in(folder) if _NUMBER.fullmatch(entry)} - set(
             numbers
         ):
+            self._held.pop((name, number), None)
             shutil.rmtree(folder / str(number), ignore_errors=True)
         here = [path.name for path in folder.iterdir() if path.is_file()]
         for file in {*entries, *here}:
             if _FOLLOWED.fullmatch(file):
                 self._follow_file(f"{place}/{file}", entries.get(file))
         self._follow_alias(name, entries.get(_ALIAS))
+
+    def _is_here(self, name: str, number: int, entry: str) -> bool:
+        """Whether the copy has this version. A source that was made anew has other versions of the same numbers."""
+        place = f"models/{name}/{number}"
+        here = self.store.root / place / "manifest.json"
+        if not here.is_file():
+            return False
+        if self._held.get((name, number)) != entry:
+            try:
+                there = self._fs.cat_file(f"{self._root}/{place}/manifest.json")
+            except FileNotFoundError:
+                return True  # it is being deleted, or written anew
+            if here.read_bytes() != there:
+                return False
+            self._held[name, number] = entry
+        return True
 
     def _copy_version(self, name: str, number: int) -> None:
         place = f"models/{name}/{number}"
@@ -145,6 +179,7 @@ class StoreCopy:
         try:
             with self.store.draft(name) as draft:
                 self._fetch(place, draft.folder)
+                shutil.rmtree(self.store.root / place, ignore_errors=True)
                 draft.folder.rename(self.store.root / place)
         except (HalfevenError, FileNotFoundError) as error:
             self._faults[name, number] = (
@@ -173,25 +208,30 @@ class StoreCopy:
         if entry is None:
             self._follow_file(place, None)
             return
-        if self._stamps.get(place) == str(entry) and (self.store.root / place).exists():
+        if self._stamps.get(place) == (str(entry), _stamp_of(self.store.root / place)):
             return
         text = self._fs.cat_file(f"{self._root}/{place}").decode(errors="replace")
         number = text.strip()
         if not _NUMBER.fullmatch(number) or (self.store.root / f"models/{name}/{number}").is_dir():
-            replace_text(self.store.root / place, text)
-            self._stamps[place] = str(entry)
+            self._keep(place, entry, text, READABLE)
 
     def _follow_file(self, place: str, entry: Entry | None, mode: int = READABLE) -> None:
         target = self.store.root / place
         if entry is None:
             target.unlink(missing_ok=True)
             self._stamps.pop(place, None)
-        elif self._stamps.get(place) != str(entry) or not target.exists():
+        elif self._stamps.get(place) != (str(entry), _stamp_of(target)):
             if (entry.get("size") or 0) > _MOST_BYTES:
                 raise OSError(f"{place} has {entry['size']} bytes, at most {_MOST_BYTES} are read")
             data = self._fs.cat_file(f"{self._root}/{place}")
-            replace_text(target, data.decode(errors="replace"), mode)
-            self._stamps[place] = str(entry)
+            self._keep(place, entry, data.decode(errors="replace"), mode)
+
+    def _keep(self, place: str, entry: Entry, text: str, mode: int) -> None:
+        """Another process of the node may have written the same; what a change left behind is written over."""
+        target = self.store.root / place
+        if not target.exists() or target.read_bytes() != text.encode():
+            replace_text(target, text, mode)
+        self._stamps[place] = str(entry), _stamp_of(target)
 
     def _listed(self, place: str) -> dict[str, Entry]:
         """What a folder of the source has, by its last name. Raises OSError, FileNotFoundError where there is none."""
@@ -199,6 +239,15 @@ class StoreCopy:
         return {
             entry["name"].rstrip("/").rsplit("/", 1)[-1]: entry for entry in self._fs.ls(path, detail=True)
         }
+
+
+def _stamp_of(path: Path) -> str:
+    """What changes whenever the file is replaced; empty where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return ""
+    return f"{found.st_ino} {found.st_mtime_ns} {found.st_size}"
 
 
 def _folders_in(folder: Path) -> list[str]:

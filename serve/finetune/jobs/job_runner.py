@@ -25,7 +25,7 @@ from .hyperparameter_table import REFUSE, RETRAIN
 from .job_folder import MOST_STARTS, JobFolder, JobState
 from .job_rows import TRAINING, VALIDATION, Asked, JobRows, ReaderLost, divide
 from .job_store import JobStore
-from .job_types import RUNNING, Job
+from .job_types import RUNNING, IllegalMove, Job
 from .reasons import NO_JUDGING_SET, STALE_PARENT
 from .training_request import TRAINER
 from .training_watch import TrainingWatch
@@ -50,9 +50,12 @@ class JobRunner:
         self.conclude = Conclusion(job_store, store, roster, stopping).conclude
 
     def go(self, job: Job) -> None:
-        """Take a queued job through all stages, from where it is. Raises JobFailed, Cancelled, Paused, ServerStops, or
-        an error of ours."""
-        self._job_store.move(job.id, RUNNING, stage="checking")
+        """Take a queued job through all stages, from where it is; nothing where it is not queued any more. Raises
+        JobFailed, Cancelled, Paused, ServerStops, or an error of ours."""
+        try:
+            self._job_store.move(job.id, RUNNING, stage="checking")
+        except IllegalMove:
+            return  # paused or cancelled since it was looked up
         job, folder = self._job_store.job(job.id), self._folder(job.id)
         try:
             self._passes(job, folder)

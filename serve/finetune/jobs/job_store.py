@@ -279,6 +279,17 @@ class JobStore:
                 self.record(id, "info", "resumed before it was paused")
             return self.job(id)
 
+    def has_stopped(self, id: str) -> Job:
+        """The process of a running job has ended for a pause: the job is paused, or queued again where it was resumed
+        meanwhile. Where it is to be cancelled too it stays running, for its caller to end."""
+        with self._db.transaction():
+            job = self.job(id)
+            if job.cancel_requested:
+                return job
+            paused = job.pause_requested
+            to, message = (PAUSED, "paused; resuming goes on from here") if paused else (QUEUED, "resumed")
+            return self.move(id, to, stage=to, message=message)
+
     def _set(self, id: str, changes: Mapping[str, Any]) -> None:
         if changes:
             names = ", ".join(f"{name} = ?" for name in changes)

@@ -19,7 +19,7 @@ from ..data.files import Files
 from .concluding import Cancelled, JobFailed, Paused, ServerStops
 from .job_runner import JobRunner
 from .job_store import JobStore
-from .job_types import CANCELLED, FAILED, PAUSED, QUEUED, RUNNING, Job
+from .job_types import CANCELLED, FAILED, QUEUED, RUNNING, Job
 from .reasons import DISK_FULL, DISK_FULL_MESSAGE
 
 logger = logging.getLogger("halfeven.finetune")
@@ -58,14 +58,11 @@ class Supervisor:
 
     def _live(self) -> None:
         self._await_models()
-        try:
-            for job in self._job_store.unfinished():
-                if job.status == RUNNING:
-                    self._guarded(job, partial(self._take_up, job))
-        except HalfevenError:
-            logger.exception("the jobs of an earlier server cannot be read")
         while not self._stopping.is_set():
             try:
+                for job in self._job_store.unfinished():
+                    if job.status == RUNNING:
+                        self._take_up(job)
                 self._runner.remove_ended()
                 job = self._job_store.next_queued()
                 if job is not None:
@@ -132,15 +129,14 @@ class Supervisor:
         self._job_store.move(job.id, CANCELLED, code="CANCELLED", message=message, version=number)
 
     def _paused(self, job: Job) -> None:
-        """Resumed meanwhile, it is queued again."""
-        wanted = self._job_store.job(job.id).pause_requested
-        to, message = (PAUSED, "paused; resuming goes on from here") if wanted else (QUEUED, "resumed")
-        self._job_store.move(job.id, to, stage=to, message=message)
+        if self._job_store.has_stopped(job.id).cancel_requested:
+            self._guarded(job, partial(self._cancelled, job))
 
     def _take_up(self, job: Job) -> None:
-        """The server ended during this job: the job goes on from where it was."""
+        """No process runs this job, since its server ended or what became of it could not be written: it goes on from
+        where it was."""
         if job.pause_requested:
             self._paused(job)
             return
-        message = "the server that ran this job is gone; it goes on from its last checkpoint"
+        message = "no process runs this job any more; it goes on from its last checkpoint"
         self._job_store.move(job.id, QUEUED, stage="queued", message=message)

@@ -21,7 +21,9 @@ from .judging_metrics import (
     ERRORS,
     MOST_CLASSES,
     SHARES,
+    classes_of,
     classifies,
+    computable,
     graded,
     metrics_of,
     per_class,
@@ -132,7 +134,8 @@ class _Pairs:
         targets = samples.targets.get(tensor.name)
         if targets is None or not (rows := graded(tensor, targets)).any():
             return None
-        return cls(tensor, rows, targets[rows], metrics_of(tensor, terms.metrics), terms.margin)
+        metrics = computable(metrics_of(tensor, terms.metrics), targets[rows])
+        return cls(tensor, rows, targets[rows], metrics, terms.margin)
 
     def kept(self, predicted: np.ndarray) -> np.ndarray:
         return predicted[self.rows]
@@ -184,11 +187,10 @@ def _loss(metric: str, old: float, new: float) -> float:
 
 
 def _predicted(tensor: TensorSpec, came: np.ndarray, metrics: Sequence[str]) -> np.ndarray:
-    """Predictions of a batch: values, or classes where scores are not needed. Where the scores have NaN the class is
-    −1, which equals no target."""
+    """Predictions of a batch: values, or classes where scores are not needed."""
     if not classifies(tensor) or AUROC in metrics:
         return came.astype(np.float32)
-    return np.where(np.isnan(came).any(-1), -1, came.argmax(-1))
+    return classes_of(came)
 
 
 def _finite(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,13 @@ def metrics_of(tensor: TensorSpec, chosen: Sequence[str]) -> tuple[str, ...]:
     return tuple(metric for metric in chosen if metric in fitting) or fitting[:1]
 
 
+def computable(metrics: tuple[str, ...], targets: np.ndarray) -> tuple[str, ...]:
+    """The metrics that graded targets define, accuracy where none is left: AUROC needs two classes."""
+    if AUROC not in metrics or len(np.unique(targets[targets >= 0])) > 1:
+        return metrics
+    return tuple(metric for metric in metrics if metric != AUROC) or (ACCURACY,)
+
+
 def graded(tensor: TensorSpec, targets: np.ndarray) -> np.ndarray:
     """``bool [rows]``: the rows with a target. A negative class is none, and neither is a value that is NaN."""
     rows = targets.reshape(len(targets), -1)
@@ -75,6 +82,8 @@ def per_class(metric: str, predicted: np.ndarray, targets: np.ndarray, classes: 
         if shown.sum() < 2:
             return [None] * classes
         found, wanted = _decisions(predicted, targets, classes)
+        if bool(found.isnan().any()):  # it would be ranked as if it were a number
+            return [float("nan") if there else None for there in shown]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of classes that the targets lack: they are left out below
             values = classification.multiclass_auroc(
@@ -87,8 +96,13 @@ def per_class(metric: str, predicted: np.ndarray, targets: np.ndarray, classes: 
     return [float(value) if there else None for value, there in zip(values, shown, strict=True)]
 
 
+def classes_of(scores: np.ndarray) -> np.ndarray:
+    """The class with the highest score; −1, which equals no target, where the scores have NaN."""
+    return np.where(np.isnan(scores).any(-1), -1, scores.argmax(-1))
+
+
 def _classes(predicted: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    return predicted.argmax(-1) if predicted.ndim > targets.ndim else predicted
+    return classes_of(predicted) if predicted.ndim > targets.ndim else predicted
 
 
 def _decisions(predicted: np.ndarray, targets: np.ndarray, classes: int):  # type: ignore[no-untyped-def]

@@ -91,11 +91,14 @@ def _add_files(routes: APIRouter, job_store: JobStore, files: Files, kept: KeptF
     ) -> Response:
         """Every uploaded file, the newest first."""
         kept.delete_expired()
-        records = [record for record in job_store.files() if purpose in (None, record.purpose)]
+        records = job_store.files()
         if order == "asc":
             records.reverse()
         if after is not None:
-            records = records[records.index(job_store.file(after)) + 1 :]
+            known = [record.id for record in records]
+            job_store.file(after)  # raises UnknownName
+            records = records[known.index(after) + 1 :] if after in known else []
+        records = [record for record in records if purpose in (None, record.purpose)]
         return _json(page_of(records[: limit + 1], limit, file_body))
 
     @routes.get("/v1/files/{id}")

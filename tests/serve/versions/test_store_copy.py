@@ -145,6 +145,38 @@ def test_a_change_of_a_store_of_objects_is_written_back(
     assert read_orders(other.store, "net") == read_orders(copy.store, "net") != read_orders(source, "net")
 
 
+def test_a_change_that_cannot_be_written_back_is_undone_on_the_whole_node(
+    in_memory: str, tmp_path: Path, source: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(source, "second")
+    fs, root = fsspec.core.url_to_fs(in_memory)
+    fs.put(str(source.root / "models/net/2"), f"{root}/models/net/2", recursive=True)
+    copy, replica = (StoreCopy(in_memory, tmp_path / "node") for _ in range(2))
+    replica.follow()
+
+    def away(*_: object) -> None:
+        raise OSError("the bucket is away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(fs), "pipe_file", away)
+        with pytest.raises(StoreUnusable, match="cannot be written: the bucket is away"):
+            copy.change("net", lambda: OwnStore(copy.store).promote("net", 2))
+        assert copy.store.live_number("net") == 1 and set(copy.store.promotions("net")) == {1}
+    OwnStore(copy.store).promote("net", 2)  # by a writer that was killed before it wrote it back
+    for one in (replica, copy):
+        one.follow()
+    assert copy.store.live_number("net") == 1
+
+
+def test_a_store_that_was_made_anew_is_copied_anew(source: Store, copy: StoreCopy) -> None:
+    copy.follow()
+    shutil.rmtree(source.root)
+    source.promote(source.version("net", publish(source, "anew")))
+    for one in (copy, StoreCopy(str(source.root), copy.store.root)):
+        one.follow()
+        assert one.store.version("net", 1).bytes("whole.pt2") == b"anew"
+
+
 def test_a_copy_is_kept_only_in_a_folder_of_this_user_alone(source: Store, tmp_path: Path) -> None:
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()

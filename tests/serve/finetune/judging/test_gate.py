@@ -125,3 +125,17 @@ def test_an_answer_that_is_not_finite_is_refused() -> None:
     found = {"torch": {HELD_OUT: {"y": x * np.nan}}}
     verdict = judge(VALUES, samples, found, {HELD_OUT: {"y": x + 1}}, Terms(1.0, 1))
     assert not verdict.passed and verdict.numbers["not_learnt"]
+
+
+@pytest.mark.parametrize("positives", [0, 1, 3, 7])
+def test_a_class_of_few_rows_or_none_refuses_no_version_by_its_ranking(positives: int) -> None:
+    """A draw of the rows may lack such a class, and has no AUROC then."""
+    random = np.random.default_rng()
+    targets = {HELD_OUT: random.permutation(np.arange(60) % 3), JUDGING: (np.arange(60) < positives) * 1}
+    samples = {name: Samples({"x": np.zeros((60, 3))}, {"y": each}) for name, each in targets.items()}
+    before = {name: {"y": random.random((60, 3)).astype(np.float32)} for name in targets}
+    after = {**before, HELD_OUT: {"y": np.eye(3, dtype=np.float32)[targets[HELD_OUT]]}}
+    verdict = judge(LOGITS, samples, {"torch": after}, before, Terms(0.02, 1, ["auroc"]))
+    assert verdict.passed and verdict.numbers["not_learnt"] is None, verdict.reason
+    judged_by = verdict.numbers["forms"]["torch"][JUDGING]["y"]["metric"]
+    assert judged_by == ("auroc" if positives else "accuracy")

@@ -47,6 +47,13 @@ def test_where_no_class_was_chosen_the_row_is_wrong() -> None:
     assert per_class("f1", predicted, TARGETS, 3)[0] == 0.0
 
 
+def test_scores_that_are_nan_are_right_in_no_row_and_have_no_ranking() -> None:
+    scores = np.where(np.arange(5)[:, None] == 0, np.float32(np.nan), SCORES)
+    assert value_of("accuracy", scores, TARGETS, 3) == pytest.approx(3 / 5)
+    assert row_values("accuracy", scores, TARGETS) == pytest.approx([0, 1, 1, 0, 1])
+    assert per_class("f1", scores, TARGETS, 3)[0] == 0.0 and np.isnan(value_of("auroc", scores, TARGETS, 3))
+
+
 def test_a_class_that_the_targets_lack_counts_in_no_mean() -> None:
     targets = np.array([0, 1, 0, 0, 1])
     for metric in ("accuracy", "f1", "auroc"):

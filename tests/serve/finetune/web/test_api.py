@@ -169,6 +169,13 @@ def test_files_are_listed_page_by_page(place: Place) -> None:
     assert rising[-5:] == made and len(set(rising)) == len(rising)
 
 
+def test_a_page_behind_a_file_of_another_purpose_is_answered(place: Place) -> None:
+    first, second = place.upload(), place.upload()
+    assert second not in [file.id for file in place.client.files.list(after=second)]
+    assert first in [file.id for file in place.client.files.list(after=second, purpose="fine-tune")]
+    assert place.client.files.list(after=first, purpose="assistants").data == []
+
+
 def test_a_job_is_made_in_openai_s_shape_and_its_numbers_are_settled(place: Place) -> None:
     woken = len(place.woken)
     hyperparameters: Any = {"n_epochs": 4, "batch_size": "auto", "learning_rate": 0.01, "precision": "bf16"}

@@ -1,0 +1,119 @@
+"""Pausing, resuming and cancelling at odd moments: what was answered happens, and no job is left without a process."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from halfeven.models.errors import StoreError
+from halfeven.models.store import Store
+from halfeven.serve.finetune.data.files import Files
+from halfeven.serve.finetune.jobs.concluding import Paused
+from halfeven.serve.finetune.jobs.job_store import JobStore
+from halfeven.serve.finetune.jobs.job_types import FileRecord, Job, JobRequest
+from halfeven.serve.finetune.jobs.supervisor import Supervisor
+
+
+class Place:
+    """One job, and the supervisor that takes it. Its process ends as ``process`` says."""
+
+    def __init__(self, root: Path) -> None:
+        nothing: Any = None
+        self.job_store, store = JobStore(root / "halfeven.db"), Store(root)
+        self.supervisor = Supervisor(self.job_store, Files(root / "files", 1000), store, nothing, nothing)
+        self.process: Callable[[], None] = lambda: None
+        self.supervisor._runner._passes = lambda job, folder: self.process()  # type: ignore[method-assign]
+        self.job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))
+        self.job = self.job_store.create_job(JobRequest("net", "net", 1, "file-1", {}, 3))[0]
+
+    @property
+    def now(self) -> Job:
+        return self.job_store.job(self.job.id)
+
+    def take(self) -> None:
+        """As the supervisor does with the job that it has looked up."""
+        self.supervisor._guarded(self.job, partial(self.supervisor._runner.go, self.job))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path / "store")
+    yield made
+    made.job_store.close()
+
+
+def test_a_job_that_is_paused_just_before_it_is_taken_is_paused(place: Place) -> None:
+    assert place.job_store.request_pause(place.job.id).status == "paused"
+    place.take()
+    assert (place.now.status, place.now.code, place.now.attempts) == ("paused", None, 0)
+
+
+def test_a_job_that_is_to_be_paused_and_cancelled_is_cancelled(place: Place) -> None:
+    def process() -> None:
+        place.job_store.request_pause(place.job.id)
+        assert place.job_store.request_cancel(place.job.id).cancel_requested
+        raise Paused
+
+    place.process = process
+    place.take()
+    assert (place.now.status, place.now.code) == ("cancelled", "CANCELLED")
+
+
+def test_a_job_that_is_to_be_paused_and_cancelled_when_its_server_ends_is_cancelled_by_the_next(
+    place: Place,
+) -> None:
+    place.job_store.move(place.job.id, "running")
+    place.job_store.request_pause(place.job.id)
+    place.job_store.request_cancel(place.job.id)
+    place.supervisor._take_up(place.now)
+    assert place.now.status == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"), [("request_resume", "queued"), ("request_cancel", "cancelled"), ("job", "paused")]
+)
+def test_what_is_asked_while_a_job_stops_for_a_pause_is_not_lost(
+    asked: str, status: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked after its process has ended, just before that is written."""
+    transaction, waiting = place.job_store._db.transaction, [asked]
+
+    def process() -> None:
+        place.job_store.request_pause(place.job.id)
+        monkeypatch.setattr(place.job_store._db, "transaction", at_the_end)
+        raise Paused
+
+    def at_the_end() -> Any:
+        if waiting:
+            getattr(place.job_store, waiting.pop())(place.job.id)
+        return transaction()
+
+    place.process = process
+    place.take()
+    assert place.now.status == status
+
+
+def test_a_job_whose_pause_could_not_be_written_is_paused_later(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move, failing = place.job_store.move, [StoreError("the disk failed")]
+
+    def moved(id: str, to: str, **more: Any) -> Job:
+        if to == "paused" and failing:
+            raise failing.pop()
+        return move(id, to, **more)
+
+    def process() -> None:
+        place.job_store.request_pause(place.job.id)
+        raise Paused
+
+    def wait(timeout_s: float | None = None) -> None:
+        if timeout_s is None:  # there is nothing to do any more
+            place.supervisor._stopping.set()
+
+    place.process = process
+    monkeypatch.setattr(place.job_store, "move", moved)
+    monkeypatch.setattr(place.supervisor._bell, "wait", wait)
+    place.supervisor._live()
+    assert (place.now.status, failing) == ("paused", [])
