@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ class Place:
 
     def __init__(self, root: Path) -> None:
         nothing: Any = None
+        ready: Any = SimpleNamespace(wait=lambda timeout_s: None)
         self.job_store, store = JobStore(root / "halfeven.db"), Store(root)
-        self.supervisor = Supervisor(self.job_store, Files(root / "files", 1000), store, nothing, nothing)
+        self.supervisor = Supervisor(self.job_store, Files(root / "files", 1000), store, ready, nothing)
         self.process: Callable[[], None] = lambda: None
         self.supervisor._runner._passes = lambda job, folder: self.process()  # type: ignore[method-assign]
         self.job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))
