@@ -20,6 +20,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from halfeven.exporters.inputs.synthetic import generate
+from halfeven.models.batch_axis import array_batch_back
 from halfeven.models.engines.load import load_whole
 from halfeven.models.spec import ModelSpec
 from halfeven.models.store import Store
@@ -118,7 +119,8 @@ def test_a_real_file_goes_from_init_to_an_answer_over_http(brought: tuple[str, P
     assert facts["status"] == "live"
     store = Store(tmp_path / "store")
     spec = store.version(facts["model"], 1).spec()
-    _, inputs = next(generate(spec, 1, seed=5).batches(1 if spec.batched else 0))
+    _, rows = next(generate(spec, 1, seed=5).batches(1 if spec.batched else 0))
+    inputs = {tensor.name: array_batch_back(rows[tensor.name], tensor.batch_axis) for tensor in spec.inputs}
     answers = asked_over_http(store, spec, inputs)
     for tensor, right in zip(spec.outputs, expected(path, store, spec, inputs), strict=True):
         scale = float(np.abs(np.asarray(right, np.float64)).max(initial=0.0)) or 1.0
