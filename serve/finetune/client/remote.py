@@ -16,6 +16,7 @@ JOBS = "/v1/fine_tuning/jobs"
 _CHUNK = 2**20
 _LONGEST_ANSWER = 2**22
 _TRIAL_TIMEOUT_S = 1500.0  # the server ends a trial before
+_BUSY = (429, 502, 503, 504)  # the server, or a proxy for it: asked again later it answers
 _REFUSALS: dict[int, type[BadInput]] = {404: UnknownName, 413: TooLarge}
 
 Sent = Callable[[int, int], None]
@@ -178,6 +179,8 @@ def _read(status: int, body: bytes) -> dict[str, Any]:
         answer = json.loads(body[:_LONGEST_ANSWER])
     except ValueError:
         answer = None
+    if status in _BUSY:
+        raise NotReady(f"the server refused with {status}: {_words(answer, body)}.")
     if status >= 500:
         raise CannotServe(f"the server failed with {status}: {_words(answer, body)}")
     if not 200 <= status < 300:

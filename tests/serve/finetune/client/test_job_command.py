@@ -340,6 +340,17 @@ def test_a_server_that_is_away_for_a_moment_does_not_end_the_watching(data: Path
     assert exit_code(ended.facts) == 0
 
 
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_key_s_limit_or_a_server_that_refuses_for_a_moment_ends_no_watching(
+    data: Path, status: int
+) -> None:
+    busy = (status, {"title": "busy", "detail": "too many requests; ask again later"})
+    script = Script(creation=[busy, state("queued")], states=[state("running"), busy, busy, succeeded()])
+    assert exit_code(run(script, data).facts) == 0
+    with pytest.raises(NotReady, match=f"refused with {status}: too many requests"):
+        run(Script(states=[state("running"), busy]), data)
+
+
 def test_a_server_that_stays_away_ends_the_watching_and_names_the_job(data: Path) -> None:
     clock = Clock()
     with pytest.raises(NotReady, match="ftjob-1 may still run"):
