@@ -29,6 +29,7 @@ from ..jobs.job_types import FileRecord, JobRequest, step_of
 from .event_stream import streamed
 from .kept_files import KeptFiles
 from .openai_shapes import checkpoint_body, event_body, file_body, job_body, page_of
+from .waiting_requests import WaitingRequests
 
 JOBS = "/v1/fine_tuning/jobs"
 _MOST_EVENTS = 1000
@@ -48,9 +49,9 @@ def router(
     kept = KeptFiles(job_store, files)
     _add_changes_of_files(routes, kept, files)
     _add_files(routes, job_store, files, kept)
-    admission = JobAdmission(job_store, files, store, leaving)
-    _add_jobs(routes, job_store, admission, wake)
-    _add_validation(routes, admission, try_out)
+    admission, waiting = JobAdmission(job_store, files, store, leaving), WaitingRequests()
+    _add_jobs(routes, job_store, admission, waiting, wake)
+    _add_validation(routes, admission, waiting, try_out)
     _add_reading(routes, job_store)
     _add_events(routes, job_store, leaving)
     return routes
@@ -122,8 +123,8 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 def _add_jobs(
-    routes: APIRouter, job_store: JobStore, admission: JobAdmission, wake: Callable[[], None]
-) -> None:
+    routes: APIRouter, job_store: JobStore, admission: JobAdmission, waiting: WaitingRequests, wake: Callable[[], None]
+) -> None:  # fmt: skip
     # Requests with a key are admitted one at a time: a repeated one finds its job, and its files are not read again.
     keyed = threading.Lock()
 
@@ -149,7 +150,8 @@ def _add_jobs(
         """Create a job; it is on the disk when this answers. `Idempotency-Key`: once however often it is sent."""
         key = _key(request.headers.get("idempotency-key"))
         body = await read_order(request)
-        return await run_in_threadpool(admit, body, key, permit_of(request.scope))
+        with waiting.one_more():
+            return await run_in_threadpool(admit, body, key, permit_of(request.scope))
 
     @routes.post(JOBS + "/{id}/cancel", dependencies=[_may_see(job_store)])
     def cancel(id: str) -> Response:
@@ -172,8 +174,9 @@ def _add_jobs(
 
 
 def _add_validation(
-    routes: APIRouter, admission: JobAdmission, try_out: Callable[[JobRequest], dict[str, Any]]
-) -> None:
+    routes: APIRouter, admission: JobAdmission, waiting: WaitingRequests,
+    try_out: Callable[[JobRequest], dict[str, Any]],
+) -> None:  # fmt: skip
     def validate(body: bytes, permit: Permit) -> Response:
         asked = parse(body)
         permit.check(TO_TRAIN, _model_in(asked))
@@ -182,7 +185,9 @@ def _add_validation(
     @routes.post(JOBS + "/validate")
     async def validation(request: Request) -> Response:
         """Check a job request without creating the job: its data and settings, and two steps of the training."""
-        return await run_in_threadpool(validate, await read_order(request), permit_of(request.scope))
+        body = await read_order(request)
+        with waiting.one_more():
+            return await run_in_threadpool(validate, body, permit_of(request.scope))
 
 
 def _may_see(job_store: JobStore) -> Any:

@@ -25,8 +25,10 @@ from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.finetune.client.dry_run import dry_run
 from halfeven.serve.finetune.data.files import Files
+from halfeven.serve.finetune.jobs.job_admission import JobAdmission
 from halfeven.serve.finetune.jobs.job_store import JobStore
 from halfeven.serve.finetune.web.api import router
+from halfeven.serve.finetune.web.waiting_requests import MOST
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 from rich.console import Console
@@ -174,6 +176,32 @@ def test_a_page_behind_a_file_of_another_purpose_is_answered(place: Place) -> No
     assert second not in [file.id for file in place.client.files.list(after=second)]
     assert first in [file.id for file in place.client.files.list(after=second, purpose="fine-tune")]
     assert place.client.files.list(after=first, purpose="assistants").data == []
+
+
+def test_requests_that_wait_for_files_to_be_read_leave_threads_to_others(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, goes_on = threading.Semaphore(0), threading.Event()
+
+    def read(self: JobAdmission, asked: Any) -> Any:
+        waits.release()
+        assert goes_on.wait(20)
+        raise BadInput("read at last")
+
+    monkeypatch.setattr(JobAdmission, "read", read)
+    validated = f"http://{place.address}/v1/fine_tuning/jobs/validate"
+    with ThreadPoolExecutor(MOST) as callers:
+        try:
+            waiting = [callers.submit(posted, place, b"{}") for _ in range(MOST)]
+            assert all(waits.acquire(timeout=20) for _ in waiting)
+            for refused in (posted(place, b"{}"), httpx.post(validated, json={})):
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
+                assert "wait for the files of jobs to be read" in refused.text
+            assert httpx.get(f"http://{place.address}/v1/fine_tuning/jobs").status_code == 200
+        finally:
+            goes_on.set()
+        assert [one.result().status_code for one in waiting] == [400] * MOST
+    assert posted(place, b"{}").status_code == 400, "there is room again"
 
 
 def test_a_job_is_made_in_openai_s_shape_and_its_numbers_are_settled(place: Place) -> None:
