@@ -231,13 +231,13 @@ def _with_dims(spec: ModelSpec, dims: Mapping[Place, Dim]) -> ModelSpec:
 
 
 def _is_picture(tensor: TensorSpec, batched: bool) -> bool:
-    """Rows of 1, 3 or 4 channels and two free axes."""
+    """Rows of 1, 3 or 4 channels and a free width. A cache of keys has its free axis before the last one."""
     return batched and tensor.type.is_float and len(tensor.shape) == 4 and bool(_spatial(tensor))
 
 
 def _spatial(tensor: TensorSpec) -> tuple[int, ...]:
     for channel, spatial in ((1, (2, 3)), (3, (1, 2))):
         dim = tensor.shape[channel]
-        if dim.fixed and dim.minimum in (1, 3, 4) and any(not tensor.shape[axis].fixed for axis in spatial):
+        if dim.fixed and dim.minimum in (1, 3, 4) and not tensor.shape[spatial[-1]].fixed:
             return spatial
     return ()

@@ -173,6 +173,13 @@ def test_sizes_that_a_free_axis_needs_are_found_by_running(tmp_path: Path) -> No
     assert shapes(guessed(tmp_path, least)) == [[-1, "t=40.."], [-1, -1]]
 
 
+def test_a_cache_of_four_heads_is_no_picture_and_may_be_short(tmp_path: Path) -> None:
+    graph = "g (float[n,4,1,8] q, float[n,4,past,8] keys) => (float[n,4,all,8] present, float[n,4,1,8] y) { present = Concat<axis=2>(keys, q) t = Transpose<perm=[0,1,3,2]>(present) a = MatMul(q, t) s = Softmax<axis=-1>(a) y = MatMul(s, present) }"
+    spec = guessed(tmp_path, parsed(graph))
+    past = spec.inputs[1].shape[2]
+    assert spec.batched and (past.minimum, past.fixed) == (1, False)
+
+
 def test_a_size_that_ends_the_process_of_onnx_runtime_is_one_that_does_not_run(tmp_path: Path) -> None:
     """A Scan over nothing divides by zero there."""
     frames = """g (float[n,t] x) => (float[n,u,10] y) {
