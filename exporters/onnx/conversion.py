@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx import ModelProto, NodeProto, ValueInfoProto
+from onnx import ModelProto, NodeProto, TensorShapeProto, ValueInfoProto
 
 from ...models.errors import BadFolder, ExportFailed
 from ...models.package import ModelFolder, Precision
@@ -77,14 +77,20 @@ def read_selected(path: Path, folder: ModelFolder) -> tuple[ModelProto, list[str
 
 
 def _give_axes(model: ModelProto, spec: ModelSpec) -> None:
-    """An output whose shape the file leaves open has as many free axes as model.toml says."""
-    axes = {tensor.name: len(tensor.shape) for tensor in spec.outputs}
+    """An output whose shape the file leaves open has as many free axes as model.toml says. A size that the file states
+    of an axis behind the batch that is free there is taken out: the file gives others, or it would have been guessed.
+    """
+    tensors = {tensor.name: tensor for tensor in spec.outputs}
     for value in model.graph.output:
-        type_ = value.type.tensor_type
-        if value.name in axes and not type_.HasField("shape"):
-            type_.shape.SetInParent()
-            for _ in range(axes[value.name]):
-                type_.shape.dim.add()
+        shape, tensor = value.type.tensor_type.shape, tensors.get(value.name)
+        if tensor is None:
+            continue
+        if not value.type.tensor_type.HasField("shape"):
+            shape.SetInParent()
+            shape.dim.extend([TensorShapeProto.Dimension() for _ in tensor.shape])
+        for axis, (dim, known) in enumerate(zip(shape.dim, tensor.shape, strict=False)):
+            if axis != tensor.batch_axis and not known.fixed and dim.HasField("dim_value"):
+                dim.ClearField("dim_value")
 
 
 def read_foreign(

@@ -84,6 +84,15 @@ def test_an_output_without_a_shape_has_the_axes_of_a_run(tmp_path: Path) -> None
     assert code == 0 and facts["forms"]["onnx"]["half_nodes"] > 0, said
 
 
+def test_an_output_with_a_wrong_size_in_the_file_has_the_size_that_it_runs_with(
+    tmp_path: Path, random: np.random.Generator
+) -> None:
+    graph = "g (float[n,8] x) => (float[n,5] y) { h = MatMul(x, w) y = Relu(h) }"
+    onnx.save(parsed(graph, {"w": normal(random, 8, 4)}), tmp_path / "net.onnx")
+    code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
+    assert code == 0 and facts["forms"]["onnx"]["half_nodes"] == 2, said
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
