@@ -24,6 +24,8 @@ _SMALL_MODEL, _SMALL_CONSTANT = 1 << 20, 1 << 12  # bytes
 class NotRun(BadSamples):
     """ONNX Runtime does not run the file with a sample, or gives other outputs than model.toml says."""
 
+    code = "not_run"
+
 
 def finished(
     model: ModelProto, what: str, error: type[BadFolder] | type[CannotConvert] = BadFolder
