@@ -1,18 +1,18 @@
 """Convert a model folder: read it, capture the model or read its ONNX file, check the signature, call `road.travel`."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ..models.capture.capture import Captured as CapturedProgram
 from ..models.capture.capture import Limits, capture
 from ..models.engines.live_engine import LIVE_FILE, is_current
-from ..models.errors import BadInput, BadSamples, BadSetting, CaptureFailed
+from ..models.errors import BadInput, BadSamples, BadSetting, CaptureFailed, HalfevenError, NotRun
 from ..models.package import ModelFolder, Precision
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
@@ -25,12 +25,12 @@ from .live.forms import live_subject
 from .maker import Maker, Notify
 from .onnx.conversion import NotPlanned, read_foreign
 from .onnx.forms import foreign_subject
-from .onnx.runtime import NotRun
 from .road import travel
 from .subject import CPU, Subject
 from .torch.forms import ProgramForms
 
 GENERATED = 32
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,29 +148,35 @@ def _foreign(
         with suppress(NotPlanned):  # then it is served whole, with the ranges that model.toml says
             exact = read_foreign(asked.folder / asked.source, asked)[1]
             samples = _in_range(samples, asked.spec, exact)
-    subject, maker = _running_subject(asked, options, samples, origin, notify)
+
+    def subject_of(tried: Samples, number: int | None) -> tuple[Subject, Maker]:
+        why = "the file does not run with larger ones; give samples"
+        note = () if number is None else (f"all generated integers are {number}: {why}",)
+        noted = replace(asked, notes=(*asked.notes, *note))
+        return foreign_subject(noted, tried, origin, options.search, notify)
+
+    subject, maker = _with_smaller_integers(asked.spec, samples, subject_of, NotRun)
     _check_signature(subject.spec, newest, options)
     return travel(subject, maker, store, notify)
 
 
-def _running_subject(
-    asked: ModelFolder, options: Options, samples: Samples, origin: Mapping[str, Any], notify: Notify
-) -> tuple[Subject, Maker]:
-    """As `foreign_subject`. Generated integers may be a place that a branch of the graph does not have, a start or a
-    size: then it is tried again with all of them 1, then 0."""
+def _with_smaller_integers(
+    spec: ModelSpec,
+    samples: Samples,
+    attempt: Callable[[Samples, int | None], T],
+    failed: type[HalfevenError],
+) -> T:
+    """What ``attempt`` makes of the samples. Where it raises ``failed`` and they were generated, it is tried again with
+    all integers 1, then 0: a generated integer may be an index beyond a small table, a start or a size. ``attempt`` is
+    given the samples, and the number that all integers are (None: as they were)."""
     try:
-        return foreign_subject(asked, samples, origin, options.search, notify)
-    except NotRun:
-        if samples.source != "generated" or all(tensor.type.is_float for tensor in asked.spec.inputs):
+        return attempt(samples, None)
+    except failed:
+        if samples.source != "generated" or all(tensor.type.is_float for tensor in spec.inputs):
             raise
         for number in (1, 0):
-            note = (
-                f"all generated integers are {number}: the file does not run with larger ones; give samples"
-            )
-            with suppress(NotRun):
-                same = generate(asked.spec, GENERATED, ids=(number, number))
-                noted = replace(asked, notes=(*asked.notes, note))
-                return foreign_subject(noted, same, origin, options.search, notify)
+            with suppress(failed):
+                return attempt(generate(spec, GENERATED, ids=(number, number)), number)
         raise
 
 
@@ -208,18 +214,13 @@ def _samples(folder: ModelFolder, options: Options) -> Samples:
 
 
 def _captured(folder: ModelFolder, samples: Samples, options: Options) -> CapturedProgram:
-    """Capture the folder. Generated ids may exceed a small table, whose range only the capture finds: then it is tried
-    again with all ids 1, then 0."""
-    try:
-        return capture(folder, samples.arrays, options.capture_limits)
-    except CaptureFailed:
-        if samples.source != "generated" or all(tensor.type.is_float for tensor in folder.spec.inputs):
-            raise
-        for number in (1, 0):
-            same = generate(folder.spec, GENERATED, ids=(number, number))
-            with suppress(CaptureFailed):
-                return capture(folder, same.arrays, options.capture_limits)
-        raise
+    """Capture the folder. Only the capture finds the size of a table, which the generated samples may exceed."""
+    return _with_smaller_integers(
+        folder.spec,
+        samples,
+        lambda tried, _: capture(folder, tried.arrays, options.capture_limits),
+        CaptureFailed,
+    )
 
 
 def _in_range(samples: Samples, asked: ModelSpec, exact: ModelSpec) -> Samples:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..models.errors import BadRequest, BadSamples, CannotConvert, EngineFailed
+from ..models.errors import BadRequest, CannotConvert, EngineFailed, NotRun
 
-# As a model refuses an input: a size that it has no places for.
-REFUSALS = (CannotConvert, EngineFailed, BadRequest, BadSamples)
+# What a model raises for an input that it cannot be run with, for example one longer than its table of positions.
+REFUSALS = (CannotConvert, EngineFailed, BadRequest, NotRun)
 Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]
 # Inputs, the whole's answers, a half's answers → for each output the integers that may differ: their scores tie.
@@ -33,7 +33,7 @@ class Question:
 
 
 def takes(whole: Answers, inputs: Arrays) -> bool:
-    """Whether a model answers this input; it may refuse an adversarial one."""
+    """Whether the FP32 model ``whole`` can be run with ``inputs``: False where it raises one of `REFUSALS`."""
     try:
         whole(inputs)
     except REFUSALS:

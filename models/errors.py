@@ -50,6 +50,12 @@ class BadSamples(BadInput):
     code = "bad_samples"
 
 
+class NotRun(BadSamples):
+    """ONNX Runtime does not run a file with a sample, or gives other outputs than model.toml says."""
+
+    code = "not_run"
+
+
 class BadRequest(BadInput):
     code = "bad_request"
 

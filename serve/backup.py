@@ -14,13 +14,11 @@ from ..models.durable import fsync
 from ..models.errors import DamagedFile, StoreUnusable
 from ..models.new_folder import new_folder
 from ..models.store import Store, sha256_of
+from .finetune.data.files import UPLOADS, whole_uploads
 from .finetune.jobs.database import DATABASE, copy_database
 from .versions.store_copy import COPYING, StoreCopy
 
-_UPLOADS = "files"
-_TRIES = (
-    3  # a version may be published and made active between the copy of the versions and that of the alias
-)
+_TRIES = 3  # a version may become active after the versions were copied, before the alias is
 
 
 def back_up(store: Store, folder: Path, notify: Callable[[str], None]) -> Mapping[str, Any]:
@@ -39,7 +37,7 @@ def back_up(store: Store, folder: Path, notify: Callable[[str], None]) -> Mappin
         damaged = []
         if (database := store.root / DATABASE).is_file():
             copy_database(database, copy / DATABASE)
-        uploads, faults = _copy_uploads(store.root / _UPLOADS, copy / _UPLOADS)
+        uploads, faults = _copy_uploads(store.root / UPLOADS, copy / UPLOADS)
         damaged += faults
         notify(f"{uploads} uploads are copied")
         damaged += _copy_versions(store, copy)
@@ -54,7 +52,7 @@ def _copy_uploads(source: Path, target: Path) -> tuple[int, list[str]]:
     """How many were copied, and what is wrong with the others. One that is deleted meanwhile is left out."""
     copied, faults = 0, list[str]()
     target.mkdir()
-    for path in sorted(source.glob("[0-9a-f]*")) if source.is_dir() else ():
+    for path in whole_uploads(source):
         try:
             copyfile(path, target / path.name)
         except FileNotFoundError:

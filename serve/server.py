@@ -29,7 +29,7 @@ from .batching.counters import Phase
 from .batching.device import DeviceThread
 from .batching.interface import ControlledRoster
 from .batching.place import Place
-from .finetune.data.files import Files
+from .finetune.data.files import UPLOADS, Files
 from .finetune.jobs.database import DATABASE
 from .finetune.jobs.job_store import JobStore
 from .finetune.jobs.supervisor import Supervisor
@@ -80,7 +80,7 @@ def build(
     lock = alone_with(store)
     job_store = JobStore(store.root / DATABASE)
     app, front = application(settings, roster, job_store.count_by_status, bounds, access, collectors)
-    files = Files(store.root / "files", settings.limits.upload_bytes, most_bytes=settings.limits.files_bytes)
+    files = Files(store.root / UPLOADS, settings.limits.upload_bytes, most_bytes=settings.limits.files_bytes)
     trainer = (settings.trainer_threads, 10, _trainer_memory(settings, place.device.type))
     supervisor = Supervisor(job_store, files, store, roster, place, *trainer, settings.trainer_processes)
     trials = TrialRuns(job_store, files, store, str(place.device), *trainer, leaving=lambda: roster.leaving)

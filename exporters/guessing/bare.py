@@ -27,7 +27,7 @@ def folder_at(path: Path) -> ModelFolder:
     is_file = path.is_file() and path.name != TOML
     if not is_file and not _is_transformers(path):
         return read_folder(path)
-    path = named(path)
+    path = absolute(path)
     place = path.parent if is_file else path
     if is_file and (place / TOML).is_file() and (beside := read_folder(place)).source == path.name:
         return beside
@@ -42,7 +42,7 @@ def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Gues
     Raises BadFolder where nothing is guessed of such a path.
     """
     file, _, function = path.partition(":")
-    where = named(Path(file))
+    where = absolute(Path(file))
     if function and where.suffix == ".py":
         if samples is None:
             raise BadSamples(
@@ -67,9 +67,9 @@ def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Gues
     )
 
 
-def named(path: Path) -> Path:
-    """The absolute path, under its own name where it is a link: a download cache keeps ``model.onnx`` as a link to a
-    file that is named by its digest."""
+def absolute(path: Path) -> Path:
+    """The absolute path of a file or folder. A link to a file keeps its own name: a download cache keeps
+    ``model.onnx`` as a link to a file that is named by its digest."""
     return path.parent.resolve() / path.name if path.is_file() else path.resolve()
 
 

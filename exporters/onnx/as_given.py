@@ -1,7 +1,7 @@
-"""Whether the FP32 whole that was read from a file answers as the file itself does.
+"""Compares the FP32 model that was read from an ONNX file (the whole) with the file itself, as ONNX Runtime runs it.
 
-Reading a file inlines its functions, converts its opset and computes its constants; a fault of any of these would be in
-the whole and in the half alike, and no comparison of the two would show it.
+Reading a file inlines its functions, converts its opset and computes its constants. A fault of any of these would be in
+the whole and in the half alike, so that no comparison of those two would show it.
 """
 
 import numpy as np
@@ -20,15 +20,18 @@ _HALF = frozenset(HALVES.values())
 
 
 def difference(given: ModelProto, spec: ModelSpec, whole: Answers, row: Arrays) -> str | None:
-    """What ``whole`` answers to ``row`` otherwise than the file ``given``; None where nothing.
+    """How the whole answers the inputs ``row`` otherwise than the file ``given``, as a sentence; None where both answer
+    alike.
 
-    Not asked of a file that has values in half, which the whole has in FP32, of one that is random, and of one that
-    ONNX Runtime does not run as it is.
+    Also None where the two cannot be compared: the file has values in half, which the whole has in FP32, it is random,
+    or ONNX Runtime does not run it as it is.
     """
     if _has_half(given):
         return None
-    inputs = {tensor.name: array_batch_back(row[tensor.name], tensor.batch_axis) for tensor in spec.inputs}
-    inputs = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+    inputs = {
+        tensor.name: np.asarray(array_batch_back(row[tensor.name], tensor.batch_axis), order="C")
+        for tensor in spec.inputs
+    }
     try:
         answers = runtime_answers(given)
         asked, again = answers(inputs), answers(inputs)

@@ -77,9 +77,9 @@ def read_selected(path: Path, folder: ModelFolder) -> tuple[ModelProto, list[str
 
 
 def _give_axes(model: ModelProto, spec: ModelSpec) -> None:
-    """An output whose shape the file leaves open has as many free axes as model.toml says. A size that the file states
-    of an axis behind the batch that is free there is taken out: the file gives others, or it would have been guessed.
-    """
+    """Make the outputs' shapes in the file agree with model.toml. An output without a shape gets as many free axes as
+    model.toml says. Where model.toml has a free axis behind the batch, a fixed size in the file is removed: a file may
+    state a wrong one, and a wrong one cannot be planned."""
     tensors = {tensor.name: tensor for tensor in spec.outputs}
     for value in model.graph.output:
         shape, tensor = value.type.tensor_type.shape, tensors.get(value.name)

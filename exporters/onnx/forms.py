@@ -13,7 +13,7 @@ from onnx import ModelProto, ValueInfoProto
 from ...models.datatypes import name_of
 from ...models.engines.cpu.setup import CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
-from ...models.errors import BadFolder
+from ...models.errors import BadFolder, NotRun
 from ...models.package import ModelFolder
 from ...models.spec import ModelSpec
 from ...models.store import Draft
@@ -36,7 +36,7 @@ from .precision.file_operations import file_operations
 from .precision.oracle import Oracle
 from .reading.graph import ForeignProgram, assembled
 from .reading.signature import hold
-from .runtime import NotRun, answers_alone_differ, finished, runtime_answers
+from .runtime import answers_alone_differ, finished, runtime_answers
 from .stored import ties_of
 from .whole_file import WholeFile, why_whole
 

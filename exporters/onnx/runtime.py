@@ -12,19 +12,13 @@ import torch
 from onnx import ModelProto, ValueInfoProto, helper
 
 from ...models.engines.onnx_engine import DEADLY_IN_HALF
-from ...models.errors import BadFolder, BadSamples, CannotConvert
+from ...models.errors import BadFolder, CannotConvert, NotRun
 from ...models.spec import ModelSpec
 from ..inputs.samples import Samples
 from ..plan.batched import SAME_IN_FP32
 from ..question import Answers, Arrays
 
 _SMALL_MODEL, _SMALL_CONSTANT = 1 << 20, 1 << 12  # bytes
-
-
-class NotRun(BadSamples):
-    """ONNX Runtime does not run the file with a sample, or gives other outputs than model.toml says."""
-
-    code = "not_run"
 
 
 def finished(

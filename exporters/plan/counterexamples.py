@@ -11,7 +11,7 @@ from ..gate.rule_verdicts import OVER_ALL
 from ..gate.trial import Trial
 from ..gate.verdict import ParityReport
 from ..question import Question
-from ..search.ranking import RANKED, Broken
+from ..search.ranking import RANKED, OrderJudge
 from .batched import Batch
 
 OPERATIONS = 1 << 36  # for the whole's answers: a large model is tried on fewer
@@ -35,17 +35,18 @@ class Counterexamples:
     Each set is judged by itself, as a proof on as many samples would be. Held against the largest of all answers,
     errors of sets whose answers are small pass: the corpus' 'warp' then errs by 4.9u in one of 64 such proofs.
     ``draw``: batches of unseen samples with the whole's answers, sets in order. ``join``: batches of known questions.
-    ``judge``: the gate's report at `SHARE` of its limit. ``rank``: gives the report where trials break the order
-    (`search.ranking`), with room for swaps while ``room``. ``spent``: the operations so far (`operations.Meter`).
+    ``judge``: the gate's report at `SHARE` of its limit. ``rank``: the judge of the order (`search.ranking`); it
+    asks for room for swaps until ``room_ends`` operations are spent. ``spent``: the operations so far
+    (`operations.Meter`).
     """
 
     rows: int
     draw: Callable[[], Iterator[Batch]]
     join: Callable[[Iterable[Question]], Iterator[Batch]]
     judge: Callable[[Sequence[Trial]], ParityReport]
-    rank: Broken | None = None
+    rank: OrderJudge | None = None
     spent: Callable[[], int] = lambda: 0
-    room: Callable[[], bool] = lambda: True
+    room_ends: float = math.inf
     found: list[Question] = field(default_factory=list)
     tried: int = 0  # unseen rows: the most that one plan was asked
     _batches: list[Batch] = field(default_factory=list)
@@ -111,9 +112,10 @@ class Counterexamples:
     def misordered(self, ask: Ask) -> ParityReport | None:
         """The report on a half that breaks the order of the samples on which earlier halves broke it; None
         otherwise."""
-        if self.rank is None or not self._ranked:
-            return None
-        return self.rank(list(ask(self._ranked)), self.room())
+        return self._order_report(list(ask(self._ranked))) if self._ranked else None
+
+    def _order_report(self, trials: Sequence[Trial]) -> ParityReport | None:
+        return None if self.rank is None else self.rank(trials, self.spent() < self.room_ends)
 
     def _reports(self, trials: Iterable[Trial]) -> Iterator[tuple[int, ParityReport]]:
         for number, of_set in groupby(trials, key=lambda trial: trial.samples[0] // self.rows):
@@ -125,7 +127,7 @@ class Counterexamples:
         ``operations``: of one question.
         """
         trials = list(_first(RANKED, trials))
-        if self.rank is None or not trials or self.rank(trials, self.room()) is None:
+        if not trials or self._order_report(trials) is None:
             return False
         held = sum(len(batch.questions) for batch in self._ranked)
         most = min(max(ORDER_OPERATIONS // operations, 2 * held, 2), len(trials))

@@ -42,7 +42,6 @@ class Rehearsal:
     def __init__(self, graph: Graph, planning: Samples) -> None:
         self._graph, spec = graph, graph.spec
         self.meter = Meter(graph.operations())
-        self._room_ends = math.inf
         self._whole = self.meter.on(graph.whole())
         self._tie_tolerance = graph.tie_tolerance(planning)
         self._few = few(planning)
@@ -69,13 +68,12 @@ class Rehearsal:
             lambda trials: judge(limits, graph.precision.dtype, trials, noise=self._noise),
             rank=ranking(spec, graph.precision.dtype),
             spent=self.meter.spent,
-            room=lambda: self.meter.spent() < self._room_ends,
         )
 
     def leave_room_for(self, operations: int) -> None:
-        """For so many operations from now on a plan has to leave room for swaps of samples that are never tried; then
-        the gate's own limit is enough, so that a search ends with a plan, however large the net."""
-        self._room_ends = self.meter.spent() + operations
+        """For so many operations from now on a plan has to leave room for swaps of samples that are never tried.
+        Afterwards the gate's own limit is enough, so that the search of a large net ends with a plan."""
+        self.counterexamples.room_ends = self.meter.spent() + operations
 
     def score(self, kept: Collection[str], limits: ParityLimits, largest: float = LARGEST) -> Score:
         """The gate's score of the half with these nodes kept; the samples as given have to pass first.

@@ -18,6 +18,9 @@ TIES = 0.5  # of those that the gate allows
 SWAPS = (
     0.75  # of the distance up to which the gate lets two samples change places; beyond it not a single pair
 )
+# Takes the answers of a half and whether pairs that swap must stay below `SWAPS` (True) or below the gate's own limit
+# (False). Gives the report where the half breaks the order, else None.
+OrderJudge = Callable[[Sequence[Trial], bool], ParityReport | None]
 
 
 def ranks(spec: ModelSpec) -> bool:
@@ -33,12 +36,8 @@ def head_first(spec: ModelSpec, candidates: Sequence[str]) -> list[str]:
     return list(reversed(candidates)) if ranks(spec) else list(candidates)
 
 
-Broken = Callable[[Sequence[Trial], bool], ParityReport | None]
-
-
-def ranking(spec: ModelSpec, dtype: str) -> Broken | None:
-    """What gives the report where a half breaks the order, else None; for a model that ranks. Its second argument:
-    whether there has to be room for swaps, or the gate's own limit is enough."""
+def ranking(spec: ModelSpec, dtype: str) -> OrderJudge | None:
+    """The judge of a half's order; None for a model that ranks nothing."""
     limits = replace(spec.parity, max_ties=spec.parity.max_ties * TIES)
 
     def broken(trials: Sequence[Trial], room: bool) -> ParityReport | None:

@@ -24,7 +24,8 @@ def backup(
         for fault in facts["damaged"]:
             notify(f"damaged, left out: {fault}")
         versions = sum(map(len, facts["versions"].values()))
-        shown = f"{folder} has {versions} versions of {len(facts['versions'])} models and {facts['uploads']} uploads"
-        return facts, f"{shown}; `halfeven serve --store {folder}` serves them", 1 if facts["damaged"] else 0
+        counts = f"models: {len(facts['versions'])}, versions: {versions}, uploads: {facts['uploads']}"
+        shown = f"{folder} has a copy ({counts}); `halfeven serve --store {folder}` serves it"
+        return facts, shown, 1 if facts["damaged"] else 0
 
     finish(work, as_json)

@@ -50,8 +50,9 @@ class StoreCopy:
         except (ValueError, ImportError) as error:
             raise BadSetting(f"store = {source!r}: {error}; expected a folder or a URL of fsspec") from error
         _make_private(folder)
-        self._stamps: dict[str, tuple[str, str]] = {}  # of a followed file, there and here
-        self._held: dict[tuple[str, int], str] = {}  # versions held against the source, and its entry then
+        self._stamps: dict[str, tuple[str, str]] = {}  # of a followed file: in the source, in the copy
+        # For each version (name, number): the source's entry of its folder when the two manifests were last compared.
+        self._compared: dict[tuple[str, int], str] = {}
         self._faults: dict[
             tuple[str, int], tuple[str, str]
         ] = {}  # (stamp of the version's folder, the fault)
@@ -143,7 +144,7 @@ class StoreCopy:
         for number in {int(entry) for entry in _folders_in(folder) if _NUMBER.fullmatch(entry)} - set(
             numbers
         ):
-            self._held.pop((name, number), None)
+            self._compared.pop((name, number), None)
             shutil.rmtree(folder / str(number), ignore_errors=True)
         here = [path.name for path in folder.iterdir() if path.is_file()]
         for file in {*entries, *here}:
@@ -152,19 +153,20 @@ class StoreCopy:
         self._follow_alias(name, entries.get(_ALIAS))
 
     def _is_here(self, name: str, number: int, entry: str) -> bool:
-        """Whether the copy has this version. A source that was made anew has other versions of the same numbers."""
+        """Whether the copy has this version with the manifest of the source. A store that was made anew has other
+        versions under the same numbers. ``entry``: the source's entry of the version's folder."""
         place = f"models/{name}/{number}"
         here = self.store.root / place / "manifest.json"
         if not here.is_file():
             return False
-        if self._held.get((name, number)) != entry:
+        if self._compared.get((name, number)) != entry:
             try:
                 there = self._fs.cat_file(f"{self._root}/{place}/manifest.json")
             except FileNotFoundError:
                 return True  # it is being deleted, or written anew
             if here.read_bytes() != there:
                 return False
-            self._held[name, number] = entry
+            self._compared[name, number] = entry
         return True
 
     def _copy_version(self, name: str, number: int) -> None:
@@ -227,7 +229,8 @@ class StoreCopy:
             self._keep(place, entry, data.decode(errors="replace"), mode)
 
     def _keep(self, place: str, entry: Entry, text: str, mode: int) -> None:
-        """Another process of the node may have written the same; what a change left behind is written over."""
+        """Write a followed file into the copy, unless it has this text already, and note the stamps of both: another
+        process of the node may have written it, and a change that was not written back is undone by it."""
         target = self.store.root / place
         if not target.exists() or target.read_bytes() != text.encode():
             replace_text(target, text, mode)
@@ -242,7 +245,7 @@ class StoreCopy:
 
 
 def _stamp_of(path: Path) -> str:
-    """What changes whenever the file is replaced; empty where there is none."""
+    """A text that is another one once the file has been replaced; empty where there is no file."""
     try:
         found = path.stat()
     except FileNotFoundError:

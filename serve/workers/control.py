@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 _MOST = 64 * 1024  # bytes of a packet
-_OF_CONNECT = 3  # descriptors
+_DESCRIPTORS = 3  # that a ``connect`` brings
 Said = dict[str, Any]
 
 
@@ -32,7 +32,7 @@ def send_packet(wire: socket.socket, said: Said, descriptors: Sequence[int] = ()
 def read_packet(wire: socket.socket) -> tuple[Said, list[int]] | None:
     """The next packet; None where the other process has gone. Raises BlockingIOError."""
     try:
-        data, descriptors, _, _ = socket.recv_fds(wire, _MOST, _OF_CONNECT)
+        data, descriptors, _, _ = socket.recv_fds(wire, _MOST, _DESCRIPTORS)
     except BlockingIOError:
         raise
     except OSError:
@@ -65,7 +65,7 @@ def connection_of(descriptors: Sequence[int]) -> tuple[socket.socket, socket.soc
 
     Raises OSError where this process had no room for all of them: then those that came are closed.
     """
-    if len(descriptors) != _OF_CONNECT:
+    if len(descriptors) != _DESCRIPTORS:
         for descriptor in descriptors:
             os.close(descriptor)
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

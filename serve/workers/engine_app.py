@@ -156,7 +156,8 @@ async def _answer_here(error: HalfevenError, scope: Scope, receive: Receive, sen
 
 
 class Collected:
-    """Calls an application with a whole body, and collects its answer. ``whole``: all of that has come."""
+    """Calls an application with a whole body, and collects its answer. ``whole``: whether the answer
+    has come to its end."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body

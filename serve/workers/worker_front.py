@@ -75,13 +75,13 @@ class WorkerFront(InferFront):
         ids: Ids = (),
     ) -> Begun:
         """As `InferFront.begin`; a refusal comes with the future."""
-        since_ns, came = perf_counter_ns(), _Came(header_length, body, authorization, ids)
+        since_ns, received = perf_counter_ns(), _Received(header_length, body, authorization, ids)
         codec = self.codec(served)
         try:
             request = codec.read(body, header_length)
         except BadInput:
-            return self._read_there(served, codec, since_ns, came)
-        return self._asked(served, codec, request, since_ns, came)
+            return self._read_there(served, codec, since_ns, received)
+        return self._asked(served, codec, request, since_ns, received)
 
     async def _begin_elsewhere(
         self,
@@ -93,15 +93,15 @@ class WorkerFront(InferFront):
         authorization: str | None = None,
         ids: Ids = (),
     ) -> Begun:
-        since_ns, came = perf_counter_ns(), _Came(header_length, body, authorization, ids)
+        since_ns, received = perf_counter_ns(), _Received(header_length, body, authorization, ids)
         codec = self.codec(served)
         try:
             request = await self.read_elsewhere(codec, header_length, body, lease)
         except TooLarge:  # whatever the model's spec is
             raise
         except BadInput:
-            return self._read_there(served, codec, since_ns, came)
-        return self._asked(served, codec, request, since_ns, came)
+            return self._read_there(served, codec, since_ns, received)
+        return self._asked(served, codec, request, since_ns, received)
 
     def refusal(
         self, error: Exception, request_id: str | None = None, model: str = ""
@@ -114,25 +114,32 @@ class WorkerFront(InferFront):
         return error.status, list(error.headers), error.body
 
     def _asked(
-        self, served: Answering, codec: InferCodec, request: InferRequest, since_ns: int, came: "_Came"
+        self,
+        served: Answering,
+        codec: InferCodec,
+        request: InferRequest,
+        since_ns: int,
+        received: "_Received",
     ) -> Begun:
         model = cast(RemoteModel, served)
         future = model.ask(
             request.arrays,
             request.rows,
             request.terms,
-            came.authorization,
-            lambda: self._whole(model, came),
+            received.authorization,
+            lambda: self._whole(model, received),
         )
         return Begun(codec, request, future, since_ns, self.written[model.name])
 
-    def _read_there(self, served: Answering, codec: InferCodec, since_ns: int, came: "_Came") -> Begun:
-        future = self._whole(cast(RemoteModel, served), came)
+    def _read_there(
+        self, served: Answering, codec: InferCodec, since_ns: int, received: "_Received"
+    ) -> Begun:
+        future = self._whole(cast(RemoteModel, served), received)
         return Begun(codec, _UNREAD, future, since_ns, Phase())  # the answer is not written here
 
-    def _whole(self, model: RemoteModel, came: "_Came") -> asyncio.Future[Answer]:
+    def _whole(self, model: RemoteModel, received: "_Received") -> asyncio.Future[Answer]:
         """Have the engine process answer the whole request, and log it; the answer comes as AnsweredByEngine."""
-        task = asyncio.get_running_loop().create_task(self._call(_scope(model, came), came.body))
+        task = asyncio.get_running_loop().create_task(self._call(_scope(model, received), received.body))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -146,8 +153,8 @@ class WorkerFront(InferFront):
         raise AnsweredByEngine(collected.status, headers, collected.body, logged=True)
 
 
-class _Came(NamedTuple):
-    """A request as it came; the last two are headers of it."""
+class _Received(NamedTuple):
+    """The body of a request, and those of its headers that the engine process needs to answer it."""
 
     header_length: str | None
     body: bytes
@@ -155,13 +162,13 @@ class _Came(NamedTuple):
     ids: Ids
 
 
-def _scope(model: RemoteModel, came: _Came) -> MutableMapping[str, Any]:
+def _scope(model: RemoteModel, received: _Received) -> MutableMapping[str, Any]:
     version = "" if model.version is None else f"/versions/{model.version}"
-    headers = [(b"host", b"localhost"), (b"content-length", b"%d" % len(came.body)), *came.ids]
-    if came.header_length is not None:
-        headers.append((b"inference-header-content-length", came.header_length.encode("latin-1")))
-    if came.authorization is not None:
-        headers.append((b"authorization", came.authorization.encode("latin-1")))
+    headers = [(b"host", b"localhost"), (b"content-length", b"%d" % len(received.body)), *received.ids]
+    if received.header_length is not None:
+        headers.append((b"inference-header-content-length", received.header_length.encode("latin-1")))
+    if received.authorization is not None:
+        headers.append((b"authorization", received.authorization.encode("latin-1")))
     path = f"/v2/models/{model.name}{version}/infer"
     return {
         "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",

@@ -1,11 +1,11 @@
 """A normalised ONNX graph, on which the other files of this package work: one opset, unique names, constants apart."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 FLOAT = TensorProto.FLOAT
 HALVES: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
@@ -60,12 +60,26 @@ def attribute(node: NodeProto, name: str, default: object = None) -> object:
     return default if found is None else helper.get_attribute_value(found)
 
 
-def walk(graph: GraphProto) -> Iterator[NodeProto]:
+def walk(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
     """Every node in order; those of a body stand before the node that has it."""
     for node in graph.node:
         for body in bodies(node).values():
             yield from walk(body)
         yield node
+
+
+def small_constants(graph: GraphProto, types: Collection[int]) -> dict[str, np.ndarray]:
+    """The graph's initialisers and Constant nodes of these element types that have at most one axis, by name."""
+    values = [(tensor.name, tensor) for tensor in graph.initializer]
+    for node in graph.node:
+        value = attribute(node, "value") if node.op_type == "Constant" and node.domain in ONNX else None
+        if isinstance(value, TensorProto):
+            values.append((node.output[0], value))
+    return {
+        name: numpy_helper.to_array(tensor)
+        for name, tensor in values
+        if tensor.data_type in types and len(tensor.dims) <= 1
+    }
 
 
 def graphs(graph: GraphProto) -> Iterator[GraphProto]:

@@ -5,10 +5,13 @@ Source: ONNX operators, "Upsample" and "Resize"; for the nearest place ONNX Runt
 down where a picture grows and up where it shrinks.
 """
 
-import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from collections import ChainMap
+from collections.abc import Mapping
 
-from .graph import ONNX, attribute, walk
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper
+
+from .graph import ONNX, graphs, small_constants, walk
 
 NEWEST_OLD = 10  # the last opset with the old meaning
 _SCALES = 2  # the place of a Resize's input
@@ -16,7 +19,7 @@ _SCALES = 2  # the place of a Resize's input
 
 def count_from_the_corner(converted: ModelProto) -> None:
     """Write the old meaning into each Resize of a model that was converted from opset 10 or older, in place."""
-    scales = _constants(converted)
+    scales = ChainMap(*(small_constants(each, (TensorProto.FLOAT,)) for each in graphs(converted.graph)))
     for node in walk(converted.graph):
         if node.op_type == "Resize" and node.domain in ONNX:
             old = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": _rounding(node, scales)}
@@ -25,19 +28,6 @@ def count_from_the_corner(converted: ModelProto) -> None:
             node.attribute.extend([*kept, *(helper.make_attribute(key, old[key]) for key in old)])
 
 
-def _rounding(node: NodeProto, scales: dict[str, np.ndarray]) -> str:
+def _rounding(node: NodeProto, scales: Mapping[str, np.ndarray]) -> str:
     found = scales.get(node.input[_SCALES]) if len(node.input) > _SCALES else None
     return "ceil" if found is not None and (found <= 1).all() else "floor"
-
-
-def _constants(model: ModelProto) -> dict[str, np.ndarray]:
-    found = {
-        tensor.name: numpy_helper.to_array(tensor)
-        for tensor in model.graph.initializer
-        if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 1
-    }
-    for node in walk(model.graph):
-        value = attribute(node, "value") if node.op_type == "Constant" else None
-        if isinstance(value, TensorProto) and value.data_type == TensorProto.FLOAT:
-            found[node.output[0]] = numpy_helper.to_array(value)
-    return found

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from .graph import ONNX, Names, attribute, graphs, names_in
+from .graph import ONNX, Names, attribute, graphs, names_in, small_constants
 
+_INTEGERS = (TensorProto.INT32, TensorProto.INT64)
 Shapes = Mapping[str, list[int]]  # 0 where a size is free
 
 
@@ -17,7 +18,7 @@ def unfold(model: ModelProto) -> None:
     """Where all readers of a SplitToSequence are SequenceAt of constant places, one Split takes its place."""
     names = Names(names_in(model.graph))
     for graph in graphs(model.graph):
-        shapes, constants = _shapes(graph), _constants(graph)
+        shapes, constants = _shapes(graph), small_constants(graph, _INTEGERS)
         for node in [node for node in graph.node if _is(node, "SplitToSequence")]:
             readers = [
                 reader for part in graphs(graph) for reader in part.node if node.output[0] in reader.input
@@ -68,19 +69,6 @@ def _place(graph: GraphProto, constants: Mapping[str, np.ndarray], reader: NodeP
 
 def _is(node: NodeProto, op: str) -> bool:
     return node.op_type == op and node.domain in ONNX
-
-
-def _constants(graph: GraphProto) -> dict[str, np.ndarray]:
-    found = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if _small(tensor)}
-    for node in graph.node:
-        value = attribute(node, "value") if _is(node, "Constant") else None
-        if isinstance(value, TensorProto):
-            found[node.output[0]] = numpy_helper.to_array(value)
-    return found
-
-
-def _small(tensor: TensorProto) -> bool:
-    return tensor.data_type in (TensorProto.INT32, TensorProto.INT64) and len(tensor.dims) <= 1
 
 
 def _shapes(graph: GraphProto) -> dict[str, list[int]]:

@@ -30,6 +30,7 @@ from ...http.error_mapping import SlowBody
 from ...http.limits.request_limits import DEFAULTS
 
 PURPOSE = "fine-tune"
+UPLOADS = "files"  # the folder in the store
 _FIELDS = ("purpose", "file")
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"  # as OpenAI's clients send them
 _LEAST_LIFE, _LONGEST_LIFE = 3600, 2_592_000  # seconds: OpenAI's bounds
@@ -104,7 +105,7 @@ class Files:
 
     def contents(self) -> set[str]:
         """The digests of all files here."""
-        return {path.name for path in self.folder.iterdir() if _DIGEST.fullmatch(path.name)}
+        return {path.name for path in whole_uploads(self.folder)}
 
     def remove(self, sha256: str) -> None:
         (self.folder / sha256).unlink(missing_ok=True)
@@ -186,6 +187,12 @@ class Files:
 
     def _too_large(self, size: str) -> TooLarge:
         return TooLarge(_too_large(size, self.max_bytes))
+
+
+def whole_uploads(folder: Path) -> list[Path]:
+    """The files of uploads that have arrived whole, in the order of their names; none where ``folder`` is not there."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(path for path in found if _DIGEST.fullmatch(path.name))
 
 
 class _Form:

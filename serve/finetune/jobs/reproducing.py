@@ -7,6 +7,7 @@ from typing import Any
 
 from ....models.errors import BadInput, CannotServe, UnknownName
 from ....models.store import Store, Version, sha256_of
+from ..data.files import UPLOADS
 from .child_watch import result_of
 from .concluding import JobFailed
 from .hyperparameter_table import AUTO
@@ -94,7 +95,7 @@ def _file(store: Store, version: Version, option: str, digest: str, given: Path 
         if found != digest:
             raise BadInput(f"{option} {given}: expected the file with SHA-256 {digest}, got {found}")
         return given
-    path = store.root / "files" / digest
+    path = store.root / UPLOADS / digest
     if not path.is_file():
         raise DataGone(
             f"the rows that {version} was trained on (SHA-256 {digest}) are not in the store any more, so it cannot be "

@@ -23,6 +23,7 @@ from .job_types import CANCELLED, FAILED, QUEUED, RUNNING, Job
 from .reasons import DISK_FULL, DISK_FULL_MESSAGE
 
 logger = logging.getLogger("halfeven.finetune")
+_GOES_ON = "job %s goes on with the next server"
 _LOOK_EVERY_S = 0.2  # whether the server ends while its models are made ready
 
 
@@ -86,11 +87,8 @@ class Supervisor:
         """Run ``work``; any error in it ends this job only, with its reason."""
         try:
             work()
-        except (ServerStops, NotReady) as error:
-            if isinstance(error, NotReady) and not self._stopping.is_set():
-                self._fail(job, error.code.upper(), str(error))
-                return
-            logger.info("job %s goes on with the next server", job.id)
+        except ServerStops:
+            logger.info(_GOES_ON, job.id)
         except Cancelled:
             self._guarded(job, partial(self._cancelled, job))
         except Paused:
@@ -98,7 +96,11 @@ class Supervisor:
         except JobFailed as error:
             self._fail(job, error.code, str(error), error.version)
         except HalfevenError as error:
-            self._fail(job, error.code.upper(), str(error))
+            # While the server ends, its versions are unloaded although the job still asks them.
+            if isinstance(error, NotReady) and self._stopping.is_set():
+                logger.info(_GOES_ON, job.id)
+            else:
+                self._fail(job, error.code.upper(), str(error))
         except Exception as error:
             if no_space_left(error):
                 self._runner.remove(job.id)  # the end of the job has to be written too

@@ -122,7 +122,7 @@ def ranks_of(request: Mapping[str, Any], rank: int) -> Ranks:
 
 def _first_of(request: Mapping[str, Any], count: int) -> Ranks:
     meeting = Path(request["out"]) / "meeting"
-    for left in (meeting, _last_words(request)):  # of processes that have ended
+    for left in (meeting, _failure_file(request)):  # of processes that have ended
         left.unlink(missing_ok=True)
     command = [sys.executable, "-P", str(SCRIPT), request["file"]]
     others = [
@@ -152,21 +152,22 @@ def _met(request: Mapping[str, Any], others: Sequence[subprocess.Popen[bytes]]) 
                 raise RankLost("another process of this training has ended before all were there") from None
 
 
-def leave_word(request: Mapping[str, Any], last: Mapping[str, Any]) -> None:
-    """The last line of a process that failed and whose lines are read by nobody, for the first one."""
-    _last_words(request).write_text(json.dumps(last))
+def write_failure(request: Mapping[str, Any], last: Mapping[str, Any]) -> None:
+    """Write down the last line of a process of another rank that failed: nobody reads its lines, so that the first
+    process reports it."""
+    _failure_file(request).write_text(json.dumps(last))
 
 
-def word_of_another(request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The last line of another process that failed; None where it was killed."""
+def failure_of_another(request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The last line of another process that failed; None where none wrote one down, because it was killed."""
     try:
-        found: dict[str, Any] = json.loads(_last_words(request).read_bytes())
+        found: dict[str, Any] = json.loads(_failure_file(request).read_bytes())
     except (OSError, ValueError):
         return None
     return found
 
 
-def _last_words(request: Mapping[str, Any]) -> Path:
+def _failure_file(request: Mapping[str, Any]) -> Path:
     return Path(request["out"]) / "failed.json"
 
 

@@ -56,14 +56,14 @@ def main(request_file: str, rank: int = 0) -> NoReturn:
         last = training_job.run(request, report, orders, rank)
     except ranks.RankLost as error:
         print(error, file=sys.stderr, flush=True)
-        last = None if rank else ranks.word_of_another(request)
+        last = None if rank else ranks.failure_of_another(request)
         if last is None:  # it was killed: the server starts the training again, from its checkpoint
             leave()
     except BaseException as error:  # SystemExit of the operator's code too
         last = failure(error, request)
         if rank:  # whose lines are read by nobody
             print(f"process {rank}: {last['code']}: {last['message']}", file=sys.stderr, flush=True)
-            ranks.leave_word(request, last)
+            ranks.write_failure(request, last)
     report(last)
     os._exit(0 if last["type"] != "failed" else 1)  # user threads and atexit hooks may not hold us back
 

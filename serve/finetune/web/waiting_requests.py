@@ -10,7 +10,7 @@ _RETRY_AFTER_S = 10.0
 
 
 class WaitingRequests:
-    """For the event loop's thread alone."""
+    """Counts the requests that wait. It has no lock: only the event loop's thread may use it."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most, self._count = most, 0

@@ -21,7 +21,7 @@ from ..limits.request_limits import DEFAULTS
 
 MAX_DEPTH = DEFAULTS.json_depth
 _TOO_DEEP = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
-_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")  # of two escapes that are one character
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")  # an escape that is half of a surrogate pair
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _C_CODES = {  # the same letters mean the same types to struct and to numpy
     "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i",

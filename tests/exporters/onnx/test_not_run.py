@@ -1,4 +1,5 @@
-"""What a file does not run with is refused in a sentence, or not asked: never with an error of ONNX Runtime."""
+"""Inputs with which an ONNX file does not run: given ones are refused in a sentence, generated ones are left out or made
+smaller. No error of ONNX Runtime reaches the user."""
 
 # ruff: noqa: E501  (graphs in their own lines)
 

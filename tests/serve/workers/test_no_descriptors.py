@@ -49,8 +49,9 @@ def is_closed_at_its_other_end(wire: socket.socket) -> bool:
     return wire.recv(1) == b""
 
 
-def connected(room: int, hears: Callable[[dict[str, Any], list[int]], None]) -> bool:
-    """Whether both sockets of a ``connect`` that came into so little room are closed, and nothing is left of it."""
+def closes_a_connect(room: int, hears: Callable[[dict[str, Any], list[int]], None]) -> bool:
+    """Give ``hears`` a ``connect`` while only ``room`` more descriptors can be opened. True where both sockets of the
+    ``connect`` are closed afterwards, and no descriptor is left open."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     wires, calls, memory = socket.socketpair(), socket.socketpair(), new_memory()
@@ -92,7 +93,7 @@ def test_a_worker_without_room_for_a_channel_asks_for_another_one(
         with ours, theirs:
             link = EngineLink(lambda: None)
             worker = _WorkerServer(uvicorn.Config(cast(Any, None)), theirs, link, Control(theirs))
-            assert connected(room, worker._hear)
+            assert closes_a_connect(room, worker._hear)
             assert link.calls is None
             ours.setblocking(False)
             said = await asyncio.get_running_loop().sock_recv(ours, 1000)
@@ -108,7 +109,7 @@ def test_an_engine_process_without_room_for_a_channel_closes_its_end_and_goes_on
         engine = _EngineServer(
             uvicorn.Config(front), front, ROSTER, control, gauges, lambda sentence: None, None
         )
-        assert connected(room, engine._hear)
+        assert closes_a_connect(room, engine._hear)
         assert gauges.pids == []
 
     in_time(goes_on)
