@@ -81,9 +81,20 @@ def build(
     job_store = JobStore(store.root / DATABASE)
     app, front = application(settings, roster, job_store.count_by_status, bounds, access, collectors)
     files = Files(store.root / UPLOADS, settings.limits.upload_bytes, most_bytes=settings.limits.files_bytes)
-    trainer = (settings.trainer_threads, 10, _trainer_memory(settings, place.device.type))
-    supervisor = Supervisor(job_store, files, store, roster, place, *trainer, settings.trainer_processes)
-    trials = TrialRuns(job_store, files, store, str(place.device), *trainer, leaving=lambda: roster.leaving)
+    threads, memory = settings.trainer_threads, _trainer_memory(settings, place.device.type)
+    supervisor = Supervisor(
+        job_store,
+        files,
+        store,
+        roster,
+        place,
+        threads,
+        settings.trainer_priority,
+        memory,
+        settings.trainer_processes,
+    )
+    device, leaving = str(place.device), lambda: roster.leaving
+    trials = TrialRuns(job_store, files, store, device, threads, memory, leaving)
     app.include_router(router(job_store, files, store, supervisor.wake, lambda: roster.leaving, trials.run))
     app.router.lifespan_context = _lifespan(roster, supervisor, job_store, lock, settings.shutdown_seconds)
     return front, roster

@@ -17,12 +17,11 @@ import numpy as np
 from ....exporters.inputs.samples import MAX_BYTES, Samples, mapped_samples
 from ....models.errors import BadSamples, DiskFull, HalfevenError, NotReady
 from ....models.store import Version
-from .worker_process import Child
+from .worker_process import Child, Priority
 
 READER = "halfeven.serve.finetune.jobs.row_reader"
 TRAINING, VALIDATION = "training_file", "validation_file"
 HELD_OUT, SEEN, ROWS = "held_out.safetensors", "seen.safetensors", "rows.json"
-NICE = 10
 Line = Mapping[str, Any]
 
 
@@ -58,7 +57,7 @@ class Asked:
     files: Mapping[str, Path]
     hyperparameters: Mapping[str, Any]
     seed: int
-    nice: int = NICE
+    priority: Priority = "low"  # the caller of the job waits
     max_bytes: int = MAX_BYTES  # of a file, and of what a packed one unpacks to
 
     def request(self, task: str) -> dict[str, Any]:
@@ -70,7 +69,7 @@ class Asked:
             "files": {param: str(path) for param, path in self.files.items()},
             "hyperparameters": dict(self.hyperparameters),
             "seed": self.seed,
-            "nice": self.nice,
+            "priority": self.priority,
             "max_bytes": self.max_bytes,
         }
 

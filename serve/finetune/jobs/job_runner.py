@@ -29,22 +29,23 @@ from .job_types import RUNNING, IllegalMove, Job
 from .reasons import NO_JUDGING_SET, STALE_PARENT
 from .training_request import TRAINER
 from .training_watch import TrainingWatch
-from .worker_process import Child
+from .worker_process import Child, Priority
 
 Result = TypeVar("Result")
 MOST_PASSES = 3  # from or against which one job is made, where the active version changes meanwhile
 
 
 class JobRunner:
-    """Runs jobs, one at a time. ``threads``, ``nice``, ``memory_bytes`` and ``processes`` are the trainer's;
+    """Runs jobs, one at a time. ``threads``, ``priority``, ``memory_bytes`` and ``processes`` are the trainer's;
     ``stopping`` interrupts a job at once."""
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
-        stopping: threading.Event, threads: int, nice: int, memory_bytes: int = 0, processes: int = 1,
+        stopping: threading.Event, threads: int, priority: Priority, memory_bytes: int = 0, processes: int = 1,
     ) -> None:  # fmt: skip
         self._job_store, self._files, self._store, self._roster = job_store, files, store, roster
-        self._place, self._stopping, self._threads, self._nice = place, stopping, threads, nice
+        self._place, self._stopping, self._threads = place, stopping, threads
+        self._priority: Priority = priority
         self._memory_bytes, self._processes = memory_bytes, processes
         self._active = ActiveVersion(store, roster, place)
         self.conclude = Conclusion(job_store, store, roster, stopping).conclude
@@ -151,7 +152,7 @@ class JobRunner:
         files = {
             param: self._files.path(self._job_store.file(id).sha256) for param, id in given.items() if id
         }
-        asked = Asked(parent, files, job.hyperparameters, job.seed, self._nice, self._files.max_bytes)
+        asked = Asked(parent, files, job.hyperparameters, job.seed, self._priority, self._files.max_bytes)
 
         def lines(child: Child) -> Iterator[Mapping[str, Any]]:
             return lines_of(child, job.id, self._job_store, self._stopping)
@@ -188,7 +189,7 @@ class JobRunner:
 
     def _train(self, job: Job, parent: Version, rows: JobRows, folder: JobFolder) -> Mapping[str, Any]:
         place = asked.Place(
-            folder.of_pass, str(self._place.device), self._threads, self._nice, self._memory_bytes,
+            folder.of_pass, str(self._place.device), self._threads, self._priority, self._memory_bytes,
             self._processes,
         )  # fmt: skip
         request = asked.training_request(parent, rows, job.hyperparameters, job.seed, job.id, place)
@@ -223,7 +224,7 @@ class JobRunner:
             },
             "lineage": self._lineage(job, rows, trained, number),
             "threads": self._threads,
-            "nice": self._nice,
+            "priority": self._priority,
         }
         child = Child.of_module(
             "halfeven.serve.finetune.jobs.weights_to_version", request, folder / "convert"

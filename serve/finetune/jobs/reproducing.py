@@ -47,11 +47,11 @@ def reproduce(
     held_out_file = None if held_out is None else _file(store, version, "--validation", held_out, validation)
     hyperparameters = lineage["hyperparameters"] | _measured(lineage)
     files = {TRAINING: training} | ({} if held_out_file is None else {VALIDATION: held_out_file})
-    asked = Asked(parent, files, hyperparameters, lineage["seed"], nice=0)
+    asked = Asked(parent, files, hyperparameters, lineage["seed"], priority="normal")
     recorded = lineage.get("trained_with") or {}
     with tempfile.TemporaryDirectory(prefix="halfeven-reproduce-") as folder:
         place = Place(
-            Path(folder), recorded.get("device", "cpu"), recorded.get("threads", 1), nice=0,
+            Path(folder), recorded.get("device", "cpu"), recorded.get("threads", 1), priority="normal",
             processes=recorded.get("processes", 1),
         )  # fmt: skip
         rows = divide(asked, place.folder, lambda child: lines_until(child, lambda: False))

@@ -21,6 +21,7 @@ from .job_runner import JobRunner
 from .job_store import JobStore
 from .job_types import CANCELLED, FAILED, QUEUED, RUNNING, Job
 from .reasons import DISK_FULL, DISK_FULL_MESSAGE
+from .worker_process import Priority
 
 logger = logging.getLogger("halfeven.finetune")
 _GOES_ON = "job %s goes on with the next server"
@@ -28,18 +29,18 @@ _LOOK_EVERY_S = 0.2  # whether the server ends while its models are made ready
 
 
 class Supervisor:
-    """``threads``, ``nice``, ``memory_bytes`` (0: no limit) and ``processes`` are the trainer's: by default it yields
-    to serving."""
+    """``threads``, ``priority``, ``memory_bytes`` (0: no limit) and ``processes`` are the trainer's, which
+    yields to serving."""
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
-        threads: int = 1, nice: int = 10, memory_bytes: int = 0, processes: int = 1,
+        threads: int = 1, priority: Priority = "low", memory_bytes: int = 0, processes: int = 1,
     ) -> None:  # fmt: skip
         self._job_store, self._store, self._roster = job_store, store, roster
         self._bell = threading.Event()
         self._stopping = threading.Event()
         self._runner = JobRunner(
-            job_store, files, store, roster, place, self._stopping, threads, nice, memory_bytes, processes
+            job_store, files, store, roster, place, self._stopping, threads, priority, memory_bytes, processes
         )
         self._thread = threading.Thread(target=self._live, name="halfeven-finetune", daemon=True)
 

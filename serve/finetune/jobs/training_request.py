@@ -14,6 +14,7 @@ from .hyperparameter_table import QUARANTINE
 from .job_rows import HELD_OUT, ROWS, JobRows
 from .loss_choice import losses_by_output
 from .trainable import trainable_of
+from .worker_process import Priority
 
 TRAINER = Path(__file__).parents[1] / "training" / "trainer.py"
 _AMP = (
@@ -26,12 +27,12 @@ _AMP = (
 @dataclass(frozen=True, slots=True)
 class Place:
     """The folder and the device of one training, and its processes: ``processes`` train together, each with ``threads``
-    threads and niceness ``nice``; all together may have ``memory_bytes`` of private memory (0: no limit)."""
+    threads and ``priority``; all together may have ``memory_bytes`` of private memory (0: no limit)."""
 
     folder: Path
     device: str
     threads: int
-    nice: int
+    priority: Priority
     memory_bytes: int = 0
     processes: int = 1
 
@@ -71,7 +72,7 @@ def training_request(
         "precision": hyperparameters["precision"],
         "device": place.device,
         "threads": place.threads,
-        "nice": place.nice,
+        "priority": place.priority,
         "memory_limit_bytes": place.memory_bytes // processes,
         "processes": processes,
         "hyperparameters": {name: hyperparameters[name] for name in read if name in hyperparameters},

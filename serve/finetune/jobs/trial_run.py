@@ -19,10 +19,11 @@ from .job_rows import HELD_OUT, TRAINING, VALIDATION, Asked, JobRows, divide, li
 from .job_store import JobStore
 from .job_types import JobRequest
 from .training_request import TRAINER
-from .worker_process import Child
+from .worker_process import Child, Priority
 
 STEPS = 2  # the first allocates what the second has
 MOST_SECONDS = 600.0  # of each process: an operator's code that hangs must not hold it for ever
+PRIORITY: Priority = "low"  # the caller waits
 NO_GRADIENT = "NO_GRADIENT"
 CHECK = "halfeven.serve.finetune.jobs.policy_check"
 
@@ -31,11 +32,11 @@ class TrialRuns:
     """Tries jobs one at a time: each needs the memory of a training. ``leaving``: the server is shutting down."""
 
     def __init__(
-        self, job_store: JobStore, files: Files, store: Store, device: str, threads: int, nice: int = 10,
+        self, job_store: JobStore, files: Files, store: Store, device: str, threads: int,
         memory_bytes: int = 0, leaving: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self._job_store, self._files, self._store, self._leaving = job_store, files, store, leaving
-        self._device, self._threads, self._nice, self._memory_bytes = device, threads, nice, memory_bytes
+        self._device, self._threads, self._memory_bytes = device, threads, memory_bytes
         self._running = threading.Lock()
 
     def run(self, request: JobRequest) -> dict[str, Any]:
@@ -83,7 +84,7 @@ class TrialRuns:
             "samples": str(folder / HELD_OUT),
             "dtype": request.hyperparameters["precision"],
             "threads": self._threads,
-            "nice": self._nice,
+            "priority": PRIORITY,
         }
         found = self._answer(Child.of_module(CHECK, question, folder / "check"), "check")
         return [{"code": fault["code"], "message": fault["message"]} for fault in found["faults"]]
@@ -91,7 +92,7 @@ class TrialRuns:
     def _first_steps(
         self, parent: Version, rows: JobRows, request: JobRequest, folder: Path
     ) -> Mapping[str, Any]:
-        place = asked.Place(folder, self._device, self._threads, self._nice, self._memory_bytes)
+        place = asked.Place(folder, self._device, self._threads, PRIORITY, self._memory_bytes)
         question = asked.training_request(parent, rows, request.hyperparameters, request.seed, "trial", place)
         question |= {"trial_steps": STEPS, "checkpoint_every": 0}
         return self._answer(Child.of_script(TRAINER, question, folder / "train"), "trainer")
@@ -114,7 +115,7 @@ class TrialRuns:
         files = {
             param: self._files.path(self._job_store.file(id).sha256) for param, id in given.items() if id
         }
-        asked = Asked(parent, files, request.hyperparameters, request.seed, self._nice, self._files.max_bytes)
+        asked = Asked(parent, files, request.hyperparameters, request.seed, PRIORITY, self._files.max_bytes)
         return divide(asked, folder, lambda child: lines_until(child, self._leaving))
 
 

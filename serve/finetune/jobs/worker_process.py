@@ -12,18 +12,23 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 MAX_LINE = 2**26  # the rows that are left out are named one by one; with a longer one the process is killed
 _LAST_BYTES = 1000  # of what a process wrote, in messages
 _LOOK_EVERY_MS = 100  # whether the process has ended
+_NICE = 10  # steps of niceness behind the server, of a low priority
+
+Priority = Literal["normal", "low", "idle"]
+"""Of a child's processor time beside the server's: as the server's own; a tenth of it where both want all of a core; or
+what the server leaves (``SCHED_IDLE`` of sched(7), on Linux; elsewhere the greatest niceness)."""
 
 
 class Child:
-    """Use it in a ``with`` block: when the block is left, the process and all that it started are killed. ``nice``:
-    steps of niceness behind this process; a request's, where it has one."""
+    """Use it in a ``with`` block: when the block is left, the process and all that it started are killed.
+    ``priority``: a request's, where it has one."""
 
-    def __init__(self, command: list[str], log: Path, nice: int = 0) -> None:
+    def __init__(self, command: list[str], log: Path, priority: Priority = "normal") -> None:
         self._log = log
         self._started = time.monotonic()
         self._lines: queue.Queue[bytes | None] = queue.Queue()
@@ -35,8 +40,7 @@ class Child:
             )  # fmt: skip
         # Before it has begun: its imports alone take seconds of a core.
         with suppress(OSError):
-            niceness = os.getpriority(os.PRIO_PROCESS, self._process.pid) + nice
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, min(niceness, 19))
+            _lower(self._process.pid, priority)
         self._reader = threading.Thread(target=self._read, name="halfeven-child-lines", daemon=True)
         self._reader.start()
 
@@ -44,13 +48,13 @@ class Child:
     def of_script(cls, script: Path, request: Mapping[str, Any], place: Path) -> "Child":
         """``python -P script REQUEST.json``: nothing of ours is on its path."""
         command = [sys.executable, "-P", str(script), _written(request, place)]
-        return cls(command, place.with_suffix(".log"), request.get("nice", 0))
+        return cls(command, place.with_suffix(".log"), request.get("priority", "normal"))
 
     @classmethod
     def of_module(cls, module: str, request: Mapping[str, Any], place: Path) -> "Child":
         """``python -m module REQUEST.json``: our own code."""
         command = [sys.executable, "-m", module, _written(request, place)]
-        return cls(command, place.with_suffix(".log"), request.get("nice", 0))
+        return cls(command, place.with_suffix(".log"), request.get("priority", "normal"))
 
     def __enter__(self) -> "Child":
         return self
@@ -137,6 +141,14 @@ class Child:
         else:
             self._kill()
         self._lines.put(None)
+
+
+def _lower(process: int, priority: Priority) -> None:
+    if priority == "idle" and sys.platform == "linux":
+        os.sched_setscheduler(process, os.SCHED_IDLE, os.sched_param(0))
+    elif priority != "normal":
+        steps = _NICE if priority == "low" else 19
+        os.setpriority(os.PRIO_PROCESS, process, min(os.getpriority(os.PRIO_PROCESS, process) + steps, 19))
 
 
 def _written(request: Mapping[str, Any], place: Path) -> str:

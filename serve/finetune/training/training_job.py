@@ -39,7 +39,7 @@ Report = Callable[[Line], None]
 # Of a request: where its files lie and how its process behaves; neither changes what is learnt.
 _NOT_LEARNT = frozenset(
     {"file", "source", "program", "weights", "data", "held_out", "out", "rows", "job", "device", "threads"}
-    | {"left_out", "nice", "memory_limit_bytes", "checkpoint_every", "checkpoint_bytes"}
+    | {"left_out", "priority", "memory_limit_bytes", "checkpoint_every", "checkpoint_bytes"}
 )
 
 

@@ -65,7 +65,7 @@ def rows(path: Path, count: int = 40) -> Path:
 
 
 def asked(parent: Version, file: Path, **hyperparameters: Any) -> Asked:
-    return Asked(parent, {"training_file": file}, VALUES | hyperparameters, seed=3, nice=0)
+    return Asked(parent, {"training_file": file}, VALUES | hyperparameters, seed=3, priority="normal")
 
 
 def staying() -> bool:

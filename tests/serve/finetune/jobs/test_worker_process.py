@@ -10,8 +10,9 @@ from halfeven.serve.finetune.jobs.worker_process import Child
 SCRIPT = """
 import json, os, subprocess, sys
 grandchild = subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-niceness = os.getpriority(os.PRIO_PROCESS, 0)
-line = {"niceness": niceness, "session": os.getsid(0), "group": os.getpgrp(), "grandchild": grandchild.pid}
+niceness, policy = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
+line = {"niceness": niceness, "policy": policy, "session": os.getsid(0), "group": os.getpgrp()}
+line["grandchild"] = grandchild.pid
 print(json.dumps(line), flush=True)
 sys.stdin.read()
 """
@@ -53,14 +54,18 @@ def whole_lines(child: Child) -> list[object]:
     return found
 
 
-def test_a_child_is_nicer_in_the_server_s_session_and_ends_with_all_that_it_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("priority", "steps"), [("normal", 0), ("low", 10), ("idle", 0)])
+def test_a_child_yields_in_the_server_s_session_and_ends_with_all_that_it_started(
+    tmp_path: Path, priority: str, steps: int
+) -> None:
     script = tmp_path / "child.py"
     script.write_text(SCRIPT)
-    with Child.of_script(script, {"nice": 3}, tmp_path / "request") as child:
+    with Child.of_script(script, {"priority": priority}, tmp_path / "request") as child:
         line = next(line for line in child.lines(every_s=60) if line is not None)
-        # Linux divides processor time among sessions first (sched(7), autogroup): niceness counts within one alone.
+        # Linux divides processor time among sessions first (sched(7), autogroup): priority counts within one alone.
         assert line["session"] == os.getsid(0)
-        assert line["niceness"] == min(os.getpriority(os.PRIO_PROCESS, 0) + 3, 19)
+        assert line["niceness"] == min(os.getpriority(os.PRIO_PROCESS, 0) + steps, 19)
+        assert line["policy"] == (os.SCHED_IDLE if priority == "idle" else os.SCHED_OTHER)
         assert line["group"] == child.pid != os.getpgrp()
         status = Path(f"/proc/{line['grandchild']}/status")
         assert status.exists()

@@ -85,7 +85,7 @@ def request(folder: Path, build: str = "build", **hyperparameters: Any) -> Line:
     return asked | {
         "job": "ftjob-two", "rows": list(range(64)), "held_out": str(folder / "held_out.safetensors"), "patience": 0,
         "source": {"folder": str(folder / "source"), "source": f"model.py:{build}", "path": []},
-        "weights": str(folder / "parent.safetensors"), "max_batch_size": 4, "precision": "fp16", "nice": 0,
+        "weights": str(folder / "parent.safetensors"), "max_batch_size": 4, "precision": "fp16", "priority": "normal",
         "hyperparameters": settings | hyperparameters, "checkpoint_every": EVERY,
     }  # fmt: skip
 

@@ -106,7 +106,7 @@ def hard_job(folder: Path) -> Line:
     return request | {
         "job": "ftjob-hard", "rows": list(range(64)), "held_out": str(folder / "held_out.safetensors"),
         "source": {"folder": str(folder / "source"), "source": "model.py:build", "path": []},
-        "weights": str(folder / "parent.safetensors"), "max_batch_size": 8, "precision": "fp16", "nice": 0,
+        "weights": str(folder / "parent.safetensors"), "max_batch_size": 8, "precision": "fp16", "priority": "normal",
         "transform": "augment.py:shifted", "hyperparameters": HARD, "checkpoint_every": EVERY, "patience": 0,
     }  # fmt: skip
 

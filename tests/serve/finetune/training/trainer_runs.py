@@ -23,7 +23,7 @@ def job(folder: Path, data: Mapping[str, Tensor], inputs: list[str], output: str
         "source": None, "program": None, "weights": "", "data": str(folder / "data.safetensors"),
         "rows": list(range(0, len(data[inputs[0]]), 2)), "inputs": [{"name": name, "dims": []} for name in inputs],
         "outputs": [output], "losses": {output: loss}, "max_batch_size": 32, "precision": "fp32",
-        "device": "cpu", "threads": 1, "nice": 3, "memory_limit_bytes": 0, "seed": 7,
+        "device": "cpu", "threads": 1, "priority": "low", "memory_limit_bytes": 0, "seed": 7,
         "hyperparameters": {"n_epochs": 2, "batch_size": 16, "learning_rate": 0.003, "growth_interval": None},
         "out": str(folder / "out"),
     }  # fmt: skip
