@@ -34,7 +34,6 @@ NOT_SOURCE = shutil.ignore_patterns(
 
 
 SEED = int(os.environ.setdefault("HALFEVEN_TEST_SEED", str(secrets.randbits(32))))  # workers inherit it
-os.environ.setdefault("HALFEVEN_TRAINER_PRIORITY", "low")  # the idle one waits for whatever else tests here
 
 
 # torch.onnx reads the source of its 497 translations anew for every file, which is 0.8 of the 2.0 s that a small
