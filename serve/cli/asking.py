@@ -1,4 +1,4 @@
-"""One request of a command to a server, which is sent once more where its answer was lost on the way.
+"""One request of a command to a server, which is sent once more where it or its answer was lost on the way.
 
 Only for requests that may be sent twice: predictions, and what is read. A node that dies takes the connections of its
 proxy with it, and a proxy whose replica dies answers for it; in both cases another one can answer.
@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from ...models.errors import BadInput, CannotServe, NotReady, Overloaded
 from ..access.client_key import key_headers
@@ -33,6 +34,12 @@ class Answer:
         is_json = "json" in self.headers.get("content-type", "")
         return self.status >= 500 and not is_json and "retry-after" not in self.headers
 
+    @property
+    def did_not_arrive(self) -> bool:
+        """Whether the server waited in vain for the request's body (408, RFC 9110 §15.5.9: send it again). Ray's proxy
+        loses one where it passes a request on from a replica that dies."""
+        return self.status == HTTPStatus.REQUEST_TIMEOUT
+
 
 def ask(
     url: str, body: bytes | None, kind: str = "", accept: str = "*/*", timeout_s: float = 60.0
@@ -51,7 +58,7 @@ def ask(
         raise _no_answer(url, error) from None
     except (OSError, http.client.HTTPException):
         answer = None
-    if answer is None or answer.of_a_proxy:
+    if answer is None or answer.of_a_proxy or answer.did_not_arrive:
         time.sleep(_PAUSE_S)
         try:
             answer = _sent(url, body, headers, timeout_s)

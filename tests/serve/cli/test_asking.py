@@ -50,10 +50,17 @@ def url(replies: list[Reply], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         thread.join()
 
 
+NO_BODY = (
+    408,
+    {"content-type": "application/json"},
+    b'{"error": "the request\'s body did not arrive within 30 s"}',
+)
 CUT_OFF = 200, {"content-type": "application/json", "content-length": "99"}, b"{"
 
 
-@pytest.mark.parametrize("first", [LOST, OF_A_PROXY, CUT_OFF], ids=["hung up", "proxy", "cut off"])
+@pytest.mark.parametrize(
+    "first", [LOST, OF_A_PROXY, CUT_OFF, NO_BODY], ids=["hung up", "proxy", "cut off", "no body"]
+)
 def test_a_lost_answer_is_asked_for_once_more(first: Reply, url: str, replies: list[Reply]) -> None:
     replies += [first, GOOD]
     headers, body = ask(url, b"{}")
@@ -64,6 +71,15 @@ def test_a_lost_answer_is_asked_for_once_more(first: Reply, url: str, replies: l
 def test_a_second_loss_is_said(second: Reply, url: str, replies: list[Reply]) -> None:
     replies += [LOST, second, GOOD]
     with pytest.raises(NotReady, match=r"no server answers|refused with 500: Internal"):
+        ask(url, b"{}")
+    assert replies == [GOOD]
+
+
+def test_a_body_that_does_not_arrive_twice_is_refused_in_the_server_s_words(
+    url: str, replies: list[Reply]
+) -> None:
+    replies += [NO_BODY, NO_BODY, GOOD]
+    with pytest.raises(BadInput, match="refused with 408: .*did not arrive"):
         ask(url, b"{}")
     assert replies == [GOOD]
 
