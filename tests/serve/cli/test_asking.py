@@ -79,7 +79,7 @@ def test_a_body_that_does_not_arrive_twice_is_refused_in_the_server_s_words(
     url: str, replies: list[Reply]
 ) -> None:
     replies += [NO_BODY, NO_BODY, GOOD]
-    with pytest.raises(BadInput, match="refused with 408: .*did not arrive"):
+    with pytest.raises(BadInput, match=r"refused with 408: .*did not arrive"):
         ask(url, b"{}")
     assert replies == [GOOD]
 
