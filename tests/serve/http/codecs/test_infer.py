@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import astuple
+from time import thread_time
 from typing import Any
 
 import numpy as np
@@ -509,3 +510,13 @@ def test_a_raw_request_that_cannot_be_deduced_is_refused(case: str) -> None:
     codec, size, fault = RAW[case]
     with pytest.raises(BadRequest, match=fault):
         codec.read(bytes(size), "0")
+
+
+def test_a_shape_of_very_many_sizes_is_refused_at_once() -> None:
+    """The product of all of them takes ten seconds."""
+    body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2**20] * 200_000, "data": []}]})
+    began_s = thread_time()
+    with pytest.raises(BadRequest, match="exceed maximum size") as refused:
+        CODEC.read(body.encode())
+    assert thread_time() - began_s < 2
+    assert len(str(refused.value)) < 1000
