@@ -26,8 +26,18 @@ from ..http.routes.repository import index_of, load_model, unload_model
 from ..http.routes.v2 import configuration_of, metadata_of, statistics_of
 from ..logs import requests
 from .messages import message
-from .tensors import FINAL, WANTS_FINAL, fields_of, response_of, typed_bytes
+from .tensors import (
+    FINAL,
+    PART_BYTES,
+    WANTS_FINAL,
+    check_counts,
+    fields_of,
+    parts_of,
+    response_of,
+    typed_bytes,
+)
 
+_FEW_PARTS = 10_000  # sizes and parameters; more are read in a thread: these take 10 ms
 _VERSION = installed_version("halfeven")
 
 
@@ -113,13 +123,16 @@ class Calls:
         return response
 
     async def _read(self, codec: InferCodec, request: Any, lease: Lease) -> InferRequest:
-        """Read the request; large typed contents in a thread, so that the event loop goes on."""
+        """Read the request; large typed contents, and very many sizes or parameters, in a thread, so that the event
+        loop goes on."""
+        check_counts(request, codec.spec)
+        parts = parts_of(request)
 
         def read() -> InferRequest:
-            with lease.meanwhile(typed_bytes(request)):
+            with lease.meanwhile(typed_bytes(request) + parts * PART_BYTES):
                 return codec.read_message(*fields_of(request))
 
-        if request.raw_input_contents or request.ByteSize() <= SMALL_JSON:
+        if parts <= _FEW_PARTS and (request.raw_input_contents or request.ByteSize() <= SMALL_JSON):
             return read()
         return await self._front.worker_threads.run(read)
 

@@ -11,11 +11,14 @@ import numpy as np
 
 from ...models.datatypes import DATATYPES
 from ...models.errors import BadRequest
+from ...models.spec import ModelSpec
 from ..http.codecs.infer import InferCodec, InferRequest
 from .messages import message
 
 FINAL = "triton_final_response"
 WANTS_FINAL = "triton_enable_empty_final_response"
+_FEW_TOO_MANY = 64  # tensors more than the model has: so many get the codec's words
+PART_BYTES = 256  # of a size or a parameter as Python has it
 _TYPED_BYTES = 48  # of an element while typed contents are converted: an object and its place in a list
 _SHARED = "shared_memory_region"
 _CONTENTS = {
@@ -55,6 +58,25 @@ def fields_of(request: Any) -> tuple[dict[str, Any], list[bytes]]:
     if request.id:
         fields["id"] = request.id
     return fields, tensors
+
+
+def check_counts(request: Any, spec: ModelSpec) -> None:
+    """Refuse far more tensors than the model has before Python has an object of each: one takes two bytes of a message
+    and a kilobyte of memory. Raises BadRequest."""
+    counts = (
+        ("inputs", len(request.inputs), len(spec.inputs)),
+        ("raw_input_contents", len(request.raw_input_contents), len(spec.inputs)),
+        ("outputs", len(request.outputs), len(spec.outputs)),
+    )
+    for what, came, most in counts:
+        if came > most + _FEW_TOO_MANY:
+            raise BadRequest(f"expected {most} {what} but got {came} {what} for model '{spec.name}'")
+
+
+def parts_of(request: Any) -> int:
+    """How many sizes and parameters the request has, which are objects in Python."""
+    inputs = sum(len(tensor.shape) + len(tensor.parameters) for tensor in request.inputs)
+    return inputs + sum(len(asked.parameters) for asked in request.outputs) + len(request.parameters)
 
 
 def typed_bytes(request: Any) -> int:

@@ -318,6 +318,33 @@ def test_messages_count_in_the_memory_of_all_requests_until_they_are_answered(st
     until(lambda: budget.used == 0)
 
 
+MANY = b"\x2a\x00" * 60_000 + b"\x3a\x00" * 60_000, b"\x32\x00" * 120_000
+
+
+@pytest.mark.parametrize("fields", MANY, ids=["inputs", "outputs"])
+def test_very_many_tensors_are_refused_before_they_are_read(
+    both: Both, monkeypatch: pytest.MonkeyPatch, fields: bytes
+) -> None:
+    """Each is two bytes of the message, and was a kilobyte of Python's objects and 30 µs of the event loop."""
+    monkeypatch.setattr("halfeven.serve.grpc.calls.fields_of", lambda request: pytest.fail("it was read"))
+    with grpc.insecure_channel(both.grpc) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        status, words = refusal(call, b"\x0a\x06double" + fields)
+    assert status == "INVALID_ARGUMENT" and "for model 'double'" in words
+
+
+def test_very_many_parameters_are_read_in_a_thread_and_counted(start: Start) -> None:
+    budget = MemoryBudget(1_000_000)
+    with grpc.insecure_channel(start(bounds=Bounds(budget=budget)).grpc) as channel:
+        infer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+        few = {str(number): {"bool_param": True} for number in range(100)}
+        assert infer(request(parameters=few), timeout=SECONDS).outputs[0].name == "y"
+        many = {str(number): {"bool_param": True} for number in range(12_000)}
+        status, words = refusal(infer, request(parameters=many))
+        assert status == "RESOURCE_EXHAUSTED" and "reading the request takes" in words
+    until(lambda: budget.used == 0)
+
+
 # Calls that end early, and streams.
 
 
