@@ -20,7 +20,7 @@ from ..http.route_scopes import need_of
 from ..http.routes.infer import InferFront
 from .calls import CALLS, NOT_OFFERED, Call, Calls, stream_error, stream_response, streamed
 from .health import HEALTH, HealthService
-from .messages import SERVICE
+from .messages import SERVICE, only_message
 
 AHEAD = DEFAULTS.requests_ahead  # requests of one stream that are under way at once
 _LONGEST_WORDS = 1000  # characters of a status message: it is a header, and clients take 8 KiB of them
@@ -42,7 +42,8 @@ class GrpcServer:
     ) -> None:
         self.host, self.port = host, port
         self._front, self._certificates = front, certificates
-        self._services = (_Service(front, Calls(front, roster, server_name)), HealthService(roster))
+        calls = _Service(front, Calls(front, roster, server_name))
+        self._services = (calls, HealthService(roster, front.body_timeout_s))
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -121,8 +122,9 @@ class _Service(grpc.GenericRpcHandler):
         return None if call is None else self._handler(call, authorization)
 
     def _handler(self, call: Call, authorization: str | None) -> grpc.RpcMethodHandler:
-        async def unary(request: Any, context: Any) -> Any:
+        async def unary(messages: AsyncIterator[Any], context: Any) -> Any:
             try:
+                request = await only_message(messages, self._front.body_timeout_s)
                 with self._front.call_span(f"{SERVICE}/{call.name}", context):
                     return await self._answer(call, authorization, request)
             except Exception as error:
@@ -142,7 +144,8 @@ class _Service(grpc.GenericRpcHandler):
         read, write = call.request.FromString, call.response.SerializeToString
         if call.streams:
             return grpc.stream_stream_rpc_method_handler(stream, read, write)  # type: ignore[arg-type]
-        return grpc.unary_unary_rpc_method_handler(unary, read, write)  # type: ignore[arg-type]
+        # Not a unary handler: one waits for its message for ever, and the calls under way are bounded.
+        return grpc.stream_unary_rpc_method_handler(unary, read, write)  # type: ignore[arg-type]
 
     async def _answer(self, call: Call, authorization: str | None, request: Any) -> Any:
         permit = self._front.access.admit(authorization, *call.need(request))

@@ -3,14 +3,17 @@
 `Watch` is not offered: the protocol has clients then go on without it. Source: "GRPC Health Checking Protocol".
 """
 
+from collections.abc import AsyncIterator
 from functools import cache
 from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from ...models.errors import BadInput
 from ..batching.interface import Roster
-from .messages import SERVICE
+from ..http.error_mapping import grpc_status_of
+from .messages import SERVICE, only_message
 
 _PACKAGE = "grpc.health.v1"
 HEALTH = f"{_PACKAGE}.Health"
@@ -45,15 +48,21 @@ def _messages() -> tuple[Any, Any]:
 class HealthService(grpc.GenericRpcHandler):
     """Answers whether the server is ready, for the empty name and for the name of the V2 service."""
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
+    def __init__(self, roster: Roster, seconds: float) -> None:
+        """``seconds``: for a call's message to arrive."""
+        self._roster, self._seconds = roster, seconds
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
         if handler_call_details.method != f"/{HEALTH}/Check":
             return None
         request, response = _messages()
 
-        async def check(asked: Any, context: Any) -> Any:
+        async def check(messages: AsyncIterator[Any], context: Any) -> Any:
+            try:
+                asked = await only_message(messages, self._seconds)
+            except BadInput as error:
+                await context.abort(grpc.StatusCode[grpc_status_of(error)], str(error))
+                raise  # for the type checker: abort has raised
             if asked.service not in ("", SERVICE):
                 await context.abort(
                     grpc.StatusCode.NOT_FOUND,
@@ -61,4 +70,4 @@ class HealthService(grpc.GenericRpcHandler):
                 )
             return response(status=_SERVING if self._roster.ready else _NOT_SERVING)
 
-        return grpc.unary_unary_rpc_method_handler(check, request.FromString, response.SerializeToString)  # type: ignore[arg-type]
+        return grpc.stream_unary_rpc_method_handler(check, request.FromString, response.SerializeToString)  # type: ignore[arg-type]

@@ -4,11 +4,16 @@ They are in a pool of their own: a process may also import a client's modules, w
 code is needed, so no version of the compiler has to fit the installed protobuf.
 """
 
+import asyncio
+from collections.abc import AsyncIterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from ...models.errors import BadRequest
+from ..http.error_mapping import SlowBody
 
 COMPILED = Path(__file__).with_name("open_inference.binpb")
 SERVICE = "inference.GRPCInferenceService"
@@ -27,3 +32,14 @@ def pool() -> descriptor_pool.DescriptorPool:
 def message(name: str) -> Any:
     """The class of a message by its name in the protocol's package."""
     return message_factory.GetMessageClass(pool().FindMessageTypeByName(f"inference.{name}"))
+
+
+async def only_message(messages: AsyncIterator[Any], seconds: float) -> Any:
+    """The message of a unary call. Raises SlowBody where it does not arrive in time, BadRequest where none comes."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await anext(aiter(messages))
+    except TimeoutError:
+        raise SlowBody(f"the call's message did not arrive within {seconds:g} s; send it faster") from None
+    except StopAsyncIteration:
+        raise BadRequest("the call ended without its message") from None

@@ -41,7 +41,7 @@ def serving(
 ) -> Iterator[Both]:
     roster = make_roster()
     app = build_app(roster, lambda: b"", HISTORY, "triton", max_body_bytes=MOST)
-    front = InferFront(app, roster, MOST, access=access, bounds=bounds)
+    front = InferFront(app, roster, MOST, bounds.seconds if bounds else 30, access=access, bounds=bounds)
     beside = GrpcServer(front, roster, "127.0.0.1", 0, "triton", certificates)
     with started(front, seconds=seconds, beside=beside) as server:
         port = server.servers[0].sockets[0].getsockname()[1]

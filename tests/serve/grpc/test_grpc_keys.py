@@ -13,6 +13,8 @@ from halfeven.serve.access.certificates import Certificates
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.access.keys import EVERY_MODEL, SCOPES
 from halfeven.serve.grpc.calls import CALLS, NOT_OFFERED
+from halfeven.serve.http.limits.bounds import Bounds
+from halfeven.serve.http.limits.connections import Connections
 from halfeven.serve.http.route_scopes import need_of
 from tritonclient.utils import InferenceServerException
 
@@ -139,6 +141,36 @@ def test_a_call_without_a_key_is_refused_before_its_message_is_sent(keyed: Keyed
         next(iter(call))
     ended.set()
     assert refused.value.code().name == "UNAUTHENTICATED"
+
+
+@pytest.mark.parametrize("path", [PATH + "ServerLive", "/grpc.health.v1.Health/Check"])
+def test_calls_without_their_message_end_and_leave_room_for_others(
+    tmp_path: Path, start: Start, path: str
+) -> None:
+    """These calls need no key: without an end, a stranger with one connection could close the port to all others."""
+    access = AccessControl(KeyFile(tmp_path / "keys.json"), needed=True)
+    both = start(access=access, bounds=Bounds(seconds=0.5, connections=Connections(4)))
+    ended = threading.Event()
+
+    def never() -> Any:
+        ended.wait(SECONDS)
+        yield b""
+
+    with grpc.insecure_channel(both.grpc) as channel:
+        calls = [channel.stream_stream(path)(never(), timeout=SECONDS / 2) for _ in range(4)]
+        for call in calls:
+            with pytest.raises(grpc.RpcError) as late:
+                next(iter(call))
+            assert "did not arrive within 0.5 s" in (late.value.details() or "")
+            assert late.value.code().name == "DEADLINE_EXCEEDED"
+        assert status_of(channel, path) == "OK"
+        ended.set()
+
+
+def test_a_call_that_ends_without_a_message_is_refused(keyed: Keyed, channel: Any) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        list(channel.stream_stream(PATH + "ServerLive")(iter(()), timeout=SECONDS / 2))
+    assert refused.value.code().name == "INVALID_ARGUMENT"
 
 
 def infer(client: Any, key: str, model: str = "double") -> str:
