@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from ...models.errors import BadSetting, HalfevenError, Unauthenticated
 from ..access.certificates import Certificates
@@ -20,7 +21,7 @@ from ..http.route_scopes import need_of
 from ..http.routes.infer import InferFront
 from .calls import CALLS, NOT_OFFERED, Call, Calls, stream_error, stream_response, streamed
 from .health import HEALTH, HealthService
-from .messages import SERVICE, only_message
+from .messages import SERVICE, only_message, unreadable
 
 AHEAD = DEFAULTS.requests_ahead  # requests of one stream that are under way at once
 _LONGEST_WORDS = 1000  # characters of a status message: it is a header, and clients take 8 KiB of them
@@ -124,7 +125,7 @@ class _Service(grpc.GenericRpcHandler):
     def _handler(self, call: Call, authorization: str | None) -> grpc.RpcMethodHandler:
         async def unary(messages: AsyncIterator[Any], context: Any) -> Any:
             try:
-                request = await only_message(messages, self._front.body_timeout_s)
+                request = await only_message(messages, self._front.body_timeout_s, call.name)
                 with self._front.call_span(f"{SERVICE}/{call.name}", context):
                     return await self._answer(call, authorization, request)
             except Exception as error:
@@ -138,8 +139,11 @@ class _Service(grpc.GenericRpcHandler):
                 except Exception as error:
                     return stream_error(request, _words(error))
 
-            async for answer in streamed(messages, in_stream, AHEAD):
-                yield answer
+            try:
+                async for answer in streamed(messages, in_stream, AHEAD):
+                    yield answer
+            except DecodeError:
+                await _abort(context, unreadable(call.name))
 
         read, write = call.request.FromString, call.response.SerializeToString
         if call.streams:

@@ -59,7 +59,7 @@ class HealthService(grpc.GenericRpcHandler):
 
         async def check(messages: AsyncIterator[Any], context: Any) -> Any:
             try:
-                asked = await only_message(messages, self._seconds)
+                asked = await only_message(messages, self._seconds, "Check")
             except BadInput as error:
                 await context.abort(grpc.StatusCode[grpc_status_of(error)], str(error))
                 raise  # for the type checker: abort has raised

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
 from ...models.errors import BadRequest
 from ..http.error_mapping import SlowBody
@@ -34,12 +35,22 @@ def message(name: str) -> Any:
     return message_factory.GetMessageClass(pool().FindMessageTypeByName(f"inference.{name}"))
 
 
-async def only_message(messages: AsyncIterator[Any], seconds: float) -> Any:
-    """The message of a unary call. Raises SlowBody where it does not arrive in time, BadRequest where none comes."""
+def unreadable(name: str) -> BadRequest:
+    """The refusal of bytes that are no message."""
+    return BadRequest(
+        f"the bytes of the call {name[:80]} are not its message: are the client's messages of this protocol?"
+    )
+
+
+async def only_message(messages: AsyncIterator[Any], seconds: float, call: str) -> Any:
+    """The message of a unary call. Raises SlowBody where it does not arrive in time, BadRequest where none comes or it
+    cannot be read."""
     try:
         async with asyncio.timeout(seconds):
             return await anext(aiter(messages))
     except TimeoutError:
         raise SlowBody(f"the call's message did not arrive within {seconds:g} s; send it faster") from None
+    except DecodeError:
+        raise unreadable(call) from None
     except StopAsyncIteration:
         raise BadRequest("the call ended without its message") from None

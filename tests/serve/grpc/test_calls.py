@@ -258,12 +258,21 @@ def test_failures_of_the_server_have_their_status_and_no_traceback(both: Both, s
     assert status == "INTERNAL" and "secret" not in words and "bug in halfeven" in words
 
 
-def test_bytes_that_are_no_message_end_the_call_and_not_the_server(both: Both, client: Any) -> None:
+def test_bytes_that_are_no_message_end_the_call_and_not_the_server(
+    both: Both, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     with grpc.insecure_channel(both.grpc) as channel:
-        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        for nonsense in (b"\xff" * 64, b"\x0a", np.random.default_rng().bytes(200)):
-            with pytest.raises(grpc.RpcError):
-                call(nonsense, timeout=SECONDS)
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        for call in (infer, check):
+            for nonsense in (b"\xff" * 64, b"\x0a", b"\xff" + np.random.default_rng().bytes(200)):
+                status, words = refusal(call, nonsense)
+                assert status == "INVALID_ARGUMENT" and "are not its message" in words
+        stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        answers = stream(iter([request().SerializeToString(), b"\xff" * 64]), timeout=SECONDS)
+        assert b"double" in next(answers), "what was read before is answered"
+        assert refusal(lambda *_, **more: next(answers), None)[0] == "INVALID_ARGUMENT"
+    assert "Traceback" not in caplog.text
     np.testing.assert_array_equal(client.infer("double", [given()]).as_numpy("y"), ROWS * 2)
 
 
