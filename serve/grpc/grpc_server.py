@@ -191,4 +191,6 @@ async def _abort(context: Any, error: Exception) -> None:
 
 
 def _words(error: Exception) -> str:
-    return message_of(error)[:_LONGEST_WORDS]
+    words = message_of(error)[:_LONGEST_WORDS]
+    # On the wire a character takes up to three bytes where it is ASCII, else up to twelve.
+    return words if words.isascii() else words[: _LONGEST_WORDS // 2]
