@@ -96,13 +96,18 @@ class KeyFile:
 
     @contextmanager
     def _changing(self) -> Iterator[list[KeyRecord]]:
-        """The records, written back when the block ends without an error."""
-        folder = self.path.parent
+        """The records, written back when the block ends without an error.
+
+        Behind a link it is the linked file that changes: a server may read it by its own name.
+        """
         try:
+            path = self.path.resolve()
+            folder = path.parent
             folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise StoreUnusable(f"the folder {folder} cannot be opened: {error.strerror}") from error
+        except (OSError, RuntimeError) as error:  # RuntimeError: links that go round
+            words = getattr(error, "strerror", error)
+            raise StoreUnusable(f"the folder of {self.path} cannot be opened: {words}") from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             keys = self.read() or Keys()
@@ -111,7 +116,7 @@ class KeyFile:
             data = {"format": _FORMAT, "keys": [record.to_json() for record in records]}
             try:
                 replace_text(
-                    self.path, orjson.dumps(data, option=orjson.OPT_INDENT_2).decode() + "\n", _OWNER_ONLY
+                    path, orjson.dumps(data, option=orjson.OPT_INDENT_2).decode() + "\n", _OWNER_ONLY
                 )
             except OSError as error:
                 raise StoreUnusable(

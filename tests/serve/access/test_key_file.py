@@ -171,3 +171,21 @@ def test_a_folder_that_cannot_be_made_ends_in_a_sentence(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnusable):
         KeyFile(tmp_path / "file" / "keys.json").add("ci", ["infer"])
+
+
+def test_a_key_that_is_revoked_by_a_link_is_gone_from_the_file_itself(file: KeyFile) -> None:
+    revoked, _ = file.add("old", ["infer"])
+    link = file.path.parent.parent / "keys.json"
+    link.symlink_to(file.path)
+    KeyFile(link).revoke("old")
+    made, _ = KeyFile(link).add("new", ["infer"])
+    left = file.read()
+    assert left is not None and left.find(revoked) is None and left.find(made) is not None
+    assert link.is_symlink()
+
+
+def test_links_that_go_round_are_said_to_be_no_file(file: KeyFile) -> None:
+    file.path.parent.mkdir()
+    file.path.symlink_to(file.path)
+    with pytest.raises(StoreUnusable, match="cannot be opened"):
+        file.add("ci", ["infer"])
