@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...models.errors import BadSetting
 
-Stamp = tuple[tuple[int, int, int], ...]
+Stamp = tuple[tuple[int, int, int, int], ...]
 _LOG = logging.getLogger(__name__)
 
 
@@ -62,12 +62,12 @@ class Certificates:
         return key.read_bytes(), certificate.read_bytes()
 
     def _look(self) -> Stamp:
-        """What differs where a file is another one; empty where one cannot be looked at."""
+        """What differs where a file is another one, or who may read it is; empty where one cannot be looked at."""
         try:
             found = [path.stat() for path in self._files]
         except OSError:
             return ()
-        return tuple((one.st_mtime_ns, one.st_ino, one.st_size) for one in found)
+        return tuple((one.st_mtime_ns, one.st_ctime_ns, one.st_ino, one.st_size) for one in found)
 
     def _context(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -121,3 +121,25 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(pair: 
     )
     with pytest.raises(BadSetting, match="not encrypted"):
         Certificates(pair.certificate, pair.key)
+
+
+def test_a_new_pair_is_taken_when_its_key_becomes_readable(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The programs that renew certificates write the key for its owner alone, and give the server leave afterwards."""
+    made = Certificates._context
+
+    def context(certificates: Certificates) -> ssl.SSLContext:
+        if pair.key.stat().st_mode & 0o077 == 0:  # as the system says to another user; a test may be root
+            raise PermissionError(13, "Permission denied")
+        return made(certificates)
+
+    pair.key.chmod(0o640)
+    monkeypatch.setattr(Certificates, "_context", context)
+    certificates = Certificates(pair.certificate, pair.key)
+    before = certificates.current()
+    pair.renew()
+    pair.key.chmod(0o600)
+    assert certificates.current() is before
+    pair.key.chmod(0o640)
+    assert certificates.current() is not before
