@@ -86,8 +86,9 @@ def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
         nonlocal shown
         if (current := certificates.current()) is shown:
             return None
-        shown = current
-        return _pair(certificates)
+        pair = _pair(certificates)
+        shown = current  # only now: a pair that could not be read is read for the next connection
+        return pair
 
     # None is what its documentation asks for where nothing changed.
     return grpc.dynamic_ssl_server_credentials(_pair(certificates), newest)  # type: ignore[arg-type]

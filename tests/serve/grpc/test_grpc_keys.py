@@ -235,24 +235,46 @@ def test_a_call_that_is_cancelled_gives_its_place_back(keyed: Keyed) -> None:
         assert infer(client, key) == "OK"
 
 
+def live(port: str, authority: Any) -> bool:
+    """Whether a new connection that trusts this authority is answered."""
+    root = authority.cert_pem.bytes()
+    with grpc.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(root)) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        try:
+            return stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=2).live
+        except grpc.RpcError:
+            return False
+
+
 def test_tls_shows_the_renewed_certificate_to_new_connections(tmp_path: Path, start: Start) -> None:
     pair = Pair(tmp_path)
     both = start(certificates=Certificates(pair.certificate, pair.key))
     port = both.grpc.partition(":")[2]
-
-    def live(authority: Any) -> bool:
-        root = authority.cert_pem.bytes()
-        with grpc.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(root)) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            try:
-                return stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=2).live
-            except grpc.RpcError:
-                return False
-
     old = pair.authority
     other = Pair(tmp_path / "other")
-    assert live(old) and not live(other.authority)
+    assert live(port, old) and not live(port, other.authority)
     other.certificate.replace(pair.certificate)
-    assert live(old), "a certificate without its key is not taken"
+    assert live(port, old), "a certificate without its key is not taken"
     other.key.replace(pair.key)
-    assert live(other.authority) and not live(old)
+    assert live(port, other.authority) and not live(port, old)
+
+
+def test_a_renewed_certificate_that_cannot_be_read_once_is_read_for_the_next_connection(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the process has as many files open as it may, for example."""
+    pair, other = Pair(tmp_path), Pair(tmp_path / "other")
+    certificates = Certificates(pair.certificate, pair.key)
+    port = start(certificates=certificates).grpc.partition(":")[2]
+    pem, faults = certificates.pem, [OSError(24, "Too many open files")]
+
+    def read() -> tuple[bytes, bytes]:
+        if faults:
+            raise faults.pop()
+        return pem()
+
+    monkeypatch.setattr(certificates, "pem", read)
+    other.certificate.replace(pair.certificate)
+    other.key.replace(pair.key)
+    live(port, other.authority)
+    assert not faults and live(port, other.authority)
