@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from google.protobuf import json_format
@@ -38,6 +38,7 @@ from .tensors import (
 )
 
 _FEW_PARTS = 10_000  # sizes and parameters; more are read in a thread: these take 10 ms
+T = TypeVar("T")
 _VERSION = installed_version("halfeven")
 
 
@@ -77,7 +78,7 @@ class Calls:
 
     async def repository_index(self, request: Any, lease: Lease) -> Any:
         _one_repository(request)
-        found = await asyncio.to_thread(index_of, self._roster, request.ready)
+        found = await _to_the_end(index_of, self._roster, request.ready)
         return _from_json("RepositoryIndexResponse", {"models": found})
 
     async def load(self, request: Any, lease: Lease) -> Any:
@@ -88,12 +89,12 @@ class Calls:
             # Files are refused by their names: their bytes are not handed on.
             given[key] = getattr(value, kind) if kind and kind != "bytes_param" else ""
         body = orjson.dumps({"parameters": given})
-        await asyncio.to_thread(load_model, self._roster, request.model_name, body)
+        await _to_the_end(load_model, self._roster, request.model_name, body)
         return message("RepositoryModelLoadResponse")()
 
     async def unload(self, request: Any, lease: Lease) -> Any:
         _one_repository(request)
-        await asyncio.to_thread(unload_model, self._roster, request.model_name)
+        await _to_the_end(unload_model, self._roster, request.model_name)
         return message("RepositoryModelUnloadResponse")()
 
     async def infer(self, request: Any, lease: Lease) -> Any:
@@ -135,6 +136,19 @@ class Calls:
         if parts <= _FEW_PARTS and (request.raw_input_contents or request.ByteSize() <= SMALL_JSON):
             return read()
         return await self._front.worker_threads.run(read)
+
+
+async def _to_the_end(work: Callable[..., T], *arguments: Any) -> T:
+    """The work's result, from a thread. A caller that leaves does not end the thread, and keeps its place in every
+    limit for as long."""
+    done = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        await asyncio.wait((done,))
+        if not done.cancelled():
+            done.exception()  # read it, else asyncio warns
+        raise
 
 
 async def streamed(

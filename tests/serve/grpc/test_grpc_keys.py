@@ -1,6 +1,8 @@
 """Keys over gRPC: every call of the table is refused without the right key, before its message is read."""
 
 import threading
+import time
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -233,6 +235,47 @@ def test_a_call_that_is_cancelled_gives_its_place_back(keyed: Keyed) -> None:
     served.holding = False
     with triton.InferenceServerClient(keyed.both.grpc) as client:
         assert infer(client, key) == "OK"
+
+
+def test_an_order_goes_on_when_its_caller_leaves_and_keeps_its_place_until_it_ends(
+    keyed: Keyed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread cannot be ended: callers that leave could have begun any number of loads."""
+    key, _ = keyed.file.add("at-once", ["manage"], concurrency=1)
+    keyed.now_s += LOOK_EVERY_S
+    begun, let_go = threading.Semaphore(0), threading.Event()
+
+    def load(name: str, config: Any = None) -> None:
+        begun.release()
+        assert let_go.wait(SECONDS)
+
+    monkeypatch.setattr(keyed.both.roster, "load", load)
+    asked = service_pb2.RepositoryModelLoadRequest(model_name="double")
+    more = {"metadata": [("authorization", f"Bearer {key}")], "timeout": SECONDS}
+    with grpc.insecure_channel(keyed.both.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        call = stub.RepositoryModelLoad.future(asked, **more)
+        assert begun.acquire(timeout=SECONDS)
+        call.cancel()
+        for _ in range(5):  # the server hears of it a moment later
+            time.sleep(0.1)
+            with pytest.raises(grpc.RpcError) as refused:
+                stub.RepositoryModelLoad(asked, **{**more, "timeout": 2})
+            assert refused.value.code().name == "RESOURCE_EXHAUSTED"
+        let_go.set()
+        until(lambda: stub.RepositoryModelLoad(asked, **more) is not None)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Until it holds without an error of gRPC."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        try:
+            if holds():
+                return
+        except grpc.RpcError:
+            assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def live(port: str, authority: Any) -> bool:
