@@ -9,7 +9,6 @@ import asyncio
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ...models.errors import HalfevenError, NotReady, UnknownName
@@ -21,9 +20,10 @@ from .configured import configured
 from .loading.ready import make_ready
 from .loading.release import give_back, let_go_of_files, take_out_of_sight
 from .orders import read_orders
+from .retiring import retire
 from .store_writer import OwnStore, StoreWriter
 from .traffic.automatic_decisions import AutomaticDecisions
-from .traffic.loaded_version import DRAIN_SECONDS, LoadedVersion
+from .traffic.loaded_version import LoadedVersion
 from .traffic.rules import Rules
 from .traffic.served import ServedModel
 
@@ -184,7 +184,7 @@ class Roster:
             self._served = {other: one for other, one in self._served.items() if other != name}
             loaded_versions = served.end()
             del served  # it names the loaded versions
-            self._retire(loaded_versions)
+            retire(loaded_versions, self._loop)
             self.decisions.record(name, "unloaded", f"'{name}' was unloaded")
 
     def index(self) -> list[IndexEntry]:
@@ -240,8 +240,17 @@ class Roster:
             self._note(name, f"{name}: {type(error).__name__}: {error}")
 
     def tidy(self) -> None:
-        """Close the versions that are not needed any more."""
-        self._retire([loaded for served in self._served.values() for loaded in served.take_leaving()])
+        """Close the versions that are not needed any more. Those of a name on which another thread works stay: it may
+        be about to give one of them a role."""
+        leaving: list[LoadedVersion] = []
+        for name, served in self._served.items():
+            working = self._working[name]
+            if working.acquire(blocking=False):
+                try:
+                    leaving += served.take_leaving()
+                finally:
+                    working.release()
+        retire(leaving, self._loop)
 
     def look(self) -> None:
         """Follow the store once: versions that became active since the last look are made ready and swapped in."""
@@ -292,7 +301,7 @@ class Roster:
         # Where the alias has moved meanwhile, the next look follows it.
         if self.store.live_number(name) != state[0]:
             if served is None or loaded not in served.loaded_versions():
-                self._retire([loaded])
+                retire([loaded], self._loop)
             del self._seen[name]
             return
         self.activate(loaded, state)
@@ -347,37 +356,6 @@ class Roster:
             except HalfevenError as error:
                 sentence = f"{name}@{order.version} was ordered as a canary or shadow and could not be loaded: {error}"
                 self.decisions.record(name, "order_failed", sentence)
-
-    def _retire(self, loaded_versions: Iterable[LoadedVersion]) -> None:
-        """Answer the waiting requests, close the versions and free the memory. The caller must keep no reference."""
-        retired = False
-        for loaded in loaded_versions:
-            if self._drained(loaded):
-                loaded.close()
-                logger.info("%s is closed", loaded)
-            retired = True
-        del loaded_versions
-        if retired:
-            give_back()
-
-    def _drained(self, loaded: LoadedVersion) -> bool:
-        """Answer the waiting requests, on the event loop. False where that takes too long: the version is closed
-        later."""
-        if self._loop is None or self._loop.is_closed():
-            asyncio.run(loaded.drain())
-            return True
-        done = asyncio.run_coroutine_threadsafe(loaded.drain(), self._loop)
-        try:
-            done.result(DRAIN_SECONDS)
-        except TimeoutError:
-            logger.error(
-                "%s has not answered its waiting requests within %g s; it stays until it has",
-                loaded,
-                DRAIN_SECONDS,
-            )
-            done.add_done_callback(lambda _: threading.Thread(target=loaded.close, daemon=True).start())
-            return False
-        return True
 
     def _note(self, name: str, fault: str) -> None:
         logger.error("%s", fault)

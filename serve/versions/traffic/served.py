@@ -241,7 +241,9 @@ class ServedModel:
         self.traffic, self._front = new, front
         for loaded, label in new.loaded_versions().items():
             loaded.label = label
-        self.leaving += [loaded for loaded in old.loaded_versions() if loaded not in new.loaded_versions()]
+        used = new.loaded_versions()
+        # A version that was to be closed may have been given a role again.
+        self.leaving = [loaded for loaded in (*self.leaving, *old.loaded_versions()) if loaded not in used]
 
     def _shadow_for(self, traffic: Traffic) -> None:
         old, loaded = self.shadow, traffic.shadow

@@ -1,0 +1,89 @@
+"""Orders without HTTP: what comes in between is done by a writer in the test's hand."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from halfeven.models.store import Store
+from halfeven.serve.batching.device import DeviceThread
+from halfeven.serve.batching.place import Place
+from halfeven.serve.versions.director import Director
+from halfeven.serve.versions.roster import Roster
+from halfeven.serve.versions.store_writer import OwnStore
+from halfeven.serve.versions.traffic.served import ServedModel
+
+from tests.serve.versions.traffic.conftest import Versions
+
+
+class Writer(OwnStore):
+    """``meanwhile`` is called before a version is promoted."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def promote(self, name: str, number: int) -> None:
+        self.meanwhile()
+        super().promote(name, number)
+
+
+@pytest.fixture
+def writer(store: Store) -> Writer:
+    return Writer(store)
+
+
+@pytest.fixture
+def roster(store: Store, versions: Versions, writer: Writer) -> Iterator[Roster]:
+    """It follows when the test says so."""
+    thread = DeviceThread("cpu")
+    thread.start()
+    made = Roster(store, Place(torch.device("cpu"), thread), None, writer)
+    made.look()
+    yield made
+    thread.stop(10)
+
+
+def served(roster: Roster) -> ServedModel:
+    found = roster.served("net")
+    assert found is not None
+    return found
+
+
+def answering(roster: Roster, width: int = 4) -> str:
+    """The version that answers one request."""
+
+    async def ask() -> str:
+        return (await served(roster).submit([np.ones((1, width), np.float32)], 1)).prepared.version
+
+    return asyncio.run(ask())
+
+
+def on_another_thread(deed: Callable[[], object]) -> None:
+    thread = threading.Thread(target=deed)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("tidied", [False, True])
+def test_a_previous_version_whose_time_is_up_while_it_is_promoted_is_not_closed(
+    roster: Roster, writer: Writer, versions: Versions, tidied: bool
+) -> None:
+    director = Director(roster)
+    director.promote("net", 2)
+
+    def time_is_up() -> None:
+        served(roster).let_previous_go()
+        if tidied:
+            on_another_thread(roster.tidy)
+
+    writer.meanwhile = time_is_up
+    director.promote("net", 1)
+    assert answering(roster) == "1"
+    assert not versions.halves[1].closed and versions.loads[1] == 1
+    served(roster).let_previous_go()
+    roster.tidy()
+    assert versions.halves[2].closed, "what has no role any more still goes"
