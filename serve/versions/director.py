@@ -3,18 +3,16 @@ takes effect; its result is durable."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from ...exporters.evidence import facts_of
 from ...models.errors import BadInput, Conflict, NotReady, UnknownName
-from ...models.spec import ModelSpec
 from ...models.store import LIVE, Version
 from .orders import events
 from .roster import Roster
 from .store_writer import Role
 from .traffic.loaded_version import LoadedVersion
-from .traffic.served import ServedModel
+from .traffic.served import ServedModel, takes_requests_of
 
 
 class Director:
@@ -120,7 +118,7 @@ class Director:
             raise BadInput(f"{wanted} is active: a {role} is another version")
         spec = wanted.spec()
         mine, theirs = stable.version.spec(), spec
-        if not _takes_requests_of(mine, theirs):
+        if not takes_requests_of(mine, theirs):
             raise BadInput(
                 f"{wanted} has other inputs or outputs than {stable}: the same request cannot be put to both; "
                 "promote it instead"
@@ -145,12 +143,3 @@ class Director:
         self._roster.follow(name)
         if fault := self._roster.fault(name, version.number):
             raise NotReady(f"{version} is what the store names, but it could not be made active: {fault}")
-
-
-def _takes_requests_of(mine: ModelSpec, theirs: ModelSpec) -> bool:
-    """Whether requests that were checked against ``mine`` fit ``theirs``; an unknown range is left to the engine."""
-    plain = [tuple(replace(tensor, range=None) for tensor in spec.inputs) for spec in (mine, theirs)]
-    ranges = [(one.range, other.range) for one, other in zip(mine.inputs, theirs.inputs, strict=False)]
-    return (plain[0], mine.outputs, mine.batched) == (plain[1], theirs.outputs, theirs.batched) and all(
-        one is None or other is None or one.within(other) for one, other in ranges
-    )

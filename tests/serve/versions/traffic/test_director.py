@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
+from halfeven.models.errors import EngineFailed
 from halfeven.models.store import Store
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.director import Director
+from halfeven.serve.versions.orders import read_orders
 from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.store_writer import OwnStore
 from halfeven.serve.versions.traffic.served import ServedModel
 
-from tests.serve.versions.traffic.conftest import Versions
+from tests.serve.versions.traffic.conftest import Versions, publish, spec, until
 
 
 class Writer(OwnStore):
@@ -87,3 +89,22 @@ def test_a_previous_version_whose_time_is_up_while_it_is_promoted_is_not_closed(
     served(roster).let_previous_go()
     roster.tidy()
     assert versions.halves[2].closed, "what has no role any more still goes"
+
+
+def test_a_version_with_other_inputs_ends_the_canary_and_the_shadow_and_is_on_no_trial(
+    store: Store, roster: Roster, versions: Versions
+) -> None:
+    director = Director(roster)
+    director.canary("net", 2, 100.0)
+    director.shadow("net", 3, 100.0)
+    assert answering(roster) == "2"
+    versions.prepare[4] = lambda engine: setattr(engine, "fault", RuntimeError("it fails"))
+    wider = publish(store, of=spec(width=5))
+    director.promote("net", wider.number)
+    with pytest.raises(EngineFailed, match="it fails"):
+        answering(roster, width=5)
+    assert versions.halves[1].runs == 0, "the previous version has other inputs"
+    versions.halves[4].fault = None
+    assert answering(roster, width=5) == "4"
+    assert versions.halves[2].closed and versions.halves[3].closed
+    until(lambda: read_orders(store, "net").canary is None)
