@@ -287,14 +287,17 @@ class Roster:
                     )
 
     def _follow_one(self, name: str) -> None:
-        state = self._state(name)
-        if not state[1] or self._seen.get(name) == state:
+        state, seen = self._state(name), self._seen.get(name)
+        if not state[1] or seen == state:
             return
         self._seen[name] = state
-        self._faults.pop(name, None)
+        fault = self._faults.pop(name, None)
         self._unloaded.discard(name)
-        version = self._wanted(name, state[0])
         served = self._served.get(name)
+        # A newer version alone: the alias may still name one that was rejected since, which is not followed again.
+        if served is not None and fault is None and seen is not None and seen[0] == state[0]:
+            return
+        version = self._wanted(name, state[0])
         if version is None or (served is not None and served.traffic.stable.number == version.number):
             return
         loaded = self.loaded_version_for(version)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from halfeven.models.errors import EngineFailed
+from halfeven.models.errors import DiskFull, EngineFailed
 from halfeven.models.store import Store
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.director import Director
-from halfeven.serve.versions.orders import read_orders
+from halfeven.serve.versions.orders import events, read_orders
 from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.store_writer import OwnStore
 from halfeven.serve.versions.traffic.served import ServedModel
@@ -21,15 +21,21 @@ from tests.serve.versions.traffic.conftest import Versions, publish, spec, until
 
 
 class Writer(OwnStore):
-    """``meanwhile`` is called before a version is promoted."""
+    """``meanwhile`` is called before a version is promoted; ``full``: the disk, when the alias is to be put back."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.meanwhile: Callable[[], object] = lambda: None
+        self.full = False
 
     def promote(self, name: str, number: int) -> None:
         self.meanwhile()
         super().promote(name, number)
+
+    def put_back(self, name: str, bad: int, good: int) -> None:
+        if self.full:
+            raise DiskFull("no space left")
+        super().put_back(name, bad, good)
 
 
 @pytest.fixture
@@ -108,3 +114,18 @@ def test_a_version_with_other_inputs_ends_the_canary_and_the_shadow_and_is_on_no
     assert answering(roster, width=5) == "4"
     assert versions.halves[2].closed and versions.halves[3].closed
     until(lambda: read_orders(store, "net").canary is None)
+
+
+def test_a_rejected_version_that_the_store_still_names_is_not_followed_again_when_another_is_published(
+    store: Store, roster: Roster, writer: Writer
+) -> None:
+    Director(roster).promote("net", 2)
+    writer.full = True
+    served(roster).reject(served(roster).traffic.stable, "it failed", {})
+    until(lambda: events(store, "net", 1)[0]["kind"] == "rolled_back")
+    publish(store, awaits_promotion=True, gate={"passed": True})
+    roster.look()
+    assert (store.live_number("net"), answering(roster)) == (2, "1")
+    store.promote(store.version("net", 3))
+    roster.look()
+    assert answering(roster) == "3"
