@@ -31,10 +31,12 @@ class Director:
         with self._roster.working(name):
             wanted = self._live(name, version)
             loaded = self._roster.loaded_version_for(wanted) if self._roster.served(name) else None
-            self._roster.writer.promote(name, wanted.number)
+            with self._roster.closing_unused(loaded):
+                self._roster.writer.promote(name, wanted.number)
             self._roster.decisions.record(name, "promoted", f"{wanted} was promoted")
             if loaded is not None:
-                self._roster.activate(loaded)
+                with self._roster.closing_unused(loaded):
+                    self._roster.activate(loaded)
             else:
                 self._follow(name, wanted)
             return self.describe(name)
@@ -106,8 +108,9 @@ class Director:
             loaded = None
             if version is not None and percent > 0.0:
                 loaded = self._roster.loaded_version_for(self._fitting(served, version, role))
-            self._roster.writer.order(name, role, loaded.number if loaded is not None else None, percent)
-            yield served, loaded
+            with self._roster.closing_unused(loaded):
+                self._roster.writer.order(name, role, loaded.number if loaded is not None else None, percent)
+                yield served, loaded
             self._roster.tidy()
             sentence = f"the {role} was ended" if loaded is None else f"{loaded} is the {role}, {percent:g} %"
             self._roster.decisions.record(name, role, sentence, {"version": version, "percent": percent})

@@ -9,7 +9,9 @@ import asyncio
 import logging
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 from ...models.errors import HalfevenError, NotReady, UnknownName
 from ...models.spec import ModelSpec
@@ -163,7 +165,8 @@ class Roster:
             if not (stands and served is not None and served.spec == wanted.on_the_wire()):
                 loaded = self.loaded_version_for(version, wanted, anew=True)
                 self.decisions.record(name, "loaded", f"{version} was loaded", dict(config or {}))
-                self.activate(loaded, state)
+                with self.closing_unused(loaded):
+                    self.activate(loaded, state)
             self._unloaded.discard(name)
             self._faults.pop(name, None)
 
@@ -227,6 +230,21 @@ class Roster:
         # Equal specs are one object, so that a codec made for one version serves all.
         same = [loaded.spec for loaded in (served.loaded_versions() if served else ()) if loaded.spec == wire]
         return LoadedVersion(version, same[0] if same else wire, self.place, prepared)
+
+    @contextmanager
+    def closing_unused(self, loaded: LoadedVersion | None) -> Iterator[None]:
+        """Where the block raises, close the loaded version, unless it has a role by then. Hold `working`."""
+        try:
+            yield
+        except BaseException:
+            if loaded is not None:
+                self._close_unused(loaded)
+            raise
+
+    def _close_unused(self, loaded: LoadedVersion) -> None:
+        served = self._served.get(loaded.name)
+        if served is None or not served.has(loaded):
+            retire([loaded], self._loop)
 
     def follow(self, name: str) -> None:
         """Follow the store for this name, now; an error is noted as its fault."""
@@ -303,11 +321,11 @@ class Roster:
         loaded = self.loaded_version_for(version)
         # Where the alias has moved meanwhile, the next look follows it.
         if self.store.live_number(name) != state[0]:
-            if served is None or loaded not in served.loaded_versions():
-                retire([loaded], self._loop)
+            self._close_unused(loaded)
             del self._seen[name]
             return
-        self.activate(loaded, state)
+        with self.closing_unused(loaded):
+            self.activate(loaded, state)
         if served is None:
             self._restore_orders(name)
 

@@ -187,6 +187,11 @@ class ServedModel:
         for (own, other), trial in list(self._trials.items()):
             trial.look_at_time(own.counters(), other.counters())
 
+    def has(self, loaded: LoadedVersion) -> bool:
+        """Whether it has a role, or had one and is to be closed."""
+        with self._lock:
+            return loaded in self.traffic.loaded_versions() or loaded in self.leaving
+
     def take_leaving(self) -> list[LoadedVersion]:
         with self._lock:
             leaving, self.leaving = self.leaving, []

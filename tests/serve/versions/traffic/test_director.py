@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from halfeven.models.errors import DiskFull, EngineFailed
+from halfeven.models.errors import DamagedFile, DiskFull, EngineFailed, StoreUnusable
 from halfeven.models.store import Store
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
@@ -17,7 +17,7 @@ from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.store_writer import OwnStore
 from halfeven.serve.versions.traffic.served import ServedModel
 
-from tests.serve.versions.traffic.conftest import Versions, publish, spec, until
+from tests.serve.versions.traffic.conftest import Versions, attached, publish, spec, until
 
 
 class Writer(OwnStore):
@@ -129,3 +129,38 @@ def test_a_rejected_version_that_the_store_still_names_is_not_followed_again_whe
     store.promote(store.version("net", 3))
     roster.look()
     assert answering(roster) == "3"
+
+
+def test_an_order_that_cannot_be_written_leaves_no_loaded_version_behind(
+    store: Store, roster: Roster, writer: Writer, versions: Versions
+) -> None:
+    before = attached(roster)
+    (store.root / "models" / "net" / "rollout.json").write_text("{")
+    with pytest.raises(DamagedFile):
+        Director(roster).canary("net", 3, 10.0)
+    assert versions.halves[3].closed and versions.wholes[3].closed
+
+    def unreachable() -> None:
+        raise StoreUnusable("the store's writer does not answer")
+
+    writer.meanwhile = unreachable
+    with pytest.raises(StoreUnusable):
+        Director(roster).promote("net", 2)
+    assert versions.halves[2].closed and versions.wholes[2].closed
+    assert attached(roster) == before
+    assert answering(roster) == "1"
+
+
+def test_a_version_that_is_loaded_and_cannot_become_active_is_closed(
+    store: Store, roster: Roster, versions: Versions
+) -> None:
+    before = attached(roster)
+    (store.version("net", 2).folder / "parity.json").write_text("{")
+    store.promote(store.version("net", 2))
+    roster.look()
+    assert roster.fault("net", 2) is not None
+    assert versions.halves[2].closed and attached(roster) == before
+    with pytest.raises(DamagedFile):
+        roster.load("net")
+    assert versions.halves[2].closed and attached(roster) == before
+    assert answering(roster) == "1"
