@@ -169,6 +169,8 @@ class Roster:
                     self.activate(loaded, state)
             self._unloaded.discard(name)
             self._faults.pop(name, None)
+            if served is None:
+                self._restore_orders(name)
 
     def unload(self, name: str) -> None:
         """Serve no version of the name. Returns when every accepted request is answered and the memory is free.
@@ -330,8 +332,7 @@ class Roster:
             self._restore_orders(name)
 
     def _state(self, name: str) -> State:
-        numbers = self.store.numbers(name)
-        return (self.store.live_number(name), numbers[-1] if numbers else 0)
+        return (self.store.live_number(name), max(self.store.numbers(name), default=0))
 
     def _wanted(self, name: str, live: int | None) -> Version | None:
         """The live version; while there is none, the newest one whose half was refused: its FP32 whole serves.
@@ -366,7 +367,7 @@ class Roster:
         logger.info("%s is active in %s (%s)", loaded, loaded.prepared.precision, loaded.prepared.reason)
 
     def _restore_orders(self, name: str) -> None:
-        """Load the canary and the shadow that were ordered before this start."""
+        """Load the canary and the shadow that were ordered before this start, or before the name was unloaded."""
         served = self._served[name]
         ordered = read_orders(self.store, name)
         for order, take in ((ordered.canary, served.set_canary), (ordered.shadow, served.set_shadow)):

@@ -164,3 +164,14 @@ def test_a_version_that_is_loaded_and_cannot_become_active_is_closed(
         roster.load("net")
     assert versions.halves[2].closed and attached(roster) == before
     assert answering(roster) == "1"
+
+
+def test_a_load_after_an_unload_goes_on_with_the_canary_and_the_shadow(roster: Roster) -> None:
+    director = Director(roster)
+    director.canary("net", 2, 100.0)
+    director.shadow("net", 3, 5.0)
+    roster.unload("net")
+    roster.load("net")
+    assert answering(roster) == "2"
+    labels = {one["label"]: one["version"] for one in director.describe("net")["loaded"]}
+    assert labels == {"stable": 1, "canary": 2, "shadow": 3}
