@@ -49,7 +49,7 @@ class Batcher:
         self._device = device
         self._clock = device.clock
         self._scheduler = BatchScheduler(
-            spec, device, prepared, lambda outcomes: self._on_loop(_settle, outcomes)
+            spec, device, prepared, lambda outcomes: self._on_loop(_settle, outcomes), ahead=not background
         )
         self._queue = self._scheduler.queue
         self._intake = Intake.of(spec)
