@@ -142,7 +142,8 @@ class Director:
         return served
 
     def _follow(self, name: str, version: Version) -> None:
-        """Follow the alias that was moved. Raises where the server could not follow it."""
-        self._roster.follow(name)
+        """Follow the alias that was moved, or named this version already. Raises where the server could not follow
+        it."""
+        self._roster.follow(name, anew=True)
         if fault := self._roster.fault(name, version.number):
             raise NotReady(f"{version} is what the store names, but it could not be made active: {fault}")

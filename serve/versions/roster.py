@@ -244,14 +244,15 @@ class Roster:
             raise
 
     def _close_unused(self, loaded: LoadedVersion) -> None:
-        served = self._served.get(loaded.name)
-        if served is None or not served.has(loaded):
+        if (served := self._served.get(loaded.name)) is None or not served.has(loaded):
             retire([loaded], self._loop)
 
-    def follow(self, name: str) -> None:
-        """Follow the store for this name, now; an error is noted as its fault."""
+    def follow(self, name: str, anew: bool = False) -> None:
+        """Follow the store for this name, now; ``anew``: though it says nothing new. An error is noted as its fault."""
         try:
             with self.working(name):
+                if anew:
+                    self._seen.pop(name, None)
                 self._follow_one(name)
         except HalfevenError as error:
             self._note(name, str(error))
@@ -264,8 +265,7 @@ class Roster:
         be about to give one of them a role."""
         leaving: list[LoadedVersion] = []
         for name, served in self._served.items():
-            working = self._working[name]
-            if working.acquire(blocking=False):
+            if (working := self._working[name]).acquire(blocking=False):
                 try:
                     leaving += served.take_leaving()
                 finally:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from halfeven.models.errors import DamagedFile, DiskFull, EngineFailed, StoreUnusable
+from halfeven.models.errors import DamagedFile, DiskFull, EngineFailed, NotReady, StoreUnusable
 from halfeven.models.store import Store
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
@@ -175,3 +175,20 @@ def test_a_load_after_an_unload_goes_on_with_the_canary_and_the_shadow(roster: R
     assert answering(roster) == "2"
     labels = {one["label"]: one["version"] for one in director.describe("net")["loaded"]}
     assert labels == {"stable": 1, "canary": 2, "shadow": 3}
+
+
+def test_a_version_that_the_alias_names_already_is_loaded_when_it_is_promoted(
+    roster: Roster, versions: Versions
+) -> None:
+    director = Director(roster)
+    roster.unload("net")
+    promoted = director.promote("net", 1)
+    assert [one["version"] for one in promoted["loaded"]] == [1]
+    assert answering(roster) == "1"
+    roster.unload("net")
+    versions.refuse[2] = EngineFailed("it does not run here")
+    with pytest.raises(NotReady, match="does not run here"):
+        director.promote("net", 2)
+    del versions.refuse[2]
+    director.promote("net", 2)
+    assert answering(roster) == "2"
