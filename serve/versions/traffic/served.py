@@ -293,7 +293,7 @@ class ServedModel:
         if canary is None:
             return front
         share = Sticky(traffic.canary_percent / 100, f"{self.name}@{canary.number}")
-        return _Split(front, trials[canary, stable], share, canary.spec.max_batch_size)
+        return _Split(front, trials[canary, stable], share, canary.spec.max_request_rows)
 
     def _trials_of(
         self, traffic: Traffic

@@ -60,11 +60,11 @@ def served(roster: Roster) -> ServedModel:
     return found
 
 
-def answering(roster: Roster, width: int = 4) -> str:
+def answering(roster: Roster, width: int = 4, rows: int = 1) -> str:
     """The version that answers one request."""
 
     async def ask() -> str:
-        return (await served(roster).submit([np.ones((1, width), np.float32)], 1)).prepared.version
+        return (await served(roster).submit([np.ones((rows, width), np.float32)], rows)).prepared.version
 
     return asyncio.run(ask())
 
@@ -192,3 +192,9 @@ def test_a_version_that_the_alias_names_already_is_loaded_when_it_is_promoted(
     del versions.refuse[2]
     director.promote("net", 2)
     assert answering(roster) == "2"
+
+
+def test_a_request_that_is_run_in_parts_goes_to_the_canary_too(roster: Roster) -> None:
+    Director(roster).canary("net", 2, 100.0)
+    rows = served(roster).spec.max_batch_size + 1
+    assert answering(roster, rows=rows) == "2"
