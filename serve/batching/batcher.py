@@ -49,7 +49,7 @@ class Batcher:
         self._device = device
         self._clock = device.clock
         self._scheduler = BatchScheduler(
-            spec, device, prepared, lambda outcomes: self._on_loop(_settle, outcomes)
+            spec, device, prepared, lambda outcomes: self._on_loop(_settle, outcomes), ahead=not background
         )
         self._queue = self._scheduler.queue
         self._intake = Intake.of(spec)
@@ -59,7 +59,6 @@ class Batcher:
         self._pending_spec = spec
         self._refusing = False
         self._background = background
-        self._is_here = False  # a batch runs on the event loop's own thread
         self._long_ago = 0
         self._is_lonely = False  # the last hand-over had one request
         self._ran_alone = False  # in this iteration of the loop
@@ -222,11 +221,9 @@ class Batcher:
             self._long_ago -= 1
             return False
         began_ns = self._clock()
-        self._is_here = True
         try:
             return self._device.run_here(self)
         finally:
-            self._is_here = False
             if self._clock() - began_ns > _LONG_NS:
                 self._long_ago = _LONG_FOR
 
@@ -290,7 +287,7 @@ class Batcher:
 
     def _on_loop(self, fn: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
-        if self._is_here:
+        if not self._device.here:  # a batch ran on the event loop's own thread
             fn(*arguments)
             return
         try:

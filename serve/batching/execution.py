@@ -94,8 +94,6 @@ class Execution:
             self.counters.ran_out(run.shrunk, condition.ceiling.smallest)
         condition.answered(batch[0])
         waits_ns = [run.began_ns - request.since_ns for request in batch]
-        whole = [wait_ns for request, wait_ns in zip(batch, waits_ns, strict=True) if request.part is None]
-        self.counters.executed(whole, run.rows, run.took_ns, run.assemble_ns)
         mended = condition.mended(batch, outputs, run.took_ns)  # before the rows are handed out
         took_ns, rows, assemble_ns = run.took_ns, run.rows, run.assemble_ns
         answers: list[Outcome] = [
@@ -104,6 +102,12 @@ class Execution:
         ]
         for index, how in mended.items():
             answers[index] = self._mended(*answers[index], how)
+        answered = [
+            wait_ns
+            for (request, outcome), wait_ns in zip(answers, waits_ns, strict=True)
+            if request.part is None and isinstance(outcome, Answer)
+        ]
+        self.counters.executed(answered, rows, took_ns, assemble_ns)
         return answers
 
     def _mended(self, request: Request, answer: Answer | HalfevenError, how: Mended) -> Outcome:

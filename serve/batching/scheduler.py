@@ -46,7 +46,8 @@ class BatchScheduler:
     """Runs one model's batches on ``device``. All methods are the device thread's.
 
     ``answer`` takes the outcomes of a batch, each request once, to their callers. The event loop appends the requests
-    that it hands over to ``inbox``.
+    that it hands over to ``inbox``. ``ahead``: a batch may begin while another computes. In the background none does:
+    it may be on an engine whose own queue needs all places for batches under way.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class BatchScheduler:
         device: DeviceThread,
         prepared: PreparedVersion,
         answer: Callable[[Sequence[Outcome | Refused]], None],
+        ahead: bool = True,
     ) -> None:
         self.inbox: deque[Handed] = deque()
         self.queue = RequestQueue(limit=1, delay_ns=0)
@@ -63,15 +65,15 @@ class BatchScheduler:
         self._device = device
         self._clock = device.clock
         self._answer = answer
+        self._ahead = ahead
         self._under_way: deque[_UnderWay] = deque()
         self._put_on(prepared, spec)
 
     def _put_on(self, prepared: PreparedVersion, spec: ModelSpec) -> None:
         self.spec, self.prepared = spec, prepared
         self._condition = Condition(spec, prepared, self._clock, lost=self._device.lose)
-        self._depth: int = (
-            getattr(prepared.engine, "in_flight", 1) if hasattr(prepared.engine, "launch") else 1
-        )
+        ahead = self._ahead and hasattr(prepared.engine, "launch")
+        self._depth: int = getattr(prepared.engine, "in_flight", 1) if ahead else 1
         self.brief: bool = getattr(prepared.engine, "brief", False) and prepared.whole is None
         self.queue.delay_ns = spec.batching.max_queue_delay_us * 1000
         self.queue.batch_bytes = spec.batching.max_batch_bytes

@@ -3,18 +3,16 @@ takes effect; its result is durable."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from ...exporters.evidence import facts_of
 from ...models.errors import BadInput, Conflict, NotReady, UnknownName
-from ...models.spec import ModelSpec
 from ...models.store import LIVE, Version
 from .orders import events
 from .roster import Roster
 from .store_writer import Role
 from .traffic.loaded_version import LoadedVersion
-from .traffic.served import ServedModel
+from .traffic.served import ServedModel, takes_requests_of
 
 
 class Director:
@@ -33,10 +31,12 @@ class Director:
         with self._roster.working(name):
             wanted = self._live(name, version)
             loaded = self._roster.loaded_version_for(wanted) if self._roster.served(name) else None
-            self._roster.writer.promote(name, wanted.number)
+            with self._roster.closing_unused(loaded):
+                self._roster.writer.promote(name, wanted.number)
             self._roster.decisions.record(name, "promoted", f"{wanted} was promoted")
             if loaded is not None:
-                self._roster.activate(loaded)
+                with self._roster.closing_unused(loaded):
+                    self._roster.activate(loaded)
             else:
                 self._follow(name, wanted)
             return self.describe(name)
@@ -108,8 +108,9 @@ class Director:
             loaded = None
             if version is not None and percent > 0.0:
                 loaded = self._roster.loaded_version_for(self._fitting(served, version, role))
-            self._roster.writer.order(name, role, loaded.number if loaded is not None else None, percent)
-            yield served, loaded
+            with self._roster.closing_unused(loaded):
+                self._roster.writer.order(name, role, loaded.number if loaded is not None else None, percent)
+                yield served, loaded
             self._roster.tidy()
             sentence = f"the {role} was ended" if loaded is None else f"{loaded} is the {role}, {percent:g} %"
             self._roster.decisions.record(name, role, sentence, {"version": version, "percent": percent})
@@ -120,7 +121,7 @@ class Director:
             raise BadInput(f"{wanted} is active: a {role} is another version")
         spec = wanted.spec()
         mine, theirs = stable.version.spec(), spec
-        if not _takes_requests_of(mine, theirs):
+        if not takes_requests_of(mine, theirs):
             raise BadInput(
                 f"{wanted} has other inputs or outputs than {stable}: the same request cannot be put to both; "
                 "promote it instead"
@@ -141,16 +142,8 @@ class Director:
         return served
 
     def _follow(self, name: str, version: Version) -> None:
-        """Follow the alias that was moved. Raises where the server could not follow it."""
-        self._roster.follow(name)
+        """Follow the alias that was moved, or named this version already. Raises where the server could not follow
+        it."""
+        self._roster.follow(name, anew=True)
         if fault := self._roster.fault(name, version.number):
             raise NotReady(f"{version} is what the store names, but it could not be made active: {fault}")
-
-
-def _takes_requests_of(mine: ModelSpec, theirs: ModelSpec) -> bool:
-    """Whether requests that were checked against ``mine`` fit ``theirs``; an unknown range is left to the engine."""
-    plain = [tuple(replace(tensor, range=None) for tensor in spec.inputs) for spec in (mine, theirs)]
-    ranges = [(one.range, other.range) for one, other in zip(mine.inputs, theirs.inputs, strict=False)]
-    return (plain[0], mine.outputs, mine.batched) == (plain[1], theirs.outputs, theirs.batched) and all(
-        one is None or other is None or one.within(other) for one, other in ranges
-    )

@@ -9,8 +9,9 @@ import asyncio
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 from ...models.errors import HalfevenError, NotReady, UnknownName
 from ...models.spec import ModelSpec
@@ -21,9 +22,10 @@ from .configured import configured
 from .loading.ready import make_ready
 from .loading.release import give_back, let_go_of_files, take_out_of_sight
 from .orders import read_orders
+from .retiring import retire
 from .store_writer import OwnStore, StoreWriter
 from .traffic.automatic_decisions import AutomaticDecisions
-from .traffic.loaded_version import DRAIN_SECONDS, LoadedVersion
+from .traffic.loaded_version import LoadedVersion
 from .traffic.rules import Rules
 from .traffic.served import ServedModel
 
@@ -163,9 +165,12 @@ class Roster:
             if not (stands and served is not None and served.spec == wanted.on_the_wire()):
                 loaded = self.loaded_version_for(version, wanted, anew=True)
                 self.decisions.record(name, "loaded", f"{version} was loaded", dict(config or {}))
-                self.activate(loaded, state)
+                with self.closing_unused(loaded):
+                    self.activate(loaded, state)
             self._unloaded.discard(name)
             self._faults.pop(name, None)
+            if served is None:
+                self._restore_orders(name)
 
     def unload(self, name: str) -> None:
         """Serve no version of the name. Returns when every accepted request is answered and the memory is free.
@@ -184,7 +189,7 @@ class Roster:
             self._served = {other: one for other, one in self._served.items() if other != name}
             loaded_versions = served.end()
             del served  # it names the loaded versions
-            self._retire(loaded_versions)
+            retire(loaded_versions, self._loop)
             self.decisions.record(name, "unloaded", f"'{name}' was unloaded")
 
     def index(self) -> list[IndexEntry]:
@@ -228,10 +233,26 @@ class Roster:
         same = [loaded.spec for loaded in (served.loaded_versions() if served else ()) if loaded.spec == wire]
         return LoadedVersion(version, same[0] if same else wire, self.place, prepared)
 
-    def follow(self, name: str) -> None:
-        """Follow the store for this name, now; an error is noted as its fault."""
+    @contextmanager
+    def closing_unused(self, loaded: LoadedVersion | None) -> Iterator[None]:
+        """Where the block raises, close the loaded version, unless it has a role by then. Hold `working`."""
+        try:
+            yield
+        except BaseException:
+            if loaded is not None:
+                self._close_unused(loaded)
+            raise
+
+    def _close_unused(self, loaded: LoadedVersion) -> None:
+        if (served := self._served.get(loaded.name)) is None or not served.has(loaded):
+            retire([loaded], self._loop)
+
+    def follow(self, name: str, anew: bool = False) -> None:
+        """Follow the store for this name, now; ``anew``: though it says nothing new. An error is noted as its fault."""
         try:
             with self.working(name):
+                if anew:
+                    self._seen.pop(name, None)
                 self._follow_one(name)
         except HalfevenError as error:
             self._note(name, str(error))
@@ -240,8 +261,16 @@ class Roster:
             self._note(name, f"{name}: {type(error).__name__}: {error}")
 
     def tidy(self) -> None:
-        """Close the versions that are not needed any more."""
-        self._retire([loaded for served in self._served.values() for loaded in served.take_leaving()])
+        """Close the versions that are not needed any more. Those of a name on which another thread works stay: it may
+        be about to give one of them a role."""
+        leaving: list[LoadedVersion] = []
+        for name, served in self._served.items():
+            if (working := self._working[name]).acquire(blocking=False):
+                try:
+                    leaving += served.take_leaving()
+                finally:
+                    working.release()
+        retire(leaving, self._loop)
 
     def look(self) -> None:
         """Follow the store once: versions that became active since the last look are made ready and swapped in."""
@@ -278,30 +307,32 @@ class Roster:
                     )
 
     def _follow_one(self, name: str) -> None:
-        state = self._state(name)
-        if not state[1] or self._seen.get(name) == state:
+        state, seen = self._state(name), self._seen.get(name)
+        if not state[1] or seen == state:
             return
         self._seen[name] = state
-        self._faults.pop(name, None)
+        fault = self._faults.pop(name, None)
         self._unloaded.discard(name)
-        version = self._wanted(name, state[0])
         served = self._served.get(name)
+        # A newer version alone: the alias may still name one that was rejected since, which is not followed again.
+        if served is not None and fault is None and seen is not None and seen[0] == state[0]:
+            return
+        version = self._wanted(name, state[0])
         if version is None or (served is not None and served.traffic.stable.number == version.number):
             return
         loaded = self.loaded_version_for(version)
         # Where the alias has moved meanwhile, the next look follows it.
         if self.store.live_number(name) != state[0]:
-            if served is None or loaded not in served.loaded_versions():
-                self._retire([loaded])
+            self._close_unused(loaded)
             del self._seen[name]
             return
-        self.activate(loaded, state)
+        with self.closing_unused(loaded):
+            self.activate(loaded, state)
         if served is None:
             self._restore_orders(name)
 
     def _state(self, name: str) -> State:
-        numbers = self.store.numbers(name)
-        return (self.store.live_number(name), numbers[-1] if numbers else 0)
+        return (self.store.live_number(name), max(self.store.numbers(name), default=0))
 
     def _wanted(self, name: str, live: int | None) -> Version | None:
         """The live version; while there is none, the newest one whose half was refused: its FP32 whole serves.
@@ -336,7 +367,7 @@ class Roster:
         logger.info("%s is active in %s (%s)", loaded, loaded.prepared.precision, loaded.prepared.reason)
 
     def _restore_orders(self, name: str) -> None:
-        """Load the canary and the shadow that were ordered before this start."""
+        """Load the canary and the shadow that were ordered before this start, or before the name was unloaded."""
         served = self._served[name]
         ordered = read_orders(self.store, name)
         for order, take in ((ordered.canary, served.set_canary), (ordered.shadow, served.set_shadow)):
@@ -347,37 +378,6 @@ class Roster:
             except HalfevenError as error:
                 sentence = f"{name}@{order.version} was ordered as a canary or shadow and could not be loaded: {error}"
                 self.decisions.record(name, "order_failed", sentence)
-
-    def _retire(self, loaded_versions: Iterable[LoadedVersion]) -> None:
-        """Answer the waiting requests, close the versions and free the memory. The caller must keep no reference."""
-        retired = False
-        for loaded in loaded_versions:
-            if self._drained(loaded):
-                loaded.close()
-                logger.info("%s is closed", loaded)
-            retired = True
-        del loaded_versions
-        if retired:
-            give_back()
-
-    def _drained(self, loaded: LoadedVersion) -> bool:
-        """Answer the waiting requests, on the event loop. False where that takes too long: the version is closed
-        later."""
-        if self._loop is None or self._loop.is_closed():
-            asyncio.run(loaded.drain())
-            return True
-        done = asyncio.run_coroutine_threadsafe(loaded.drain(), self._loop)
-        try:
-            done.result(DRAIN_SECONDS)
-        except TimeoutError:
-            logger.error(
-                "%s has not answered its waiting requests within %g s; it stays until it has",
-                loaded,
-                DRAIN_SECONDS,
-            )
-            done.add_done_callback(lambda _: threading.Thread(target=loaded.close, daemon=True).start())
-            return False
-        return True
 
     def _note(self, name: str, fault: str) -> None:
         logger.error("%s", fault)

@@ -102,8 +102,10 @@ class StoreCopy:
         self._fs.invalidate_cache()
         self._follow_keys()
         names = [name for name in self._listed("models") if NAME.fullmatch(name)]
+        there: set[tuple[str, int]] = set()
         for name in names:
-            self._follow_model(name)
+            there |= {(name, number) for number in self._follow_model(name)}
+        self._faults = {version: fault for version, fault in self._faults.items() if version in there}
         for name in set(_folders_in(self.store.root / "models")) - set(names):
             shutil.rmtree(self.store.root / "models" / name, ignore_errors=True)
 
@@ -132,14 +134,17 @@ class StoreCopy:
         entry = self._listed("").get(NAME_IN_STORE)
         self._follow_file(NAME_IN_STORE, entry, 0o600)
 
-    def _follow_model(self, name: str) -> None:
+    def _follow_model(self, name: str) -> list[int]:
+        """Gives the numbers of the versions in the source."""
         place = f"models/{name}"
         entries = self._listed(place)
         folder = self.store.root / place
         folder.mkdir(parents=True, exist_ok=True)
         numbers = [int(entry) for entry in entries if _NUMBER.fullmatch(entry)]
         for number in numbers:
-            if not self._is_here(name, number, str(entries[str(number)])):
+            if self._is_here(name, number, str(entries[str(number)])):
+                self._faults.pop((name, number), None)  # another process of the node may have copied it
+            else:
                 self._copy_version(name, number)
         for number in {int(entry) for entry in _folders_in(folder) if _NUMBER.fullmatch(entry)} - set(
             numbers
@@ -151,6 +156,7 @@ class StoreCopy:
             if _FOLLOWED.fullmatch(file):
                 self._follow_file(f"{place}/{file}", entries.get(file))
         self._follow_alias(name, entries.get(_ALIAS))
+        return numbers
 
     def _is_here(self, name: str, number: int, entry: str) -> bool:
         """Whether the copy has this version with the manifest of the source. A store that was made anew has other

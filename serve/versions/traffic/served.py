@@ -146,7 +146,8 @@ class ServedModel:
 
     def activate(self, loaded: LoadedVersion) -> None:
         """Make ``loaded`` the active version and the active one the previous. A newer version is on trial while the
-        previous one is kept. The same version loaded again only takes the place."""
+        previous one is kept, where that takes the same requests. A canary or shadow that takes others ends. The same
+        version loaded again only takes the place."""
         self._check(loaded)
         with self._lock:
             old = self.traffic
@@ -185,6 +186,11 @@ class ServedModel:
         """Compare the batch times of the versions on trial with the others'."""
         for (own, other), trial in list(self._trials.items()):
             trial.look_at_time(own.counters(), other.counters())
+
+    def has(self, loaded: LoadedVersion) -> bool:
+        """Whether it has a role, or had one and is to be closed."""
+        with self._lock:
+            return loaded in self.traffic.loaded_versions() or loaded in self.leaving
 
     def take_leaving(self) -> list[LoadedVersion]:
         with self._lock:
@@ -235,13 +241,33 @@ class ServedModel:
             loaded.check(scale, self._rules, self._judge, partial(self.drifted, loaded))
 
     def _post(self, **changes: Any) -> None:
-        old, new = self.traffic, replace(self.traffic, **changes)
+        old, asked = self.traffic, replace(self.traffic, **changes)
+        new = self._fitting(asked)
         self._shadow_for(new)
         front = self._route(new)
         self.traffic, self._front = new, front
         for loaded, label in new.loaded_versions().items():
             loaded.label = label
-        self.leaving += [loaded for loaded in old.loaded_versions() if loaded not in new.loaded_versions()]
+        used = new.loaded_versions()
+        # A version that was to be closed may have been given a role again.
+        before = dict.fromkeys([*self.leaving, *old.loaded_versions(), *asked.loaded_versions()])
+        self.leaving = [loaded for loaded in before if loaded not in used]
+
+    def _fitting(self, traffic: Traffic) -> Traffic:
+        """Without the roles of versions that cannot take the active version's requests."""
+        stable, canary, shadow, previous = traffic.stable, traffic.canary, traffic.shadow, traffic.previous
+        why = f"{stable} is active and has other inputs or outputs"
+        changes: dict[str, Any] = {}
+        if canary is not None and not takes_requests_of(stable.spec, canary.spec):
+            changes |= {"canary": None, "canary_percent": 0.0}
+            self._later(partial(self._decisions.canary_ended, canary, why, {}))
+        if shadow is not None and not takes_requests_of(stable.spec, shadow.spec):
+            changes |= {"shadow": None, "shadow_percent": 0.0}
+            sentence = f"the shadow {shadow} was ended: {why}"
+            self._later(partial(self._decisions.record, self.name, "shadow", sentence))
+        if previous is not None and not takes_requests_of(stable.spec, previous.spec):
+            changes["on_trial"] = False
+        return replace(traffic, **changes)
 
     def _shadow_for(self, traffic: Traffic) -> None:
         old, loaded = self.shadow, traffic.shadow
@@ -267,7 +293,7 @@ class ServedModel:
         if canary is None:
             return front
         share = Sticky(traffic.canary_percent / 100, f"{self.name}@{canary.number}")
-        return _Split(front, trials[canary, stable], share, canary.spec.max_batch_size)
+        return _Split(front, trials[canary, stable], share, canary.spec.max_request_rows)
 
     def _trials_of(
         self, traffic: Traffic
@@ -300,3 +326,12 @@ class _Split:
 
 def _digests(loaded: LoadedVersion) -> tuple[str, ...]:
     return (loaded.prepared.digest, loaded.version.digest)
+
+
+def takes_requests_of(mine: ModelSpec, theirs: ModelSpec) -> bool:
+    """Whether requests that were checked against ``mine`` fit ``theirs``; an unknown range is left to the engine."""
+    plain = [tuple(replace(tensor, range=None) for tensor in spec.inputs) for spec in (mine, theirs)]
+    ranges = [(one.range, other.range) for one, other in zip(mine.inputs, theirs.inputs, strict=False)]
+    return (plain[0], mine.outputs, mine.batched) == (plain[1], theirs.outputs, theirs.batched) and all(
+        one is None or other is None or one.within(other) for one, other in ranges
+    )

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ....models.errors import CannotServe, EngineFailed, HalfevenError, NotReady, Overloaded
+from ....models.errors import BadRequest, CannotServe, EngineFailed, HalfevenError, NotReady, Overloaded
 from ....models.spec import ModelSpec
 from ...batching.counters import Counters
 from ...batching.interface import NO_TERMS, Answer, Submit, Terms
@@ -24,6 +24,8 @@ Future = asyncio.Future[Answer]
 Reject = Callable[[str, dict[str, Any]], None]
 ANSWERS_REMEMBERED = 1000  # then both counts are halved: long-past faults weigh less
 MOST_SECOND_OPINIONS = 8
+# How a batch fails; a version's engine may refuse values for which another version's has a place in its table.
+_FAILED = (EngineFailed, BadRequest)
 LOOKED_AT = 2**20  # elements: of a larger batch only that many are checked on the event loop
 
 
@@ -65,13 +67,13 @@ class VersionTrial:
             answer = inner.result()
             outer.set_result(answer)
             asyncio.get_running_loop().call_soon(self._look_at, arrays, rows, answer)
-        elif isinstance(error, EngineFailed):
+        elif isinstance(error, _FAILED):
             self._ask_other(outer, arrays, rows, terms, error)
         else:
             outer.set_exception(error)
 
     def _ask_other(
-        self, outer: Future, arrays: Sequence[np.ndarray], rows: int, terms: Terms, error: EngineFailed
+        self, outer: Future, arrays: Sequence[np.ndarray], rows: int, terms: Terms, error: BaseException
     ) -> None:
         try:
             second = self._other.submit(arrays, rows, terms)
@@ -81,7 +83,7 @@ class VersionTrial:
         outer.add_done_callback(partial(_leave_with, second))
         second.add_done_callback(partial(self._second_came, outer, error))
 
-    def _second_came(self, outer: Future, error: EngineFailed, second: Future) -> None:
+    def _second_came(self, outer: Future, error: BaseException, second: Future) -> None:
         if second.cancelled() or outer.done():
             outer.cancel()
         elif second.exception() is not None:

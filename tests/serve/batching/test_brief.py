@@ -204,3 +204,35 @@ async def test_draining_answers_what_was_just_accepted() -> None:
         futures = [batcher.submit(rows_of(float(value)), 1) for value in range(3)]
         await batcher.drain()
         assert [float(future.result().outputs[0][0, 0]) for future in futures] == [0.0, 1.0, 2.0]
+
+
+@async_test
+async def test_what_the_device_thread_ends_just_then_is_answered_on_the_event_loop() -> None:
+    inside, answered = threading.Event(), threading.Event()
+    engine = Brief(gate=threading.Event(), entered=inside.set)
+    async with serving(engine, clock=Clock()) as (batcher, device):
+        await asleep(device)
+        batcher._long_ago = 1  # the first goes to the device thread
+        first = batcher.submit(rows_of(1.0), 1)
+        await asyncio.sleep(0)
+        assert await asyncio.to_thread(inside.wait, 30)
+        answer, run_here = batcher._scheduler._answer, device.run_here
+        found: list[bool] = []
+
+        def answering(outcomes: Any) -> None:
+            answer(outcomes)
+            answered.set()
+
+        def running_here(one: Any) -> bool:
+            """Between the decision to run here and the device's refusal the first batch ends."""
+            assert engine.gate is not None
+            engine.gate.set()
+            assert answered.wait(30)
+            found.append(first.done())
+            return run_here(one)
+
+        batcher._scheduler._answer = answering
+        device.run_here = running_here  # type: ignore[method-assign]
+        second = batcher.submit(rows_of(2.0), 1)
+        await asyncio.gather(first, second)
+        assert found[0] is False, "a future is set on its event loop alone"

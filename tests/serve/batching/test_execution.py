@@ -466,6 +466,7 @@ def test_past_its_time_a_row_is_not_rescued_and_its_neighbours_are() -> None:
     assert isinstance(outcomes[0], TimedOut) and "no finite answer" in str(outcomes[0])
     assert_right(outcomes[1:], [early, lasting])
     assert whole.ran == [2] and bench.counters.failures == 1
+    assert bench.counters.copy().requests == 2, "what has no answer is no success"
 
 
 def test_a_whole_that_fails_on_one_row_fails_only_its_request() -> None:

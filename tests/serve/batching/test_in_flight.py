@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import EngineFailed
-from halfeven.serve.batching.device import DeviceThread
+from halfeven.serve.batching.batcher import Batcher
+from halfeven.serve.batching.device import BACKGROUND_EVERY_NS, DeviceThread
 
 from tests.serve.batching.stage import (
     POISON,
@@ -75,6 +76,16 @@ class InBackground(Ahead):
 
     def launch(self, parts: Any) -> _Launched:
         return _LaunchedInBackground(self, super().launch(parts).parts)
+
+
+class Slotted(InBackground):
+    """Refuses a batch above those that it takes ahead."""
+
+    def launch(self, parts: Any) -> _Launched:
+        if self.computing == self.in_flight:
+            self.events.append("no slot")
+            raise RuntimeError("2 batches are on their way")
+        return super().launch(parts)
 
 
 @async_test
@@ -179,6 +190,36 @@ async def test_another_models_batch_is_begun_while_one_computes_in_the_backgroun
         await future
         await looked(device)
     assert ran == ["other", "shadow"]
+
+
+@pytest.mark.parametrize("first", ["a shadow's", "its own"])
+def test_a_shadow_takes_no_slot_that_the_engines_own_queue_needs(first: str) -> None:
+    async def scene() -> None:
+        engine, clock = Slotted(), Clock()
+        async with serving(engine, spec(rows=1), clock) as (batcher, device):
+            shadow = Batcher(spec(rows=1), device, prepared(engine), background=True)
+            device.hold()
+            futures = [shadow.submit(rows_of(9), 1)] if first == "a shadow's" else []
+            await looked(device)
+            clock.now_ns += 2 * BACKGROUND_EVERY_NS
+            futures += [batcher.submit(rows_of(i), 1) for i in range(2)]
+            await looked(device)
+            device.release()
+            if first == "its own":
+                while engine.computing < 2:
+                    await asyncio.sleep(0)
+                futures.append(shadow.submit(rows_of(9), 1))
+                clock.now_ns += 2 * BACKGROUND_EVERY_NS
+                await asyncio.sleep(0)
+                device.ring()
+            while not {"no slot", "the device thread blocks"} & {*engine.events}:
+                await asyncio.sleep(0)
+            engine.done.set()
+            answers = await asyncio.gather(*futures)
+            await shadow.drain()
+        assert sorted(answer.outputs[0].item() for answer in answers) == [0, 1, 9]
+
+    asyncio.run(scene())
 
 
 @async_test

@@ -187,3 +187,29 @@ def test_a_copy_is_kept_only_in_a_folder_of_this_user_alone(source: Store, tmp_p
         StoreCopy(str(source.root), open_to_all)
     with pytest.raises(BadSetting, match=r"store = 'nowhere://x': .*expected a folder or a URL of fsspec"):
         StoreCopy("nowhere://x", tmp_path / "copy")
+
+
+@pytest.mark.parametrize("deleted", ["models/net/2", "models/net"])
+def test_a_damaged_version_that_was_deleted_is_a_fault_no_more(
+    deleted: str, source: Store, copy: StoreCopy
+) -> None:
+    number = publish(source, "second")
+    (source.root / f"models/net/{number}/whole.pt2").write_text("sec0nd")
+    copy.follow()
+    assert len(copy.faults()) == 1
+    shutil.rmtree(source.root / deleted)
+    copy.follow()
+    assert copy.faults() == []
+
+
+def test_a_version_that_another_process_of_the_node_has_copied_since_is_a_fault_no_more(
+    source: Store, copy: StoreCopy
+) -> None:
+    damaged = source.root / "models/net/1/whole.pt2"
+    damaged.write_text("f1rst")
+    copy.follow()
+    assert len(copy.faults()) == 1
+    damaged.write_text("first")
+    StoreCopy(str(source.root), copy.store.root).follow()
+    copy.follow()
+    assert copy.faults() == []

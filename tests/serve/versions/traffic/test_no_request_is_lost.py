@@ -13,7 +13,7 @@ import pytest
 from halfeven.models.store import Store
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
-from halfeven.serve.versions import roster as roster_file
+from halfeven.serve.versions import retiring
 
 from tests.serve.conftest import started
 from tests.serve.versions.traffic.conftest import Versions, call, until
@@ -193,7 +193,7 @@ def test_a_body_that_was_on_its_way_while_its_version_was_loaded_again_is_answer
 def test_what_waits_longer_than_a_drain_may_take_is_answered_all_the_same(
     life: Life, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roster_file, "DRAIN_SECONDS", 0.05)
+    monkeypatch.setattr(retiring, "DRAIN_SECONDS", 0.05)
     device = life.roster.place.thread
     device.hold()
     connection = http.client.HTTPConnection("127.0.0.1", life.port, timeout=20)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from halfeven.models.errors import EngineFailed, NotReady, Overloaded
+from halfeven.models.errors import BadRequest, EngineFailed, NotReady, Overloaded
 from halfeven.serve.batching.counters import BOUNDS_NS, Counters
 from halfeven.serve.batching.interface import NO_TERMS, Answer, PreparedVersion, Terms
 from halfeven.serve.versions.traffic.rules import Rules
@@ -86,6 +86,17 @@ async def test_what_the_new_version_fails_the_old_one_answers_and_three_such_end
     ((why, numbers),) = court.verdicts
     assert "3 of 3 answers were faults that the other version did not commit; the last: new kernels" in why
     assert numbers["faults"]["failed"] == 3
+
+
+@on_a_loop
+async def test_what_only_the_new_versions_engine_refuses_the_old_one_answers() -> None:
+    court = Court()
+    court.new.fault = BadRequest("index 9 is outside of a table of 8 rows")
+    assert await court.ask(3) == ["1", "1", "1"]
+    assert len(court.verdicts) == 1
+    court.old.fault = BadRequest("index 9 is outside here too")
+    with pytest.raises(BadRequest, match="a table of 8 rows"):
+        await court.ask()
 
 
 @on_a_loop
