@@ -41,7 +41,7 @@ class Settings(BaseSettings):
     max_files_mib: int = Field(DEFAULTS.files_bytes // _MIB, ge=1, le=2**24)  # of all uploaded files together
     trainer_threads: int = Field(1, ge=1, le=1024)  # of each process
     trainer_processes: int = Field(1, ge=1, le=64)  # on CUDA one for each GPU
-    trainer_priority: Literal["low", "idle"] = "low"  # of its processor time, beside serving
+    trainer_priority: Literal["low", "idle"] = "low"  # of its processes; both yield to serving
     trainer_memory_mib: int | None = Field(None, ge=1024, le=2**24)  # None: most of what there is
     body_seconds: float = Field(DEFAULTS.arrival_seconds, gt=0)
     max_in_flight_mib: int | None = Field(None, ge=1, le=2**20)

@@ -62,7 +62,8 @@ class Certificates:
         return key.read_bytes(), certificate.read_bytes()
 
     def _look(self) -> Stamp:
-        """What differs where a file is another one, or who may read it is; empty where one cannot be looked at."""
+        """Facts of both files, which change when a file is replaced or its permissions change; empty where the facts of
+        a file cannot be read."""
         try:
             found = [path.stat() for path in self._files]
         except OSError:

@@ -98,14 +98,15 @@ class KeyFile:
     def _changing(self) -> Iterator[list[KeyRecord]]:
         """The records, written back when the block ends without an error.
 
-        Behind a link it is the linked file that changes: a server may read it by its own name.
+        Where the path is a symbolic link, the file that it points to is changed: a server may read that file by its own
+        path.
         """
         try:
             path = self.path.resolve()
             folder = path.parent
             folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        except (OSError, RuntimeError) as error:  # RuntimeError: links that go round
+        except (OSError, RuntimeError) as error:  # RuntimeError: a loop of symbolic links
             words = getattr(error, "strerror", error)
             raise StoreUnusable(f"the folder of {self.path} cannot be opened: {words}") from error
         try:

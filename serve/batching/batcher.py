@@ -287,7 +287,7 @@ class Batcher:
 
     def _on_loop(self, fn: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
-        if not self._device.here:  # a batch ran on the event loop's own thread
+        if not self._device.here:  # this is the event loop's thread: the batch ran on it
             fn(*arguments)
             return
         try:

@@ -309,9 +309,8 @@ class DeviceThread:
             return 0 if self._stopping and self._land_all() else None
         if due_ns > now_ns and not self._stopping:
             return (due_ns if behind is None else min(due_ns, behind_ns)) - now_ns
-        self._land_all(
-            but=first, computing=first is behind
-        )  # a background batch needs a free place on its engine
+        # A background batch waits for all that compute: it may need the place of one of them on its engine.
+        self._land_all(but=first, computing=first is behind)
         try:
             first.step()
         except BaseException:

@@ -46,8 +46,9 @@ class BatchScheduler:
     """Runs one model's batches on ``device``. All methods are the device thread's.
 
     ``answer`` takes the outcomes of a batch, each request once, to their callers. The event loop appends the requests
-    that it hands over to ``inbox``. ``ahead``: a batch may begin while another computes. In the background none does:
-    it may be on an engine whose own queue needs all places for batches under way.
+    that it hands over to ``inbox``. ``ahead``: a batch may begin while another one
+    computes. False for a shadow and for live checks: they share the engine of a version, whose own callers need all of
+    the engine's places for batches.
     """
 
     def __init__(

@@ -58,15 +58,18 @@ def _outputs(head: dict[str, Any], content: bytes) -> dict[str, np.ndarray]:
 
 
 class Traffic:
-    """Closed-loop traffic of single samples from several threads, for as long as the block lasts."""
+    """Traffic of single samples from several threads, for as long as the block lasts: each thread sends its next
+    request ``pause_s`` seconds after an answer."""
 
-    def __init__(self, port: int, model: str, arrays: Mapping[str, np.ndarray], connections: int) -> None:
+    def __init__(
+        self, port: int, model: str, arrays: Mapping[str, np.ndarray], connections: int, pause_s: float = 0.0
+    ) -> None:
         self.answered = 0
         self.failed = 0
         self.faults: list[str] = []
         self.by_version: Counter[str] = Counter()
         self.seconds = 0.0
-        self._port, self._model, self._arrays = port, model, arrays
+        self._port, self._model, self._arrays, self._pause_s = port, model, arrays, pause_s
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._call, args=(i,)) for i in range(connections)]
@@ -87,7 +90,7 @@ class Traffic:
         caller = Caller(self._port, self._model)
         count = min(len(array) for array in self._arrays.values())
         row = first % count
-        while not self._over.is_set():
+        while not self._over.wait(self._pause_s):
             try:
                 _, headers = caller.infer(
                     {name: array[row : row + 1] for name, array in self._arrays.items()}

@@ -31,6 +31,7 @@ from .demo_stage import MODEL, Notify, await_version, own_folder, server
 PROGRAM = "halfeven"
 STEADY_SECONDS = 1.5
 CONNECTIONS = 8
+PAUSE_S = 0.01  # of the callers beside the training, which yields to serving
 BATCH = 40
 TRAINING = {"n_epochs": 4, "batch_size": 32, "learning_rate": 3e-3, "precision": "fp16"}
 
@@ -93,7 +94,7 @@ def _second_half(port: int, store: Store, samples: Samples, folder: Path, notify
     before = {"new": _accuracy_over_http(port, new)[0], "old": _accuracy_over_http(port, samples)[0]}
     notify(f"   version 1 reads {before['new']:.1%} of them (and {before['old']:.1%} of the old ones)")
     file = write_training_file(folder / "shifted.safetensors")
-    with Traffic(port, MODEL, samples.arrays, 2) as traffic:
+    with Traffic(port, MODEL, samples.arrays, 2, PAUSE_S) as traffic:
         job = fine_tune(
             f"http://127.0.0.1:{port}",
             MODEL,

@@ -37,7 +37,7 @@ from .tensors import (
     typed_bytes,
 )
 
-_FEW_PARTS = 10_000  # sizes and parameters; more are read in a thread: these take 10 ms
+_FEW_PARTS = 10_000  # sizes and parameters, which take 10 ms; a request with more is read in a thread
 T = TypeVar("T")
 _VERSION = installed_version("halfeven")
 
@@ -139,8 +139,8 @@ class Calls:
 
 
 async def _to_the_end(work: Callable[..., T], *arguments: Any) -> T:
-    """The work's result, from a thread. A caller that leaves does not end the thread, and keeps its place in every
-    limit for as long."""
+    """Run the work in a thread and return its result. A thread cannot be cancelled: where the caller cancels the call,
+    the call counts in every limit until the thread has ended."""
     done = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
     try:
         return await asyncio.shield(done)

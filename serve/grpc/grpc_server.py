@@ -149,7 +149,7 @@ class _Service(grpc.GenericRpcHandler):
         read, write = call.request.FromString, call.response.SerializeToString
         if call.streams:
             return grpc.stream_stream_rpc_method_handler(stream, read, write)  # type: ignore[arg-type]
-        # Not a unary handler: one waits for its message for ever, and the calls under way are bounded.
+        # A unary handler of grpcio waits for its message without end: a few callers could hold every call.
         return grpc.stream_unary_rpc_method_handler(unary, read, write)  # type: ignore[arg-type]
 
     async def _answer(self, call: Call, authorization: str | None, request: Any) -> Any:
@@ -193,5 +193,5 @@ async def _abort(context: Any, error: Exception) -> None:
 
 def _words(error: Exception) -> str:
     words = message_of(error)[:_LONGEST_WORDS]
-    # On the wire a character takes up to three bytes where it is ASCII, else up to twelve.
+    # In a header an ASCII character takes up to three bytes, any other one up to twelve.
     return words if words.isascii() else words[: _LONGEST_WORDS // 2]

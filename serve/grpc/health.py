@@ -49,7 +49,7 @@ class HealthService(grpc.GenericRpcHandler):
     """Answers whether the server is ready, for the empty name and for the name of the V2 service."""
 
     def __init__(self, roster: Roster, seconds: float) -> None:
-        """``seconds``: for a call's message to arrive."""
+        """``seconds``: within which a call's message must arrive."""
         self._roster, self._seconds = roster, seconds
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:

@@ -36,15 +36,15 @@ def message(name: str) -> Any:
 
 
 def unreadable(name: str) -> BadRequest:
-    """The refusal of bytes that are no message."""
+    """The error for bytes that protobuf cannot read as the call's message."""
     return BadRequest(
         f"the bytes of the call {name[:80]} are not its message: are the client's messages of this protocol?"
     )
 
 
 async def only_message(messages: AsyncIterator[Any], seconds: float, call: str) -> Any:
-    """The message of a unary call. Raises SlowBody where it does not arrive in time, BadRequest where none comes or it
-    cannot be read."""
+    """The message of a unary call. Raises SlowBody where it does not arrive within ``seconds``, BadRequest where the
+    call ends without a message or protobuf cannot read it."""
     try:
         async with asyncio.timeout(seconds):
             return await anext(aiter(messages))

@@ -17,8 +17,8 @@ from .messages import message
 
 FINAL = "triton_final_response"
 WANTS_FINAL = "triton_enable_empty_final_response"
-_FEW_TOO_MANY = 64  # tensors more than the model has: so many get the codec's words
-PART_BYTES = 256  # of a size or a parameter as Python has it
+_FEW_TOO_MANY = 64  # tensors more than the model has; up to so many more the codec refuses, and names them
+PART_BYTES = 256  # of memory, which a size or a parameter takes as a Python object
 _TYPED_BYTES = 48  # of an element while typed contents are converted: an object and its place in a list
 _SHARED = "shared_memory_region"
 _CONTENTS = {
@@ -61,8 +61,8 @@ def fields_of(request: Any) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def check_counts(request: Any, spec: ModelSpec) -> None:
-    """Refuse far more tensors than the model has before Python has an object of each: one takes two bytes of a message
-    and a kilobyte of memory. Raises BadRequest."""
+    """Refuse a request with far more tensors than the model has, before they become Python objects: a tensor can be two
+    bytes of the message and takes a kilobyte of memory. Raises BadRequest."""
     counts = (
         ("inputs", len(request.inputs), len(spec.inputs)),
         ("raw_input_contents", len(request.raw_input_contents), len(spec.inputs)),

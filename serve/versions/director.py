@@ -33,11 +33,10 @@ class Director:
             loaded = self._roster.loaded_version_for(wanted) if self._roster.served(name) else None
             with self._roster.closing_unused(loaded):
                 self._roster.writer.promote(name, wanted.number)
-            self._roster.decisions.record(name, "promoted", f"{wanted} was promoted")
-            if loaded is not None:
-                with self._roster.closing_unused(loaded):
+                self._roster.decisions.record(name, "promoted", f"{wanted} was promoted")
+                if loaded is not None:
                     self._roster.activate(loaded)
-            else:
+            if loaded is None:
                 self._follow(name, wanted)
             return self.describe(name)
 
@@ -142,8 +141,7 @@ class Director:
         return served
 
     def _follow(self, name: str, version: Version) -> None:
-        """Follow the alias that was moved, or named this version already. Raises where the server could not follow
-        it."""
+        """Make the version that the alias names active. Raises NotReady where it could not be made active."""
         self._roster.follow(name, anew=True)
         if fault := self._roster.fault(name, version.number):
             raise NotReady(f"{version} is what the store names, but it could not be made active: {fault}")

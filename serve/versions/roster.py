@@ -228,14 +228,16 @@ class Roster:
             prepared = make_ready(version, self.place, served.prepared if served else None)
         finally:
             del self._loading[version.name]
-        wire = (spec or version.spec()).on_the_wire()
-        # Equal specs are one object, so that a codec made for one version serves all.
+        wire = (
+            spec or version.spec()
+        ).on_the_wire()  # equal ones are one object: a codec made for one serves all
         same = [loaded.spec for loaded in (served.loaded_versions() if served else ()) if loaded.spec == wire]
         return LoadedVersion(version, same[0] if same else wire, self.place, prepared)
 
     @contextmanager
     def closing_unused(self, loaded: LoadedVersion | None) -> Iterator[None]:
-        """Where the block raises, close the loaded version, unless it has a role by then. Hold `working`."""
+        """If the block raises an error, close the loaded version, unless it has a part in `Served` by then. Hold
+        `working`."""
         try:
             yield
         except BaseException:
@@ -248,7 +250,7 @@ class Roster:
             retire([loaded], self._loop)
 
     def follow(self, name: str, anew: bool = False) -> None:
-        """Follow the store for this name, now; ``anew``: though it says nothing new. An error is noted as its fault."""
+        """Follow the store for this name, now; ``anew``: even where nothing changed. Notes an error as its fault."""
         try:
             with self.working(name):
                 if anew:
@@ -261,8 +263,8 @@ class Roster:
             self._note(name, f"{name}: {type(error).__name__}: {error}")
 
     def tidy(self) -> None:
-        """Close the versions that are not needed any more. Those of a name on which another thread works stay: it may
-        be about to give one of them a role."""
+        """Close the versions that are not needed any more. Those of a name on which another thread works stay: the
+        thread may be about to make one of them active again."""
         leaving: list[LoadedVersion] = []
         for name, served in self._served.items():
             if (working := self._working[name]).acquire(blocking=False):
@@ -314,7 +316,7 @@ class Roster:
         fault = self._faults.pop(name, None)
         self._unloaded.discard(name)
         served = self._served.get(name)
-        # A newer version alone: the alias may still name one that was rejected since, which is not followed again.
+        # Only a newer version was published; the alias may still name a version that was rejected since.
         if served is not None and fault is None and seen is not None and seen[0] == state[0]:
             return
         version = self._wanted(name, state[0])

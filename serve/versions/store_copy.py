@@ -135,7 +135,7 @@ class StoreCopy:
         self._follow_file(NAME_IN_STORE, entry, 0o600)
 
     def _follow_model(self, name: str) -> list[int]:
-        """Gives the numbers of the versions in the source."""
+        """Copy what has changed of one model. Returns the numbers of its versions in the source."""
         place = f"models/{name}"
         entries = self._listed(place)
         folder = self.store.root / place

@@ -57,7 +57,7 @@ class Asked:
     files: Mapping[str, Path]
     hyperparameters: Mapping[str, Any]
     seed: int
-    priority: Priority = "low"  # the caller of the job waits
+    priority: Priority = "low"  # not idle: the caller who creates the job waits for the checks
     max_bytes: int = MAX_BYTES  # of a file, and of what a packed one unpacks to
 
     def request(self, task: str) -> dict[str, Any]:

@@ -29,8 +29,8 @@ _LOOK_EVERY_S = 0.2  # whether the server ends while its models are made ready
 
 
 class Supervisor:
-    """``threads``, ``priority``, ``memory_bytes`` (0: no limit) and ``processes`` are the trainer's, which
-    yields to serving."""
+    """``threads``, ``priority``, ``memory_bytes`` (0: no limit) and ``processes`` are of the trainer's
+    process, which yields to serving."""
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,

@@ -23,7 +23,7 @@ from .worker_process import Child, Priority
 
 STEPS = 2  # the first allocates what the second has
 MOST_SECONDS = 600.0  # of each process: an operator's code that hangs must not hold it for ever
-PRIORITY: Priority = "low"  # the caller waits
+PRIORITY: Priority = "low"  # not idle: the caller waits for the result of the trial
 NO_GRADIENT = "NO_GRADIENT"
 CHECK = "halfeven.serve.finetune.jobs.policy_check"
 

@@ -17,16 +17,16 @@ from typing import Any, Literal
 MAX_LINE = 2**26  # the rows that are left out are named one by one; with a longer one the process is killed
 _LAST_BYTES = 1000  # of what a process wrote, in messages
 _LOOK_EVERY_MS = 100  # whether the process has ended
-_NICE = 10  # steps of niceness behind the server, of a low priority
+_NICE = 10  # of a child of low priority, added to the server's
 
 Priority = Literal["normal", "low", "idle"]
-"""Of a child's processor time beside the server's: as the server's own; a tenth of it where both want all of a core; or
-what the server leaves (``SCHED_IDLE`` of sched(7), on Linux; elsewhere the greatest niceness)."""
+"""How a child process shares the processor with the server. ``normal``: equally. ``low``: about a tenth of a core where
+both want all of it. ``idle``: what the server leaves (``SCHED_IDLE``, sched(7); elsewhere the greatest niceness)."""
 
 
 class Child:
     """Use it in a ``with`` block: when the block is left, the process and all that it started are killed.
-    ``priority``: a request's, where it has one."""
+    ``priority``: of its processor time; `of_script` and `of_module` take it from the request, else ``normal``."""
 
     def __init__(self, command: list[str], log: Path, priority: Priority = "normal") -> None:
         self._log = log

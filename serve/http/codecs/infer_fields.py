@@ -139,16 +139,14 @@ def _declared(
     _check_datatype(spec, tensor, entry.get("datatype"))
     itemsize = tensor.type.itemsize
     # Before anything is multiplied by machine: numpy wraps where Python does not.
-    # A product is looked at as it grows: that of a hundred thousand sizes takes seconds.
+    # The product is compared as it grows: to multiply a hundred thousand sizes takes seconds.
     if any(product > _INT64_MAX for product in accumulate((max(size, 1) for size in shape), mul)):
         raise BadRequest(
-            f"the shape {str(list(shape[:80]))[:80]} of input '{tensor.name}' causes total element count to "
+            f"the shape {_shortened(shape)} of input '{tensor.name}' causes total element count to "
             f"exceed maximum size of {_INT64_MAX}"
         )
     if (count := prod(shape)) * itemsize > _INT64_MAX:
-        raise BadRequest(
-            f"byte size overflow for input '{tensor.name}': the shape is {str(list(shape[:80]))[:80]}"
-        )
+        raise BadRequest(f"byte size overflow for input '{tensor.name}': the shape is {_shortened(shape)}")
     _check_shape(spec, tensor, shape, spec.max_request_rows if dialect.split_large else spec.max_batch_size)
     parameters = parameters_of(entry, f"input '{tensor.name}'")
     size = _binary_size(spec, tensor, entry, parameters)
@@ -184,6 +182,11 @@ def _check_datatype(spec: ModelSpec, tensor: TensorSpec, came: object) -> None:
     )
     way_out = "; BYTES tensors are not offered: send numbers (token ids, pixels)" if came == "BYTES" else ""
     raise BadRequest(f"{text}'{tensor.datatype}'{way_out}")
+
+
+def _shortened(shape: Sequence[int]) -> str:
+    """The shape for a message, at most 80 characters of it: it may have very many sizes."""
+    return str(list(shape[:80]))[:80]
 
 
 def _check_shape(spec: ModelSpec, tensor: TensorSpec, shape: tuple[int, ...], most_rows: int) -> None:

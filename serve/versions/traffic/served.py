@@ -188,7 +188,7 @@ class ServedModel:
             trial.look_at_time(own.counters(), other.counters())
 
     def has(self, loaded: LoadedVersion) -> bool:
-        """Whether it has a role, or had one and is to be closed."""
+        """Whether this version is active, the canary, the shadow or the previous one, or was and waits to be closed."""
         with self._lock:
             return loaded in self.traffic.loaded_versions() or loaded in self.leaving
 
@@ -249,12 +249,13 @@ class ServedModel:
         for loaded, label in new.loaded_versions().items():
             loaded.label = label
         used = new.loaded_versions()
-        # A version that was to be closed may have been given a role again.
+        # A version that waited to be closed may be in use again.
         before = dict.fromkeys([*self.leaving, *old.loaded_versions(), *asked.loaded_versions()])
         self.leaving = [loaded for loaded in before if loaded not in used]
 
     def _fitting(self, traffic: Traffic) -> Traffic:
-        """Without the roles of versions that cannot take the active version's requests."""
+        """The traffic without a canary, a shadow or a trial whose version has other inputs or outputs than the active
+        version: it cannot answer the same requests."""
         stable, canary, shadow, previous = traffic.stable, traffic.canary, traffic.shadow, traffic.previous
         why = f"{stable} is active and has other inputs or outputs"
         changes: dict[str, Any] = {}
@@ -329,7 +330,8 @@ def _digests(loaded: LoadedVersion) -> tuple[str, ...]:
 
 
 def takes_requests_of(mine: ModelSpec, theirs: ModelSpec) -> bool:
-    """Whether requests that were checked against ``mine`` fit ``theirs``; an unknown range is left to the engine."""
+    """Whether a request that was checked against the spec ``mine`` is valid for the spec ``theirs`` too. Ranges of ids
+    are compared where both specs have them; elsewhere the engine checks the ids."""
     plain = [tuple(replace(tensor, range=None) for tensor in spec.inputs) for spec in (mine, theirs)]
     ranges = [(one.range, other.range) for one, other in zip(mine.inputs, theirs.inputs, strict=False)]
     return (plain[0], mine.outputs, mine.batched) == (plain[1], theirs.outputs, theirs.batched) and all(

@@ -24,7 +24,8 @@ Future = asyncio.Future[Answer]
 Reject = Callable[[str, dict[str, Any]], None]
 ANSWERS_REMEMBERED = 1000  # then both counts are halved: long-past faults weigh less
 MOST_SECOND_OPINIONS = 8
-# How a batch fails; a version's engine may refuse values for which another version's has a place in its table.
+# After these errors the request is put to the other version: BadRequest is an engine's too, for an id that is outside
+# of its table, and the other version's table may be larger.
 _FAILED = (EngineFailed, BadRequest)
 LOOKED_AT = 2**20  # elements: of a larger batch only that many are checked on the event loop
 

@@ -126,7 +126,7 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(pair: 
 def test_a_new_pair_is_taken_when_its_key_becomes_readable(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The programs that renew certificates write the key for its owner alone, and give the server leave afterwards."""
+    """A program that renews certificates writes the key for its owner alone, and lets the server read it afterwards."""
     made = Certificates._context
 
     def context(certificates: Certificates) -> ssl.SSLContext:

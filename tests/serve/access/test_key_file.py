@@ -184,7 +184,7 @@ def test_a_key_that_is_revoked_by_a_link_is_gone_from_the_file_itself(file: KeyF
     assert link.is_symlink()
 
 
-def test_links_that_go_round_are_said_to_be_no_file(file: KeyFile) -> None:
+def test_a_loop_of_symbolic_links_is_refused(file: KeyFile) -> None:
     file.path.parent.mkdir()
     file.path.symlink_to(file.path)
     with pytest.raises(StoreUnusable, match="cannot be opened"):

@@ -336,7 +336,7 @@ MANY = b"\x2a\x00" * 60_000 + b"\x3a\x00" * 60_000, b"\x32\x00" * 120_000
 def test_very_many_tensors_are_refused_before_they_are_read(
     both: Both, monkeypatch: pytest.MonkeyPatch, fields: bytes
 ) -> None:
-    """Each is two bytes of the message, and was a kilobyte of Python's objects and 30 µs of the event loop."""
+    """Each is two bytes of the message; to read it took a kilobyte of memory and 30 µs of the event loop."""
     monkeypatch.setattr("halfeven.serve.grpc.calls.fields_of", lambda request: pytest.fail("it was read"))
     with grpc.insecure_channel(both.grpc) as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")

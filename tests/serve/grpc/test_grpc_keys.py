@@ -149,7 +149,7 @@ def test_a_call_without_a_key_is_refused_before_its_message_is_sent(keyed: Keyed
 def test_calls_without_their_message_end_and_leave_room_for_others(
     tmp_path: Path, start: Start, path: str
 ) -> None:
-    """These calls need no key: without an end, a stranger with one connection could close the port to all others."""
+    """These calls need no key. If they waited without end, one connection without a key could hold every call."""
     access = AccessControl(KeyFile(tmp_path / "keys.json"), needed=True)
     both = start(access=access, bounds=Bounds(seconds=0.5, connections=Connections(4)))
     ended = threading.Event()
@@ -240,7 +240,7 @@ def test_a_call_that_is_cancelled_gives_its_place_back(keyed: Keyed) -> None:
 def test_an_order_goes_on_when_its_caller_leaves_and_keeps_its_place_until_it_ends(
     keyed: Keyed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread cannot be ended: callers that leave could have begun any number of loads."""
+    """A thread cannot be cancelled: a caller that cancels and asks again could otherwise begin any number of loads."""
     key, _ = keyed.file.add("at-once", ["manage"], concurrency=1)
     keyed.now_s += LOOK_EVERY_S
     begun, let_go = threading.Semaphore(0), threading.Event()
@@ -267,7 +267,7 @@ def test_an_order_goes_on_when_its_caller_leaves_and_keeps_its_place_until_it_en
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Until it holds without an error of gRPC."""
+    """Wait until it holds; an error of gRPC counts as not yet."""
     deadline = time.monotonic() + SECONDS
     while True:
         try:
@@ -279,7 +279,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def live(port: str, authority: Any) -> bool:
-    """Whether a new connection that trusts this authority is answered."""
+    """Whether the server answers a new connection whose client trusts only this certificate authority."""
     root = authority.cert_pem.bytes()
     with grpc.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(root)) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -305,7 +305,7 @@ def test_tls_shows_the_renewed_certificate_to_new_connections(tmp_path: Path, st
 def test_a_renewed_certificate_that_cannot_be_read_once_is_read_for_the_next_connection(
     tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the process has as many files open as it may, for example."""
+    """The certificate's files cannot be read once, for example because the process has too many files open."""
     pair, other = Pair(tmp_path), Pair(tmp_path / "other")
     certificates = Certificates(pair.certificate, pair.key)
     port = start(certificates=certificates).grpc.partition(":")[2]

@@ -1,4 +1,5 @@
-"""Orders without HTTP: what comes in between is done by a writer in the test's hand."""
+"""Orders, given to the director directly. The store's writer is the test's: it does what another thread could do while
+an order is carried out."""
 
 import asyncio
 import threading
