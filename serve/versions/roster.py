@@ -219,7 +219,8 @@ class Roster:
     ) -> LoadedVersion:
         """The version, loaded: the loaded one where there is one, else a new one. Hold `working`."""
         served = self._served.get(version.name)
-        for loaded in served.loaded_versions() if served and not anew else ():
+        others = served.loaded_versions() if served else ()
+        for loaded in () if anew else others:
             if loaded.number == version.number:
                 return loaded
         logger.info("making %s ready", version)
@@ -228,16 +229,14 @@ class Roster:
             prepared = make_ready(version, self.place, served.prepared if served else None)
         finally:
             del self._loading[version.name]
-        wire = (
-            spec or version.spec()
-        ).on_the_wire()  # equal ones are one object: a codec made for one serves all
-        same = [loaded.spec for loaded in (served.loaded_versions() if served else ()) if loaded.spec == wire]
-        return LoadedVersion(version, same[0] if same else wire, self.place, prepared)
+        wire = (spec or version.spec()).on_the_wire()
+        # Equal specs are one object, so that a codec made for one version serves all.
+        wire = next((loaded.spec for loaded in others if loaded.spec == wire), wire)
+        return LoadedVersion(version, wire, self.place, prepared)
 
     @contextmanager
     def closing_unused(self, loaded: LoadedVersion | None) -> Iterator[None]:
-        """If the block raises an error, close the loaded version, unless it has a part in `Served` by then. Hold
-        `working`."""
+        """Close the loaded version if the block fails, unless `Served` has it by then. Hold `working`."""
         try:
             yield
         except BaseException:
@@ -304,9 +303,7 @@ class Roster:
                     served.look_at_time()
                     served.let_go_in_time()
                 except Exception:
-                    logger.exception(
-                        "'%s' could not be watched; a mistake of ours, please report it", served.name
-                    )
+                    logger.exception("'%s' was not watched; a mistake of ours, please report it", served.name)
 
     def _follow_one(self, name: str) -> None:
         state, seen = self._state(name), self._seen.get(name)
