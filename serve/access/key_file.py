@@ -86,13 +86,17 @@ class KeyFile:
         return key, record
 
     def revoke(self, name: str) -> KeyRecord:
-        """Remove the key with this name or identifier. Raises UnknownName."""
+        """Remove the key with this name or identifier. Raises UnknownName, Conflict where one key has it as its name
+        and another one as its identifier."""
         with self._changing() as records:
-            for record in records:
-                if name in (record.name, record.id):
-                    records.remove(record)
-                    return record
-            raise UnknownName(f"there is no key '{name[:128]}'; `halfeven keys list` shows them")
+            found = [record for record in records if name in (record.name, record.id)]
+            if not found:
+                raise UnknownName(f"there is no key '{name[:128]}'; `halfeven keys list` shows them")
+            if len(found) > 1:
+                both = " and ".join(f"'{record.name}' (identifier {record.id})" for record in found)
+                raise Conflict(f"'{name[:128]}' fits the keys {both}: revoke one by its other word")
+            records.remove(found[0])
+            return found[0]
 
     @contextmanager
     def _changing(self) -> Iterator[list[KeyRecord]]:

@@ -39,6 +39,8 @@ class KeyRecord:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "KeyRecord":
         """Raises TypeError, ValueError, KeyError or BadInput where ``data`` is no record."""
+        if not all(isinstance(data.get(field, []), list) for field in ("scopes", "models")):
+            raise ValueError("the scopes and the models of a key are lists")
         record = cls(**{**data, "scopes": tuple(data["scopes"]), "models": tuple(data.get("models", ()))})
         texts = (record.id, record.name, record.sha256, *record.scopes, *record.models)
         if not all(isinstance(text, str) for text in texts) or len(record.sha256) != len(_NO_DIGEST):

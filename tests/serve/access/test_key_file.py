@@ -81,6 +81,14 @@ def test_a_revoked_key_is_gone_by_its_name_or_its_id_and_others_stay(file: KeyFi
     assert (left := file.read()) is not None and not left.by_id, "an empty file, and not none"
 
 
+def test_a_word_that_is_one_key_s_name_and_another_one_s_identifier_revokes_neither(file: KeyFile) -> None:
+    _, first = file.add("one", ["infer"])
+    _, second = file.add(first.id, ["infer"])
+    with pytest.raises(Conflict, match=rf"'one' \(identifier {first.id}\) and '{first.id}'"):
+        file.revoke(first.id)
+    assert file.revoke(second.id) == second and file.revoke(first.id) == first
+
+
 def test_keys_that_are_made_at_once_are_all_kept(file: KeyFile) -> None:
     threads = [threading.Thread(target=file.add, args=(f"key{i}", ["infer"])) for i in range(8)]
     for thread in threads:
@@ -129,6 +137,11 @@ def test_a_name_is_given_once(file: KeyFile) -> None:
         b'{"format": 1, "keys": [{}]}',
         b'{"format": 1, "keys": [{"id": "a", "name": "b", "sha256": "c", "scopes": ["infer"]}]}',
         b'{"format": 1, "keys": [1]}',
+        *(
+            b'{"format": 1, "keys": [{"id": "a", "name": "b", "sha256": "%s", "scopes": ["infer"], "models": %s}]}'
+            % (b"0" * 64, models)
+            for models in (b'""', b'"abc"', b'{"abc": 1}', b"null")
+        ),
         b'{"format": 1, "keys": {"a": 1}}',
         bytes(range(192, 256)),
     ],
