@@ -5,7 +5,7 @@ A call needs of a key what the HTTP route needs that does the same: ``like`` nam
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
@@ -104,9 +104,8 @@ class Calls:
         served = front.find(asked)
         codec = front.codec(served)
         read = await self._read(codec, request, lease)
-        served = front.find(
-            asked
-        )  # again: another version may have taken its place while large contents were read
+        # Again: another version may have become active while large contents were read.
+        served = front.find(asked)
         if front.codec(served) is not codec and served.spec.signature() != codec.spec.signature():
             raise NotReady(
                 f"model '{served.name}' changed its inputs while the request was read; send it again"
@@ -153,7 +152,7 @@ async def _to_the_end(work: Callable[..., T], *arguments: Any) -> T:
 
 async def streamed(
     messages: AsyncIterator[Any], answer: Callable[[Any], Coroutine[Any, Any, Any]], ahead: int
-) -> AsyncIterator[Any]:
+) -> AsyncGenerator[Any, None]:
     """The answer to each message of a stream, in their order; up to ``ahead`` are computed at once.
 
     ``answer`` gives a ModelStreamInferResponse and raises nothing but cancellation.

@@ -6,6 +6,7 @@ names, it is admitted with the key's limits.
 
 import logging
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -22,6 +23,7 @@ from ..http.routes.infer import InferFront
 from .calls import CALLS, NOT_OFFERED, Call, Calls, stream_error, stream_response, streamed
 from .health import HEALTH, HealthService
 from .messages import SERVICE, only_message, unreadable
+from .unread import NotRead, UnreadAnswers
 
 AHEAD = DEFAULTS.requests_ahead  # requests of one stream that are under way at once
 _LONGEST_WORDS = 1000  # characters of a status message: it is a header, and clients take 8 KiB of them
@@ -132,19 +134,29 @@ class _Service(grpc.GenericRpcHandler):
             except Exception as error:
                 await _abort(context, error)
 
-        async def stream(messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async def stream(messages: AsyncIterator[Any], context: Any) -> None:
+            unread = UnreadAnswers(self._front.bounds.budget)
+
             async def in_stream(request: Any) -> Any:
                 try:
                     with self._front.call_span(f"{SERVICE}/{call.name}", context):
-                        return stream_response(request, await self._answer(call, authorization, request))
+                        answer = await self._answer(call, authorization, request)
+                        return unread.counted(stream_response(request, answer))
                 except Exception as error:
-                    return stream_error(request, _words(error))
+                    return unread.counted(stream_error(request, _words(error)))
 
             try:
-                async for answer in streamed(messages, in_stream, AHEAD):
-                    yield answer
+                async with aclosing(streamed(messages, in_stream, AHEAD)) as answers:
+                    async for answer in answers:
+                        await unread.write(context, answer)
             except DecodeError:
                 await _abort(context, unreadable(call.name))
+            except NotRead as error:
+                unread.close()
+                await error.writing
+                await _abort(context, error)
+            finally:
+                unread.close()
 
         read, write = call.request.FromString, call.response.SerializeToString
         if call.streams:

@@ -4,6 +4,7 @@ import asyncio
 import queue
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -13,9 +14,11 @@ from halfeven.models.datatypes import DATATYPES
 from halfeven.models.errors import EngineFailed, Overloaded
 from halfeven.models.spec import ModelSpec
 from halfeven.serve.batching.interface import Answer
+from halfeven.serve.grpc import unread
 from halfeven.serve.grpc.grpc_server import AHEAD
 from halfeven.serve.http.limits.bounds import Bounds
 from halfeven.serve.http.limits.memory_budget import MemoryBudget
+from halfeven.serve.http.limits.request_limits import DEFAULTS
 from tritonclient.utils import InferenceServerException
 
 from tests.serve.conftest import FakeServed, tensor
@@ -444,6 +447,50 @@ def test_a_stream_s_requests_share_batches_up_to_a_bound(both: Both, client: Any
         client.stop_stream(cancel_requests=True)
     until(lambda: all(future.cancelled() for future in served.held))
     assert len(served.held) == AHEAD
+
+
+def wide(both: Both) -> Callable[[], Any]:
+    """A model whose answer has a megabyte, and a request to it."""
+    spec = ModelSpec("wide", (tensor("x", "FP32", -1, 4),), (tensor("y", "FP32", -1, 2**18),), 8)
+    answer = np.zeros((1, 2**18), np.float32)
+    both.roster.models["wide"] = FakeServed(spec, lambda _: [answer], both.roster.models["double"].prepared)
+    return lambda: request(model_name="wide", tensor={"shape": [1, 4]}, raw_input_contents=[bytes(16)])
+
+
+def test_answers_that_a_stream_s_caller_does_not_read_count_in_the_memory_of_all_requests(
+    start: Start,
+) -> None:
+    budget = MemoryBudget(16 * 2**20)
+    both = start(bounds=Bounds(budget=budget))
+    ask = wide(both)
+    with grpc.insecure_channel(both.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        read = stub.ModelStreamInfer(iter([ask() for _ in range(AHEAD)]), timeout=SECONDS)
+        until(lambda: budget.used > budget.limit)
+        assert refusal(stub.ModelInfer, request(raw_input_contents=[bytes(2**17)]))[0] == "UNAVAILABLE"
+        assert [len(one.infer_response.raw_output_contents[0]) for one in read] == [2**20] * AHEAD
+        until(lambda: budget.used == 0)
+        left = stub.ModelStreamInfer(iter([ask() for _ in range(AHEAD)]), timeout=SECONDS)
+        until(lambda: budget.used > budget.limit)
+        left.cancel()
+        until(lambda: budget.used == 0)
+
+
+def test_a_stream_whose_answers_are_not_read_ends(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = replace(DEFAULTS, answer_stall_seconds=0.2, answer_bytes_per_second=10**9)
+    monkeypatch.setattr(unread, "DEFAULTS", slow)
+    budget = MemoryBudget(16 * 2**20)
+    both = start(bounds=Bounds(budget=budget))
+    ask = wide(both)
+    with grpc.insecure_channel(both.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        answers = stub.ModelStreamInfer(iter([ask() for _ in range(AHEAD)]), timeout=SECONDS)
+        until(lambda: budget.used > budget.limit)
+        until(lambda: budget.used == 0)  # while nothing is read
+        with pytest.raises(grpc.RpcError) as ended:
+            list(answers)
+        assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "was not read within 0 seconds" in (ended.value.details() or "")
 
 
 def test_a_stream_marks_its_answers_as_final_where_the_client_asks(both: Both, client: Any) -> None:

@@ -1,0 +1,60 @@
+"""The answers of one stream that its caller has not read yet: counted in the budget, and waited for within limits."""
+
+import asyncio
+from typing import Any
+
+from ...models.errors import BadInput
+from ..http.limits.memory_budget import MemoryBudget
+from ..http.limits.request_limits import DEFAULTS
+
+
+class NotRead(BadInput):
+    """The caller did not read an answer in time. ``writing`` ends when the caller reads on or leaves: grpcio sends
+    nothing else on the stream before."""
+
+    code = "answer_not_read"
+
+    def __init__(self, nbytes: int, seconds: float, writing: asyncio.Future[None]) -> None:
+        super().__init__(
+            f"an answer of {nbytes} bytes was not read within {seconds:.0f} seconds, and the stream ended: read its "
+            "answers while its requests are sent"
+        )
+        self.writing = writing
+
+
+class UnreadAnswers:
+    """The count of one stream. HTTP has `Unsent` for a connection."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget, self._bytes, self._closed = budget, 0, False
+
+    def counted(self, answer: Any) -> Any:
+        """The same answer, whose bytes count from now on; none do after `close`."""
+        if not self._closed:
+            self._take(answer.ByteSize())
+        return answer
+
+    async def write(self, context: Any, answer: Any) -> None:
+        """Send a counted answer, and wait until the caller has taken it. Raises NotRead where the caller takes fewer
+        than `answer_bytes_per_second` and nothing for `answer_stall_seconds`."""
+        size = answer.ByteSize()
+        seconds = DEFAULTS.answer_stall_seconds + size / DEFAULTS.answer_bytes_per_second
+        writing = asyncio.ensure_future(context.write(answer))
+        try:
+            await asyncio.wait((writing,), timeout=seconds)
+        except asyncio.CancelledError:
+            writing.cancel()
+            raise
+        if not writing.done():
+            raise NotRead(size, seconds, writing)
+        writing.result()
+        self._take(-size)
+
+    def close(self) -> None:
+        """The stream has ended: nothing of it counts any more."""
+        self._closed = True
+        self._take(-self._bytes)
+
+    def _take(self, nbytes: int) -> None:
+        self._bytes += nbytes
+        self._budget.take_anyway(nbytes)
