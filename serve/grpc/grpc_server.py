@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from ...models.errors import BadSetting, HalfevenError, Unauthenticated
+from ...models.errors import BadRequest, BadSetting, HalfevenError, Unauthenticated
 from ..access.certificates import Certificates
 from ..batching.interface import ControlledRoster
 from ..http.error_mapping import NotOffered, grpc_status_of, message_of, retry_after_of
@@ -22,6 +22,7 @@ from ..http.route_scopes import need_of
 from ..http.routes.infer import InferFront
 from .calls import CALLS, NOT_OFFERED, Call, Calls, stream_error, stream_response, streamed
 from .health import HEALTH, HealthService
+from .message_parts import check_parts
 from .messages import SERVICE, only_message, unreadable
 from .unread import NotRead, UnreadAnswers
 
@@ -151,6 +152,8 @@ class _Service(grpc.GenericRpcHandler):
                         await unread.write(context, answer)
             except DecodeError:
                 await _abort(context, unreadable(call.name))
+            except BadRequest as error:  # of a message that was not read
+                await _abort(context, error)
             except NotRead as error:
                 unread.close()
                 await error.writing
@@ -158,7 +161,11 @@ class _Service(grpc.GenericRpcHandler):
             finally:
                 unread.close()
 
-        read, write = call.request.FromString, call.response.SerializeToString
+        def read(data: bytes) -> Any:
+            check_parts(data, call.request.DESCRIPTOR)
+            return call.request.FromString(data)
+
+        write = call.response.SerializeToString
         if call.streams:
             return grpc.stream_stream_rpc_method_handler(stream, read, write)  # type: ignore[arg-type]
         # A unary handler of grpcio waits for its message without end: a few callers could hold every call.
