@@ -11,6 +11,9 @@ GPU_TEST_SECONDS := 270
 GPU_SELFTEST_SECONDS := 75
 GPU_BENCH_SECONDS := 190
 
+# Else each of the hundreds of processes that the tests start would compile the package again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help venv demo test test-all check lint types layers resolves older peers real kernels sbom gpu gpu-prepare weights clean
 
 help:
