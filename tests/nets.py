@@ -1,12 +1,17 @@
 """Small nets that differ in what autocast has to do: each with a maker of fresh inputs, ``rows`` at a time."""
 
+import os
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from halfeven.models.zoo.digits.model import build as digits
 from torch import Tensor, nn
+
+from tests.programs import Whole, whole
 
 
 @dataclass(frozen=True)
@@ -146,3 +151,11 @@ NETS: dict[str, Net] = {
     "stacked": Net(Stacked, normal("x", 4)),
     "pictures": Net(Pictures, normal("image", 3, 6, 6)),
 }
+
+
+@cache
+def captured_net(name: str) -> Whole:
+    """A net of `NETS`, captured once in a process; its weights follow the session's seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(zlib.crc32(f"{name} {os.environ['HALFEVEN_TEST_SEED']}".encode()))
+        return whole(NETS[name].build(), NETS[name].inputs(8))

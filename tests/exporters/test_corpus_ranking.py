@@ -18,6 +18,7 @@ from onnx import ModelProto
 from tests.conversions import converted, samples_of
 from tests.corpus import CORPUS, built, captured, fresh, ranking
 from tests.exporters.onnx.onnx_files import ConvertedFile, convert_file, saved, spec_of
+from tests.slow import slow_but
 
 U = 2.0**-11
 CANDIDATES = 200
@@ -43,7 +44,7 @@ Columns = Iterator[tuple[np.ndarray, np.ndarray]]
 Answers = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 every_head = pytest.mark.parametrize("name", ranking.CASES)
-every_file = pytest.mark.parametrize("name", HEAD_OPS)
+every_file = pytest.mark.parametrize("name", slow_but({"cosine head"}, HEAD_OPS))
 
 
 def ranked(name: str, whole: Answers, half: Answers) -> Columns:

@@ -150,6 +150,7 @@ def test_a_backup_is_refused_where_it_would_mix_with_other_files_or_has_nothing_
     assert not (tmp_path / "backup").exists() and not list(tmp_path.glob(".backup-*"))
 
 
+@pytest.mark.slow
 def test_a_server_starts_from_a_backup_that_was_taken_of_a_running_one(
     tmp_path: Path, random: np.random.Generator
 ) -> None:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from tests import control_flow
-from tests.nets import NETS
+from tests.nets import NETS, captured_net
 from tests.programs import whole
+from tests.slow import slow_but
 
 
 def graph_of(module: GraphModule) -> list[tuple[str, str, str, object]]:
@@ -52,10 +53,10 @@ def graph_of(module: GraphModule) -> list[tuple[str, str, str, object]]:
 
 
 @pytest.mark.parametrize("name", sorted(NETS))
-@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("weights", slow_but({True}, [True, False]))
 def test_the_graph_and_the_bits_are_those_of_torchs_reader(name: str, weights: bool, tmp_path: Path) -> None:
     net = NETS[name]
-    captured = whole(net.build(), net.inputs(8))
+    captured = captured_net(name)
     path = tmp_path / "net.pt2"
     save_program(captured.program, path, weights=weights)
     state = None if weights else dict(captured.program.state_dict)

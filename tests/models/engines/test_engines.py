@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.nets import NETS
+from tests.nets import NETS, captured_net
 from tests.programs import Whole, whole
 
 CPU = torch.device("cpu")
@@ -310,8 +310,7 @@ def test_weights_beside_an_onnx_file_are_checked_as_well(version: Version) -> No
 @pytest.mark.parametrize("name", sorted(NETS))
 def test_writing_in_place_changes_no_bit(name: str) -> None:
     net = NETS[name]
-    torch.manual_seed(int(np.random.default_rng().integers(2**31)))
-    captured = whole(net.build(), net.inputs(8))
+    captured = captured_net(name)
     plain, changed = runnable(captured.program), runnable(captured.program)
     write_in_place(changed)
     inputs = list(net.inputs(5).values())
@@ -363,7 +362,7 @@ def test_a_matrix_is_not_multiplied_once_per_batch_entry() -> None:
 @pytest.mark.parametrize("name", sorted(NETS))
 def test_one_product_gives_the_same_answers(name: str) -> None:
     net = NETS[name]
-    captured = whole(net.build(), net.inputs(8))
+    captured = captured_net(name)
     plain, changed = runnable(captured.program), runnable(captured.program)
     make_one_product(changed)
     inputs = list(net.inputs(5).values())

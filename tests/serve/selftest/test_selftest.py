@@ -164,6 +164,7 @@ def test_a_replay_that_differs_switches_cuda_graphs_off(
     assert "differ from the program" in outcome.evidence
 
 
+@pytest.mark.slow
 def test_a_batch_that_keeps_its_memory_is_found(on_gpu: Found, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
     plant(

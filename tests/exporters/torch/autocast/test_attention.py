@@ -17,6 +17,7 @@ from halfeven.models.program import runnable
 from torch import Tensor, nn
 
 from tests.programs import whole
+from tests.slow import slow_but
 
 LENGTH, HEADS, WIDTH = 12, 2, 16
 
@@ -46,7 +47,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("kind", slow_but({"masked"}, MASKS))
 def test_it_is_nearer_to_the_files_own_storage_than_one_rounding_is(kind: str, tmp_path: Path) -> None:
     mask, causal = MASKS[kind]
     made = whole(Sharp(mask(), causal), {"x": 3 * torch.randn(4, LENGTH, HEADS * WIDTH)})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.fx import Node
 
-from tests.nets import NETS
+from tests.nets import NETS, captured_net
 from tests.programs import Whole, whole
 from tests.slow import slow_but
 
@@ -54,8 +54,7 @@ def apart(one: Tensor, other: Tensor) -> float:
 @pytest.mark.parametrize("name", NETS)
 def test_it_gives_what_true_half_kernels_give(name: str, level: str) -> None:
     """Up to the order in which products are summed, which may differ in the last bits of a half."""
-    torch.manual_seed(0)
-    model = whole(NETS[name].build(), NETS[name].inputs(8))
+    model = captured_net(name)
     tensors = list(NETS[name].inputs(5).values())
     pairs = zip(
         emulate(model, Precision(level), *tensors), true_half(model, Precision(level), *tensors), strict=True
@@ -78,7 +77,7 @@ def test_a_second_run_remembers_nothing_of_the_first() -> None:
 
 @pytest.mark.parametrize("name", NETS)
 def test_a_plan_with_nothing_in_half_gives_the_whole_bit_for_bit(name: str) -> None:
-    model = whole(NETS[name].build(), NETS[name].inputs(8))
+    model = captured_net(name)
     tensors = list(NETS[name].inputs(3).values())
     for emulated, exact in zip(
         emulate(model, Precision("O0"), *tensors), model.run(*[t.clone() for t in tensors]), strict=True
@@ -100,7 +99,7 @@ class _Dtypes(Autocast):
 @pytest.mark.parametrize("level", slow_but({"O1"}, ["O1", "O2", "O3"]))
 @pytest.mark.parametrize("name", NETS)
 def test_inferred_dtypes_are_those_of_the_rewrite(name: str, level: str) -> None:
-    model = whole(NETS[name].build(), NETS[name].inputs(8))
+    model = captured_net(name)
     module = runnable(model.program)
     plan = make_plan(module, Precision(level))
     inferred: Dtypes = Typing(module, model.example).under(plan)
@@ -113,7 +112,7 @@ def test_inferred_dtypes_are_those_of_the_rewrite(name: str, level: str) -> None
 
 
 def test_a_second_plan_is_inferred_from_what_is_known() -> None:
-    model = whole(NETS["encoder"].build(), NETS["encoder"].inputs(8))
+    model = captured_net("encoder")
     module = runnable(model.program)
     typing = Typing(module, model.example)
     one = typing.under(make_plan(module, Precision("O1")))

@@ -13,7 +13,7 @@ from halfeven.models.program import runnable, walk
 from torch import Tensor, nn
 
 from tests.corpus import captured
-from tests.nets import NETS
+from tests.nets import NETS, captured_net
 from tests.programs import whole
 from tests.slow import slow_but
 
@@ -50,7 +50,7 @@ def test_what_has_no_half_kernel_stays_fp32_and_says_what_the_device_said(level:
 @pytest.mark.parametrize("level", slow_but({"O3"}, ["O1", "O3"]))
 @pytest.mark.parametrize("name", NETS)
 def test_what_has_kernels_is_left_alone(name: str, level: str) -> None:
-    model = whole(NETS[name].build(), NETS[name].inputs(8))
+    model = captured_net(name)
     module = runnable(model.program)
     plan = make_plan(module, Precision(level))
     assert keep_without_kernel(module, plan, model.example) == plan

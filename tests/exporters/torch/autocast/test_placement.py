@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from tests.nets import NETS
+from tests.nets import NETS, captured_net
 from tests.programs import Whole, whole
 from tests.slow import slow_but_every
 
@@ -335,10 +335,9 @@ EVERY_NET = [(name, level, lists) for name in NETS for level in ("O1", "O2") for
 
 @pytest.mark.parametrize(("name", "level", "lists"), slow_but_every(7, EVERY_NET))
 def test_placing_changes_no_bit_of_any_net(name: str, level: str, lists: str) -> None:
-    inputs = NETS[name].inputs(8)
-    model = whole(NETS[name].build(), inputs)
+    model = captured_net(name)
     plan, result, _ = placed(model, level, lists)
-    agree(model, plan, result, *inputs.values())
+    agree(model, plan, result, *NETS[name].inputs(8).values())
 
 
 def test_what_shrinks_an_fp32_tensor_on_its_way_to_half_runs_before_the_cast_and_what_grows_it_after() -> (

@@ -12,7 +12,7 @@ from halfeven.models.program import runnable
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from tests.nets import NETS
+from tests.nets import captured_net
 from tests.programs import whole
 
 
@@ -152,7 +152,7 @@ def test_a_plan_is_written_down_whole(program: GraphModule) -> None:
 
 
 def test_embeddings_follow_their_own_word() -> None:
-    encoder = runnable(whole(NETS["encoder"].build(), NETS["encoder"].inputs(8)).program)
+    encoder = runnable(captured_net("encoder").program)
     for word, action in (("keep", Action.INPUT), ("half", Action.HALF)):
         made = make_plan(encoder, Precision(embeddings=word))
         assert [made.actions[n.name] for n in encoder.graph.nodes if n.name.startswith("embedding")] == [

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from tests.nets import NETS
+from tests.nets import NETS, captured_net
 from tests.programs import Whole, whole
 from tests.slow import slow_but
 
@@ -28,13 +28,8 @@ HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @cache
-def captured(name: str) -> Whole:
-    return whole(NETS[name].build(), NETS[name].inputs(8))
-
-
-@cache
 def converted(name: str, level: str = "O1", dtype: str = "fp16", lists: str = "cpu") -> HalfProgram:
-    return half_of(captured(name), Precision(level, dtype), lists)
+    return half_of(captured_net(name), Precision(level, dtype), lists)
 
 
 def half_of(model: Whole, precision: Precision, lists: str = "cpu") -> HalfProgram:
@@ -94,9 +89,9 @@ def dtype_of(node: Node) -> torch.dtype:
 def test_the_half_program_is_bit_equal_to_live_autocast(name: str, dtype: str, rows: int) -> None:
     """The captured program run eagerly under ``torch.autocast("cpu")``, at batch sizes it was not made with."""
     tensors = list(NETS[name].inputs(rows).values())
-    expected = live(captured(name).program, HALF[dtype], *tensors)
+    expected = live(captured_net(name).program, HALF[dtype], *tensors)
     came = run(converted(name, dtype=dtype).program, *tensors)
-    for tensor, one, other in zip(captured(name).spec.outputs, expected, came, strict=True):
+    for tensor, one, other in zip(captured_net(name).spec.outputs, expected, came, strict=True):
         assert other.dtype == tensor.type.torch
         assert torch.equal(one.to(other.dtype), other), (one.to(other.dtype) - other).abs().max()
 
@@ -106,7 +101,7 @@ def test_it_really_computes_in_half(name: str) -> None:
     half = converted(name)
     assert 0 < half.half_nodes <= half.nodes
     tensors = list(NETS[name].inputs(5).values())
-    expected, came = run(captured(name).program, *tensors), run(half.program, *tensors)
+    expected, came = run(captured_net(name).program, *tensors), run(half.program, *tensors)
     assert any(not torch.equal(one, other) for one, other in zip(expected, came, strict=True))
 
 
@@ -138,7 +133,7 @@ def test_the_half_program_is_bit_equal_to_live_autocast_on_cuda(name: str, dtype
 @pytest.mark.parametrize("name", NETS)
 def test_what_is_interpreted_is_what_is_written(name: str, lists: str) -> None:
     """The eager interpretation of the plan and the exported program give the same bits."""
-    model, half = captured(name), converted(name, lists=lists)
+    model, half = captured_net(name), converted(name, lists=lists)
     tensors = list(NETS[name].inputs(3).values())
     interpreter = Autocast(runnable(model.program), half.plan)
     with torch.inference_mode():
@@ -223,7 +218,7 @@ def test_O0_is_the_whole_bit_for_bit() -> None:
         half = converted(name, "O0", lists="cuda")
         tensors = list(NETS[name].inputs(4).values())
         assert half.half_nodes == half.casts == 0
-        assert torch.equal(run(half.program, *tensors)[0], run(captured(name).program, *tensors)[0])
+        assert torch.equal(run(half.program, *tensors)[0], run(captured_net(name).program, *tensors)[0])
 
 
 def test_O2_computes_normalisation_in_fp32_and_gives_it_back_in_half() -> None:
@@ -246,7 +241,7 @@ def test_O3_is_half_everywhere_and_gives_the_specs_datatypes() -> None:
 
 def test_embeddings_are_half_where_that_is_asked_for() -> None:
     for embeddings, dtype in (("keep", torch.float32), ("half", torch.float16)):
-        half = half_of(captured("encoder"), Precision(embeddings=embeddings), "cuda")
+        half = half_of(captured_net("encoder"), Precision(embeddings=embeddings), "cuda")
         assert [dtype_of(node) for node in calls(half.program, "embedding.default")] == [dtype]
 
 
@@ -267,7 +262,7 @@ def test_integers_booleans_and_float64_stay_what_they_are(level: str) -> None:
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_changes_in_place_are_neither_lost_nor_remembered(level: str) -> None:
-    model = captured("in place")
+    model = captured_net("in place")
     program = half_of(model, Precision(level), "cuda").program
     module = runnable(program)
     x = torch.randn(4, 4)
@@ -308,7 +303,7 @@ def test_a_loop_over_time_in_one_op_stays_fp32_whatever_comes_before_it() -> Non
 
 def test_a_kept_node_computes_in_fp32() -> None:
     precision = Precision("O3", keep=("op:linear",))
-    half = half_of(captured("mlp"), precision, "cuda")
+    half = half_of(captured_net("mlp"), precision, "cuda")
     assert {dtype_of(node) for node in calls(half.program, "linear.default")} == {torch.float32}
     assert [dtype_of(node) for node in calls(half.program, "tanh.default")] == [torch.float16]
     assert half.bytes == half.bytes_fp32
@@ -321,8 +316,8 @@ def test_the_emulation_is_within_a_rounding_of_true_half(name: str, dtype: str) 
     half = converted(name, dtype=dtype, lists="cuda")
     tensors = list(NETS[name].inputs(6).values())
     with torch.inference_mode():
-        emulated = emulation(captured(name), half).run(*[tensor.clone() for tensor in tensors])[0]
-    true, exact = run(half.program, *tensors)[0], run(captured(name).program, *tensors)[0]
+        emulated = emulation(captured_net(name), half).run(*[tensor.clone() for tensor in tensors])[0]
+    true, exact = run(half.program, *tensors)[0], run(captured_net(name).program, *tensors)[0]
     scale, u = exact.abs().max(), torch.finfo(HALF[dtype]).eps / 2
     assert (emulated - true).abs().max() <= 3 * u * scale
     assert not torch.equal(emulated, exact)
@@ -371,7 +366,7 @@ def test_there_and_back_is_not_cast_at_all() -> None:
 
 
 def test_a_prepared_whole_is_left_as_it_is() -> None:
-    model = captured("tied")
+    model = captured_net("tied")
     module = runnable(model.program)
     before, weights = str(module.graph), {n: t.dtype for n, t in module.state_dict().items()}
     rewrite(model.program, make_plan(module, Precision()), model.spec, model.example, module)

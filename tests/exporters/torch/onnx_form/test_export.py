@@ -1,7 +1,6 @@
 """The ONNX form: the spec's names and symbols, nothing optimised away, the same answers at other sizes."""
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,16 +21,11 @@ from halfeven.models.spec import Dim
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from tests.nets import NETS
+from tests.nets import NETS, captured_net
 from tests.programs import Whole, whole
 
 CPU = torch.device("cpu")
 FLOAT, FLOAT16, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.INT64
-
-
-@cache
-def captured(name: str) -> Whole:
-    return whole(NETS[name].build(), NETS[name].inputs(8))
 
 
 def half_of(model: Whole, level: str = "O1") -> ExportedProgram:
@@ -83,7 +77,7 @@ def test_the_whole_answers_as_the_program_does_at_other_batch_sizes(
 ) -> None:
     path = _file(name, tmp_path_factory)
     tensors = list(NETS[name].inputs(rows).values())
-    for expected, came in zip(captured(name).run(*tensors), answers(path, *tensors), strict=True):
+    for expected, came in zip(captured_net(name).run(*tensors), answers(path, *tensors), strict=True):
         tolerance = 2e-3 if name == "island" else 1e-5  # the user's own rounding to half
         np.testing.assert_allclose(came, expected.numpy(), rtol=tolerance, atol=tolerance)
 
@@ -94,7 +88,7 @@ _FILES: dict[str, Path] = {}
 def _file(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if name not in _FILES:
         _FILES[name] = tmp_path_factory.mktemp("onnx") / "whole.onnx"
-        written(captured(name), _FILES[name])
+        written(captured_net(name), _FILES[name])
     return _FILES[name]
 
 
@@ -126,7 +120,7 @@ def test_free_dimensions_without_a_name_get_one(tmp_path: Path) -> None:
 def test_the_half_is_half_where_the_program_is_and_answers_as_it_does(
     name: str, level: str, tmp_path: Path
 ) -> None:
-    model = captured(name)
+    model = captured_net(name)
     program = half_of(model, level)
     graph = written(model, tmp_path / "half.onnx", program).graph
     stored = {tensor.data_type for tensor in graph.initializer if np.prod(tensor.dims) > 16}
@@ -314,7 +308,7 @@ def test_an_output_may_be_an_input_or_another_output_or_a_weight(tmp_path: Path)
 @pytest.mark.parametrize("name", ["encoder", "stacked"])
 def test_a_file_is_self_contained_and_plain(name: str, tmp_path: Path) -> None:
     """No local functions, no sequence ops, no data elsewhere, no weight that nothing reads, its facts in it."""
-    model = captured(name)
+    model = captured_net(name)
     made = written(model, tmp_path / "half.onnx", half_of(model))
     assert [path.name for path in tmp_path.iterdir()] == ["half.onnx"]
     assert len(made.functions) == 0
@@ -332,7 +326,7 @@ def test_large_weights_stand_beside_the_file_and_are_found_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they do above protobuf's limit of 2 GiB, lowered here."""
-    model = captured("mlp")
+    model = captured_net("mlp")
     written(model, tmp_path / "plain.onnx")
     monkeypatch.setattr(onnx_form, "SELF_CONTAINED_BELOW", 64)
     written(model, tmp_path / "large.onnx")
@@ -351,7 +345,7 @@ def test_nothing_is_left_of_a_file_that_is_not_valid(tmp_path: Path, monkeypatch
     monkeypatch.setattr(onnx.checker, "check_model", refuse)
     monkeypatch.setattr(onnx_form, "SELF_CONTAINED_BELOW", 64)
     with pytest.raises(ExportFailed, match=r"whole.onnx is not valid.*--form torch"):
-        written(captured("mlp"), tmp_path / "whole.onnx")
+        written(captured_net("mlp"), tmp_path / "whole.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -365,7 +359,7 @@ def test_inner_free_dimensions_have_the_names_of_the_inputs(tmp_path: Path) -> N
 
 
 def test_no_path_of_the_machine_that_wrote_it_is_in_the_file(tmp_path: Path) -> None:
-    written(captured("digits"), tmp_path / "whole.onnx")
+    written(captured_net("digits"), tmp_path / "whole.onnx")
     assert b".py" not in (tmp_path / "whole.onnx").read_bytes()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn import functional
 
-from tests.nets import NETS
+from tests.nets import NETS, captured_net
 from tests.programs import whole
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN's")
@@ -37,7 +37,7 @@ def packed(net: nn.Module, *shape: int) -> tuple[GraphModule, list[str]]:
 @pytest.mark.parametrize("name", sorted(NETS))
 def test_packing_changes_no_answer(name: str) -> None:
     net = NETS[name]
-    captured = whole(net.build(), net.inputs(8))
+    captured = captured_net(name)
     plain, module = runnable(captured.program), runnable(captured.program)
     pack_weights(module)
     for rows in (1, 5):

@@ -22,7 +22,7 @@ from torch.fx import Graph, GraphModule
 
 from tests.control_flow import CONTROL_FLOW
 from tests.corpus import CORPUS, captured, cases, fresh
-from tests.nets import NETS
+from tests.nets import NETS, captured_net
 from tests.programs import Whole, whole
 from tests.slow import slow_but
 
@@ -54,7 +54,7 @@ def assert_same_bits(module: GraphModule, inputs: list[Tensor]) -> None:
 @pytest.mark.parametrize("name", sorted(NETS))
 def test_a_net_answers_the_same_bits(name: str, rows: int) -> None:
     net = NETS[name]
-    module = as_served(whole(net.build(), net.inputs(8)))
+    module = as_served(captured_net(name))
     assert without_the_lock(module) is not module
     assert_same_bits(module, list(net.inputs(rows).values()))
 

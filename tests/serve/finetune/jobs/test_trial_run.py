@@ -121,6 +121,7 @@ def test_a_training_beyond_its_memory_ends_with_that_reason_and_the_server_answe
         assert served_version(port, "net") == "1"
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_is_not_valid_and_the_reason_is_that_of_the_job(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ def test_pixels_get_the_answer_of_the_widened_numbers_to_the_bit(address: str, p
     np.testing.assert_array_equal(infer(address, "small", pixels, "UINT8"), wanted)
 
 
+@pytest.mark.slow
 def test_json_and_pictures_carry_pixels_as_well(address: str, pixels: np.ndarray) -> None:
     wanted = infer(address, "small", pixels[:1], "UINT8")
     url = f"http://{address}/v1/models/small:predict"

@@ -115,6 +115,7 @@ def test_a_canary_that_becomes_active_by_a_rollback_is_ordered_no_more(
     assert (one.active, one.canary, other.active, other.canary) == (1, None, 1, None)
 
 
+@pytest.mark.slow
 def test_a_canary_reaches_the_other_replica_and_one_that_starts_later(
     replicas: tuple[Replica, Replica],
 ) -> None:
