@@ -65,6 +65,18 @@ def test_npz_is_read_like_safetensors(random, tmp_path):
     assert np.array_equal(loaded.arrays["x"], x) and np.array_equal(loaded.targets["y"], y)
 
 
+def test_npz_of_another_byte_order_has_the_same_numbers_in_the_byte_order_of_the_model(random, tmp_path):
+    arrays = {"x": random.standard_normal((5, 3)), "n": random.integers(0, 1 << 40, 5)}
+    np.savez(
+        tmp_path / "big.npz",
+        **{name: array.astype(array.dtype.newbyteorder(">")) for name, array in arrays.items()},
+    )
+    spec = ModelSpec("m", (tensor("x", "FP64", -1, 3), tensor("n", "INT64", -1)), (tensor("y", "FP32", -1),))
+    loaded = load_samples(tmp_path / "big.npz", spec)
+    for name, array in arrays.items():
+        assert loaded.arrays[name].dtype.isnative and np.array_equal(loaded.arrays[name], array)
+
+
 def test_a_model_that_is_not_batched_has_a_samples_axis_in_front(random, tmp_path):
     spec = ModelSpec("m", (tensor("x", "FP32", 3, 4),), (tensor("y", "FP32", -1, 2),), max_batch_size=0)
     x = random.standard_normal((5, 3, 4)).astype(np.float32)
