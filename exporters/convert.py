@@ -200,6 +200,10 @@ def _asked(folder: ModelFolder, options: Options) -> ModelFolder:
     own = folder.precision
     level, dtype = options.level or own.level, options.dtype or own.dtype
     precision = Precision.parse(level, dtype, (*own.keep, *options.keep), own.embeddings, "--level/--dtype:")
+    if options.dtype not in (None, precision.dtype):
+        raise BadSetting(
+            f"--level {options.level} means {precision.dtype}, and --dtype says {options.dtype}: give one of them"
+        )
     live = "live" in options.forms or (folder.spec.form == "live" and options.forms == Options().forms)
     form = "live" if live else "auto" if folder.spec.form == "live" else folder.spec.form
     return replace(folder, precision=precision, spec=replace(folder.spec, form=form))

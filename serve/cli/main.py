@@ -10,7 +10,7 @@ import orjson
 import typer
 from rich.table import Table
 
-from ...models.errors import DamagedFile
+from ...models.errors import BadSetting, DamagedFile
 from ...models.version import __version__
 from .backup_command import backup
 from .bringing import import_models, init
@@ -102,8 +102,6 @@ def convert(
 
 
 def _forms(word: str | None) -> tuple[str, ...]:
-    from ...models.errors import BadSetting
-
     known = {None: ("torch", "onnx"), "auto": ("torch", "onnx"), "both": ("torch", "onnx")}
     known |= {name: (name,) for name in ("torch", "onnx", "live")}
     if word not in known:
@@ -129,12 +127,15 @@ def parity(
         from ..http.routes.history import store_at
         from .parity_command import judge_again, judge_saved
 
+        if limit and (samples is not None or device != "auto"):
+            raise BadSetting("--limit runs nothing: give it without --samples and --device")
         if limit:
             facts = judge_saved(target, store_at(store), limit)
         else:
             facts = judge_again(target, store_at(store), samples, device, notify)
-        passed = all(form["passed"] for form in facts["forms"].values())
-        return facts, render_terminal(facts), 0 if passed else 3
+        # A form that cannot be made, or was refused when it was converted, was not judged now.
+        judged = [form for form in facts["forms"].values() if form.get("parity")]
+        return facts, render_terminal(facts), 0 if all(form["passed"] for form in judged) else 3
 
     finish(work, as_json)
 
