@@ -1,13 +1,15 @@
 """How every command prints and ends: people read stderr, ``--json`` makes the last line on stdout one object."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from ...models.errors import HalfevenError
 from ..http.error_mapping import exit_code_of
@@ -36,9 +38,18 @@ def finish(command: Callable[[], tuple[Mapping[str, Any], Any, int]], as_json: b
         raise typer.Exit(exit_code_of(error)) from None
     if as_json:
         print_json(facts)
+    elif isinstance(shown, str):
+        out.print(shown, markup=False, soft_wrap=True)  # brackets and long lines are the text's own
     elif shown is not None:
         out.print(shown)
     raise typer.Exit(code)
+
+
+@contextmanager
+def progress(first: str) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what is done now: the function replaces it. Brackets in it are the text's own."""
+    with errors.status(first) as status:
+        yield lambda sentence: status.update(escape(sentence))
 
 
 def _of_the_system(error: OSError) -> str:

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import orjson
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from ...models.errors import BadSetting, DamagedFile
 from ...models.version import __version__
 from .backup_command import backup
 from .bringing import import_models, init
-from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
+from .console import DEFAULT_STORE, Json, StoreAt, finish, notify, progress
 from .device_commands import doctor, selftest
 from .key_commands import app as keys
 from .lint_command import lint
@@ -88,8 +89,8 @@ def convert(
             search=search,
             device=resolve_device(device),
         )
-        with errors.status("converting") as status:
-            done = convert(folder, store_at(store, writes=True), options, status.update)
+        with progress("converting") as show:
+            done = convert(folder, store_at(store, writes=True), options, show)
         if report is not None:
             report.write_bytes(done.version.bytes("report.html"))
         if done.unchanged:
@@ -204,9 +205,8 @@ def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
             for version in versions:
                 forms = ", ".join(f for f, facts in version["forms"].items() if facts["passed"]) or "-"
                 live = "●" if version["live"] else ""
-                table.add_row(
-                    name, str(version["version"]), live, version["status"], forms, version["reason"]
-                )
+                cells = (name, str(version["version"]), live, version["status"], forms, version["reason"])
+                table.add_row(*map(Text, cells))
         for name, faults in damaged.items():
             for fault in faults:
                 notify(f"damaged: {name}: {fault}")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
+from .console import DEFAULT_STORE, Json, StoreAt, finish, notify, progress
 
 
 def bench(
@@ -46,8 +46,8 @@ def bench(
             seconds=seconds, warmup_s=warmup, timeout_s=timeout, rows=rows, wire=wire, data=data,
             shapes=tuple(shape or ()), headers=tuple(header or ()),
         )  # fmt: skip
-        with errors.status("bench") as status:
-            facts = command.bench(url, name, plan, status.update)
+        with progress("bench") as show:
+            facts = command.bench(url, name, plan, show)
         if report is not None:
             report.write_text(render_page(facts))
         return facts, render(facts), command.exit_code(facts)

@@ -120,7 +120,7 @@ def test_a_url_that_is_none_is_refused(url: str, tmp_path: Path) -> None:
 
 def test_an_array_of_no_datatype_of_a_model_is_refused_by_name(tmp_path: Path) -> None:
     np.savez(tmp_path / "c.npz", x=ROWS.astype(np.complex64))
-    with pytest.raises(BadInput, match="'x': expected one of the datatypes .*, got complex64"):
+    with pytest.raises(BadInput, match=r"'x': expected one of the datatypes .*, got complex64"):
         predict_file("http://127.0.0.1:9", "double", tmp_path / "c.npz")
 
 

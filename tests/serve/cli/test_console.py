@@ -1,0 +1,33 @@
+"""What a command prints is the text itself: nothing in it is read as markup, and no line of it is broken."""
+
+from pathlib import Path
+
+import pytest
+import typer
+from halfeven.models.store import REFUSED, Store
+from halfeven.serve.cli.console import finish, progress
+from halfeven.serve.cli.main import app
+from typer.testing import CliRunner
+
+ODD = "an output [precision] called [/b] of [red]one[/red] model.toml"
+
+
+def test_a_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    long = f'{ODD} "{"x" * 300}"'
+    with pytest.raises(typer.Exit):
+        finish(lambda: ({}, long, 0), as_json=False)
+    assert capsys.readouterr().out == f"{long}\n"
+
+
+def test_a_file_of_any_name_may_be_in_progress() -> None:
+    with progress("converting") as show:
+        show(f"reading {ODD}")
+
+
+def test_the_list_of_models_shows_the_reason_as_it_is(tmp_path: Path) -> None:
+    with Store(tmp_path).draft("net") as draft:
+        draft.publish(REFUSED, {"forms": {}, "half": None, "reason": ODD, "notes": []})
+    done = CliRunner().invoke(app, ["models", "--store", str(tmp_path)])
+    assert done.exit_code == 0, done.exception
+    words = {word for line in done.stdout.splitlines() for word in line.replace("│", " ").split()}
+    assert {"[precision]", "[/b]", "[red]one[/red]"} <= words
