@@ -17,7 +17,7 @@ from ..models.package import ModelFolder, Precision
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
 from .environment import environment
-from .evidence import SOURCE_SUFFIXES, facts_of
+from .evidence import SOURCE_SUFFIXES, facts_of, files_of
 from .guessing.bare import folder_at
 from .inputs.samples import Samples, load_samples
 from .inputs.synthetic import generate
@@ -255,7 +255,7 @@ def _fingerprint(folder: ModelFolder, options: Options) -> str:
     found = (file for path in named for file in (path.rglob("*") if path.is_dir() else (path,)))
     files = {file for file in found if file.is_file()}
     if folder.guessed is None:  # what lies beside a bare file is not the model's
-        files |= {p for p in folder.folder.rglob("*") if p.is_file() and p.suffix in SOURCE_SUFFIXES}
+        files |= {p for p in files_of(folder.folder) if p.is_file() and p.suffix in SOURCE_SUFFIXES}
     for path in sorted(files):
         digest.update(f"\0{path}\0{sha256_of(path)}".encode())
     return digest.hexdigest()

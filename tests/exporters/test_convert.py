@@ -1,0 +1,27 @@
+"""When a model folder is converted again, and when it is not."""
+
+from pathlib import Path
+
+import pytest
+from halfeven.exporters.convert import Conversion, Options, convert
+from halfeven.models.store import Store
+
+from tests.model_folders import LINEAR, write_folder
+
+
+def converted(folder: Path, store: Path) -> Conversion:
+    return convert(folder, Store(store), Options(forms=("torch",), level="O0"))
+
+
+def test_a_store_in_the_folder_is_no_part_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`halfeven convert .` writes one there."""
+    monkeypatch.chdir(write_folder(tmp_path / "net", LINEAR))
+    first = converted(Path(), Path("halfeven-store"))
+    assert converted(Path(), Path("halfeven-store")).unchanged
+    Path("notes.txt").write_text("changed")
+    again = converted(Path(), Path("halfeven-store"))
+    assert (first.version.number, again.version.number) == (1, 2)
+    sources = [file for file in again.version.manifest["files"] if file.startswith("source/")]
+    assert sources == ["source/model.py", "source/model.toml", "source/notes.txt"]
