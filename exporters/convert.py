@@ -1,7 +1,7 @@
 """Convert a model folder: read it, capture the model or read its ONNX file, check the signature, call `road.travel`."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,16 @@ import torch
 from ..models.capture.capture import Captured as CapturedProgram
 from ..models.capture.capture import Limits, capture
 from ..models.engines.live_engine import LIVE_FILE, is_current
-from ..models.errors import BadInput, BadSamples, BadSetting, CaptureFailed, HalfevenError, NotRun
+from ..models.errors import (
+    BadInput,
+    BadSamples,
+    BadSetting,
+    CaptureFailed,
+    DamagedFile,
+    HalfevenError,
+    NewerFormat,
+    NotRun,
+)
 from ..models.package import ModelFolder, Precision
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
@@ -87,8 +96,9 @@ def convert(
             "devices when they are loaded there; only a captured program is planned for one"
         )
     fingerprint = _fingerprint(asked, options)
-    newest = store.newest(asked.spec.name)
-    converted = _last_converted(store, asked.spec.name)
+    newest = next(_readable(store, asked.spec.name), None)
+    made = (version for version in _readable(store, asked.spec.name) if version.manifest.get("fingerprint"))
+    converted = next(made, None)
     if converted is not None and converted.manifest["fingerprint"] == fingerprint and _holds(converted):
         return Conversion(converted, facts_of(converted), unchanged=True)
     samples = _samples(asked, options)
@@ -181,18 +191,28 @@ def _with_smaller_integers(
 
 
 def _holds(version: Version) -> bool:
-    """Whether a version of an unchanged model folder is still valid. A live version also depends on Python files in
-    import roots outside the folder; these are not in the fingerprint."""
+    """Whether a version of an unchanged model folder is still valid: none of its files is damaged. A live version also
+    depends on Python files in import roots outside the folder; these are not in the fingerprint."""
+    try:
+        for file in version.manifest["files"]:
+            version.opened(file).close()
+    except DamagedFile:
+        return False
     return not version.has(LIVE_FILE) or is_current(version)
 
 
-def _last_converted(store: Store, name: str) -> Version | None:
-    """The newest version that was converted from a folder: fine-tuned versions since do not count."""
+def _readable(store: Store, name: str) -> Iterator[Version]:
+    """The versions, the newest first; not those whose manifest or spec is damaged, which are to be made again. Raises
+    NewerFormat for a version of a later release. Fine-tuned versions have no fingerprint."""
     for number in reversed(store.numbers(name)):
-        version = store.version(name, number)
-        if version.manifest.get("fingerprint"):
-            return version
-    return None
+        try:
+            version = store.version(name, number)
+            version.spec()
+        except NewerFormat:
+            raise
+        except DamagedFile:
+            continue
+        yield version
 
 
 def _asked(folder: ModelFolder, options: Options) -> ModelFolder:

@@ -25,3 +25,15 @@ def test_a_store_in_the_folder_is_no_part_of_the_model(
     assert (first.version.number, again.version.number) == (1, 2)
     sources = [file for file in again.version.manifest["files"] if file.startswith("source/")]
     assert sources == ["source/model.py", "source/model.toml", "source/notes.txt"]
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "manifest.json", "spec.json"])
+def test_a_damaged_version_is_made_again_of_an_unchanged_folder(file: str, tmp_path: Path) -> None:
+    """It is what every sentence about a damaged file advises."""
+    folder = write_folder(tmp_path / "net", LINEAR)
+    first = converted(folder, tmp_path / "store").version
+    with (first.folder / file).open("r+b") as damaged:
+        damaged.write(b"\xff")
+    again = converted(folder, tmp_path / "store")
+    assert not again.unchanged and Store(tmp_path / "store").numbers("net") == [1, 2]
+    assert Store(tmp_path / "store").live_number("net") == again.version.number
