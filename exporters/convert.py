@@ -39,6 +39,21 @@ from .subject import CPU, Subject
 from .torch.forms import ProgramForms
 
 GENERATED = 32
+# Data that model.py may read beside itself. Pages, plots and logs, which a command may write there, do not count.
+READ_BY_CODE = (
+    ".npy",
+    ".npz",
+    ".safetensors",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".bin",
+    ".pkl",
+    ".csv",
+    ".tsv",
+    ".yaml",
+    ".yml",
+)
 T = TypeVar("T")
 
 
@@ -275,7 +290,8 @@ def _fingerprint(folder: ModelFolder, options: Options) -> str:
     found = (file for path in named for file in (path.rglob("*") if path.is_dir() else (path,)))
     files = {file for file in found if file.is_file()}
     if folder.guessed is None:  # what lies beside a bare file is not the model's
-        files |= {p for p in files_of(folder.folder) if p.is_file() and p.suffix in SOURCE_SUFFIXES}
+        counts = (*SOURCE_SUFFIXES, *(READ_BY_CODE if folder.kind == "python" else ()))
+        files |= {p for p in files_of(folder.folder) if p.is_file() and p.suffix in counts}
     for path in sorted(files):
         digest.update(f"\0{path}\0{sha256_of(path)}".encode())
     return digest.hexdigest()

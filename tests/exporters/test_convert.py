@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from halfeven.exporters.convert import Conversion, Options, convert
 from halfeven.models.store import Store
@@ -37,3 +38,26 @@ def test_a_damaged_version_is_made_again_of_an_unchanged_folder(file: str, tmp_p
     again = converted(folder, tmp_path / "store")
     assert not again.unchanged and Store(tmp_path / "store").numbers("net") == [1, 2]
     assert Store(tmp_path / "store").live_number("net") == again.version.number
+
+
+def test_data_that_a_model_reads_beside_its_code_is_part_of_the_folder(tmp_path: Path) -> None:
+    source = """
+import numpy as np
+import torch
+from pathlib import Path
+
+def build():
+    net = torch.nn.Linear(4, 3)
+    net.weight.data = torch.tensor(np.load(Path(__file__).with_name("w.npy")))
+    return net
+"""
+    folder = write_folder(tmp_path / "net", source)
+    random = np.random.default_rng()
+    np.save(folder / "w.npy", random.standard_normal((3, 4)).astype(np.float32))
+    first = converted(folder, tmp_path / "store").version
+    np.save(folder / "w.npy", random.standard_normal((3, 4)).astype(np.float32))
+    again = converted(folder, tmp_path / "store")
+    assert not again.unchanged
+    weights = "weights.safetensors"
+    assert first.manifest["files"][weights] != again.version.manifest["files"][weights]
+    assert converted(folder, tmp_path / "store").unchanged
