@@ -222,6 +222,12 @@ def test_generated_samples_fit_the_spec_and_repeat_with_the_seed(random, tmp_pat
     assert load_samples(tmp_path / "made.safetensors", ENCODER).count == 9
 
 
+def test_generated_samples_that_no_memory_holds_are_refused_before_they_are_drawn():
+    spec = ModelSpec("m", (tensor("x", "FP32", -1, 1 << 20, 1 << 20),), (tensor("y", "FP32", -1),))
+    with pytest.raises(BadSamples, match=r"'x' of shape \[1048576, 1048576\] would take \d+ bytes"):
+        generate(spec)
+
+
 def test_generated_ids_are_small_and_masks_are_masks(random):
     spec = ModelSpec(
         "m",
