@@ -1,5 +1,6 @@
 """How every command prints and ends: people read stderr, ``--json`` makes the last line on stdout one object."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ...models.errors import HalfevenError
+from ...models.errors import BadSetting, HalfevenError
 from ..http.error_mapping import exit_code_of
 
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -43,6 +44,15 @@ def finish(command: Callable[[], tuple[Mapping[str, Any], Any, int]], as_json: b
     elif shown is not None:
         out.print(shown)
     raise typer.Exit(code)
+
+
+def check_target(option: str, file: Path | None) -> None:
+    """Before long work whose result goes into ``file``. Raises BadSetting where that cannot be written."""
+    if file is None:
+        return
+    folder = file.parent
+    if file.is_dir() or not folder.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
+        raise BadSetting(f"{option} {file}: expected a file in a folder that is there and may be written")
 
 
 @contextmanager

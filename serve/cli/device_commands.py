@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from .console import DEFAULT_STORE, Json, StoreAt, finish, progress
+from .console import DEFAULT_STORE, Json, StoreAt, check_target, finish, progress
 
 
 def doctor(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
@@ -39,6 +39,7 @@ def selftest(
         from ..http.routes.history import store_at
         from ..selftest.selftest import selftest, table_of
 
+        check_target("--out", out)
         root = store_at(store, writes=True).root
         with progress("selftest") as show:
             facts = selftest(device, root, show)

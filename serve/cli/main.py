@@ -15,7 +15,7 @@ from ...models.errors import BadSetting, DamagedFile
 from ...models.version import __version__
 from .backup_command import backup
 from .bringing import import_models, init
-from .console import DEFAULT_STORE, Json, StoreAt, finish, notify, progress
+from .console import DEFAULT_STORE, Json, StoreAt, check_target, finish, notify, progress
 from .device_commands import doctor, selftest
 from .key_commands import app as keys
 from .lint_command import lint
@@ -84,6 +84,7 @@ def convert(
         from ...models.engines.device_choice import resolve_device
         from ..http.routes.history import store_at
 
+        check_target("--report", report)
         options = Options(
             *(_forms(form), level, dtype, tuple(keep or ()), samples, new_signature),
             search=search,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import DEFAULT_STORE, Json, StoreAt, finish, notify, progress
+from .console import DEFAULT_STORE, Json, StoreAt, check_target, finish, notify, progress
 
 
 def bench(
@@ -39,6 +39,7 @@ def bench(
         from ..bench.bench_page import render_page
         from ..bench.shown import render
 
+        check_target("--report", report)
         callers = "1,8,32" if concurrency is None and rate is None else concurrency
         plan = command.Plan(
             concurrency=tuple(map(int, command.numbers(callers, "--concurrency"))) if callers else (),

@@ -31,3 +31,15 @@ def test_the_list_of_models_shows_the_reason_as_it_is(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.exception
     words = {word for line in done.stdout.splitlines() for word in line.replace("│", " ").split()}
     assert {"[precision]", "[/b]", "[red]one[/red]"} <= words
+
+
+@pytest.mark.parametrize("target", ["none/report.html", ".", "file/report.html"])
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(target: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    report, store = str(tmp_path / target), ["--store", str(tmp_path / "store")]
+    # What the work itself would refuse comes later: neither the model nor the server is there.
+    for words in (["convert", "none", *store, "--report", report], ["bench", "x", "m", "--report", report]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 2 and f"--report {report}" in done.stderr, done.stderr
+    done = CliRunner().invoke(app, ["selftest", *store, "--out", report])
+    assert done.exit_code == 2 and f"--out {report}" in done.stderr
