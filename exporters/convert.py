@@ -116,7 +116,7 @@ def convert(
     converted = next(made, None)
     if converted is not None and converted.manifest["fingerprint"] == fingerprint and _holds(converted):
         return Conversion(converted, facts_of(converted), unchanged=True)
-    samples = _samples(asked, options)
+    asked, samples = _samples(asked, options)
     origin = {
         "parent": None,
         "lineage": {"by": "convert"},
@@ -244,12 +244,18 @@ def _asked(folder: ModelFolder, options: Options) -> ModelFolder:
     return replace(folder, precision=precision, spec=replace(folder.spec, form=form))
 
 
-def _samples(folder: ModelFolder, options: Options) -> Samples:
-    path = options.samples or folder.samples
-    samples = load_samples(path, folder.spec) if path else generate(folder.spec, GENERATED)
-    if samples.count == 0:
+def _samples(folder: ModelFolder, options: Options) -> tuple[ModelFolder, Samples]:
+    """The samples that choose and judge, and the folder with a note where given ones repeat others."""
+    if not (path := options.samples or folder.samples):
+        return folder, generate(folder.spec, GENERATED)
+    given = load_samples(path, folder.spec)
+    if given.count == 0:
         raise BadInput(f"{path} holds no samples: give at least one, better a hundred")
-    return samples
+    samples = given.distinct()
+    if samples.count == given.count:
+        return folder, given
+    note = f"{given.count - samples.count} of {given.count} samples repeat others and are left out"
+    return replace(folder, notes=(*folder.notes, note)), samples
 
 
 def _captured(folder: ModelFolder, samples: Samples, options: Options) -> CapturedProgram:

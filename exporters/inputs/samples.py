@@ -5,6 +5,7 @@ first axis = samples, and optionally ``target:<output>``. For a model that is no
 front. Nothing is unpickled.
 """
 
+import hashlib
 import json
 import os
 import zipfile
@@ -51,6 +52,18 @@ class Samples:
         arrays = {name: array[indices] for name, array in self.arrays.items()}
         targets = {name: array[indices] for name, array in self.targets.items()}
         return Samples(arrays, targets, self.source)
+
+    def distinct(self) -> "Samples":
+        """The samples without those that repeat an earlier one, its targets included: a copy shows nothing new, and
+        would choose the plan that it judges."""
+        tensors = [*self.arrays.values(), *self.targets.values()]
+        seen = dict[bytes, int]()
+        for row in range(self.count):
+            digest = hashlib.sha256()
+            for array in tensors:
+                digest.update(array[row].tobytes())
+            seen.setdefault(digest.digest(), row)
+        return self if len(seen) == self.count else self.take(np.array(list(seen.values())))
 
     def split(self) -> tuple["Samples", "Samples"]:
         """One part to choose the plan with, and the disjoint rest to judge it: every second sample each.

@@ -103,7 +103,7 @@ def _judge_version(version: Version, samples: Path | None, device: str, notify: 
     if not halves:
         raise BadInput(f"{version} has no proven half to judge again: {facts['reason']}")
     spec = version.spec()
-    judging = load_samples(samples, spec) if samples else stored_samples(version)
+    judging = load_samples(samples, spec).distinct() if samples else stored_samples(version)
     if samples:
         facts["samples"] = {"source": judging.source, "count": judging.count}
     for form in halves:

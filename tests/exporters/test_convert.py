@@ -61,3 +61,11 @@ def build():
     weights = "weights.safetensors"
     assert first.manifest["files"][weights] != again.version.manifest["files"][weights]
     assert converted(folder, tmp_path / "store").unchanged
+
+
+def test_copies_of_a_sample_count_once_in_the_proof(tmp_path: Path) -> None:
+    rows = np.random.default_rng().standard_normal((4, 4)).astype(np.float32)
+    folder = write_folder(tmp_path / "net", LINEAR, samples={"x": np.repeat(rows, 32, axis=0)})
+    done = convert(folder, Store(tmp_path / "store"), Options(forms=("torch",)))
+    assert "124 of 128 samples repeat others and are left out" in done.facts["notes"]
+    assert done.shown()["forms"]["torch"]["parity"]["samples"] == 2, "two plan and two judge"

@@ -184,6 +184,16 @@ def test_the_parts_are_disjoint_and_complete_and_always_the_same(random):
     assert np.array_equal(samples.split()[1].arrays["x"], judging.arrays["x"])
 
 
+def test_copies_of_a_sample_are_left_out_and_the_order_stays(random):
+    x, right = random.standard_normal((6, 3)).astype(np.float32), random.integers(0, 5, 6)
+    rows = [0, 1, 1, 2, 0, 3, 4, 5, 5]
+    relabelled = np.append(right[rows], right[3] + 1)  # the same input with another target is another sample
+    left = Samples({"x": x[[*rows, 3]]}, {"y": relabelled}).distinct()
+    assert np.array_equal(left.arrays["x"], x[[0, 1, 2, 3, 4, 5, 3]])
+    assert np.array_equal(left.targets["y"], [*right, right[3] + 1])
+    assert left.distinct() is left
+
+
 def test_a_single_sample_judges_and_none_is_left_to_plan():
     planning, judging = Samples({"x": np.zeros((1, 2))}).split()
     assert (planning.count, judging.count) == (0, 1)
