@@ -1,5 +1,6 @@
 """How every command prints and ends: people read stderr, ``--json`` makes the last line on stdout one object."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -63,6 +64,8 @@ def progress(first: str) -> Iterator[Callable[[str], None]]:
 
 
 def _of_the_system(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):  # its file name may be that of what was copied
+        return f"{error.strerror}: free some, or give a folder on another disk (--store, or the file to be written)"
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror or error}; give a file or folder that this user may read and write"
 

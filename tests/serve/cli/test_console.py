@@ -1,5 +1,6 @@
 """What a command prints is the text itself: nothing in it is read as markup, and no line of it is broken."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,16 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_work(target: str,
         assert done.exit_code == 2 and f"--report {report}" in done.stderr, done.stderr
     done = CliRunner().invoke(app, ["selftest", *store, "--out", report])
     assert done.exit_code == 2 and f"--out {report}" in done.stderr
+
+
+def test_a_full_disk_is_said_and_no_file_that_was_only_read_is_blamed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def work() -> tuple[dict[str, object], str, int]:
+        raise OSError(errno.ENOSPC, "No space left on device", "net/model.toml")
+
+    with pytest.raises(typer.Exit) as ended:
+        finish(work, as_json=False)
+    said = capsys.readouterr().err
+    assert ended.value.exit_code == 2 and "No space left on device: free some" in said
+    assert "model.toml" not in said and "read and write" not in said
