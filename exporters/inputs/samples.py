@@ -165,21 +165,15 @@ def _read_npz(file: BinaryIO, max_bytes: int) -> dict[str, np.ndarray]:
             _bound(sum(member.file_size for member in archive.infolist()), max_bytes)
         file.seek(0)
         with np.load(file, allow_pickle=False) as arrays:
-            found = {name: _little_endian(arrays[name]) for name in arrays.files}
+            found = {name: arrays[name] for name in arrays.files}
     except BadSamples:
         raise
     except Exception as error:  # zipfile, its decompressors and numpy raise many kinds on such bytes
         raise BadSamples(f"not a plain npz file ({error}); object arrays are not read") from error
     if other := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
         raise BadSamples(f"not a plain npz file: its member '{other[0]}' is no npy file")
-    return found
-
-
-def _little_endian(member: np.ndarray | bytes) -> np.ndarray | bytes:
-    """An array of another byte order has the right datatype, and torch takes none of it. Other members are bytes."""
-    if isinstance(member, np.ndarray):
-        return member.astype(member.dtype.newbyteorder("<"), copy=False)
-    return member
+    # An array of another byte order has the right datatype, and torch takes none of it.
+    return {name: array.astype(array.dtype.newbyteorder("<"), copy=False) for name, array in found.items()}
 
 
 def _read_safetensors(data: bytes) -> dict[str, np.ndarray]:

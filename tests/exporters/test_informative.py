@@ -26,7 +26,7 @@ def masked(x: np.ndarray) -> np.ndarray:
     ],
 )
 def test_an_output_of_which_the_gate_compares_no_number_proves_nothing(huge, faulty) -> None:
-    def whole(inputs: Arrays) -> Arrays:
+    def whole(inputs: Arrays) -> dict[str, np.ndarray]:
         return {"y": inputs["x"], "z": huge(inputs["x"])}
 
     x = np.random.default_rng().standard_normal((16, 4)).astype(np.float32)
