@@ -1,7 +1,7 @@
 """Convert a model folder: read it, capture the model or read its ONNX file, check the signature, call `road.travel`."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +12,21 @@ import torch
 from ..models.capture.capture import Captured as CapturedProgram
 from ..models.capture.capture import Limits, capture
 from ..models.engines.live_engine import LIVE_FILE, is_current
-from ..models.errors import BadInput, BadSamples, BadSetting, CaptureFailed, HalfevenError, NotRun
+from ..models.errors import (
+    BadInput,
+    BadSamples,
+    BadSetting,
+    CaptureFailed,
+    DamagedFile,
+    HalfevenError,
+    NewerFormat,
+    NotRun,
+)
 from ..models.package import ModelFolder, Precision
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
 from .environment import environment
-from .evidence import SOURCE_SUFFIXES, facts_of
+from .evidence import SOURCE_SUFFIXES, facts_of, files_of
 from .guessing.bare import folder_at
 from .inputs.samples import Samples, load_samples
 from .inputs.synthetic import generate
@@ -30,6 +39,21 @@ from .subject import CPU, Subject
 from .torch.forms import ProgramForms
 
 GENERATED = 32
+# Data that model.py may read beside itself. Pages, plots and logs, which a command may write there, do not count.
+READ_BY_CODE = (
+    ".npy",
+    ".npz",
+    ".safetensors",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".bin",
+    ".pkl",
+    ".csv",
+    ".tsv",
+    ".yaml",
+    ".yml",
+)
 T = TypeVar("T")
 
 
@@ -87,11 +111,12 @@ def convert(
             "devices when they are loaded there; only a captured program is planned for one"
         )
     fingerprint = _fingerprint(asked, options)
-    newest = store.newest(asked.spec.name)
-    converted = _last_converted(store, asked.spec.name)
+    newest = next(_readable(store, asked.spec.name), None)
+    made = (version for version in _readable(store, asked.spec.name) if version.manifest.get("fingerprint"))
+    converted = next(made, None)
     if converted is not None and converted.manifest["fingerprint"] == fingerprint and _holds(converted):
         return Conversion(converted, facts_of(converted), unchanged=True)
-    samples = _samples(asked, options)
+    asked, samples = _samples(asked, options)
     origin = {
         "parent": None,
         "lineage": {"by": "convert"},
@@ -181,18 +206,28 @@ def _with_smaller_integers(
 
 
 def _holds(version: Version) -> bool:
-    """Whether a version of an unchanged model folder is still valid. A live version also depends on Python files in
-    import roots outside the folder; these are not in the fingerprint."""
+    """Whether a version of an unchanged model folder is still valid: none of its files is damaged. A live version also
+    depends on Python files in import roots outside the folder; these are not in the fingerprint."""
+    try:
+        for file in version.manifest["files"]:
+            version.opened(file).close()
+    except DamagedFile:
+        return False
     return not version.has(LIVE_FILE) or is_current(version)
 
 
-def _last_converted(store: Store, name: str) -> Version | None:
-    """The newest version that was converted from a folder: fine-tuned versions since do not count."""
+def _readable(store: Store, name: str) -> Iterator[Version]:
+    """The versions, the newest first; not those whose manifest or spec is damaged, which are to be made again. Raises
+    NewerFormat for a version of a later release. Fine-tuned versions have no fingerprint."""
     for number in reversed(store.numbers(name)):
-        version = store.version(name, number)
-        if version.manifest.get("fingerprint"):
-            return version
-    return None
+        try:
+            version = store.version(name, number)
+            version.spec()
+        except NewerFormat:
+            raise
+        except DamagedFile:
+            continue
+        yield version
 
 
 def _asked(folder: ModelFolder, options: Options) -> ModelFolder:
@@ -200,17 +235,27 @@ def _asked(folder: ModelFolder, options: Options) -> ModelFolder:
     own = folder.precision
     level, dtype = options.level or own.level, options.dtype or own.dtype
     precision = Precision.parse(level, dtype, (*own.keep, *options.keep), own.embeddings, "--level/--dtype:")
+    if options.dtype not in (None, precision.dtype):
+        raise BadSetting(
+            f"--level {options.level} means {precision.dtype}, and --dtype says {options.dtype}: give one of them"
+        )
     live = "live" in options.forms or (folder.spec.form == "live" and options.forms == Options().forms)
     form = "live" if live else "auto" if folder.spec.form == "live" else folder.spec.form
     return replace(folder, precision=precision, spec=replace(folder.spec, form=form))
 
 
-def _samples(folder: ModelFolder, options: Options) -> Samples:
-    path = options.samples or folder.samples
-    samples = load_samples(path, folder.spec) if path else generate(folder.spec, GENERATED)
-    if samples.count == 0:
+def _samples(folder: ModelFolder, options: Options) -> tuple[ModelFolder, Samples]:
+    """The samples that choose and judge, and the folder with a note where given ones repeat others."""
+    if not (path := options.samples or folder.samples):
+        return folder, generate(folder.spec, GENERATED)
+    given = load_samples(path, folder.spec)
+    if given.count == 0:
         raise BadInput(f"{path} holds no samples: give at least one, better a hundred")
-    return samples
+    samples = given.distinct()
+    if samples.count == given.count:
+        return folder, given
+    note = f"{given.count - samples.count} of {given.count} samples repeat others and are left out"
+    return replace(folder, notes=(*folder.notes, note)), samples
 
 
 def _captured(folder: ModelFolder, samples: Samples, options: Options) -> CapturedProgram:
@@ -251,7 +296,8 @@ def _fingerprint(folder: ModelFolder, options: Options) -> str:
     found = (file for path in named for file in (path.rglob("*") if path.is_dir() else (path,)))
     files = {file for file in found if file.is_file()}
     if folder.guessed is None:  # what lies beside a bare file is not the model's
-        files |= {p for p in folder.folder.rglob("*") if p.is_file() and p.suffix in SOURCE_SUFFIXES}
+        counts = (*SOURCE_SUFFIXES, *(READ_BY_CODE if folder.kind == "python" else ()))
+        files |= {p for p in files_of(folder.folder) if p.is_file() and p.suffix in counts}
     for path in sorted(files):
         digest.update(f"\0{path}\0{sha256_of(path)}".encode())
     return digest.hexdigest()

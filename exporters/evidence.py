@@ -1,5 +1,6 @@
 """The evidence of a conversion that is stored with its version: manifest, plan, parity report, page, source text."""
 
+import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -173,6 +174,24 @@ class Evidence:
         }
 
 
+def files_of(folder: Path) -> list[Path]:
+    """The files of a model folder, in order; not those of hidden folders, nor of a store that lies in it (`halfeven
+    convert .` makes one there): what is written of a folder is no part of it."""
+    found = list[Path]()
+    for place, folders, files in os.walk(folder):
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith((".", "__pycache__")) and not _is_store(Path(place, name))
+        ]
+        found += [Path(place, name) for name in files]
+    return sorted(found)
+
+
+def _is_store(folder: Path) -> bool:
+    return any(folder.glob("models/*/[1-9]*/manifest.json"))
+
+
 def copy_source(source: Path | str, target: Path, also: Sequence[str] = ()) -> None:
     """The folder's text, for the trainer and for making the program again under another torch.
 
@@ -183,7 +202,7 @@ def copy_source(source: Path | str, target: Path, also: Sequence[str] = ()) -> N
         target.mkdir()
         (target / "model.toml").write_text(source)
         return
-    for path in sorted(source.rglob("*")):
+    for path in files_of(source):
         inside = path.relative_to(source)
         hidden = any(part.startswith((".", "__pycache__")) for part in inside.parts)
         fits = path.suffix in SOURCE_SUFFIXES and path.is_file() and path.stat().st_size < SOURCE_MAX_BYTES

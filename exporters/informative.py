@@ -7,6 +7,7 @@ import numpy as np
 
 from ..models.datatypes import DATATYPES
 from ..models.spec import ParityLimits
+from .gate.divergence import SENTINEL
 from .gate.verdict import ParityReport
 from .prove import ReferenceRun
 
@@ -14,12 +15,20 @@ _GIVE = "give samples that it has answers to (samples.safetensors in the model's
 
 
 def why_nothing_is_proven(run: ReferenceRun) -> str:
-    """A reason where every answer in floating point is 0 or not finite; empty otherwise, or without such an output.
+    """A reason where every answer in floating point is 0 or not finite, or where all answers of one output are so large
+    that the gate compares none; empty otherwise, or without an output in floating point.
 
-    Any half that also answers 0 would pass: a mask that generated lengths leave empty, a score below its threshold.
+    Any half that also answers 0 would pass: a mask that generated lengths leave empty, a score below its threshold. So
+    would one that overflows where the gate compares signs alone.
     """
     names = [tensor.name for tensor in run.spec.outputs if tensor.type.is_float]
     asked = [*run.small, *run.bulk, *run.perturbed]
+    if huge := [name for name in names if _only_sentinels(question.reference[name] for question in asked)]:
+        return (
+            f"to every judged sample the FP32 model answers numbers of {SENTINEL:.0e} or more ({_listed(huge)}), which "
+            "count as the values of a mask and are not compared, so nothing is proven of a half; answer in another "
+            f"unit, or {_GIVE}"
+        )
     informative = any(
         (np.isfinite(question.reference[name]) & (question.reference[name] != 0)).any()
         for question in asked
@@ -31,6 +40,12 @@ def why_nothing_is_proven(run: ReferenceRun) -> str:
         f"to every judged sample the FP32 model answers 0 or a number that is not finite ({_listed(names)}), which "
         f"proves nothing of a half; {_GIVE}"
     )
+
+
+def _only_sentinels(answers: Iterable[np.ndarray]) -> bool:
+    """Whether there are finite numbers, and all of them are sentinels."""
+    sizes = [np.abs(answer[np.isfinite(answer)]) for answer in answers]
+    return any(size.size for size in sizes) and all((size >= SENTINEL).all() for size in sizes)
 
 
 def why_noise_proves_nothing(reports: Iterable[ParityReport], limits: ParityLimits) -> str:

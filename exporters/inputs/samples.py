@@ -5,6 +5,7 @@ first axis = samples, and optionally ``target:<output>``. For a model that is no
 front. Nothing is unpickled.
 """
 
+import hashlib
 import json
 import os
 import zipfile
@@ -51,6 +52,18 @@ class Samples:
         arrays = {name: array[indices] for name, array in self.arrays.items()}
         targets = {name: array[indices] for name, array in self.targets.items()}
         return Samples(arrays, targets, self.source)
+
+    def distinct(self) -> "Samples":
+        """The samples without those that repeat an earlier one, its targets included: a copy shows nothing new, and
+        would choose the plan that it judges."""
+        tensors = [*self.arrays.values(), *self.targets.values()]
+        seen = dict[bytes, int]()
+        for row in range(self.count):
+            digest = hashlib.sha256()
+            for array in tensors:
+                digest.update(array[row].tobytes())
+            seen.setdefault(digest.digest(), row)
+        return self if len(seen) == self.count else self.take(np.array(list(seen.values())))
 
     def split(self) -> tuple["Samples", "Samples"]:
         """One part to choose the plan with, and the disjoint rest to judge it: every second sample each.
@@ -159,7 +172,8 @@ def _read_npz(file: BinaryIO, max_bytes: int) -> dict[str, np.ndarray]:
         raise BadSamples(f"not a plain npz file ({error}); object arrays are not read") from error
     if other := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
         raise BadSamples(f"not a plain npz file: its member '{other[0]}' is no npy file")
-    return found
+    # An array of another byte order has the right datatype, and torch takes none of it.
+    return {name: array.astype(array.dtype.newbyteorder("<"), copy=False) for name, array in found.items()}
 
 
 def _read_safetensors(data: bytes) -> dict[str, np.ndarray]:

@@ -5,14 +5,16 @@ are in their range (small where none is known), masks are masks, lengths are no 
 dimensions that may be equal are equal.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
+from ...models.errors import BadSamples
 from ...models.pictures.pixels import Picture
 from ...models.spec import Dim, ModelSpec, TensorSpec
-from .samples import Samples
+from .samples import MAX_BYTES, Samples
 
 LARGEST = 4.0  # times a real sample, which no half may answer with another infinity than the whole
 USUAL_LENGTH = 16  # of a free dimension, where its bounds admit it
@@ -27,7 +29,8 @@ Arrays = dict[str, np.ndarray]
 def generate(spec: ModelSpec, count: int = 32, seed: int = 0, ids: tuple[int, int] = SAFE_IDS) -> Samples:
     """``count`` samples from names, datatypes, shapes, ranges and pictures alone; the same for the same seed.
 
-    ``ids``: the least and the largest of integers that have no range.
+    ``ids``: the least and the largest of integers that have no range. Raises BadSamples where they would not fit in
+    memory.
     """
     random = np.random.default_rng(seed)
     size_of = _sizes(random)
@@ -86,6 +89,12 @@ def _draw(
 ) -> np.ndarray:
     inner = tensor.shape[1:] if batched else tensor.shape
     shape = (count, *(size_of(dim) for dim in inner))
+    if (size := math.prod(shape) * tensor.type.itemsize) > MAX_BYTES:
+        raise BadSamples(
+            f"{count} generated samples of input '{tensor.name}' of shape {list(shape[1:])} would take {size} bytes, "
+            f"more than the {MAX_BYTES} that samples may have: correct its shape, or give fewer samples of your own "
+            "(--samples FILE)"
+        )
     if tensor.picture is not None:
         return _pixels(Picture.of(tensor, batched), inner, shape, random)
     if tensor.type.is_float and "mask" not in tensor.name.lower() and "type" not in tensor.name.lower():

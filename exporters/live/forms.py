@@ -54,7 +54,7 @@ def live_subject(
         forms=("live",),
         source=asked.guessed or asked.folder,
         origin=origin,
-        notes=tuple(built.notes),
+        notes=(*asked.notes, *built.notes),
     )
     return subject, LiveForms(subject, built)
 

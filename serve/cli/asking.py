@@ -58,6 +58,8 @@ def ask(
         raise _no_answer(url, error) from None
     except (OSError, http.client.HTTPException):
         answer = None
+    except ValueError as error:  # urllib cannot take it apart, or it is not ASCII
+        raise BadInput(f"--url: expected http://HOST:PORT, got {url[:80]!r} ({error})") from None
     if answer is None or answer.of_a_proxy or answer.did_not_arrive:
         time.sleep(_PAUSE_S)
         try:

@@ -11,8 +11,8 @@ import orjson
 from safetensors.numpy import load_file
 
 from ...exporters.inputs.samples import TARGET
-from ...models.datatypes import DATATYPES
-from ...models.errors import BadInput
+from ...models.datatypes import DATATYPES, name_of
+from ...models.errors import BadInput, EngineFailed
 from ..http.codecs.infer_client import write_json
 from ..http.codecs.json_numbers import array_of
 from ..http.codecs.numpy_files import write_npz
@@ -27,19 +27,20 @@ def predict_file(
 ) -> dict[str, Any]:
     """The answer to a picture (PNG, JPEG), an npy, npz, safetensors or JSON file (``{input: nested lists}``).
 
-    With ``out`` (.png, .npy or .npz) the answer goes into that file and its name comes back. Raises as `ask`.
+    With ``out`` (.png, .npy or .npz) the answer goes into that file and its name comes back. Raises as `ask`, and
+    EngineFailed where the answer is not one of halfeven's.
     """
     model = f"{url}/v1/models/{urllib.parse.quote(name)}:predict"
     named = _named(url, name, file, timeout_s) if file.suffix.lower() == ".json" else None
     body, kind = (write_npz(named), "application/x-npz") if named is not None else _body(file)
     if out is not None:
         return _into(out, *ask(model, body, kind, _accept(out), timeout_s))
-    if named is not None or file.suffix in (".npz", ".safetensors"):
+    if named is not None or file.suffix.lower() in (".npz", ".safetensors"):
         arrays = _read(file) if named is None else named
         model, (body, _) = f"{url}/v2/models/{urllib.parse.quote(name)}/infer", write_json(arrays)
         kind = "application/json"
     headers, answer = ask(model, body, kind, "application/json", timeout_s)
-    return {"status": 200, "headers": _ours(headers), **json.loads(answer)}
+    return {"status": 200, "headers": _ours(headers), **_object(model, answer)}
 
 
 def _body(file: Path) -> tuple[bytes, str]:
@@ -67,14 +68,30 @@ def _named(url: str, name: str, file: Path, timeout_s: float) -> dict[str, np.nd
         )
     if "instances" in message:
         return None
-    inputs = json.loads(ask(f"{url}/v2/models/{urllib.parse.quote(name)}", None, timeout_s=timeout_s)[1])[
-        "inputs"
-    ]
-    datatypes = {tensor["name"]: DATATYPES[tensor["datatype"]] for tensor in inputs}
+    model = f"{url}/v2/models/{urllib.parse.quote(name)}"
+    said = _object(model, ask(model, None, timeout_s=timeout_s)[1])
+    try:
+        inputs = [(one["name"], one["datatype"], one["shape"]) for one in said["inputs"]]
+        datatypes = {tensor: DATATYPES[datatype] for tensor, datatype, _ in inputs}
+    except (KeyError, TypeError) as error:
+        raise EngineFailed(f"{model} does not describe the model as halfeven does: {error!r}") from None
     if message.keys() != datatypes.keys():
-        wanted = ", ".join(f"'{one['name']}' {one['datatype']} {one['shape']}" for one in inputs)
+        wanted = ", ".join(f"'{tensor}' {datatype} {shape}" for tensor, datatype, shape in inputs)
         raise BadInput(f"{file}: model '{name}' takes the inputs {wanted}; got {sorted(message)}")
     return {key: array_of(data, datatypes[key], f"{file}: '{key}'") for key, data in message.items()}
+
+
+def _object(url: str, answer: bytes) -> dict[str, Any]:
+    """The JSON object that a server answered. Raises EngineFailed."""
+    try:
+        said = json.loads(answer)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise EngineFailed(
+            f"{url} does not answer with a JSON object: is it a halfeven server? {answer[:80]!r}"
+        )
+    return said
 
 
 def _accept(out: Path) -> str:
@@ -91,17 +108,31 @@ def _into(out: Path, headers: Mapping[str, str], answer: bytes) -> dict[str, Any
 
 
 def _read(file: Path) -> Any:
+    suffix = file.suffix.lower()
     try:
-        if file.suffix == ".json":
+        if suffix == ".json":
             return json.loads(file.read_text())
-        if file.suffix == ".npz":
+        if suffix == ".npz":
             with np.load(file, allow_pickle=False) as arrays:
-                return dict(arrays)
-        if file.suffix == ".safetensors":
-            return {key: array for key, array in load_file(file).items() if not key.startswith(TARGET)}
+                return _sendable(file, dict(arrays))
+        if suffix == ".safetensors":
+            arrays = {key: array for key, array in load_file(file).items() if not key.startswith(TARGET)}
+            return _sendable(file, arrays)
+    except BadInput:
+        raise
     except Exception as error:
         raise BadInput(f"{file} cannot be read: {error}") from error
     raise BadInput(f"{file}: expected .png, .jpg, .npy, .npz, .safetensors or .json")
+
+
+def _sendable(file: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays. Raises BadInput for one of a datatype that no model takes."""
+    for key, array in arrays.items():
+        if (came := name_of(array.dtype)) not in DATATYPES:
+            raise BadInput(
+                f"{file}: '{key}': expected one of the datatypes {', '.join(DATATYPES)}, got {came}"
+            )
+    return arrays
 
 
 def _ours(headers: Mapping[str, str]) -> dict[str, str]:

@@ -1,15 +1,19 @@
 """How every command prints and ends: people read stderr, ``--json`` makes the last line on stdout one object."""
 
+import errno
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from ...models.errors import HalfevenError
+from ...models.errors import BadSetting, HalfevenError
 from ..http.error_mapping import exit_code_of
 
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -36,12 +40,32 @@ def finish(command: Callable[[], tuple[Mapping[str, Any], Any, int]], as_json: b
         raise typer.Exit(exit_code_of(error)) from None
     if as_json:
         print_json(facts)
+    elif isinstance(shown, str):
+        out.print(shown, markup=False, soft_wrap=True)  # brackets and long lines are the text's own
     elif shown is not None:
         out.print(shown)
     raise typer.Exit(code)
 
 
+def check_target(option: str, file: Path | None) -> None:
+    """Before long work whose result goes into ``file``. Raises BadSetting where that cannot be written."""
+    if file is None:
+        return
+    folder = file.parent
+    if file.is_dir() or not folder.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
+        raise BadSetting(f"{option} {file}: expected a file in a folder that is there and may be written")
+
+
+@contextmanager
+def progress(first: str) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what is done now: the function replaces it. Brackets in it are the text's own."""
+    with errors.status(first) as status:
+        yield lambda sentence: status.update(escape(sentence))
+
+
 def _of_the_system(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):  # its file name may be that of what was copied
+        return f"{error.strerror}: free some, or give a folder on another disk (--store, or the file to be written)"
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror or error}; give a file or folder that this user may read and write"
 

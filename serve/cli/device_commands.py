@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from .console import DEFAULT_STORE, Json, StoreAt, errors, finish
+from .console import DEFAULT_STORE, Json, StoreAt, check_target, finish, progress
 
 
 def doctor(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
@@ -21,7 +21,7 @@ def doctor(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
         facts = examine(store.expanduser().resolve())
         table = Table("what", "found", "advice")
         for check in facts["checks"]:
-            table.add_row(check["what"], check["found"], escape(check["advice"]))
+            table.add_row(*map(escape, (check["what"], check["found"], check["advice"])))
         return facts, table, 0
 
     finish(work, as_json)
@@ -39,9 +39,10 @@ def selftest(
         from ..http.routes.history import store_at
         from ..selftest.selftest import selftest, table_of
 
+        check_target("--out", out)
         root = store_at(store, writes=True).root
-        with errors.status("selftest") as status:
-            facts = selftest(device, root, status.update)
+        with progress("selftest") as show:
+            facts = selftest(device, root, show)
         if out is not None:
             out.write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
         return facts, table_of(facts), 3 if facts["status"] == "failed" else 0

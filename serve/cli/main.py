@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import orjson
 import typer
 from rich.table import Table
+from rich.text import Text
 
-from ...models.errors import DamagedFile
+from ...models.errors import BadSetting, DamagedFile
 from ...models.version import __version__
 from .backup_command import backup
 from .bringing import import_models, init
-from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
+from .console import DEFAULT_STORE, Json, StoreAt, check_target, finish, notify, progress
 from .device_commands import doctor, selftest
 from .key_commands import app as keys
 from .lint_command import lint
@@ -83,13 +84,14 @@ def convert(
         from ...models.engines.device_choice import resolve_device
         from ..http.routes.history import store_at
 
+        check_target("--report", report)
         options = Options(
             *(_forms(form), level, dtype, tuple(keep or ()), samples, new_signature),
             search=search,
             device=resolve_device(device),
         )
-        with errors.status("converting") as status:
-            done = convert(folder, store_at(store, writes=True), options, status.update)
+        with progress("converting") as show:
+            done = convert(folder, store_at(store, writes=True), options, show)
         if report is not None:
             report.write_bytes(done.version.bytes("report.html"))
         if done.unchanged:
@@ -102,8 +104,6 @@ def convert(
 
 
 def _forms(word: str | None) -> tuple[str, ...]:
-    from ...models.errors import BadSetting
-
     known = {None: ("torch", "onnx"), "auto": ("torch", "onnx"), "both": ("torch", "onnx")}
     known |= {name: (name,) for name in ("torch", "onnx", "live")}
     if word not in known:
@@ -129,12 +129,15 @@ def parity(
         from ..http.routes.history import store_at
         from .parity_command import judge_again, judge_saved
 
+        if limit and (samples is not None or device != "auto"):
+            raise BadSetting("--limit runs nothing: give it without --samples and --device")
         if limit:
             facts = judge_saved(target, store_at(store), limit)
         else:
             facts = judge_again(target, store_at(store), samples, device, notify)
-        passed = all(form["passed"] for form in facts["forms"].values())
-        return facts, render_terminal(facts), 0 if passed else 3
+        # A form that cannot be made, or was refused when it was converted, was not judged now.
+        judged = [form for form in facts["forms"].values() if form.get("parity")]
+        return facts, render_terminal(facts), 0 if all(form["passed"] for form in judged) else 3
 
     finish(work, as_json)
 
@@ -203,9 +206,8 @@ def models(store: StoreAt = DEFAULT_STORE, as_json: Json = False) -> None:
             for version in versions:
                 forms = ", ".join(f for f, facts in version["forms"].items() if facts["passed"]) or "-"
                 live = "●" if version["live"] else ""
-                table.add_row(
-                    name, str(version["version"]), live, version["status"], forms, version["reason"]
-                )
+                cells = (name, str(version["version"]), live, version["status"], forms, version["reason"])
+                table.add_row(*map(Text, cells))
         for name, faults in damaged.items():
             for fault in faults:
                 notify(f"damaged: {name}: {fault}")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
+from .console import DEFAULT_STORE, Json, StoreAt, check_target, finish, notify, progress
 
 
 def bench(
@@ -39,6 +39,7 @@ def bench(
         from ..bench.bench_page import render_page
         from ..bench.shown import render
 
+        check_target("--report", report)
         callers = "1,8,32" if concurrency is None and rate is None else concurrency
         plan = command.Plan(
             concurrency=tuple(map(int, command.numbers(callers, "--concurrency"))) if callers else (),
@@ -46,8 +47,8 @@ def bench(
             seconds=seconds, warmup_s=warmup, timeout_s=timeout, rows=rows, wire=wire, data=data,
             shapes=tuple(shape or ()), headers=tuple(header or ()),
         )  # fmt: skip
-        with errors.status("bench") as status:
-            facts = command.bench(url, name, plan, status.update)
+        with progress("bench") as show:
+            facts = command.bench(url, name, plan, show)
         if report is not None:
             report.write_text(render_page(facts))
         return facts, render(facts), command.exit_code(facts)

@@ -15,6 +15,7 @@ from ...exporters.gate.rejudge import LIMITS, rejudge
 from ...exporters.inputs.samples import load_samples, stored_samples
 from ...exporters.reprove import holds_here, reprove
 from ...exporters.selftest_record import obey_selftest
+from ...exporters.subject import CPU
 from ...models.engines.device_choice import resolve_device
 from ...models.engines.load import load_half
 from ...models.engines.true_fp32 import use_true_fp32
@@ -32,17 +33,23 @@ def judge_again(
 
     Raises UnknownName for a target that is neither, BadInput for a version that has no half to judge.
     """
-    if (Path(target) / "model.toml").is_file():
+    if _is_folder(target):
+        options = Options(samples=samples, device=CPU if device == "auto" else resolve_device(device))
         with tempfile.TemporaryDirectory(prefix="halfeven-parity-") as folder:
-            return convert(Path(target), Store(Path(folder)), Options(samples=samples), notify).shown()
+            return convert(Path(target), Store(Path(folder)), options, notify).shown()
     return _judge_version(version_called(target, store), samples, device, notify)
 
 
 def judge_saved(target: str, store: Store, limits: Sequence[str]) -> dict[str, Any]:
     """Judge the stored numbers of a version under other limits (``KEY=VALUE``, keys of ``[parity]``); no model is run.
 
-    Raises UnknownName, and BadSetting for a key or value that is not a limit.
+    Raises UnknownName, and BadSetting for a key or value that is not a limit, or for a folder, which has no numbers.
     """
+    if _is_folder(target):
+        raise BadSetting(
+            f"--limit judges the stored numbers of a version, and {target!r} is a model folder: convert it, then give "
+            "NAME or NAME@VERSION"
+        )
     version = version_called(target, store)
     own = version.spec().parity
     asked = dict(map(_limit, limits))
@@ -52,6 +59,10 @@ def judge_saved(target: str, store: Store, limits: Sequence[str]) -> dict[str, A
         found = rejudge(saved, under).to_json()
         facts["forms"][form] |= {"passed": found["passed"], "parity": found}
     return facts
+
+
+def _is_folder(target: str) -> bool:
+    return (Path(target) / "model.toml").is_file()
 
 
 def _limit(word: str) -> tuple[str, float]:
@@ -92,7 +103,7 @@ def _judge_version(version: Version, samples: Path | None, device: str, notify: 
     if not halves:
         raise BadInput(f"{version} has no proven half to judge again: {facts['reason']}")
     spec = version.spec()
-    judging = load_samples(samples, spec) if samples else stored_samples(version)
+    judging = load_samples(samples, spec).distinct() if samples else stored_samples(version)
     if samples:
         facts["samples"] = {"source": judging.source, "count": judging.count}
     for form in halves:
@@ -106,7 +117,8 @@ def _judge_version(version: Version, samples: Path | None, device: str, notify: 
         facts["forms"][form] |= {key: found[key] for key in ("passed", "max_error_u", "sqnr_db")} | {
             "parity": found
         }
-    if all(facts["forms"][form]["passed"] for form in halves) and drifted(version, str(where)):
+    proven = samples is None and all(facts["forms"][form]["passed"] for form in halves)
+    if proven and drifted(version, str(where)):
         pardon(version)
         notify(f"its half had drifted on {where} and may serve there again: load {version.name} again")
     return facts | {"environment": environment(where)}

@@ -46,7 +46,12 @@ class V2Engine:
 
     def __call__(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The answers to one batch. Raises EngineFailed with the server's words, BadInput for another signature."""
-        sent = {name: array_batch_back(array, self.input_axes.get(name, 0)) for name, array in arrays.items()}
+        try:
+            sent = {
+                name: array_batch_back(array, self.input_axes.get(name, 0)) for name, array in arrays.items()
+            }
+        except ValueError as error:
+            raise EngineFailed(f"{self.url} has the batch on an axis that the model lacks: {error}") from None
         for name, array in sent.items():
             if (wanted := self.datatypes.get(name)) not in (None, name_of(array.dtype)):
                 raise BadInput(
@@ -57,11 +62,12 @@ class V2Engine:
         answer, head = _ask(f"{self.url}/infer", self.timeout_s, {**self.headers, **headers}, body)
         try:
             outputs = read_outputs(answer, head)
-        except BadInput as error:
+            return {
+                name: array_batch_first(array, self.output_axes.get(name, 0))
+                for name, array in outputs.items()
+            }
+        except (BadInput, ValueError) as error:  # a ValueError: a batch on an axis that the answer lacks
             raise EngineFailed(f"{self.url} answered, but {error}") from None
-        return {
-            name: array_batch_first(array, self.output_axes.get(name, 0)) for name, array in outputs.items()
-        }
 
 
 def v2_engine(url: str, name: str, timeout_s: float, headers: Mapping[str, str]) -> V2Engine:
@@ -70,8 +76,12 @@ def v2_engine(url: str, name: str, timeout_s: float, headers: Mapping[str, str])
 
     Raises BadSetting for another URL, NotReady where no server answers, EngineFailed where it has no such model.
     """
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and url.isascii()
+    except ValueError:
+        known = False
+    if not known:
         raise BadSetting(
             f"--against {url[:80]!r}: expected http://HOST:PORT or http://HOST:PORT/v2/models/NAME"
         )
@@ -83,7 +93,7 @@ def v2_engine(url: str, name: str, timeout_s: float, headers: Mapping[str, str])
     try:
         datatypes = {tensor["name"]: str(tensor["datatype"]) for tensor in said["inputs"]}
         inputs, outputs = ({t["name"]: _batch_axis(t) for t in said[key]} for key in ("inputs", "outputs"))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise EngineFailed(
             f"{where} does not describe the model as the V2 protocol does: {error!r}"
         ) from None

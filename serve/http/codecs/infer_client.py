@@ -47,7 +47,7 @@ def read_outputs(body: bytes, header_length: str | None) -> dict[str, np.ndarray
                 array = np.frombuffer(body, datatype.numpy, size // datatype.itemsize, place)
                 place += size
             outputs[said["name"]] = array.reshape(said["shape"])
-    except (BadRequest, KeyError, TypeError, ValueError) as error:
+    except (BadRequest, AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadInput(f"it is not the V2 protocol's: {type(error).__name__}: {error}") from None
     return outputs
 

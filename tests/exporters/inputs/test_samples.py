@@ -65,6 +65,18 @@ def test_npz_is_read_like_safetensors(random, tmp_path):
     assert np.array_equal(loaded.arrays["x"], x) and np.array_equal(loaded.targets["y"], y)
 
 
+def test_npz_of_another_byte_order_has_the_same_numbers_in_the_byte_order_of_the_model(random, tmp_path):
+    arrays = {"x": random.standard_normal((5, 3)), "n": random.integers(0, 1 << 40, 5)}
+    np.savez(
+        tmp_path / "big.npz",
+        **{name: array.astype(array.dtype.newbyteorder(">")) for name, array in arrays.items()},
+    )
+    spec = ModelSpec("m", (tensor("x", "FP64", -1, 3), tensor("n", "INT64", -1)), (tensor("y", "FP32", -1),))
+    loaded = load_samples(tmp_path / "big.npz", spec)
+    for name, array in arrays.items():
+        assert loaded.arrays[name].dtype.isnative and np.array_equal(loaded.arrays[name], array)
+
+
 def test_a_model_that_is_not_batched_has_a_samples_axis_in_front(random, tmp_path):
     spec = ModelSpec("m", (tensor("x", "FP32", 3, 4),), (tensor("y", "FP32", -1, 2),), max_batch_size=0)
     x = random.standard_normal((5, 3, 4)).astype(np.float32)
@@ -172,6 +184,16 @@ def test_the_parts_are_disjoint_and_complete_and_always_the_same(random):
     assert np.array_equal(samples.split()[1].arrays["x"], judging.arrays["x"])
 
 
+def test_copies_of_a_sample_are_left_out_and_the_order_stays(random):
+    x, right = random.standard_normal((6, 3)).astype(np.float32), random.integers(0, 5, 6)
+    rows = [0, 1, 1, 2, 0, 3, 4, 5, 5]
+    relabelled = np.append(right[rows], right[3] + 1)  # the same input with another target is another sample
+    left = Samples({"x": x[[*rows, 3]]}, {"y": relabelled}).distinct()
+    assert np.array_equal(left.arrays["x"], x[[0, 1, 2, 3, 4, 5, 3]])
+    assert np.array_equal(left.targets["y"], [*right, right[3] + 1])
+    assert left.distinct() is left
+
+
 def test_a_single_sample_judges_and_none_is_left_to_plan():
     planning, judging = Samples({"x": np.zeros((1, 2))}).split()
     assert (planning.count, judging.count) == (0, 1)
@@ -208,6 +230,12 @@ def test_generated_samples_fit_the_spec_and_repeat_with_the_seed(random, tmp_pat
     assert not np.array_equal(made.arrays["scale"], other.arrays["scale"])
     made.save(tmp_path / "made.safetensors")
     assert load_samples(tmp_path / "made.safetensors", ENCODER).count == 9
+
+
+def test_generated_samples_that_no_memory_holds_are_refused_before_they_are_drawn():
+    spec = ModelSpec("m", (tensor("x", "FP32", -1, 1 << 20, 1 << 20),), (tensor("y", "FP32", -1),))
+    with pytest.raises(BadSamples, match=r"'x' of shape \[1048576, 1048576\] would take \d+ bytes"):
+        generate(spec)
 
 
 def test_generated_ids_are_small_and_masks_are_masks(random):

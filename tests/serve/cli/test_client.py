@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from halfeven.models.errors import BadInput, NotReady
+from halfeven.models.errors import BadInput, EngineFailed, NotReady
 from halfeven.models.spec import ModelSpec
 from halfeven.serve.cli.client import predict_file
 from PIL import Image
 from safetensors.numpy import save_file
 
+from tests.serve.cli.test_v2_engine import odd
 from tests.serve.conftest import FakeRoster, FakeServed, tensor
 
 ENTRY = {"size": [4, 4], "color": "L"}
@@ -97,3 +98,33 @@ def test_what_cannot_be_read_sent_or_written_is_said(
     assert not (tmp_path / "a.png").exists()
     with pytest.raises(NotReady, match="is `halfeven serve` running there"):
         predict_file("http://127.0.0.1:9", "double", picture[0])
+
+
+def test_a_server_that_is_none_of_halfevens_is_said(tmp_path: Path) -> None:
+    (tmp_path / "named.json").write_text(json.dumps({"x": ROWS.tolist()}))
+    bytes_model = {"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1]}]}
+    for said in (b"<html>", [1], 3, {"a": 1}, {"inputs": [{"name": "x"}]}, bytes_model):
+        with odd({f"/v2/models/m{more}": said for more in ("", "/infer")}) as (url, _):
+            with pytest.raises(EngineFailed, match="does not"):
+                predict_file(url, "m", tmp_path / "named.json")
+            if not isinstance(said, dict):
+                with pytest.raises(EngineFailed, match="does not answer with a JSON object"):
+                    predict_file(url, "m", files(tmp_path)["npz"])
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://localhost/ü"])
+def test_a_url_that_is_none_is_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--url: expected http://HOST:PORT"):
+        predict_file(url, "m", files(tmp_path)["npz"])
+
+
+def test_an_array_of_no_datatype_of_a_model_is_refused_by_name(tmp_path: Path) -> None:
+    np.savez(tmp_path / "c.npz", x=ROWS.astype(np.complex64))
+    with pytest.raises(BadInput, match=r"'x': expected one of the datatypes .*, got complex64"):
+        predict_file("http://127.0.0.1:9", "double", tmp_path / "c.npz")
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors", "json"])
+def test_the_name_of_a_file_may_end_in_capitals(suffix: str, url: str, tmp_path: Path) -> None:
+    file = files(tmp_path)[suffix]
+    assert predict_file(url, "double", file.rename(tmp_path / f"X.{suffix.upper()}"))["status"] == 200

@@ -9,6 +9,7 @@ import pytest
 from halfeven.models.store import Store
 from halfeven.models.version import __version__
 from halfeven.serve.cli.main import app
+from halfeven.serve.versions.orders import drifted, note_drift
 from typer.testing import CliRunner
 
 from tests.model_folders import LINEAR, samples_of, tensor, write_folder
@@ -197,8 +198,13 @@ def test_parity_judges_a_version_of_the_store_again_with_other_samples(
     converted: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     store, facts = converted
+    version = Store(store).version("net", 1)
+    note_drift(version, "cpu", "far off")
+    np.savez(tmp_path / "easy.npz", x=np.ones((4, 4), np.float32))
+    assert run("parity", "net@1", "--store", store, "--samples", tmp_path / "easy.npz")[0] == 0
+    assert drifted(version, "cpu") == "far off", "what samples of anybody's show is no proof of the version"
     code, again, _ = run("parity", "net@1", "--store", store)
-    assert code == 0
+    assert code == 0 and drifted(version, "cpu") is None
     assert again["forms"]["torch"]["max_error_u"] == pytest.approx(facts["forms"]["torch"]["max_error_u"])
     np.savez(tmp_path / "huge.npz", x=np.full((4, 4), 1e6, np.float32))
     code, again, _ = run(
@@ -219,6 +225,35 @@ def test_saved_numbers_are_judged_under_other_limits_without_running_the_model(
     assert code == 0 and lenient["forms"]["torch"]["passed"] is True
     code, refused, _ = run("parity", "net@1", "--store", store, "--limit", "max_eror_u=1")
     assert code == 2 and "max_error_u" in refused["error"]
+
+
+def test_parity_ends_with_exit_0_where_every_form_that_can_be_made_is_equal(tmp_path: Path) -> None:
+    """ONNX Runtime's CPU provider has no bf16 kernels: what cannot be made was not refused."""
+    folder = write_folder(tmp_path / "net", LINEAR, precision={"level": "mixed_bfloat16"})
+    store = tmp_path / "store"
+    code, facts, _ = run("convert", folder, "--store", store)
+    assert code == 0 and "error" in facts["forms"]["onnx"]
+    for words in (("net", "--limit", "max_error_u=4"), ("net",), (folder,)):
+        code, again, _ = run("parity", *words, "--store", store)
+        assert (code, again["forms"]["torch"]["passed"]) == (0, True)
+        assert again["forms"]["onnx"]["passed"] is False
+
+
+def test_options_that_cannot_hold_together_are_refused_by_name(
+    converted: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    store, _ = converted
+    folder = write_folder(tmp_path / "net", LINEAR)
+    limit = ("--limit", "max_error_u=1")
+    for words, sentence in (
+        (("parity", folder, *limit), "is a model folder"),
+        (("parity", "net", *limit, "--samples", tmp_path / "none"), "--limit runs nothing"),
+        (("parity", "net", *limit, "--device", "cuda:7"), "--limit runs nothing"),
+        (("parity", folder, "--device", "tpu"), "tpu"),
+        (("convert", folder, "--level", "mixed_bfloat16", "--dtype", "fp16"), "--dtype says fp16"),
+    ):
+        code, facts, _ = run(*words, "--store", store)
+        assert code == 2 and sentence in facts["error"]
 
 
 def test_models_lists_versions_and_rollback_needs_one_to_go_back_to(

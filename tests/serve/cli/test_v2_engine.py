@@ -129,6 +129,7 @@ def test_a_redirect_is_not_followed() -> None:
                 {"name": "y", "datatype": "FP32", "shape": [4], "parameters": {"binary_data_size": 16}}
             ]
         },
+        {"outputs": [{"name": "y", "datatype": "FP32", "shape": [1], "data": [1.0], "parameters": None}]},
         {"error": "x"},
         [],
         (200, {"Inference-Header-Content-Length": "x"}, b"{}"),
@@ -141,7 +142,23 @@ def test_an_answer_that_is_none_of_the_protocol_is_the_engines_failure(answer: A
             engine({"x": ROWS})
 
 
-@pytest.mark.parametrize("said", [b"<html>", {"inputs": 3, "outputs": []}, {}, []])
+def on_axis(axis: Any) -> dict[str, Any]:
+    return {"inputs": [{**TENSOR, "parameters": {"batch_axis": axis}}], "outputs": []}
+
+
+@pytest.mark.parametrize("side", ["inputs", "outputs"])
+def test_a_batch_on_an_axis_that_is_not_there_is_the_engines_failure(side: str) -> None:
+    model = {**MODEL, side: [{**MODEL[side][0], "parameters": {"batch_axis": 7}}]}
+    with odd({"/v2": {}, "/v2/models/m": model, "/v2/models/m/infer": doubled}) as (url, _):
+        engine = v2_engine(url, "m", 10, {})
+        with pytest.raises(EngineFailed, match="axis"):
+            engine({"x": ROWS[:1]})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"<html>", {"inputs": 3, "outputs": []}, {}, [], on_axis("x"), on_axis(1e400), on_axis([])],
+)
 def test_a_description_that_is_none_of_the_protocol_is_the_engines_failure(said: Any) -> None:
     with odd({"/v2": {}, "/v2/models/m": said}) as (url, _), pytest.raises(EngineFailed):
         v2_engine(url, "m", 10, {})
@@ -165,7 +182,9 @@ def test_a_server_that_answers_late_or_never_ends_is_left(monkeypatch: pytest.Mo
         v2_engine(url, "m", 10, {})
 
 
-@pytest.mark.parametrize("url", ["ftp://host/x", "http://", "file:///etc/passwd"])
+@pytest.mark.parametrize(
+    "url", ["ftp://host/x", "http://", "file:///etc/passwd", "http://[::1", "http://host/ü"]
+)
 def test_another_kind_of_url_is_refused(url: str) -> None:
     with pytest.raises(BadSetting, match="expected http://HOST:PORT"):
         v2_engine(url, "m", 10, {})

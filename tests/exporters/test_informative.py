@@ -1,0 +1,36 @@
+"""What can prove nothing of a half is said, and the whole is served."""
+
+import numpy as np
+import pytest
+from halfeven.exporters.informative import why_nothing_is_proven
+from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.prove import ask_reference
+from halfeven.exporters.question import Arrays
+from halfeven.models.spec import Dim, ModelSpec, TensorSpec
+
+X, Y, Z = (TensorSpec(name, "FP32", (Dim(), Dim(4, 4))) for name in "xyz")
+MASK = np.float32(-1e9)
+
+
+def masked(x: np.ndarray) -> np.ndarray:
+    return np.where(x < 0, MASK, np.float32(0))
+
+
+@pytest.mark.parametrize(
+    ("huge", "faulty"),
+    [
+        (lambda x: (np.abs(x) + 1) * np.float32(1e10), ["z"]),
+        (lambda x: masked(x) + np.float32(-2e9), ["z"]),
+        (lambda x: x * np.float32(1e9), []),
+        (masked, []),
+    ],
+)
+def test_an_output_of_which_the_gate_compares_no_number_proves_nothing(huge, faulty) -> None:
+    def whole(inputs: Arrays) -> dict[str, np.ndarray]:
+        return {"y": inputs["x"], "z": huge(inputs["x"])}
+
+    x = np.random.default_rng().standard_normal((16, 4)).astype(np.float32)
+    run = ask_reference(ModelSpec("m", (X,), (Y, Z), 8), Samples({"x": x}), whole)
+    why = why_nothing_is_proven(run)
+    assert [name for name in "yz" if f"'{name}'" in why] == faulty
+    assert bool(why) is bool(faulty)

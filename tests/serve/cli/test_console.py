@@ -1,0 +1,59 @@
+"""What a command prints is the text itself: nothing in it is read as markup, and no line of it is broken."""
+
+import errno
+from pathlib import Path
+
+import pytest
+import typer
+from halfeven.models.store import REFUSED, Store
+from halfeven.serve.cli.console import finish, progress
+from halfeven.serve.cli.main import app
+from typer.testing import CliRunner
+
+ODD = "an output [precision] called [/b] of [red]one[/red] model.toml"
+
+
+def test_a_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    long = f'{ODD} "{"x" * 300}"'
+    with pytest.raises(typer.Exit):
+        finish(lambda: ({}, long, 0), as_json=False)
+    assert capsys.readouterr().out == f"{long}\n"
+
+
+def test_a_file_of_any_name_may_be_in_progress() -> None:
+    with progress("converting") as show:
+        show(f"reading {ODD}")
+
+
+def test_the_list_of_models_shows_the_reason_as_it_is(tmp_path: Path) -> None:
+    with Store(tmp_path).draft("net") as draft:
+        draft.publish(REFUSED, {"forms": {}, "half": None, "reason": ODD, "notes": []})
+    done = CliRunner().invoke(app, ["models", "--store", str(tmp_path)])
+    assert done.exit_code == 0, done.exception
+    words = {word for line in done.stdout.splitlines() for word in line.replace("│", " ").split()}
+    assert {"[precision]", "[/b]", "[red]one[/red]"} <= words
+
+
+@pytest.mark.parametrize("target", ["none/report.html", ".", "file/report.html"])
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(target: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    report, store = str(tmp_path / target), ["--store", str(tmp_path / "store")]
+    # What the work itself would refuse comes later: neither the model nor the server is there.
+    for words in (["convert", "none", *store, "--report", report], ["bench", "x", "m", "--report", report]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 2 and f"--report {report}" in done.stderr, done.stderr
+    done = CliRunner().invoke(app, ["selftest", *store, "--out", report])
+    assert done.exit_code == 2 and f"--out {report}" in done.stderr
+
+
+def test_a_full_disk_is_said_and_no_file_that_was_only_read_is_blamed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def work() -> tuple[dict[str, object], str, int]:
+        raise OSError(errno.ENOSPC, "No space left on device", "net/model.toml")
+
+    with pytest.raises(typer.Exit) as ended:
+        finish(work, as_json=False)
+    said = capsys.readouterr().err
+    assert ended.value.exit_code == 2 and "No space left on device: free some" in said
+    assert "model.toml" not in said and "read and write" not in said
