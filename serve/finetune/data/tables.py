@@ -189,7 +189,25 @@ def _numbers(column: Any, name: str, dtype: np.dtype[Any]) -> np.ndarray:
     if not (whole or pyarrow.types.is_floating(values.type)):
         raise BadSamples(f"column '{name}': expected numbers, got {values.type}")
     with np.errstate(over="ignore"):  # a number beyond FP32 becomes infinite, and its row is refused by name
-        return values.to_numpy(zero_copy_only=False).astype(dtype).reshape(lengths)
+        cast = found.astype(dtype)
+    if dtype.kind in "iub" and (wrong := np.flatnonzero(cast != found)).size:  # it would be another number
+        row, least, most = wrong[0] // max(1, len(found) // len(column)), *_bounds(dtype)
+        raise BadSamples(
+            f"column '{name}', row {row}: expected whole numbers from {least} to {most}, got {found[wrong[0]]}"
+        )
+    return cast.reshape(lengths)
+
+
+def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
+    return (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow.types as types
+    found = values.to_numpy(zero_copy_only=False)
+
+    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view)
+    return any(test(kind) for test in (*tests, types.is_large_list_view))
 
 
 def _shaped(array: np.ndarray, tensor: TensorSpec, dtype: Any, spec: ModelSpec) -> np.ndarray:

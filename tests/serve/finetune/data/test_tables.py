@@ -4,6 +4,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,9 @@ def test_an_empty_cell_is_a_row_with_nan_and_of_whole_numbers_a_fault(arrays: Ar
     [
         ("image.0,name\n1,2\n", r"columns \['name'\] are unknown"),
         ("id,image\n1,red\n", "column 'image': expected numbers, got string"),
+        ("id,image.0,image.2\n1,2,3\n", r"columns \['image.2'\] are unknown"),
+        ('{"id": [1], "image": {"a": 1}}\n', "column 'image': expected numbers, got struct"),
+        ('{"id": [1], "image": [{"a": 1}]}\n', "column 'image': expected numbers, got struct"),
         (
             '{"id": [1], "image": [1, 2]}\n{"id": [1], "image": [1]}\n',
             "lists of one length in all rows, got 1, 2",
@@ -229,6 +233,27 @@ def test_a_table_that_pyarrow_gives_up_on_is_refused_with_words(arrays: Arrays, 
             path.write_bytes(data)
             with pytest.raises(BadSamples, match=words):
                 tensors_of(path, kind, SPEC, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value", "words"),
+    [
+        ("INT32", 2**32 + 5, "row 1: expected whole numbers from -2147483648 to 2147483647, got 4294967301"),
+        ("UINT8", -4, "row 1: expected whole numbers from 0 to 255, got -4"),
+        ("BOOL", 7, "row 1: expected whole numbers from 0 to 1, got 7"),
+    ],
+)
+def test_a_whole_number_that_its_datatype_cannot_hold_does_not_become_another(
+    datatype: str, value: int, words: str, tmp_path: Path
+) -> None:
+    spec = replace(SPEC, inputs=(TensorSpec("id", datatype, (Dim(), Dim(2, 2))),))
+    path = tmp_path / "rows"
+    path.write_text(f"id.0,id.1,target:y\n1,1,0\n1,{value},0\n")
+    with pytest.raises(BadSamples, match=words):
+        read_training(path, spec)
+    parquet.write_table(pyarrow.table({"id": [[1, 1], [1, value]], "target:y": [0, 0]}), path)
+    with pytest.raises(BadSamples, match=words):
+        read_training(path, spec)
 
 
 def test_a_number_beyond_fp32_is_refused_by_its_row(arrays: Arrays, tmp_path: Path) -> None:
