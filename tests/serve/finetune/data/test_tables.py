@@ -235,6 +235,34 @@ def test_a_table_that_pyarrow_gives_up_on_is_refused_with_words(arrays: Arrays, 
                 tensors_of(path, kind, SPEC, 1 << 20)
 
 
+def test_a_map_and_a_table_without_rows_are_refused_with_words(arrays: Arrays, tmp_path: Path) -> None:
+    path, pairs = (
+        tmp_path / "table",
+        pyarrow.array([[("a", 1.0)]], pyarrow.map_(pyarrow.string(), pyarrow.float32())),
+    )
+    for table, words in (
+        (pyarrow.table({"image": pairs}), "column 'image': expected numbers, got map"),
+        (flat(arrays).slice(0, 0), "it has no rows"),
+    ):
+        parquet.write_table(table, path)
+        with pytest.raises(BadSamples, match=words):
+            read(path)
+
+
+@pytest.mark.parametrize("write", [json_lines, lambda arrays, path: csv.write_csv(flat(arrays), path)])
+def test_a_row_may_be_longer_than_what_pyarrow_reads_at_a_time(
+    write: Callable[[Arrays, Path], object], arrays: Arrays, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows"
+    write(arrays, path)
+    expected = read(path)
+    first, *others = path.read_text().splitlines()
+    path.write_text("\n".join([first, *(line.replace(",", "," + " " * (1 << 19)) for line in others)]))
+    found = read(path)
+    for name, array in expected.samples.arrays.items():
+        np.testing.assert_array_equal(found.samples.arrays[name], array)
+
+
 @pytest.mark.parametrize(
     ("datatype", "value", "words"),
     [
