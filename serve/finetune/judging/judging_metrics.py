@@ -86,8 +86,11 @@ def per_class(metric: str, predicted: np.ndarray, targets: np.ndarray, classes: 
             return [float("nan") if there else None for there in shown]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of classes that the targets lack: they are left out below
+            ranks = (
+                found.unique(return_inverse=True)[1].double() / found.numel()
+            )  # torchmetrics takes others for logits
             values = classification.multiclass_auroc(
-                found, wanted, classes, average="none", validate_args=False
+                ranks, wanted, classes, average="none", validate_args=False
             )
     else:
         compute = classification.multiclass_f1_score if metric == F1 else classification.multiclass_accuracy
@@ -99,6 +102,22 @@ def per_class(metric: str, predicted: np.ndarray, targets: np.ndarray, classes: 
 def classes_of(scores: np.ndarray) -> np.ndarray:
     """The class with the highest score; −1, which equals no target, where the scores have NaN."""
     return np.where(np.isnan(scores).any(-1), -1, scores.argmax(-1))
+
+
+def log_odds(logits: np.ndarray) -> np.ndarray:
+    """``float64``, of the shape of ``logits``, the classes last: log(p / (1 - p)) of each class, p its softmax.
+
+    They have the order of p, and stay apart where p rounds to 1.
+    """
+    wide = logits.astype(np.float64)
+    first = np.argmax(wide, -1)[..., None]
+    others = wide.copy()
+    np.put_along_axis(others, first, -np.inf, -1)
+    with np.errstate(invalid="ignore"):  # of a row that is infinite throughout: NaN, as its softmax
+        powers = np.exp(others - wide.max(-1, keepdims=True))
+        rest = np.log1p(np.maximum(powers.sum(-1, keepdims=True) - powers, 0)) + wide.max(-1, keepdims=True)
+        np.put_along_axis(rest, first, np.logaddexp.reduce(others, -1, keepdims=True), -1)
+        return wide - rest
 
 
 def _classes(predicted: np.ndarray, targets: np.ndarray) -> np.ndarray:
