@@ -10,6 +10,7 @@ import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,15 +25,13 @@ from ..judging.judging_metrics import classifies
 
 PARQUET, JSON_LINES, CSV, TAR = "parquet", "JSON lines", "CSV", "tar"
 MOST_PICTURES = 1_000_000
-_LEAST_BLOCK, _LARGEST_BLOCK = (
-    1 << 20,
-    2**31 - 1,
-)  # bytes that pyarrow reads at a time: its default, its limit
+# Bytes that pyarrow reads at a time: its default, its limit.
+_LEAST_BLOCK, _LARGEST_BLOCK = 1 << 20, 2**31 - 1
 IN_WORK = ".upload-table-"  # beside the upload, `Files` deletes at the next start what a killed process left
 
 
 def kind_of(path: Path, spec: ModelSpec) -> str | None:
-    """The kind of table that a file is, by its first bytes; None where it is none."""
+    """The kind of table that a file is, by its first bytes; None for npz and safetensors. Raises BadSamples."""
     with path.open("rb") as file:
         head = file.read(1 << 16)
     if head[:4] == b"PAR1":
@@ -41,14 +40,18 @@ def kind_of(path: Path, spec: ModelSpec) -> str | None:
         return TAR
     if head[:2] == b"PK" or head[8:9] == b"{":  # npz; safetensors, behind the length of its header
         return None
-    try:
+    names = {tensor.name for tensor in spec.inputs}
+    with suppress(UnicodeDecodeError):
         line = head.split(b"\n")[0].decode("utf-8-sig").strip()
-    except UnicodeDecodeError:
-        return None
-    if line.startswith("{") and line[1:].lstrip().startswith('"'):
-        return JSON_LINES
-    columns = {column.strip().strip('"').split(".")[0] for column in line.split(",")}
-    return CSV if columns & {tensor.name for tensor in spec.inputs} else None
+        if line.startswith("{") and line[1:].lstrip().startswith('"'):
+            return JSON_LINES
+        columns = [column.strip().strip('"') for column in line.split(",")]
+        if names & {*columns, *(column.rpartition(".")[0] for column in columns)}:
+            return CSV
+    raise BadSamples(
+        f"{path.name}: neither a safetensors or npz file nor a table: the first line of a table is a JSON object, or "
+        f"names columns such as {min(names, default='')!r}, in UTF-8 with commas between; it begins with {head[:40]!r}"
+    )
 
 
 def read_table(

@@ -134,6 +134,8 @@ def test_an_empty_cell_is_a_row_with_nan_and_of_whole_numbers_a_fault(arrays: Ar
     ("text", "words"),
     [
         ("image.0,name\n1,2\n", r"columns \['name'\] are unknown"),
+        ("ID,Image.0\n1,2\n", "rows: neither .* names columns such as 'id', .* begins with b'ID,Image.0"),
+        ('[{"id": [1]}]\n', "nor a table: the first line of a table is a JSON object"),
         ("id,image\n1,red\n", "column 'image': expected numbers, got string"),
         ("id,image.0,image.2\n1,2,3\n", r"columns \['image.2'\] are unknown"),
         ('{"id": [1], "image": {"a": 1}}\n', "column 'image': expected numbers, got struct"),
@@ -233,6 +235,13 @@ def test_a_table_that_pyarrow_gives_up_on_is_refused_with_words(arrays: Arrays, 
             path.write_bytes(data)
             with pytest.raises(BadSamples, match=words):
                 tensors_of(path, kind, SPEC, 1 << 20)
+
+
+def test_columns_of_an_input_with_a_dot_in_its_name_are_known(tmp_path: Path) -> None:
+    spec = replace(SPEC, inputs=(TensorSpec("input.1", "FP32", (Dim(), Dim(2, 2))),))
+    path = tmp_path / "rows"
+    path.write_text("target:y,input.1.0,input.1.1\n1,2,3\n0,4,5\n")
+    assert read_training(path, spec).samples.arrays["input.1"].tolist() == [[2, 3], [4, 5]]
 
 
 def test_a_map_and_a_table_without_rows_are_refused_with_words(arrays: Arrays, tmp_path: Path) -> None:
