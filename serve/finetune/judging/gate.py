@@ -25,9 +25,9 @@ from .judging_metrics import (
     classifies,
     computable,
     graded,
-    log_odds,
     metrics_of,
     per_class,
+    ranks,
     row_values,
     value_of,
 )
@@ -186,7 +186,7 @@ class _Pairs:
 
     def scores(self, metric: str, predicted: np.ndarray) -> np.ndarray:
         """What ``metric`` is computed of: AUROC ranks rows, which logits of different rows do not."""
-        return log_odds(predicted) if metric == AUROC and self.tensor.kind == "logits" else predicted
+        return ranks(predicted) if metric == AUROC and self.tensor.kind == "logits" else predicted
 
 
 def _loss(metric: str, old: float, new: float) -> float:

@@ -86,11 +86,8 @@ def per_class(metric: str, predicted: np.ndarray, targets: np.ndarray, classes: 
             return [float("nan") if there else None for there in shown]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of classes that the targets lack: they are left out below
-            ranks = (
-                found.unique(return_inverse=True)[1].double() / found.numel()
-            )  # torchmetrics takes others for logits
             values = classification.multiclass_auroc(
-                ranks, wanted, classes, average="none", validate_args=False
+                found, wanted, classes, average="none", validate_args=False
             )
     else:
         compute = classification.multiclass_f1_score if metric == F1 else classification.multiclass_accuracy
@@ -102,6 +99,16 @@ def per_class(metric: str, predicted: np.ndarray, targets: np.ndarray, classes: 
 def classes_of(scores: np.ndarray) -> np.ndarray:
     """The class with the highest score; −1, which equals no target, where the scores have NaN."""
     return np.where(np.isnan(scores).any(-1), -1, scores.argmax(-1))
+
+
+def ranks(logits: np.ndarray) -> np.ndarray:
+    """``float64`` from 0 to 1, of the shape of ``logits``: the order of `log_odds`, NaN where they are.
+
+    What is not from 0 to 1 torchmetrics puts through a softmax of its own, in FP32.
+    """
+    odds = log_odds(logits)
+    found = np.unique(odds, return_inverse=True)[1].reshape(odds.shape) / max(1, odds.size)
+    return np.where(np.isnan(odds), np.nan, found)
 
 
 def log_odds(logits: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from halfeven.serve.finetune.judging.judging_metrics import (
     log_odds,
     metrics_of,
     per_class,
+    ranks,
     row_values,
     value_of,
 )
@@ -87,3 +88,4 @@ def test_log_odds_are_those_of_the_softmax() -> None:
     np.testing.assert_array_equal(
         log_odds(np.array([infinite, nan])), [[np.inf, -np.inf, -np.inf], [np.nan] * 3]
     )
+    np.testing.assert_array_equal(ranks(np.array([infinite, nan])), [[1 / 6, 0, 0], [np.nan] * 3])
