@@ -171,6 +171,7 @@ def test_a_tar_of_pictures_gives_the_rows_of_the_folder(tmp_path: Path) -> None:
     for name in ("ant/1.png", "ant/2.png", "bee/1.png"):
         (tmp_path / "pictures" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(random.integers(0, 256, (4, 4), np.uint8)).save(tmp_path / "pictures" / name)
+    (tmp_path / "pictures" / "ant" / "._1.png").write_bytes(b"\0\5\x16\7")  # as the tar of macOS has it
     with tarfile.open(tmp_path / "rows.tar", "w") as archive:
         archive.add(tmp_path / "pictures", ".")
     expected = read_pictures(tmp_path / "pictures", PICTURES, 10**6)
