@@ -89,7 +89,10 @@ def _labels(output: TensorSpec | None) -> tuple[str, ...]:
 def _pictures(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
+    files = (
+        path for path in folder.iterdir() if not path.name.startswith(".")
+    )  # macOS adds "._1.png" to a tar
+    return sorted(path for path in files if path.suffix.lower() in SUFFIXES and path.is_file())
 
 
 def _row(file: Path, picture: Picture) -> np.ndarray:

@@ -26,7 +26,7 @@ def row_faults(spec: ModelSpec, tensors: Mapping[str, np.ndarray]) -> dict[int, 
     """
     found: dict[int, str] = {}
     for name, bad, words in _faults(spec, tensors):
-        for row in np.flatnonzero(bad.reshape(len(bad), -1).any(1)).tolist():
+        for row in np.flatnonzero(bad.reshape(len(bad), -1).any(1)).tolist() if bad.size else ():
             found.setdefault(row, f"'{name}': {words}")
     rows = max((len(array) for array in tensors.values() if array.ndim), default=0)
     if len(found) > most_quarantined(rows):

@@ -5,8 +5,12 @@ input of several elements has a column for each: ``x.0``, ``x.1``, … in C orde
 A tar holds what a folder of pictures does (`exporters/inputs/picture_folder.py`): folders named as the labels.
 """
 
+import itertools
 import tarfile
 import tempfile
+from collections import Counter
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,11 +25,13 @@ from ..judging.judging_metrics import classifies
 
 PARQUET, JSON_LINES, CSV, TAR = "parquet", "JSON lines", "CSV", "tar"
 MOST_PICTURES = 1_000_000
+# Bytes that pyarrow reads at a time: its default, its limit.
+_LEAST_BLOCK, _LARGEST_BLOCK = 1 << 20, 2**31 - 1
 IN_WORK = ".upload-table-"  # beside the upload, `Files` deletes at the next start what a killed process left
 
 
 def kind_of(path: Path, spec: ModelSpec) -> str | None:
-    """The kind of table that a file is, by its first bytes; None where it is none."""
+    """The kind of table that a file is, by its first bytes; None for npz and safetensors. Raises BadSamples."""
     with path.open("rb") as file:
         head = file.read(1 << 16)
     if head[:4] == b"PAR1":
@@ -34,14 +40,18 @@ def kind_of(path: Path, spec: ModelSpec) -> str | None:
         return TAR
     if head[:2] == b"PK" or head[8:9] == b"{":  # npz; safetensors, behind the length of its header
         return None
-    try:
+    names = {tensor.name for tensor in spec.inputs}
+    with suppress(UnicodeDecodeError):
         line = head.split(b"\n")[0].decode("utf-8-sig").strip()
-    except UnicodeDecodeError:
-        return None
-    if line.startswith("{") and line[1:].lstrip().startswith('"'):
-        return JSON_LINES
-    columns = {column.strip().strip('"').split(".")[0] for column in line.split(",")}
-    return CSV if columns & {tensor.name for tensor in spec.inputs} else None
+        if line.startswith("{") and line[1:].lstrip().startswith('"'):
+            return JSON_LINES
+        columns = [column.strip().strip('"') for column in line.split(",")]
+        if names & {*columns, *(column.rpartition(".")[0] for column in columns)}:
+            return CSV
+    raise BadSamples(
+        f"{path.name}: neither a safetensors or npz file nor a table: the first line of a table is a JSON object, or "
+        f"names columns such as {min(names, default='')!r}, in UTF-8 with commas between; it begins with {head[:40]!r}"
+    )
 
 
 def read_table(
@@ -60,6 +70,9 @@ def read_table(
 def tensors_of(path: Path, kind: str, spec: ModelSpec, max_bytes: int) -> dict[str, np.ndarray]:
     """The tensors that the spec knows, by name; the datatype of each is the spec's, classes are INT64."""
     table = _table(path, kind, max_bytes)
+    if not table.num_rows:
+        raise BadSamples("it has no rows; give at least 2, one to train on and one held out to judge")
+    there = frozenset(table.column_names)
     known: dict[str, tuple[TensorSpec, Any]] = {
         tensor.name: (tensor, tensor.type.numpy) for tensor in spec.inputs
     }
@@ -69,7 +82,7 @@ def tensors_of(path: Path, kind: str, spec: ModelSpec, max_bytes: int) -> dict[s
     found: dict[str, np.ndarray] = {}
     taken: set[str] = set()
     for name, (_, dtype) in known.items():
-        columns = _columns(name, table.column_names)
+        columns = _columns(name, there)
         taken.update(columns)
         if columns:
             parts = [_numbers(table.column(column), column, np.dtype(dtype)) for column in columns]
@@ -126,10 +139,10 @@ def _table(path: Path, kind: str, max_bytes: int) -> Any:
 
     try:
         if kind == CSV:
-            return _named_once(csv.read_csv(path))
+            return _named_once(csv.read_csv(path, csv.ReadOptions(block_size=_block(path))))
         if kind == JSON_LINES:
             _check_objects(path)
-            return _named_once(json.read_json(path))
+            return _named_once(json.read_json(path, json.ReadOptions(block_size=_block(path))))
         file, batches, size = parquet.ParquetFile(path), [], 0
         for batch in file.iter_batches(batch_size=1024):
             size += batch.nbytes
@@ -141,6 +154,13 @@ def _table(path: Path, kind: str, max_bytes: int) -> Any:
         raise BadSamples(str(error)) from error
     except UnicodeDecodeError as error:
         raise BadSamples(f"a column's name is not UTF-8 ({error}); write the file as UTF-8") from None
+
+
+def _block(path: Path) -> int:
+    """Bytes that hold each line whole: pyarrow refuses one that is longer than its block, as those of pictures are."""
+    with path.open("rb") as file:
+        longest = max(map(len, file), default=0)
+    return min(max(_LEAST_BLOCK, longest + 1), _LARGEST_BLOCK)
 
 
 def _check_objects(path: Path) -> None:
@@ -156,17 +176,16 @@ def _check_objects(path: Path) -> None:
 
 def _named_once(table: Any) -> Any:
     """Raises BadSamples where a column is there twice."""
-    names: list[str] = table.column_names
-    if twice := [name for name in names if names.count(name) > 1]:
+    if twice := [name for name, times in Counter(table.column_names).items() if times > 1]:
         raise BadSamples(f"the column {twice[0][:80]!r} is there twice: expected each once")
     return table
 
 
-def _columns(name: str, there: list[str]) -> list[str]:
+def _columns(name: str, there: Collection[str]) -> list[str]:
+    """The columns of one tensor. Those behind a gap in the numbers are none of them: they would be other elements."""
     if name in there:
         return [name]
-    numbered = [f"{name}.{place}" for place in range(len(there))]
-    return [column for column in numbered if column in there]
+    return list(itertools.takewhile(there.__contains__, (f"{name}.{place}" for place in itertools.count())))
 
 
 def _numbers(column: Any, name: str, dtype: np.dtype[Any]) -> np.ndarray:
@@ -174,7 +193,7 @@ def _numbers(column: Any, name: str, dtype: np.dtype[Any]) -> np.ndarray:
     import pyarrow.types
 
     values, lengths = column.combine_chunks(), [len(column)]
-    while pyarrow.types.is_nested(values.type) and hasattr(values, "flatten"):
+    while _is_list(values.type):
         fixed = getattr(values.type, "list_size", None)
         sizes = {fixed} if fixed is not None else set(values.value_lengths().to_pylist())
         if len(sizes) != 1 or None in sizes or values.null_count:
@@ -188,8 +207,26 @@ def _numbers(column: Any, name: str, dtype: np.dtype[Any]) -> np.ndarray:
         raise BadSamples(f"column '{name}': expected whole numbers, got {fault}")
     if not (whole or pyarrow.types.is_floating(values.type)):
         raise BadSamples(f"column '{name}': expected numbers, got {values.type}")
+    found = values.to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):  # a number beyond FP32 becomes infinite, and its row is refused by name
-        return values.to_numpy(zero_copy_only=False).astype(dtype).reshape(lengths)
+        cast = found.astype(dtype)
+    if dtype.kind in "iub" and (wrong := np.flatnonzero(cast != found)).size:  # it would be another number
+        row, least, most = wrong[0] // max(1, len(found) // len(column)), *_bounds(dtype)
+        raise BadSamples(
+            f"column '{name}', row {row}: expected whole numbers from {least} to {most}, got {found[wrong[0]]}"
+        )
+    return cast.reshape(lengths)
+
+
+def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
+    return (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view)
+    return any(test(kind) for test in (*tests, types.is_large_list_view))
 
 
 def _shaped(array: np.ndarray, tensor: TensorSpec, dtype: Any, spec: ModelSpec) -> np.ndarray:

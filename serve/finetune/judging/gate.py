@@ -27,6 +27,7 @@ from .judging_metrics import (
     graded,
     metrics_of,
     per_class,
+    ranks,
     row_values,
     value_of,
 )
@@ -154,7 +155,8 @@ class _Pairs:
         facts["metrics"] = found
         if classifies(self.tensor) and (classes := self.classes(predicted)) <= MOST_CLASSES:
             facts["per_class"] = {
-                metric: per_class(metric, predicted, self.targets, classes) for metric in self.metrics
+                metric: per_class(metric, self.scores(metric, predicted), self.targets, classes)
+                for metric in self.metrics
             }
         return _finite(facts)
 
@@ -170,15 +172,21 @@ class _Pairs:
 
             return compare_resampled(of_rows, len(before), self.margin, share, tests)
 
+        pair = [(self.scores(metric, one), self.classes(one)) for one in (old, new)]
+
         def computed(rows: np.ndarray) -> float:
-            values = (self.value(metric, one[rows], self.targets[rows]) for one in (old, new))
+            values = (value_of(metric, one[rows], self.targets[rows], classes) for one, classes in pair)
             return _loss(metric, *values)
 
         return compare_resampled(computed, len(self.targets), self.margin, share, tests)
 
     def value(self, metric: str, predicted: np.ndarray, targets: np.ndarray) -> float:
         classes = self.classes(predicted) if metric in SHARES else 0
-        return value_of(metric, predicted, targets, classes)
+        return value_of(metric, self.scores(metric, predicted), targets, classes)
+
+    def scores(self, metric: str, predicted: np.ndarray) -> np.ndarray:
+        """What ``metric`` is computed of: AUROC ranks rows, which logits of different rows do not."""
+        return ranks(predicted) if metric == AUROC and self.tensor.kind == "logits" else predicted
 
 
 def _loss(metric: str, old: float, new: float) -> float:

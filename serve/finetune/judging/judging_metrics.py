@@ -101,6 +101,32 @@ def classes_of(scores: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(scores).any(-1), -1, scores.argmax(-1))
 
 
+def ranks(logits: np.ndarray) -> np.ndarray:
+    """``float64`` from 0 to 1, of the shape of ``logits``: the order of `log_odds`, NaN where they are.
+
+    What is not from 0 to 1 torchmetrics puts through a softmax of its own, in FP32.
+    """
+    odds = log_odds(logits)
+    found = np.unique(odds, return_inverse=True)[1].reshape(odds.shape) / max(1, odds.size)
+    return np.where(np.isnan(odds), np.nan, found)
+
+
+def log_odds(logits: np.ndarray) -> np.ndarray:
+    """``float64``, of the shape of ``logits``, the classes last: log(p / (1 - p)) of each class, p its softmax.
+
+    They have the order of p, and stay apart where p rounds to 1.
+    """
+    wide = logits.astype(np.float64)
+    first = np.argmax(wide, -1)[..., None]
+    others = wide.copy()
+    np.put_along_axis(others, first, -np.inf, -1)
+    with np.errstate(invalid="ignore"):  # of a row that is infinite throughout: NaN, as its softmax
+        powers = np.exp(others - wide.max(-1, keepdims=True))
+        rest = np.log1p(np.maximum(powers.sum(-1, keepdims=True) - powers, 0)) + wide.max(-1, keepdims=True)
+        np.put_along_axis(rest, first, np.logaddexp.reduce(others, -1, keepdims=True), -1)
+        return wide - rest
+
+
 def _classes(predicted: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return classes_of(predicted) if predicted.ndim > targets.ndim else predicted
 

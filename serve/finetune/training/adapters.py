@@ -4,6 +4,7 @@
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from .training_terms import Stopped
 
-BASE, ADAPTER = ".base_layer.", "default"
+BASE, ADAPTER = ".base_layer", "default"
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -33,28 +34,44 @@ class Adapters:
 
     def merged(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The state_dict under the names that it had without adapters, their products added to the weights."""
-        found = {name.replace(BASE, "."): tensor for name, tensor in state.items() if ".lora_" not in name}
+        added = tuple(f"{name}.lora_" for name in self.layers)
+        found = {self._as_before(name): one for name, one in state.items() if not name.startswith(added)}
         with torch.no_grad():
             for name in self.layers:
                 layer: Any = self._module.get_submodule(name)
                 found[f"{name}.weight"] = found[f"{name}.weight"] + layer.get_delta_weight(ADAPTER)
         return found
 
+    def _as_before(self, name: str) -> str:
+        owner, _, last = name.rpartition(".")
+        return f"{layer}.{last}" if (layer := owner.removesuffix(BASE)) in self.layers else name
+
 
 def layers_of(module: nn.Module, patterns: Sequence[str] | None) -> list[str]:
     """The names of the layers that get an adapter: linear ones and ungrouped convolutions, all or those that fit a
-    pattern. Raises Stopped where there is none."""
+    pattern. Raises Stopped where there is none.
+
+    A weight that is used elsewhere too (tied, or its layer has two names) is left alone: the adapter would be beside it
+    in one place, and its product be added in all. One that is computed (weight_norm) is no parameter to add it to.
+    """
+    uses = Counter(
+        id(weight)
+        for _, one in module.named_modules(remove_duplicate=False)
+        for weight in one._parameters.values()
+        if weight is not None
+    )
     able = [
         name
         for name, one in module.named_modules()
         if name and isinstance(one, _LAYERS) and getattr(one, "groups", 1) == 1
+        if uses[id(one._parameters.get("weight"))] == 1
     ]
     found = [name for name in able if patterns is None or any(fnmatchcase(name, one) for one in patterns)]
     if not found:
         what = "the module has" if patterns is None else f"lora_targets {list(patterns)} fit"
         raise Stopped(
             "NO_TRAINABLE_PARAMS",
-            f"{what} no linear layer or convolution that could have an adapter (there are {able[:10]}); train with "
-            "trainable = head, or with patterns of parameters",
+            f"{what} no linear layer or convolution that could have an adapter, with a weight of its own (there are "
+            f"{able[:10]}); train with trainable = head, or with patterns of parameters",
         )
     return found

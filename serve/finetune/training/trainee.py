@@ -149,9 +149,13 @@ def from_program(request: Request, note: str) -> Trainee:
 
 def learn(module: nn.Module, frozen: Collection[str] = (), trainable: Sequence[str] | None = None) -> None:
     """Every parameter learns but those that the operator's code froze; with ``trainable`` those alone whose names fit
-    one of the patterns (`fnmatch`)."""
+    one of the patterns (`fnmatch`); a tied one has several names, of which any may fit."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
     for name, parameter in module.named_parameters():
-        chosen = trainable is None or any(fnmatchcase(name, pattern) for pattern in trainable)
+        known = names[id(parameter)]
+        chosen = trainable is None or any(fnmatchcase(one, each) for one in known for each in trainable)
         parameter.requires_grad_(parameter.is_floating_point() and name not in frozen and chosen)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise Stopped(

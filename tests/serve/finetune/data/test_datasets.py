@@ -260,6 +260,14 @@ def test_rows_that_cannot_be_learnt_from_are_left_out_with_the_fault_of_each(
         read_training(tmp_path / "train.safetensors", spec)
 
 
+def test_a_file_without_rows_is_refused_with_quarantine_too(
+    tmp_path: Path, arrays: dict[str, np.ndarray]
+) -> None:
+    save_file({name: array[:0] for name, array in arrays.items()}, tmp_path / "train.safetensors")
+    with pytest.raises(BadSamples, match=r"expected shape .*, got \[0,"):
+        read_training(tmp_path / "train.safetensors", SPEC, quarantine=True)
+
+
 def test_a_file_of_which_every_ninth_row_is_bad_is_refused(
     tmp_path: Path, arrays: dict[str, np.ndarray]
 ) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -133,7 +134,12 @@ def test_an_empty_cell_is_a_row_with_nan_and_of_whole_numbers_a_fault(arrays: Ar
     ("text", "words"),
     [
         ("image.0,name\n1,2\n", r"columns \['name'\] are unknown"),
+        ("ID,Image.0\n1,2\n", "rows: neither .* names columns such as 'id', .* begins with b'ID,Image.0"),
+        ('[{"id": [1]}]\n', "nor a table: the first line of a table is a JSON object"),
         ("id,image\n1,red\n", "column 'image': expected numbers, got string"),
+        ("id,image.0,image.2\n1,2,3\n", r"columns \['image.2'\] are unknown"),
+        ('{"id": [1], "image": {"a": 1}}\n', "column 'image': expected numbers, got struct"),
+        ('{"id": [1], "image": [{"a": 1}]}\n', "column 'image': expected numbers, got struct"),
         (
             '{"id": [1], "image": [1, 2]}\n{"id": [1], "image": [1]}\n',
             "lists of one length in all rows, got 1, 2",
@@ -165,6 +171,7 @@ def test_a_tar_of_pictures_gives_the_rows_of_the_folder(tmp_path: Path) -> None:
     for name in ("ant/1.png", "ant/2.png", "bee/1.png"):
         (tmp_path / "pictures" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(random.integers(0, 256, (4, 4), np.uint8)).save(tmp_path / "pictures" / name)
+    (tmp_path / "pictures" / "ant" / "._1.png").write_bytes(b"\0\5\x16\7")  # as the tar of macOS has it
     with tarfile.open(tmp_path / "rows.tar", "w") as archive:
         archive.add(tmp_path / "pictures", ".")
     expected = read_pictures(tmp_path / "pictures", PICTURES, 10**6)
@@ -229,6 +236,62 @@ def test_a_table_that_pyarrow_gives_up_on_is_refused_with_words(arrays: Arrays, 
             path.write_bytes(data)
             with pytest.raises(BadSamples, match=words):
                 tensors_of(path, kind, SPEC, 1 << 20)
+
+
+def test_columns_of_an_input_with_a_dot_in_its_name_are_known(tmp_path: Path) -> None:
+    spec = replace(SPEC, inputs=(TensorSpec("input.1", "FP32", (Dim(), Dim(2, 2))),))
+    path = tmp_path / "rows"
+    path.write_text("target:y,input.1.0,input.1.1\n1,2,3\n0,4,5\n")
+    assert read_training(path, spec).samples.arrays["input.1"].tolist() == [[2, 3], [4, 5]]
+
+
+def test_a_map_and_a_table_without_rows_are_refused_with_words(arrays: Arrays, tmp_path: Path) -> None:
+    path, pairs = (
+        tmp_path / "table",
+        pyarrow.array([[("a", 1.0)]], pyarrow.map_(pyarrow.string(), pyarrow.float32())),
+    )
+    for table, words in (
+        (pyarrow.table({"image": pairs}), "column 'image': expected numbers, got map"),
+        (flat(arrays).slice(0, 0), "it has no rows"),
+    ):
+        parquet.write_table(table, path)
+        with pytest.raises(BadSamples, match=words):
+            read(path)
+
+
+@pytest.mark.parametrize("write", [json_lines, lambda arrays, path: csv.write_csv(flat(arrays), path)])
+def test_a_row_may_be_longer_than_what_pyarrow_reads_at_a_time(
+    write: Callable[[Arrays, Path], object], arrays: Arrays, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows"
+    write(arrays, path)
+    expected = read(path)
+    first, *others = path.read_text().splitlines()
+    path.write_text("\n".join([first, *(line.replace(",", "," + " " * (1 << 19)) for line in others)]))
+    found = read(path)
+    for name, array in expected.samples.arrays.items():
+        np.testing.assert_array_equal(found.samples.arrays[name], array)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value", "words"),
+    [
+        ("INT32", 2**32 + 5, "row 1: expected whole numbers from -2147483648 to 2147483647, got 4294967301"),
+        ("UINT8", -4, "row 1: expected whole numbers from 0 to 255, got -4"),
+        ("BOOL", 7, "row 1: expected whole numbers from 0 to 1, got 7"),
+    ],
+)
+def test_a_whole_number_that_its_datatype_cannot_hold_does_not_become_another(
+    datatype: str, value: int, words: str, tmp_path: Path
+) -> None:
+    spec = replace(SPEC, inputs=(TensorSpec("id", datatype, (Dim(), Dim(2, 2))),))
+    path = tmp_path / "rows"
+    path.write_text(f"id.0,id.1,target:y\n1,1,0\n1,{value},0\n")
+    with pytest.raises(BadSamples, match=words):
+        read_training(path, spec)
+    parquet.write_table(pyarrow.table({"id": [[1, 1], [1, value]], "target:y": [0, 0]}), path)
+    with pytest.raises(BadSamples, match=words):
+        read_training(path, spec)
 
 
 def test_a_number_beyond_fp32_is_refused_by_its_row(arrays: Arrays, tmp_path: Path) -> None:

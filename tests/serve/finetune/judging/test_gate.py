@@ -139,3 +139,18 @@ def test_a_class_of_few_rows_or_none_refuses_no_version_by_its_ranking(positives
     assert verdict.passed and verdict.numbers["not_learnt"] is None, verdict.reason
     judged_by = verdict.numbers["forms"]["torch"][JUDGING]["y"]["metric"]
     assert judged_by == ("auroc" if positives else "accuracy")
+
+
+def test_a_ranking_depends_neither_on_the_level_of_logits_nor_on_their_size() -> None:
+    """Their softmax is the same at every level; where it rounds to 1, sharper logits rank the rows all the same."""
+    random = np.random.default_rng()
+    targets = np.arange(60) % 2
+    samples = {HELD_OUT: Samples({"x": np.zeros((60, 3))}, {"y": targets})}
+    logits = np.stack([np.zeros(60), random.standard_normal(60) + targets / 2, np.full(60, -9.0)], -1)
+    level = random.uniform(0, 0.5, (60, 1))
+    flat = 0.5 * (logits - logits.min(1, keepdims=True)) / np.ptp(logits) + level  # between 0 and 1
+    for before, after in ((flat, flat + 1), (logits, 1000 * logits)):
+        answers = [{HELD_OUT: {"y": one.astype(np.float32)}} for one in (before, after)]
+        numbers = judge(LOGITS, samples, {"torch": answers[1]}, answers[0], Terms(0.02, 1, ["auroc"])).numbers
+        found = [one[HELD_OUT]["y"]["value"] for one in (numbers["active"], numbers["forms"]["torch"])]
+        assert found[0] == pytest.approx(found[1], abs=1e-4)

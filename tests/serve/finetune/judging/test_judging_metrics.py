@@ -5,8 +5,10 @@ import pytest
 from halfeven.models.spec import Dim, TensorSpec
 from halfeven.serve.finetune.judging.judging_metrics import (
     graded,
+    log_odds,
     metrics_of,
     per_class,
+    ranks,
     row_values,
     value_of,
 )
@@ -76,3 +78,14 @@ def test_errors_are_means_over_rows_and_elements() -> None:
     for metric, gaps in (("mse", (answers - targets) ** 2), ("mae", np.abs(answers - targets))):
         assert value_of(metric, answers, targets, 0) == pytest.approx(gaps.mean(), rel=1e-5)
         assert row_values(metric, answers, targets) == pytest.approx(gaps.mean(1), rel=1e-5)
+
+
+def test_log_odds_are_those_of_the_softmax() -> None:
+    logits = 5 * np.random.default_rng().standard_normal((7, 2, 4))
+    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    np.testing.assert_allclose(log_odds(logits), np.log(shares / (1 - shares)), atol=1e-6)
+    infinite, nan = [0.0, -np.inf, -np.inf], [np.nan, 0.0, 1.0]
+    np.testing.assert_array_equal(
+        log_odds(np.array([infinite, nan])), [[np.inf, -np.inf, -np.inf], [np.nan] * 3]
+    )
+    np.testing.assert_array_equal(ranks(np.array([infinite, nan])), [[1 / 6, 0, 0], [np.nan] * 3])

@@ -45,3 +45,34 @@ def test_the_merged_weights_answer_as_the_module_with_its_adapters() -> None:
     plain.load_state_dict(merged)
     assert (net(x) - before).abs().max() > 1e-3
     torch.testing.assert_close(plain(x), net(x))
+
+
+class Named(nn.Module):
+    """Every kind of weight that is not one layer's own, and a part with the name that peft gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.twice = nn.Linear(4, 4)
+        self.again = self.twice
+        self.computed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4, bias=False))
+        self.net = nn.ModuleDict({"base_layer": nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))})
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.computed(torch.tanh(self.again(torch.tanh(self.twice(self.embed(x))))))
+        return self.head(self.net["base_layer"](inner))
+
+
+@pytest.mark.filterwarnings("default")  # of the libraries that peft loads
+def test_a_weight_that_is_used_elsewhere_or_computed_gets_no_adapter() -> None:
+    net, plain, x = Named(), Named(), torch.randint(0, 7, (5,))
+    adapters = Adapters(net, ASKED)
+    assert adapters.layers == ["net.base_layer.0"]
+    with torch.no_grad():
+        for one in net.parameters():
+            one.add_(0.1 * torch.randn_like(one))
+    merged = adapters.merged(net.state_dict())
+    plain.load_state_dict(merged)
+    torch.testing.assert_close(plain(x), net(x))

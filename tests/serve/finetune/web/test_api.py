@@ -466,7 +466,7 @@ BAD_FILES: dict[str, tuple[Any, list[str]]] = {
     "no target": (lambda: save({"x": arrays()["x"]}), ["no target to learn from", "target:logits"]),
     "another name": (lambda: data(y=np.zeros((ROWS, 4), np.float32)), ["unknown ['y']"]),
     "a pickle": (_pickled, ["object arrays are not read"]),
-    "no format": (lambda: b"{'x': [1, 2]}", ["neither a safetensors nor an npz file"]),
+    "no format": (lambda: b"{'x': [1, 2]}", ["neither a safetensors or npz file nor a table"]),
 }
 
 
