@@ -89,9 +89,8 @@ def _labels(output: TensorSpec | None) -> tuple[str, ...]:
 def _pictures(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    files = (
-        path for path in folder.iterdir() if not path.name.startswith(".")
-    )  # macOS adds "._1.png" to a tar
+    # macOS adds "._1.png" for "1.png" to a tar.
+    files = (path for path in folder.iterdir() if not path.name.startswith("."))
     return sorted(path for path in files if path.suffix.lower() in SUFFIXES and path.is_file())
 
 
