@@ -59,7 +59,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a conversion beyond the folder; None: as the folder has it. ``device``: `Subject.device`."""
+    """The options of a conversion beyond the folder; None: as the folder has it. ``device``: `Subject.device`.
+
+    ``all_forms``: refuse a model that cannot have all of ``forms``.
+    """
 
     forms: tuple[str, ...] = ("torch", "onnx")
     level: str | None = None
@@ -70,6 +73,7 @@ class Options:
     capture_limits: Limits | None = None
     search: bool = False
     device: torch.device = CPU
+    all_forms: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +109,8 @@ def convert(
     """
     options = options or Options()
     asked = _asked(folder_at(folder), options)
-    if options.device.type != "cpu" and (asked.spec.form == "live" or asked.kind == "onnx"):
-        raise BadSetting(
-            f"--device {options.device}: expected cpu for an ONNX file and for a live model, which are proven on other "
-            "devices when they are loaded there; only a captured program is planned for one"
-        )
-    fingerprint = _fingerprint(asked, options)
+    _check_possible(asked, options)
+    fingerprint = _fingerprint(asked, replace(options, all_forms=False))
     newest = next(_readable(store, asked.spec.name), None)
     made = (version for version in _readable(store, asked.spec.name) if version.manifest.get("fingerprint"))
     converted = next(made, None)
@@ -166,8 +166,6 @@ def _foreign(
     notify: Notify,
 ) -> Version:
     """Convert an ONNX file. It has one form: itself."""
-    if options.forms == ("torch",):
-        raise BadInput(f"{asked.source} is an ONNX file: it has no torch form; use --form onnx")
     notify(f"reading {asked.source}")
     if samples.source == "generated" and any(not tensor.type.is_float for tensor in asked.spec.inputs):
         with suppress(NotPlanned):  # then it is served whole, with the ranges that model.toml says
@@ -228,6 +226,17 @@ def _readable(store: Store, name: str) -> Iterator[Version]:
         except DamagedFile:
             continue
         yield version
+
+
+def _check_possible(asked: ModelFolder, options: Options) -> None:
+    """Raises BadSetting, BadInput where a model of this kind cannot be converted so."""
+    if options.device.type != "cpu" and (asked.spec.form == "live" or asked.kind == "onnx"):
+        raise BadSetting(
+            f"--device {options.device}: expected cpu for an ONNX file and for a live model, which are proven on other "
+            "devices when they are loaded there; only a captured program is planned for one"
+        )
+    if asked.kind == "onnx" and (options.forms == ("torch",) or options.all_forms):
+        raise BadInput(f"{asked.source} is an ONNX file: it has no torch form; use --form onnx")
 
 
 def _asked(folder: ModelFolder, options: Options) -> ModelFolder:

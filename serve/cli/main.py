@@ -89,6 +89,7 @@ def convert(
             *(_forms(form), level, dtype, tuple(keep or ()), samples, new_signature),
             search=search,
             device=resolve_device(device),
+            all_forms=form == "both",
         )
         with progress("converting") as show:
             done = convert(folder, store_at(store, writes=True), options, show)
@@ -96,7 +97,7 @@ def convert(
             report.write_bytes(done.version.bytes("report.html"))
         if done.unchanged:
             notify(f"{done.version}: the folder has not changed since; no new version")
-        passed = done.asked_passed if form else done.any_passed
+        passed = done.any_passed if form in (None, "auto") else done.asked_passed
         refused = 3 if any("error" not in f for f in done.facts["forms"].values() if not f["passed"]) else 4
         return done.facts, render_terminal(done.shown()), 0 if passed else refused
 

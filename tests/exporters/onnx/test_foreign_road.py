@@ -145,9 +145,10 @@ def overflowing(half: ModelProto) -> ModelProto:
     return half
 
 
-def test_a_torch_form_of_a_file_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["torch", "both"])
+def test_a_torch_form_of_a_file_is_refused_by_name(form: str, tmp_path: Path) -> None:
     code, facts, said = run(
-        "convert", folder_with(tmp_path / "mlp", mlp()), "--store", tmp_path / "store", "--form", "torch"
+        "convert", folder_with(tmp_path / "mlp", mlp()), "--store", tmp_path / "store", "--form", form
     )
     assert code == 2 and "model.onnx" in said and "torch form" in said
     assert not facts.get("version") and Store(tmp_path / "store").names() == []

@@ -233,6 +233,8 @@ def test_parity_ends_with_exit_0_where_every_form_that_can_be_made_is_equal(tmp_
     store = tmp_path / "store"
     code, facts, _ = run("convert", folder, "--store", store)
     assert code == 0 and "error" in facts["forms"]["onnx"]
+    ends = {form: run("convert", folder, "--store", store, "--form", form)[0] for form in ("auto", "both")}
+    assert ends == {"auto": 0, "both": 4}
     for words in (("net", "--limit", "max_error_u=4"), ("net",), (folder,)):
         code, again, _ = run("parity", *words, "--store", store)
         assert (code, again["forms"]["torch"]["passed"]) == (0, True)
