@@ -10,14 +10,30 @@ from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 
 from ...models.errors import BadSetting, HalfevenError
 from ..http.error_mapping import exit_code_of
 
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
-out = Console(highlight=False)
+# All control characters but tab and line feed: C0, DEL and C1. Names in a file and a server's words can have them.
+_CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\N{REPLACEMENT CHARACTER}") | {
+    9: "\t",
+    10: "\n",
+}
+
+
+class _Terminal(Console):
+    """Shows control characters of a text as replacement characters: a terminal would obey them."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=segment.text.translate(_CONTROL))
+
+
+errors = _Terminal(stderr=True, highlight=False, soft_wrap=True)
+out = _Terminal(highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")]
 StoreAt = Annotated[Path, typer.Option("--store", envvar="HALFEVEN_STORE", help="The folder of the store.")]

@@ -1,13 +1,16 @@
 """What a command prints is the text itself: nothing in it is read as markup, and no line of it is broken."""
 
 import errno
+import re
 from pathlib import Path
 
 import pytest
 import typer
 from halfeven.models.store import REFUSED, Store
-from halfeven.serve.cli.console import finish, progress
+from halfeven.serve.cli.console import finish, notify, progress
 from halfeven.serve.cli.main import app
+from rich.table import Table
+from rich.text import Text
 from typer.testing import CliRunner
 
 ODD = "an output [precision] called [/b] of [red]one[/red] model.toml"
@@ -18,6 +21,18 @@ def test_a_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit):
         finish(lambda: ({}, long, 0), as_json=False)
     assert capsys.readouterr().out == f"{long}\n"
+
+
+def test_no_control_character_of_a_text_reaches_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "a node \x1b]0;owned\x07\x1b[8m\x9b2Jnamed\x7f so\tin\ntwo lines"
+    notify(hostile)
+    table = Table("node")
+    table.add_row(Text(hostile))
+    with pytest.raises(typer.Exit):
+        finish(lambda: ({}, table, 0), as_json=False)
+    came = capsys.readouterr()
+    assert "�]0;owned�[8m�2Jnamed� so" in came.err and came.err.endswith("two lines\n")
+    assert set(re.findall("[\x00-\x1f\x7f-\x9f]", came.err + came.out)) <= {"\n", "\t"}
 
 
 def test_a_file_of_any_name_may_be_in_progress() -> None:
