@@ -296,7 +296,8 @@ def save(torch, program, out):
             tensors[name] = tensor.detach().contiguous()
     save_file(whole_storages(tensors), out / "weights.safetensors")
     for name, tensor in program.state_dict.items():
-        stub = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+        shape = () if tensor.numel() else tensor.shape  # torch saves no expanded tensor without elements
+        stub = torch.zeros(shape, dtype=tensor.dtype).expand(tensor.shape)
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         program.state_dict[name] = torch.nn.Parameter(stub, requires_grad=False) if is_parameter else stub
     with warnings.catch_warnings():
