@@ -13,7 +13,7 @@ from ..models.capture.capture import Captured as CapturedProgram
 from ..models.capture.capture import Limits, capture
 from ..models.engines.live_engine import LIVE_FILE, is_current
 from ..models.errors import BadInput, BadSamples, BadSetting, CaptureFailed, HalfevenError, NotRun
-from ..models.package import ModelFolder, Precision
+from ..models.package import ModelFolder, Precision, check_program
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
 from .environment import environment
@@ -111,6 +111,8 @@ def convert(
     if asked.kind == "onnx":
         version = _foreign(asked, options, samples, origin, newest, store, notify)
         return Conversion(version, facts_of(version))
+    if asked.kind == "program":
+        check_program(asked.folder / asked.source)
     notify(f"capturing {asked.spec.name}")
     captured = _captured(asked, samples, options)
     samples = _in_range(samples, asked.spec, captured.spec)
