@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import Any
 
 HALF = ("F16", "BF16")  # in the header of a safetensors file
-WRAPPERS = ("module.", "_orig_mod.")  # before all names, where DataParallel or torch.compile had the module
+STATES = ("state_dict", "model_state_dict", "model")  # in a checkpoint of a training, beside its optimiser
+SCRIPT = "a TorchScript module, which is not taken: build the nn.Module that it was made of"
+WRAPPERS = (
+    "module.",
+    "_orig_mod.",
+    "model.",
+)  # before all names: DataParallel, torch.compile, Lightning modules
 
 
 def build(failures, torch, request, folder, attention="sdpa"):
@@ -185,9 +191,11 @@ def read_state(failures, torch, weights):
             f"TorchScript may run code and is not opened: where the model was made, write its tensors with "
             f"torch.save(model.state_dict(), {name!r})"
         ) from None
+    if isinstance(state, dict):
+        state = next((state[key] for key in STATES if isinstance(state.get(key), dict)), state)
     if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
         raise failures.Refused(
-            f"{name} holds a {type(state).__name__}, expected a state dict (name → tensor), as "
+            f"{name} holds a {type(state).__name__}{keys}, expected a state dict (name → tensor), as "
             f"torch.save(model.state_dict(), {name!r}) writes it"
         )
     return state
