@@ -171,10 +171,27 @@ def load_samples(request):
     return [tensors[spec["name"]] for spec in request["inputs"]]
 
 
+def takes_by_name(forward, names):
+    """Whether ``forward`` is called with these names: its parameters have them, or it takes any name and no order."""
+    parameters = inspect.signature(forward).parameters
+    kinds = inspect.Parameter
+    named = {
+        name
+        for name, one in parameters.items()
+        if one.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+    }
+    if all(name in named for name in names):
+        return True
+    in_order = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD, kinds.VAR_POSITIONAL)
+    ordered = {name for name, one in parameters.items() if one.kind in in_order}
+    return ordered <= set(names) and any(one.kind is kinds.VAR_KEYWORD for one in parameters.values())
+
+
 class Flat:
     """The module's forward with the spec's inputs in order and its outputs as a tuple in order.
 
     The batch is the first axis of each. The module has it on the request's ``batch_axes`` (`ModelSpec.batch_axes`).
+    ``copies``: a forward that writes into its inputs is given copies, so that nobody else's rows are changed.
     """
 
     def __init__(self, module, request):
@@ -183,12 +200,15 @@ class Flat:
         self.outputs = request["outputs"]
         self.axes = request.get("batch_axes", {})
         self.original = module.forward
-        parameters = inspect.signature(self.original).parameters
-        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        self.by_name = all(name in parameters and parameters[name].kind in named for name in self.inputs)
+        self.copies = self.writes = False
+        self.by_name = takes_by_name(self.original, self.inputs)
         module.forward = self.forward  # hooks and parameter names stay the module's own
 
     def forward(self, *tensors):
+        given = () if self.copies else tensors
+        versions = [tensor._version for tensor in given]
+        if self.copies:
+            tensors = [tensor.clone() for tensor in tensors]
         if self.axes:
             axes = [self.axes["inputs"].get(name, 0) for name in self.inputs]
             tensors = [as_called(*each) for each in zip(tensors, axes, strict=True)]
@@ -196,6 +216,7 @@ class Flat:
             answer = self.original(**dict(zip(self.inputs, tensors, strict=True)))
         else:
             answer = self.original(*tensors)
+        self.writes = versions != [tensor._version for tensor in given]
         return self.in_order(answer)
 
     def in_order(self, answer):
@@ -205,6 +226,7 @@ class Flat:
                 raise Refused(f"forward gave outputs {sorted(answer.keys())}, but model.toml names {missing}")
             answer = tuple(answer[name] for name in self.outputs)
         answer = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
+        answer = tuple(value for value in answer if value is not None)
         if len(answer) != len(self.outputs):
             raise Refused(
                 f"forward gave {len(answer)} outputs, model.toml names {len(self.outputs)}: {self.outputs}"
@@ -249,7 +271,11 @@ def export(torch, flat, samples, request):
     )
 
     try:
-        return exported(torch, flat.module, example, dynamic)
+        program = exported(torch, flat.module, example, dynamic)
+        if flat.writes:
+            flat.copies = True
+            program = exported(torch, flat.module, example, dynamic)
+        return program
     except Exception as error:
         failures.where_specialised(error, request, lambda: exported(torch, flat.module, example, dynamic))
         raise
