@@ -111,6 +111,7 @@ def attempt(torch, request, samples, attention):
             refuse_lacking(module, program)
             facts = check(torch, flat, program, samples, request)
         except Exception as error:
+            failures.sibling("sources").refuse_scripts(failures, module)
             example = rows_of(samples, min(3, max(1, request["max_batch_size"])), request)
             failures.blame_inputs(error, module, flat.original, example, request)
             raise
@@ -124,6 +125,7 @@ def loaded(torch, request, attention):
     sources = failures.sibling("sources")
     notes = sources.half_in_checkpoint(request, Path(request["folder"]))
     notes += sources.load_weights(failures, torch, module, request["weights"])
+    sources.refuse_lazy(failures, module)
     return module, [*notes, *widen(torch, module)]
 
 

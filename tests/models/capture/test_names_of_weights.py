@@ -66,3 +66,15 @@ def test_a_checkpoint_without_weights_is_refused_with_what_it_holds(tmp_path: Pa
     torch.save({"net": Tied().state_dict(), "epoch": 3}, tmp_path / "w.ckpt")
     with pytest.raises(child.Refused, match="holds a dict of net, epoch, expected a state dict"):
         loaded(tmp_path / "w.ckpt")
+
+
+def test_a_lazy_layer_has_the_sizes_of_its_weights_and_is_refused_without(tmp_path: Path) -> None:
+    made = nn.Sequential(nn.Linear(4, 3))
+    torch.save(made.state_dict(), tmp_path / "w.pt")
+    lazy = sources.as_built(nn.Sequential(nn.LazyLinear(3)))
+    with pytest.raises(child.Refused, match=r"'0\.weight' of a lazy layer has no size yet"):
+        sources.refuse_lazy(child.failures, lazy)
+    sources.load_weights(child.failures, torch, lazy, str(tmp_path / "w.pt"))
+    sources.refuse_lazy(child.failures, lazy)
+    assert same(lazy.state_dict(), made.state_dict())
+    assert not any(parameter.requires_grad for parameter in lazy.parameters())
