@@ -228,7 +228,8 @@ class Flat:
                 raise Refused(f"forward gave outputs {sorted(answer.keys())}, but model.toml names {missing}")
             answer = tuple(answer[name] for name in self.outputs)
         answer = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
-        answer = tuple(value for value in answer if value is not None)
+        if len(answer) != len(self.outputs):
+            answer = tuple(value for value in answer if value is not None)
         if len(answer) != len(self.outputs):
             raise Refused(
                 f"forward gave {len(answer)} outputs, model.toml names {len(self.outputs)}: {self.outputs}"
