@@ -22,7 +22,7 @@ from ..models.errors import (
     NewerFormat,
     NotRun,
 )
-from ..models.package import ModelFolder, Precision
+from ..models.package import ModelFolder, Precision, check_program
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
 from .environment import environment
@@ -136,6 +136,8 @@ def convert(
     if asked.kind == "onnx":
         version = _foreign(asked, options, samples, origin, newest, store, notify)
         return Conversion(version, facts_of(version))
+    if asked.kind == "program":
+        check_program(asked.folder / asked.source)
     notify(f"capturing {asked.spec.name}")
     captured = _captured(asked, samples, options)
     samples = _in_range(samples, asked.spec, captured.spec)

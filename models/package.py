@@ -3,6 +3,7 @@
 import math
 import re
 import tomllib
+import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ _KERAS_LEVELS = {
     "float16": ("O3", "fp16"),
     "bfloat16": ("O3", "bf16"),
 }
+_OF_A_PROGRAM = ("archive_format", "serialized_exported_program.json")  # the second: up to torch 2.6
 LEVELS = ("O0", "O1", "O2", "O3")
 HALF_DTYPES = ("fp16", "bf16")
 
@@ -132,6 +134,20 @@ def parse_folder(text: str, file: Path) -> ModelFolder:
         return _Reader(file).read(data)
     except OSError as error:  # of a path that the file names: too long, for example
         raise BadFolder(f"{file} names what cannot be looked at: {error.strerror}") from error
+
+
+def check_program(path: Path) -> None:
+    """Raises BadFolder for a file that is no archive of ``torch.export.save``, by the names of its entries."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError):
+        names = []
+    if not any(name.endswith(_OF_A_PROGRAM) for name in names):
+        raise BadFolder(
+            f"{path} is not an exported program: expected the archive that torch.export.save writes (no state dict, no "
+            "TorchScript); is the file whole?"
+        )
 
 
 class _Reader(TrainingReader):

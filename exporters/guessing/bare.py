@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ...models.errors import BadFolder, BadSamples
-from ...models.package import ModelFolder, parse_folder, read_folder
+from ...models.package import ModelFolder, check_program, parse_folder, read_folder
 from .guess import Guess, name_for
 from .module_source import guess_module
 from .onnx_file import guess_onnx
@@ -53,6 +53,7 @@ def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Gues
     if where.suffix == ".onnx" and where.is_file():
         return guess_onnx(where)
     if where.suffix == ".pt2" and where.is_file():
+        check_program(where)
         return guess_module(where.parent, where.name, name_for(where))
     if _is_transformers(where):
         return guess_module(where, "hf:.", name_for(where / "model"))

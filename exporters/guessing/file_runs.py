@@ -32,11 +32,12 @@ def file_runs(path: Path, model: ModelProto, outputs: Sequence[str]) -> Iterator
 class FileRuns:
     """Called with inputs by name, it gives the outputs asked for, in their order.
 
-    Raises EngineFailed where the file does not run with these inputs, or the process ended.
+    ``failure``: what the last run that failed said. Raises EngineFailed where the file does not run with these inputs,
+    or the process ended.
     """
 
     def __init__(self, path: Path, model: ModelProto, outputs: Sequence[str]) -> None:
-        self._path, self._outputs = path, list(outputs)
+        self._path, self._outputs, self.failure = path, list(outputs), ""
         beside = external_files(path, model)
         self._source = str(path) if beside else None
         self._model = {} if beside else {"model": np.frombuffer(model.SerializeToString(), np.uint8)}
@@ -54,7 +55,11 @@ class FileRuns:
     def __call__(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         if self._process is None:  # the last run ended it
             self.start()
-        given = self._asked({}, arrays)
+        try:
+            given = self._asked({}, arrays)
+        except EngineFailed as error:
+            self.failure = str(error)
+            raise
         return [given[name] for name in self._outputs]
 
     def close(self) -> None:

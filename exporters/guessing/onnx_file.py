@@ -20,10 +20,10 @@ from ..onnx.reading.graph import attribute
 from ..onnx.reading.signature import datatype_of, size_of
 from .batch_axes import batch_axes
 from .batch_size import BATCH_BYTES, fitting_rows
-from .file_runs import file_runs
+from .file_runs import FileRuns, file_runs
 from .guess import Guess, name_for
 from .lengths import lengths_in
-from .trial_sizes import Run, Tried, try_sizes
+from .trial_sizes import Tried, try_sizes
 
 _SAME_VALUES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Gather")
 _TAKEN = set(DATATYPES) - {"BF16"}  # numpy has none
@@ -73,7 +73,7 @@ class _Found:
     graph: GraphProto
     inputs: Sequence[ValueInfoProto]
     outputs: Sequence[ValueInfoProto]
-    run: Run
+    run: FileRuns
     axes: Mapping[str, tuple[int, str]]
 
     def spec(self, batched: bool | None) -> tuple[ModelSpec, Tried]:
@@ -92,9 +92,10 @@ class _Found:
                 return replace(tried.spec, outputs=tuple(outputs)), tried
         asked = self.declared(None)
         raise BadFolder(
-            f"{self.path}: the graph did not run with any sizes that were tried for its free axes "
-            f"({', '.join(f'{t.name} {t.describe_shape()}' for t in asked.inputs)}): write a model.toml with the "
-            "sizes that it takes (`halfeven init` shows the form), or fix them in the file"
+            f"{self.path}: the graph did not run with any sizes and values that were tried for its inputs "
+            f"({', '.join(f'{t.name} {t.describe_shape()}' for t in asked.inputs)}); of the last, ONNX Runtime said "
+            f"{' '.join(self.run.failure.split())[:400]!r}: write a model.toml with the sizes that it takes "
+            "(the README has one to copy), with samples.safetensors beside it where it takes certain values only"
         )
 
     def ways(self, batched: bool | None) -> Iterator[Mapping[str, int] | None]:

@@ -31,7 +31,7 @@ def write_folder(
     arrays = read_tensors(samples) if samples is not None else None
     where = Path(path.partition(":")[0] if ".py:" in path else path)
     is_file = where.is_file() and ".py:" not in path
-    if folder is not None and not is_file:
+    if folder is not None and (where.is_dir() or ".py:" in path):
         raise BadInput(f"{path} stays where it is: model.toml is written beside it, so no FOLDER is taken")
     refuse_existing(folder if is_file else where if where.is_dir() else where.parent, replace)
     guess = guess_at(path, arrays)

@@ -36,7 +36,8 @@ def save_program(program: ExportedProgram, path: Path, *, weights: bool) -> None
     state = dict(program.state_dict)
     if not weights:
         for name, tensor in state.items():
-            stub = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+            shape = () if tensor.numel() else tensor.shape  # torch saves no expanded tensor without elements
+            stub = torch.zeros(shape, dtype=tensor.dtype).expand(tensor.shape)
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             program.state_dict[name] = torch.nn.Parameter(stub, requires_grad=False) if is_parameter else stub
     buffer = io.BytesIO()

@@ -111,6 +111,7 @@ def attempt(torch, request, samples, attention):
             refuse_lacking(module, program)
             facts = check(torch, flat, program, samples, request)
         except Exception as error:
+            failures.sibling("sources").refuse_scripts(failures, module)
             example = rows_of(samples, min(3, max(1, request["max_batch_size"])), request)
             failures.blame_inputs(error, module, flat.original, example, request)
             raise
@@ -124,6 +125,7 @@ def loaded(torch, request, attention):
     sources = failures.sibling("sources")
     notes = sources.half_in_checkpoint(request, Path(request["folder"]))
     notes += sources.load_weights(failures, torch, module, request["weights"])
+    sources.refuse_lazy(failures, module)
     return module, [*notes, *widen(torch, module)]
 
 
@@ -171,10 +173,27 @@ def load_samples(request):
     return [tensors[spec["name"]] for spec in request["inputs"]]
 
 
+def takes_by_name(forward, names):
+    """Whether ``forward`` is called with these names: its parameters have them, or it takes any name and no order."""
+    parameters = inspect.signature(forward).parameters
+    kinds = inspect.Parameter
+    named = {
+        name
+        for name, one in parameters.items()
+        if one.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+    }
+    if all(name in named for name in names):
+        return True
+    in_order = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD, kinds.VAR_POSITIONAL)
+    ordered = {name for name, one in parameters.items() if one.kind in in_order}
+    return ordered <= set(names) and any(one.kind is kinds.VAR_KEYWORD for one in parameters.values())
+
+
 class Flat:
     """The module's forward with the spec's inputs in order and its outputs as a tuple in order.
 
     The batch is the first axis of each. The module has it on the request's ``batch_axes`` (`ModelSpec.batch_axes`).
+    ``copies``: a forward that writes into its inputs is given copies, so that nobody else's rows are changed.
     """
 
     def __init__(self, module, request):
@@ -183,12 +202,15 @@ class Flat:
         self.outputs = request["outputs"]
         self.axes = request.get("batch_axes", {})
         self.original = module.forward
-        parameters = inspect.signature(self.original).parameters
-        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        self.by_name = all(name in parameters and parameters[name].kind in named for name in self.inputs)
+        self.copies = self.writes = False
+        self.by_name = takes_by_name(self.original, self.inputs)
         module.forward = self.forward  # hooks and parameter names stay the module's own
 
     def forward(self, *tensors):
+        given = () if self.copies else tensors
+        versions = [tensor._version for tensor in given]
+        if self.copies:
+            tensors = [tensor.clone() for tensor in tensors]
         if self.axes:
             axes = [self.axes["inputs"].get(name, 0) for name in self.inputs]
             tensors = [as_called(*each) for each in zip(tensors, axes, strict=True)]
@@ -196,6 +218,7 @@ class Flat:
             answer = self.original(**dict(zip(self.inputs, tensors, strict=True)))
         else:
             answer = self.original(*tensors)
+        self.writes = versions != [tensor._version for tensor in given]
         return self.in_order(answer)
 
     def in_order(self, answer):
@@ -205,6 +228,8 @@ class Flat:
                 raise Refused(f"forward gave outputs {sorted(answer.keys())}, but model.toml names {missing}")
             answer = tuple(answer[name] for name in self.outputs)
         answer = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
+        if len(answer) != len(self.outputs):
+            answer = tuple(value for value in answer if value is not None)
         if len(answer) != len(self.outputs):
             raise Refused(
                 f"forward gave {len(answer)} outputs, model.toml names {len(self.outputs)}: {self.outputs}"
@@ -249,7 +274,11 @@ def export(torch, flat, samples, request):
     )
 
     try:
-        return exported(torch, flat.module, example, dynamic)
+        program = exported(torch, flat.module, example, dynamic)
+        if flat.writes:
+            flat.copies = True
+            program = exported(torch, flat.module, example, dynamic)
+        return program
     except Exception as error:
         failures.where_specialised(error, request, lambda: exported(torch, flat.module, example, dynamic))
         raise
@@ -296,7 +325,8 @@ def save(torch, program, out):
             tensors[name] = tensor.detach().contiguous()
     save_file(whole_storages(tensors), out / "weights.safetensors")
     for name, tensor in program.state_dict.items():
-        stub = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+        shape = () if tensor.numel() else tensor.shape  # torch saves no expanded tensor without elements
+        stub = torch.zeros(shape, dtype=tensor.dtype).expand(tensor.shape)
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         program.state_dict[name] = torch.nn.Parameter(stub, requires_grad=False) if is_parameter else stub
     with warnings.catch_warnings():

@@ -51,11 +51,13 @@ def described(request):
     with torch.no_grad():
         if source.endswith(".pt2"):
             return of_program(torch, folder / source)
-        module = child.build(torch, request, folder)
-        child.failures.sibling("sources").load_weights(child.failures, torch, module, request["weights"])
-        return (
-            of_transformers(torch, module) if source.startswith("hf:") else of_module(torch, module, request)
-        )
+        with child.failures.sibling("autocast").whole_in_fp32():  # as the capture sees it
+            module, _ = child.loaded(torch, request, "sdpa")
+            return (
+                of_transformers(torch, module)
+                if source.startswith("hf:")
+                else of_module(torch, module, request)
+            )
 
 
 # An exported program says what it takes; it is run for the names and shapes of what it gives.
@@ -193,11 +195,20 @@ def _free(one, other):
     return [size if size == again else FREE for size, again in zip(one, other, strict=True)]
 
 
+def _called(module, arrays):
+    """As the capture calls it: the module's hooks see all inputs in order, whether forward gets them by name or not."""
+    forward, names = module.forward, list(arrays)
+    if child.takes_by_name(forward, names):
+        module.forward = lambda *tensors: forward(**dict(zip(names, tensors, strict=True)))
+    try:
+        return module(*arrays.values())
+    finally:
+        module.forward = forward
+
+
 def _named(module, arrays):
     """What the module gives, by name: its own names, else ``output``, ``output1``, …"""
-    known = inspect.signature(module.forward).parameters
-    by_name = all(name in known for name in arrays)
-    answer = module(**arrays) if by_name else module(*arrays.values())
+    answer = _called(module, arrays)
     if hasattr(answer, "keys"):
         named = {key: answer[key] for key in answer}
     else:

@@ -27,6 +27,9 @@ _DEVICE = ("a device written into the code", "use the input's device: x.device")
 CAUSES = (
     (("Could not extract specialized integer",), "a size or count that is read from a tensor's values",
      "take it from a shape, make it a fixed number, or mask with torch.where"),
+    (("failed to unpack the object", "FakeTensor"), "a size or count that is read from a tensor's values",
+     "take it from a shape or make it a fixed number (a packed sequence has such sizes: give the recurrent layer the "
+     "padded rows, and mask with torch.where)"),
     (("Could not guard on data-dependent",), "a decision that depends on a tensor's values",
      "write both sides with torch.where, or use torch.cond (torch.while_loop for a loop)"),
     (("Expected input at", "to be equal to"), "a size that the exported program has fixed",

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 HALF = ("F16", "BF16")  # in the header of a safetensors file
-WRAPPERS = ("module.", "_orig_mod.")  # before all names, where DataParallel or torch.compile had the module
+STATES = ("state_dict", "model_state_dict", "model")  # in a checkpoint of a training, beside its optimiser
+SCRIPT = "a TorchScript module, which is not taken: build the nn.Module that it was made of"
+WRAPPERS = ("module.", "_orig_mod.", "model.")  # before all names: of DataParallel, torch.compile, Lightning
 
 
 def build(failures, torch, request, folder, attention="sdpa"):
@@ -39,6 +41,7 @@ def python_module(failures, torch, source, folder):
     loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
     user_module.__spec__ = importlib.util.spec_from_loader(path.stem, loader)
     user_module.__file__ = str(path)
+    sys.argv = [str(path)]  # what parses a command line on import is to find no word of ours in it
     loader.exec_module(user_module)
     if not callable(getattr(user_module, function, None)):
         raise failures.Refused(f"{file} has no function '{function}', which source = {source!r} names")
@@ -47,14 +50,48 @@ def python_module(failures, torch, source, folder):
         raise failures.Refused(
             f"{file}:{function}() must give a torch.nn.Module, it gave {type(module).__name__}"
         )
-    return as_built(module)
+    if is_script(module):
+        raise failures.Refused(f"{file}:{function}() gave {SCRIPT}")
+    return as_built(without_compiler(module))
+
+
+def without_compiler(module):
+    """The module that torch.compile had: compiling it again here would take minutes, and is not captured."""
+    return module._orig_mod if type(module).__name__ == "OptimizedModule" else module
+
+
+def is_script(module):
+    return type(module).__name__ in ("ScriptModule", "RecursiveScriptModule", "TopLevelTracedModule")
+
+
+def refuse_scripts(failures, module):
+    """Name the TorchScript module within a module that could not be captured: torch's own message does not."""
+    if names := [name for name, part in module.named_modules() if is_script(part)]:
+        raise failures.Refused(f"the module's part '{names[0]}' is {SCRIPT}, {failures.LIVE}")
 
 
 def as_built(module):
     """The module in evaluation mode and without gradients. ``frozen_when_built`` records the parameters that the
     operator's code had frozen, because a training must not change those."""
     module.frozen_when_built = {name for name, one in module.named_parameters() if not one.requires_grad}
-    return module.eval().requires_grad_(False)
+    for parameter in module.parameters():
+        if not is_lazy(parameter):
+            parameter.requires_grad_(False)
+    return module.eval()
+
+
+def is_lazy(parameter):
+    """Whether it has no size yet (nn.LazyLinear): a state dict or a first run gives it one."""
+    return type(parameter).__name__ == "UninitializedParameter"
+
+
+def refuse_lazy(failures, module):
+    if lazy := [name for name, parameter in module.named_parameters() if is_lazy(parameter)]:
+        raise failures.Refused(
+            f"the parameter '{lazy[0]}' of a lazy layer has no size yet, and no weights give it one: run the module "
+            "once on an example where it is built, or name its weights in model.toml"
+        )
+    module.requires_grad_(False)
 
 
 def transformers_module(failures, torch, folder, attention):
@@ -185,9 +222,12 @@ def read_state(failures, torch, weights):
             f"TorchScript may run code and is not opened: where the model was made, write its tensors with "
             f"torch.save(model.state_dict(), {name!r})"
         ) from None
+    if isinstance(state, dict):
+        state = next((state[key] for key in STATES if isinstance(state.get(key), dict)), state)
     if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
+        keys = f" of {', '.join(map(str, state))[:200]}" if isinstance(state, dict) else ""
         raise failures.Refused(
-            f"{name} holds a {type(state).__name__}, expected a state dict (name → tensor), as "
+            f"{name} holds a {type(state).__name__}{keys}, expected a state dict (name → tensor), as "
             f"torch.save(model.state_dict(), {name!r}) writes it"
         )
     return state
@@ -200,7 +240,9 @@ def why_not_opened(failures, error):
 
 
 def widen(torch, module):
-    half = [name for name, t in module.state_dict().items() if t.dtype in (torch.half, torch.bfloat16)]
+    # What a quantised module keeps beside its tensors has no dtype.
+    dtypes = {name: getattr(t, "dtype", None) for name, t in module.state_dict().items()}
+    half = [name for name, dtype in dtypes.items() if dtype in (torch.half, torch.bfloat16)]
     if half:
         module.float()
         return [f"{len(half)} half-precision tensors of the module were widened to FP32"]

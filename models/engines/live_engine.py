@@ -34,7 +34,7 @@ class LiveModule:
     def __init__(self, module: nn.Module, source: LiveSource, spec: ModelSpec) -> None:
         names: dict[str, Any] = {"inputs": [{"name": tensor.name} for tensor in spec.inputs]}
         names["outputs"] = [tensor.name for tensor in spec.outputs]
-        child.Flat(module, names | {"batch_axes": spec.batch_axes})
+        child.Flat(module, names | {"batch_axes": spec.batch_axes}).copies = True
         self.module = module
         self.source = source
         self.spec = spec

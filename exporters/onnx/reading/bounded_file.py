@@ -5,11 +5,20 @@ external data, which name files to be read: they must be plain files inside the 
 """
 
 from collections.abc import Iterable, Iterator
+from math import prod
 from pathlib import Path, PurePosixPath
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, external_data_helper
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    external_data_helper,
+    helper,
+)
 
 from ....models.errors import BadFolder, TooLarge
 from .graph import bodies
@@ -17,6 +26,8 @@ from .graph import bodies
 MAX_BYTES = 2**31 - 2**20  # protobuf's limit, with room for the graph itself: the half is one file
 MAX_NODES = 200_000
 MAX_DEPTH = 16  # of bodies in bodies
+GIT_LFS = b"version https://git-lfs.github.com/"
+PACKED_BITS = dict.fromkeys(("INT4", "UINT4", "FLOAT4E2M1"), 4) | {"INT2": 2, "UINT2": 2}
 
 
 def read_model(path: Path, folder: Path, max_bytes: int = MAX_BYTES) -> ModelProto:
@@ -36,7 +47,7 @@ def read_graph(path: Path, max_bytes: int = MAX_BYTES) -> ModelProto:
     try:
         model = ModelProto.FromString(path.read_bytes())
     except DecodeError as error:
-        raise BadFolder(f"{path} is not an ONNX file: {error}") from error
+        raise BadFolder(f"{path} is not an ONNX file: {_seen_instead(path)}") from error
     if not model.graph.node:
         raise BadFolder(f"{path} is not an ONNX model: its graph has no nodes")
     _bound_nodes(path, model)
@@ -45,6 +56,14 @@ def read_graph(path: Path, max_bytes: int = MAX_BYTES) -> ModelProto:
     _drop_repeated_outputs(model.graph)
     _complete_outputs(model)
     return model
+
+
+def _seen_instead(path: Path) -> str:
+    with path.open("rb") as file:
+        first = file.read(len(GIT_LFS))
+    if first == GIT_LFS:
+        return "it is the pointer that git keeps in its place: fetch the file itself with `git lfs pull`"
+    return f"its {path.stat().st_size} bytes begin with {first[:16]!r} and cannot be read: is the file whole?"
 
 
 def _free_negative_sizes(model: ModelProto) -> None:
@@ -61,9 +80,9 @@ def _give_tables_as_tensors(graph: GraphProto) -> None:
     for node in graph.node:
         if node.op_type == "ZipMap" and node.domain == "ai.onnx.ml" and node.output[0] in outputs:
             classes = max(len(entry.ints) or len(entry.strings) for entry in node.attribute)
-            value = onnx.helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, [None, classes])
+            value = helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, [None, classes])
             outputs[node.output[0]].CopyFrom(value)
-            node.CopyFrom(onnx.helper.make_node("Identity", node.input, node.output, name=node.name))
+            node.CopyFrom(helper.make_node("Identity", node.input, node.output, name=node.name))
 
 
 def _drop_repeated_outputs(graph: GraphProto) -> None:
@@ -147,7 +166,7 @@ def _load_external(path: Path, folder: Path, outside: list[TensorProto], max_byt
         info = _place_of_data(path, tensor)
         file = _inside(path, folder, tensor.name, info.location)
         size, offset = file.stat().st_size, info.offset or 0
-        length = size - offset if info.length is None else info.length
+        length = _bytes_of(tensor, size - offset) if info.length is None else info.length
         if offset < 0 or length < 0 or offset + length > size:
             raise BadFolder(
                 f"{path}: tensor '{tensor.name}' lies at bytes {offset} to {offset + length} of {info.location}, "
@@ -160,6 +179,16 @@ def _load_external(path: Path, folder: Path, outside: list[TensorProto], max_byt
             tensor.raw_data = data.read(length)
         tensor.data_location = TensorProto.DEFAULT
         del tensor.external_data[:]
+
+
+def _bytes_of(tensor: TensorProto, rest: int) -> int:
+    """The size of a tensor's data, of which the model may say nothing although other tensors follow in the same file.
+    ``rest``, the bytes that are left of that file, for a type that is not known."""
+    if tensor.data_type not in helper.get_all_tensor_dtypes():
+        return rest
+    name = TensorProto.DataType.Name(tensor.data_type)
+    bits = PACKED_BITS.get(name) or 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return (prod(tensor.dims) * bits + 7) // 8
 
 
 def _place_of_data(path: Path, tensor: TensorProto) -> external_data_helper.ExternalDataInfo:

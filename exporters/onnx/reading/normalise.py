@@ -40,11 +40,12 @@ _SEQUENCES = ("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence", "
 def normalise(model: ModelProto, path: Path) -> ForeignProgram:
     """The model normalised. Raises BadFolder for a construct that is not valid or not supported, naming it."""
     notes: list[str] = []
+    model.graph.name = model.graph.name or "graph"  # the checker wants one, ONNX Runtime none
     model = in_order(model, path)
     if model.functions:
         notes.append(f"{len(model.functions)} local functions were inlined")
         write_defaults(model)
-        model = in_order(inline_local_functions(model), path)
+        model = in_order(inline_local_functions(model, convert_version=True), path)
     model = _raise_opset(model, path, notes)
     unfold(model)
     _refuse_what_is_not_taken(model, path)

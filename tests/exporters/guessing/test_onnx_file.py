@@ -4,13 +4,16 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+import torch
 from halfeven.exporters.guessing.bare import folder_at
 from halfeven.exporters.guessing.guess import Guess
 from halfeven.exporters.guessing.onnx_file import guess_onnx
+from halfeven.exporters.guessing.writing import write_folder
 from halfeven.models.errors import BadFolder
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store import Store
@@ -255,6 +258,27 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_called_so(name: str, tmp_path: Path) -> None:
     with pytest.raises(BadFolder, match=f"{name} does not exist: expected an ONNX file"):
         folder_at(tmp_path / name)
+
+
+@pytest.mark.parametrize("content", [b"text", {"a": torch.zeros(2)}], ids=["text", "state dict"])
+def test_what_is_no_exported_program_is_named_before_torch_is_asked(content: Any, tmp_path: Path) -> None:
+    file = tmp_path / "net.pt2"
+    file.write_bytes(content) if isinstance(content, bytes) else torch.save(content, file)
+    with pytest.raises(BadFolder, match=r"net\.pt2 is not an exported program"):
+        folder_at(file)
+
+
+def test_a_file_that_runs_with_nothing_that_is_tried_is_refused_in_the_words_of_the_runtime(
+    tmp_path: Path,
+) -> None:
+    text = "g (float[1,6,4] b, float[1,1,6] s, int64[1] m, float[1] i, float[1] t) => (int64[k,3] y) { y = NonMaxSuppression(b, s, m, i, t) }"
+    with pytest.raises(BadFolder, match=r"iou_threshold must be in range .*samples\.safetensors"):
+        guessed(tmp_path, parsed(text))
+
+
+def test_a_file_that_is_not_there_is_called_so_with_a_folder_too(tmp_path: Path) -> None:
+    with pytest.raises(BadFolder, match=r"nothing\.onnx does not exist"):
+        write_folder(str(tmp_path / "nothing.onnx"), tmp_path / "out")
 
 
 def test_a_name_in_the_file_cannot_write_a_line_of_model_toml() -> None:

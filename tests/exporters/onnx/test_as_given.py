@@ -59,6 +59,23 @@ def test_a_function_is_called_with_its_own_defaults(body: str, functions: str) -
     assert gap(model) < 1e-6
 
 
+def test_a_function_of_another_opset_is_read_at_the_models() -> None:
+    model = parsed(
+        f"g (float[n,4] x) => (float[n,4] y) {{ y = my.leaky(x) }} {LEAKY}", opset=20, more=', "my" : 1'
+    )
+    assert gap(model) == 0.0
+    model = parsed(
+        f"g (float[n,4] x) => (float[n,4] y) {{ y = my.leaky(x) }} {LEAKY}", opset=20, more=', "my" : 1'
+    )
+    assert [node.op_type for node in normalise(model, Path("model.onnx")).nodes] == ["LeakyRelu"]
+
+
+def test_a_graph_without_a_name_is_read_as_any_other() -> None:
+    model = parsed("g (float[n,4] x) => (float[n,4] y) { y = Neg(x) }")
+    model.graph.name = ""
+    assert gap(model) == 0.0
+
+
 def test_a_file_that_is_read_as_another_model_is_served_as_it_was_given(tmp_path: Path) -> None:
     """Below opset 13 a Hardmax is over all axes from the first on, which onnx's version converter forgets."""
     model = parsed("g (float[n,4,8] x) => (float[n,4,8] y) { y = Hardmax<axis=1>(x) }", opset=11)

@@ -49,6 +49,19 @@ def test_external_data_inside_the_folder_is_read_bit_for_bit(tmp_path: Path) -> 
     assert np.array_equal(onnx.numpy_helper.to_array(read.graph.initializer[0]).reshape(-1), expected)
 
 
+def test_external_data_without_a_length_ends_where_the_tensor_does(tmp_path: Path) -> None:
+    file = with_external_data(tmp_path, "weights.bin")
+    model = onnx.load(file, load_external_data=False)
+    data = model.graph.initializer[0].external_data
+    data.remove(next(entry for entry in data if entry.key == "length"))
+    file.write_bytes(model.SerializeToString())
+    with (tmp_path / "weights.bin").open("ab") as more:
+        more.write(b"of another tensor")
+    read = read_model(file, tmp_path)
+    expected = np.frombuffer((tmp_path / "weights.bin").read_bytes()[: 8 * 8 * 4], np.float32)
+    assert np.array_equal(onnx.numpy_helper.to_array(read.graph.initializer[0]).reshape(-1), expected)
+
+
 @pytest.mark.parametrize("location", ["../secret", "/etc/hostname", "a/../../secret", "", "..\\secret"])
 def test_external_data_outside_the_folder_is_refused(location: str, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"x" * 4096)
@@ -101,6 +114,12 @@ def test_sizes_are_bounded_with_the_external_data(tmp_path: Path) -> None:
 def test_what_is_no_model_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(content)
     with pytest.raises(BadFolder, match="not an ONNX"):
+        read_model(tmp_path / "model.onnx", tmp_path)
+
+
+def test_the_pointer_of_git_lfs_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(BadFolder, match="`git lfs pull`"):
         read_model(tmp_path / "model.onnx", tmp_path)
 
 

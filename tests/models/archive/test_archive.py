@@ -395,3 +395,25 @@ def test_a_file_that_is_missing_or_something_else_is_refused(tmp_path: Path, can
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(MODEL, "{")
     refused(path, canary)
+
+
+class Nothing(nn.Module):
+    """As an adapter of rank 0 has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.none = nn.Parameter(torch.zeros(4, 0))
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (torch.cat([self.linear(x), x @ self.none], 1),)
+
+
+def test_a_parameter_without_elements_is_saved_and_loaded(tmp_path: Path) -> None:
+    module, x = Nothing(), torch.randn(2, 4)
+    program = torch.export.export(module, (x,), strict=False)
+    save_program(program, tmp_path / "net.pt2", weights=False)
+    again = load_program(tmp_path / "net.pt2", module.state_dict())
+    torch.testing.assert_close(runnable(again)(x), module(x))
+    save_program(program, tmp_path / "with.pt2", weights=True)
+    torch.testing.assert_close(runnable(load_program(tmp_path / "with.pt2"))(x), module(x))

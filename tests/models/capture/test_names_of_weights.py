@@ -33,7 +33,7 @@ def test_a_tied_weight_may_stand_in_the_file_once_as_safetensors_saves_it(tmp_pa
     assert same(loaded(tmp_path / "w.safetensors"), module.state_dict())
 
 
-@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "module._orig_mod."])
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "module._orig_mod.", "model."])
 def test_the_name_of_a_wrapper_is_left_out(wrapper: str, tmp_path: Path) -> None:
     state = Tied().state_dict()
     torch.save({wrapper + name: tensor for name, tensor in state.items()}, tmp_path / "w.pt")
@@ -53,3 +53,28 @@ def test_a_pickled_module_is_refused_without_the_advice_to_open_it(tmp_path: Pat
     with pytest.raises(child.Refused, match="Unsupported global") as refused:
         loaded(tmp_path / "w.pt")
     assert "Please" not in str(refused.value) and "weights_only" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
+def test_a_checkpoint_of_a_training_is_taken_for_its_weights(key: str, tmp_path: Path) -> None:
+    state = Tied().state_dict()
+    torch.save({key: state, "epoch": 3, "optimizer_state_dict": {"state": {}}}, tmp_path / "w.ckpt")
+    assert same(loaded(tmp_path / "w.ckpt"), state)
+
+
+def test_a_checkpoint_without_weights_is_refused_with_what_it_holds(tmp_path: Path) -> None:
+    torch.save({"net": Tied().state_dict(), "epoch": 3}, tmp_path / "w.ckpt")
+    with pytest.raises(child.Refused, match="holds a dict of net, epoch, expected a state dict"):
+        loaded(tmp_path / "w.ckpt")
+
+
+def test_a_lazy_layer_has_the_sizes_of_its_weights_and_is_refused_without(tmp_path: Path) -> None:
+    made = nn.Sequential(nn.Linear(4, 3))
+    torch.save(made.state_dict(), tmp_path / "w.pt")
+    lazy = sources.as_built(nn.Sequential(nn.LazyLinear(3)))
+    with pytest.raises(child.Refused, match=r"'0\.weight' of a lazy layer has no size yet"):
+        sources.refuse_lazy(child.failures, lazy)
+    sources.load_weights(child.failures, torch, lazy, str(tmp_path / "w.pt"))
+    sources.refuse_lazy(child.failures, lazy)
+    assert same(lazy.state_dict(), made.state_dict())
+    assert not any(parameter.requires_grad for parameter in lazy.parameters())
