@@ -44,7 +44,9 @@ def why_nothing_is_proven(run: ReferenceRun) -> str:
 
 def _only_sentinels(answers: Iterable[np.ndarray]) -> bool:
     """Whether there are finite numbers, and all of them are sentinels."""
-    sizes = [np.abs(answer[np.isfinite(answer)]) for answer in answers]
+    sizes = [
+        np.abs(answer[np.isfinite(answer)].astype(np.float64)) for answer in answers
+    ]  # half has no SENTINEL
     return any(size.size for size in sizes) and all((size >= SENTINEL).all() for size in sizes)
 
 

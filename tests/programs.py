@@ -42,6 +42,15 @@ def whole(
     return described(exported(module, inputs, free, max_batch_size), inputs, free, max_batch_size)
 
 
+def exported_as_it_is(module: nn.Module, inputs: Mapping[str, Tensor], max_batch_size: int = 64) -> Whole:
+    """A program that an operator exported without us: one that writes over its inputs does so still."""
+    batch = {0: torch.export.Dim("batch", max=max_batch_size)}
+    shapes, module = [batch for _ in inputs], module.eval().requires_grad_(False)
+    program = torch.export.export(module, tuple(inputs.values()), dynamic_shapes=shapes)
+    program.example_inputs = None  # the simulated device takes no copy of them
+    return described(program, inputs, None, max_batch_size)
+
+
 def exported(
     module: nn.Module, inputs: Mapping[str, Tensor], free: Mapping[int, Dim] | None, max_batch_size: int
 ) -> ExportedProgram:

@@ -23,6 +23,7 @@ def masked(x: np.ndarray) -> np.ndarray:
         (lambda x: masked(x) + np.float32(-2e9), ["z"]),
         (lambda x: x * np.float32(1e9), []),
         (masked, []),
+        (lambda x: x.astype(np.float16), []),
     ],
 )
 def test_an_output_of_which_the_gate_compares_no_number_proves_nothing(huge, faulty) -> None:

@@ -16,7 +16,7 @@ from halfeven.serve.selftest.comparing import answers_in_flight
 from torch import Tensor, nn
 
 from tests.corpus import captured
-from tests.programs import Whole, whole
+from tests.programs import Whole, exported_as_it_is
 from tests.simulated_gpu import SimulatedGpu
 from tests.slow import slow_but
 
@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 @pytest.fixture(scope="module")
 def net() -> Whole:
-    return whole(Net(), {"x": torch.randn(8, WIDTH)})
+    return exported_as_it_is(Net(), {"x": torch.randn(8, WIDTH)})
 
 
 def rows(*counts: int) -> Parts:

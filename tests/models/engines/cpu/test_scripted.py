@@ -23,7 +23,7 @@ from torch.fx import Graph, GraphModule
 from tests.control_flow import CONTROL_FLOW
 from tests.corpus import CORPUS, captured, cases, fresh
 from tests.nets import NETS, captured_net
-from tests.programs import Whole, whole
+from tests.programs import Whole, exported_as_it_is, whole
 from tests.slow import slow_but
 
 CPU = torch.device("cpu")
@@ -103,7 +103,7 @@ def unforced() -> Iterator[None]:
 
 @pytest.mark.usefixtures("unforced")
 def test_a_program_runs_to_its_end_while_another_thread_keeps_pythons_lock() -> None:
-    module = runnable(whole(Counting(), {"x": torch.zeros(8, 1)}).program)
+    module = runnable(exported_as_it_is(Counting(), {"x": torch.zeros(8, 1)}).program)
     run, x = without_the_lock(module), torch.zeros(1, 1)
     seen, began = x.numpy(), threading.Event()
 
