@@ -13,13 +13,7 @@ class NotRead(BadInput):
     nothing else on the stream before."""
 
     code = "answer_not_read"
-
-    def __init__(self, nbytes: int, seconds: float, writing: asyncio.Future[None]) -> None:
-        super().__init__(
-            f"an answer of {nbytes} bytes was not read within {seconds:.0f} seconds, and the stream ended: read its "
-            "answers while its requests are sent"
-        )
-        self.writing = writing
+    writing: asyncio.Future[None]
 
 
 class UnreadAnswers:
@@ -46,7 +40,12 @@ class UnreadAnswers:
             writing.cancel()
             raise
         if not writing.done():
-            raise NotRead(size, seconds, writing)
+            error = NotRead(
+                f"an answer of {size} bytes was not read within {seconds:.0f} seconds, and the stream ended: read its "
+                "answers while its requests are sent"
+            )
+            error.writing = writing
+            raise error
         writing.result()
         self._take(-size)
 
