@@ -178,7 +178,7 @@ def test_weights_that_do_not_fit_their_module_are_refused(tmp_path: Path) -> Non
     files = {"net.py": MODEL_FILE, "net.pt": saved({"layers.0.weight": torch.zeros(2, 2)})}
     path = archive(tmp_path / "net.mar", files, serializedFile="net.pt", modelFile="net.py")
     assert "net.pt does not fit the module" in refusal(path, SAMPLES)
-    files = {"net.py": MODEL_FILE, "net.pt": saved({"state_dict": Net().state_dict()})}
+    files = {"net.py": MODEL_FILE, "net.pt": saved({"weights": Net().state_dict()})}
     path = archive(tmp_path / "nested.mar", files, serializedFile="net.pt", modelFile="net.py")
     assert "expected a state dict" in refusal(path, SAMPLES)
 

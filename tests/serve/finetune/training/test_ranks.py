@@ -52,7 +52,7 @@ def dropping():
 """
 DYING = """
 import os, sys
-if sys.argv[2:]:  # of a process that another one has started
+if sys.orig_argv[4:]:  # of a process that another one has started
     os.kill(os.getpid(), 9)
 """
 FAILING = """
