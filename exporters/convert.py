@@ -41,19 +41,8 @@ from .torch.forms import ProgramForms
 GENERATED = 32
 # Data that model.py may read beside itself. Pages, plots and logs, which a command may write there, do not count.
 READ_BY_CODE = (
-    ".npy",
-    ".npz",
-    ".safetensors",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".bin",
-    ".pkl",
-    ".csv",
-    ".tsv",
-    ".yaml",
-    ".yml",
-)
+    ".npy", ".npz", ".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".pkl", ".csv", ".tsv", ".yaml", ".yml",
+)  # fmt: skip
 T = TypeVar("T")
 
 
@@ -206,8 +195,9 @@ def _with_smaller_integers(
 
 
 def _holds(version: Version) -> bool:
-    """Whether a version of an unchanged model folder is still valid: none of its files is damaged. A live version also
-    depends on Python files in import roots outside the folder; these are not in the fingerprint."""
+    """Whether the version that was made of an unchanged model folder can be kept: none of the version's files is
+    damaged, and for a live version the Python files that it imports from outside the folder have not changed. Those
+    are not in the fingerprint."""
     try:
         for file in version.manifest["files"]:
             version.opened(file).close()

@@ -43,7 +43,8 @@ def why_nothing_is_proven(run: ReferenceRun) -> str:
 
 
 def _only_sentinels(answers: Iterable[np.ndarray]) -> bool:
-    """Whether there are finite numbers, and all of them are sentinels."""
+    """Whether these arrays have finite numbers, and every one of them is so large (`SENTINEL`) that the gate compares
+    only its sign."""
     sizes = [
         np.abs(answer[np.isfinite(answer)].astype(np.float64)) for answer in answers
     ]  # half has no SENTINEL

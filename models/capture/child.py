@@ -174,7 +174,8 @@ def load_samples(request):
 
 
 def takes_by_name(forward, names):
-    """Whether ``forward`` is called with these names: its parameters have them, or it takes any name and no order."""
+    """Whether the inputs are given to ``forward`` by their names: each is the name of one of its parameters, or
+    ``forward`` has ``**kwargs`` and no other parameter that an input could be given to in order."""
     parameters = inspect.signature(forward).parameters
     kinds = inspect.Parameter
     named = {

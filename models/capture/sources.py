@@ -15,6 +15,7 @@ import os
 import pickle
 import sys
 import types
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,11 @@ def python_module(failures, torch, source, folder):
     loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
     user_module.__spec__ = importlib.util.spec_from_loader(path.stem, loader)
     user_module.__file__ = str(path)
-    sys.argv = [str(path)]  # what parses a command line on import is to find no word of ours in it
-    loader.exec_module(user_module)
-    if not callable(getattr(user_module, function, None)):
-        raise failures.Refused(f"{file} has no function '{function}', which source = {source!r} names")
-    module = getattr(user_module, function)()
+    with without_arguments(path):
+        loader.exec_module(user_module)
+        if not callable(getattr(user_module, function, None)):
+            raise failures.Refused(f"{file} has no function '{function}', which source = {source!r} names")
+        module = getattr(user_module, function)()
     if not isinstance(module, torch.nn.Module):
         raise failures.Refused(
             f"{file}:{function}() must give a torch.nn.Module, it gave {type(module).__name__}"
@@ -55,8 +56,20 @@ def python_module(failures, torch, source, folder):
     return as_built(without_compiler(module))
 
 
+@contextmanager
+def without_arguments(path):
+    """Inside the block the command line of this process is the file's path alone: the operator's code may parse its
+    command line, and this process's own arguments are none of that code's."""
+    own, sys.argv = sys.argv, [str(path)]
+    try:
+        yield
+    finally:
+        sys.argv = own
+
+
 def without_compiler(module):
-    """The module that torch.compile had: compiling it again here would take minutes, and is not captured."""
+    """The module that was given to torch.compile: the capture does not keep what torch.compile makes, and making it
+    takes minutes."""
     return module._orig_mod if type(module).__name__ == "OptimizedModule" else module
 
 
@@ -65,7 +78,8 @@ def is_script(module):
 
 
 def refuse_scripts(failures, module):
-    """Name the TorchScript module within a module that could not be captured: torch's own message does not."""
+    """Raise Refused with the name of the first TorchScript module inside a module that could not be captured: torch's
+    own message does not name it."""
     if names := [name for name, part in module.named_modules() if is_script(part)]:
         raise failures.Refused(f"the module's part '{names[0]}' is {SCRIPT}, {failures.LIVE}")
 
@@ -81,7 +95,8 @@ def as_built(module):
 
 
 def is_lazy(parameter):
-    """Whether it has no size yet (nn.LazyLinear): a state dict or a first run gives it one."""
+    """Whether the parameter has no size yet. A lazy layer (nn.LazyLinear) begins with such parameters; they get a size
+    when weights are loaded or when the layer is run for the first time."""
     return type(parameter).__name__ == "UninitializedParameter"
 
 
@@ -240,7 +255,7 @@ def why_not_opened(failures, error):
 
 
 def widen(torch, module):
-    # What a quantised module keeps beside its tensors has no dtype.
+    # A quantised module's state dict has values that are no tensors, and these have no dtype.
     dtypes = {name: getattr(t, "dtype", None) for name, t in module.state_dict().items()}
     half = [name for name, dtype in dtypes.items() if dtype in (torch.half, torch.bfloat16)]
     if half:

@@ -46,9 +46,8 @@ class BatchScheduler:
     """Runs one model's batches on ``device``. All methods are the device thread's.
 
     ``answer`` takes the outcomes of a batch, each request once, to their callers. The event loop appends the requests
-    that it hands over to ``inbox``. ``ahead``: a batch may begin while another one
-    computes. False for a shadow and for live checks: they share the engine of a version, whose own callers need all of
-    the engine's places for batches.
+    that it hands over to ``inbox``. ``ahead``: a batch may begin while another one computes. False for a shadow and for
+    live checks: they share the engine of a version, whose own callers need all of the engine's places for batches.
     """
 
     def __init__(

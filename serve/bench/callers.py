@@ -58,8 +58,8 @@ def _outputs(head: dict[str, Any], content: bytes) -> dict[str, np.ndarray]:
 
 
 class Traffic:
-    """Traffic of single samples from several threads, for as long as the block lasts: each thread sends its next
-    request ``pause_s`` seconds after an answer."""
+    """Requests of one sample each, sent by several threads for as long as the block lasts. Each thread waits for the
+    answer and ``pause_s`` seconds more before its next request."""
 
     def __init__(
         self, port: int, model: str, arrays: Mapping[str, np.ndarray], connections: int, pause_s: float = 0.0

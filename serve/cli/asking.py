@@ -36,8 +36,9 @@ class Answer:
 
     @property
     def did_not_arrive(self) -> bool:
-        """Whether the server says that the request's body did not arrive in time (408; RFC 9110 §15.5.9 allows to send
-        the request again). Seen once in 77,000 requests through Ray's proxy, after a replica was killed."""
+        """Whether the answer has the status 408: the server did not get the request's body in time. The client may then
+        send the request again (RFC 9110 §15.5.9). It was seen once in 77,000 requests through Ray's proxy, after a
+        replica was killed."""
         return self.status == HTTPStatus.REQUEST_TIMEOUT
 
 

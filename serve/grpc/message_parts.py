@@ -31,10 +31,8 @@ def check_parts(data: bytes, kind: Descriptor, most: int = DEFAULTS.body_pieces)
         inside, shape = _tensors(kind), kind.fields_by_name.get("shape")
         for number, content in _fields(piece):
             parts += 1
-            long = (
-                shape is not None and number == shape.number and content is not None and len(content) > most
-            )
-            if parts > most or long:
+            size = len(content) if content is not None and shape is not None and number == shape.number else 0
+            if parts > most or size > most:
                 raise BadRequest(
                     f"the message has more than {most} tensors, sizes, parameters and other fields; send fewer in one "
                     "request"

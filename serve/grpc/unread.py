@@ -9,28 +9,29 @@ from ..http.limits.request_limits import DEFAULTS
 
 
 class NotRead(BadInput):
-    """The caller did not read an answer in time. ``writing`` ends when the caller reads on or leaves: grpcio sends
-    nothing else on the stream before."""
+    """The caller did not read an answer in time. ``writing``: the write of that answer, which ends when the caller
+    reads on or leaves. grpcio cannot end the stream before."""
 
     code = "answer_not_read"
     writing: asyncio.Future[None]
 
 
 class UnreadAnswers:
-    """The count of one stream. HTTP has `Unsent` for a connection."""
+    """Counts the bytes of one stream's unread answers. `Unsent` does the same for a connection of HTTP."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget, self._bytes, self._closed = budget, 0, False
 
     def counted(self, answer: Any) -> Any:
-        """The same answer, whose bytes count from now on; none do after `close`."""
+        """Count the bytes of an answer until `write` has sent it, and return the answer. After `close` nothing is
+        counted."""
         if not self._closed:
             self._take(answer.ByteSize())
         return answer
 
     async def write(self, context: Any, answer: Any) -> None:
-        """Send a counted answer, and wait until the caller has taken it. Raises NotRead where the caller takes fewer
-        than `answer_bytes_per_second` and nothing for `answer_stall_seconds`."""
+        """Send a counted answer, and wait until the caller has taken it. Raises NotRead after `answer_stall_seconds`
+        and the time that the answer takes at `answer_bytes_per_second`."""
         size = answer.ByteSize()
         seconds = DEFAULTS.answer_stall_seconds + size / DEFAULTS.answer_bytes_per_second
         writing = asyncio.ensure_future(context.write(answer))
@@ -50,7 +51,7 @@ class UnreadAnswers:
         self._take(-size)
 
     def close(self) -> None:
-        """The stream has ended: nothing of it counts any more."""
+        """Count none of the stream's answers any more: the stream has ended."""
         self._closed = True
         self._take(-self._bytes)
 

@@ -185,7 +185,8 @@ class _Pairs:
         return value_of(metric, self.scores(metric, predicted), targets, classes)
 
     def scores(self, metric: str, predicted: np.ndarray) -> np.ndarray:
-        """What ``metric`` is computed of: AUROC ranks rows, which logits of different rows do not."""
+        """The numbers that ``metric`` is computed from. AUROC compares the scores of different rows, and logits of
+        different rows are not comparable: it gets their `ranks`. The other metrics get the answers as they are."""
         return ranks(predicted) if metric == AUROC and self.tensor.kind == "logits" else predicted
 
 

@@ -102,9 +102,10 @@ def classes_of(scores: np.ndarray) -> np.ndarray:
 
 
 def ranks(logits: np.ndarray) -> np.ndarray:
-    """``float64`` from 0 to 1, of the shape of ``logits``: the order of `log_odds`, NaN where they are.
+    """``float64`` from 0 to 1, of the shape of ``logits``: numbers in the order of their `log_odds`, and NaN where those
+    are NaN.
 
-    What is not from 0 to 1 torchmetrics puts through a softmax of its own, in FP32.
+    torchmetrics computes a softmax in FP32 of scores that are not all from 0 to 1; it leaves these ranks as they are.
     """
     odds = log_odds(logits)
     found = np.unique(odds, return_inverse=True)[1].reshape(odds.shape) / max(1, odds.size)

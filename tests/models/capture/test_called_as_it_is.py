@@ -78,10 +78,13 @@ def test_code_that_parses_a_command_line_on_import_finds_an_empty_one(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["child.py", "request.json"])
     (tmp_path / "parses.py").write_text(
-        "import argparse, torch\nargparse.ArgumentParser().parse_args()\ndef build(): return torch.nn.Linear(4, 3)\n"
+        "import argparse, torch\nargparse.ArgumentParser().parse_args()\n"
+        "def build(): return torch.nn.Linear(4, 3 + len(argparse.ArgumentParser().parse_known_args()[1]))\n"
     )
     monkeypatch.delitem(sys.modules, "parses", raising=False)
-    assert isinstance(sources.python_module(child.failures, torch, "parses.py:build", tmp_path), nn.Linear)
+    built = sources.python_module(child.failures, torch, "parses.py:build", tmp_path)
+    assert isinstance(built, nn.Linear) and built.out_features == 3
+    assert sys.argv == ["child.py", "request.json"], "the process has its own command line again"
     monkeypatch.delitem(sys.modules, "parses")
 
 

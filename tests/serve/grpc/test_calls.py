@@ -3,7 +3,7 @@
 import asyncio
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -464,48 +464,52 @@ def test_a_stream_s_requests_share_batches_up_to_a_bound(both: Both, client: Any
     assert len(served.held) == AHEAD
 
 
-def wide(both: Both) -> Callable[[], Any]:
-    """A model whose answer has a megabyte, and a request to it."""
+@pytest.fixture
+def budget() -> MemoryBudget:
+    return MemoryBudget(16 * 2**20)
+
+
+@pytest.fixture
+def wide(start: Start, budget: MemoryBudget) -> Iterator[Any]:
+    """The stub of a server with this budget and a model `wide`, whose answers have a megabyte each."""
+    both = start(bounds=Bounds(budget=budget))
     spec = ModelSpec("wide", (tensor("x", "FP32", -1, 4),), (tensor("y", "FP32", -1, 2**18),), 8)
     answer = np.zeros((1, 2**18), np.float32)
     both.roster.models["wide"] = FakeServed(spec, lambda _: [answer], both.roster.models["double"].prepared)
-    return lambda: request(model_name="wide", tensor={"shape": [1, 4]}, raw_input_contents=[bytes(16)])
+    with grpc.insecure_channel(both.grpc) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def unread_stream(wide: Any, budget: MemoryBudget) -> Any:
+    """A stream of requests to `wide` whose answers nobody has read when they fill the budget."""
+    asked = request(model_name="wide", tensor={"shape": [1, 4]}, raw_input_contents=[bytes(16)])
+    answers = wide.ModelStreamInfer(iter([asked] * AHEAD), timeout=SECONDS)
+    until(lambda: budget.used > budget.limit)
+    return answers
 
 
 def test_answers_that_a_stream_s_caller_does_not_read_count_in_the_memory_of_all_requests(
-    start: Start,
+    wide: Any, budget: MemoryBudget
 ) -> None:
-    budget = MemoryBudget(16 * 2**20)
-    both = start(bounds=Bounds(budget=budget))
-    ask = wide(both)
-    with grpc.insecure_channel(both.grpc) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        read = stub.ModelStreamInfer(iter([ask() for _ in range(AHEAD)]), timeout=SECONDS)
-        until(lambda: budget.used > budget.limit)
-        assert refusal(stub.ModelInfer, request(raw_input_contents=[bytes(2**17)]))[0] == "UNAVAILABLE"
-        assert [len(one.infer_response.raw_output_contents[0]) for one in read] == [2**20] * AHEAD
-        until(lambda: budget.used == 0)
-        left = stub.ModelStreamInfer(iter([ask() for _ in range(AHEAD)]), timeout=SECONDS)
-        until(lambda: budget.used > budget.limit)
-        left.cancel()
-        until(lambda: budget.used == 0)
+    answers = unread_stream(wide, budget)
+    assert refusal(wide.ModelInfer, request(raw_input_contents=[bytes(2**17)]))[0] == "UNAVAILABLE"
+    assert [len(one.infer_response.raw_output_contents[0]) for one in answers] == [2**20] * AHEAD
+    until(lambda: budget.used == 0)
+    unread_stream(wide, budget).cancel()
+    until(lambda: budget.used == 0)
 
 
-def test_a_stream_whose_answers_are_not_read_ends(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = replace(DEFAULTS, answer_stall_seconds=0.2, answer_bytes_per_second=10**9)
+def test_a_stream_whose_answers_are_not_read_ends(
+    wide: Any, budget: MemoryBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = replace(DEFAULTS, answer_stall_seconds=1.0, answer_bytes_per_second=10**9)
     monkeypatch.setattr(unread, "DEFAULTS", slow)
-    budget = MemoryBudget(16 * 2**20)
-    both = start(bounds=Bounds(budget=budget))
-    ask = wide(both)
-    with grpc.insecure_channel(both.grpc) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        answers = stub.ModelStreamInfer(iter([ask() for _ in range(AHEAD)]), timeout=SECONDS)
-        until(lambda: budget.used > budget.limit)
-        until(lambda: budget.used == 0)  # while nothing is read
-        with pytest.raises(grpc.RpcError) as ended:
-            list(answers)
-        assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "was not read within 0 seconds" in (ended.value.details() or "")
+    answers = unread_stream(wide, budget)
+    until(lambda: budget.used == 0)  # while nothing is read
+    with pytest.raises(grpc.RpcError) as ended:
+        list(answers)
+    assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "was not read within 1 seconds" in (ended.value.details() or "")
 
 
 def test_a_stream_marks_its_answers_as_final_where_the_client_asks(both: Both, client: Any) -> None:
