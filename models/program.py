@@ -3,7 +3,8 @@
 import copy
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -34,9 +35,25 @@ def runnable(program: ExportedProgram) -> GraphModule:
 
 def duplicate(module: GraphModule) -> GraphModule:
     """A copy that shares weights and bodies: its graph and its names may be changed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about what its graphs hold
+    with _without_future_warnings():
         return GraphModule(module, copy.deepcopy(module.graph))
+
+
+def with_graph(
+    program: ExportedProgram, module: GraphModule, weights: Mapping[str, Tensor] | None = None
+) -> ExportedProgram:
+    """The program with another graph and, where they are given, other weights; the inputs and outputs are the same."""
+    with _without_future_warnings():
+        state = None if weights is None else dict(weights)
+        return program._update(module, program.graph_signature, state_dict=state)
+
+
+@contextmanager
+def _without_future_warnings() -> Iterator[None]:
+    """Inside the block torch shows no FutureWarning about the trees in its own programs: each copy gives one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
 
 
 def _own_bodies(module: GraphModule) -> None:
@@ -116,8 +133,7 @@ def on_device(program: ExportedProgram, device: torch.device | str) -> ExportedP
     device already is shared, and names that shared one weight share one afterwards.
     """
     tensors = [*program.state_dict.values(), *program.constants.values()]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about what its graphs hold
+    with _without_future_warnings():
         moved = copy.deepcopy(program, {id(tensor): tensor for tensor in tensors})
     names: dict[int, list[str]] = {}
     for name, tensor in moved.state_dict.items():

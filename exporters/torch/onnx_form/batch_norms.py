@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from ....models.program import with_graph
+
 _ATEN = torch.ops.aten
 _NORM = _ATEN.batch_norm.default  # input, weight, bias, mean, variance, training, momentum, eps, cudnn
 # The axis of the weight that has the layer's outputs.
@@ -35,7 +37,7 @@ def with_norms_folded(program: ExportedProgram) -> ExportedProgram:
     if not folded:
         return program
     module.recompile()
-    return program._update(module, signature, state_dict=weights)
+    return with_graph(program, module, weights)
 
 
 def _is_foldable(node: Node) -> bool:

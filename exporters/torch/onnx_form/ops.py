@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from ....models.program import walk
+from ....models.program import walk, with_graph
 from ..autocast.attention import attention
 from ..autocast.surgery import Work, fake_mode, put_in_place, traced
 from .batch_norms import with_norms_folded
@@ -40,7 +40,7 @@ def written_out(program: ExportedProgram) -> ExportedProgram:
                 -1
             ].name = name  # it may be an output: the signature has its name
             owner.recompile()
-    return program._update(module, program.graph_signature)
+    return with_graph(program, module)
 
 
 def _work(node: Node) -> Work | None:

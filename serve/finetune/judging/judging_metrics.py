@@ -102,8 +102,7 @@ def classes_of(scores: np.ndarray) -> np.ndarray:
 
 
 def ranks(logits: np.ndarray) -> np.ndarray:
-    """``float64`` from 0 to 1, of the shape of ``logits``: numbers in the order of their `log_odds`, and NaN where those
-    are NaN.
+    """``float64`` from 0 to 1, of the shape of ``logits``: numbers in the order of their `log_odds` (NaN as there).
 
     torchmetrics computes a softmax in FP32 of scores that are not all from 0 to 1; it leaves these ranks as they are.
     """

@@ -1,5 +1,6 @@
 """The ONNX form: the spec's names and symbols, nothing optimised away, the same answers at other sizes."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from halfeven.exporters.torch.autocast.plan import make_plan
 from halfeven.exporters.torch.autocast.rewrite import rewrite
 from halfeven.exporters.torch.onnx_form import export as onnx_form
 from halfeven.exporters.torch.onnx_form.export import write_onnx
+from halfeven.exporters.torch.onnx_form.ops import written_out
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.errors import ExportFailed
 from halfeven.models.package import Precision
@@ -106,6 +108,16 @@ def test_names_order_datatypes_and_free_dimensions_are_the_specs(tmp_path: Path)
     np.testing.assert_allclose(
         answers(tmp_path / "half.onnx", tokens, mask)[0], expected, rtol=2e-2, atol=2e-2
     )
+
+
+def test_replacing_operations_shows_no_warning_of_torch() -> None:
+    """A FutureWarning for each copy of a program, which `halfeven convert` then showed."""
+    model = captured_net("residual")
+    program = half_of(model)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        written_out(program)
+    assert [str(one.message) for one in shown] == []
 
 
 def test_free_dimensions_without_a_name_get_one(tmp_path: Path) -> None:
