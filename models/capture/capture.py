@@ -171,7 +171,7 @@ def _run_child(script: Path, out: Path, folder: Path, limits: Limits) -> dict[st
     }
     with (out / "log").open("w+b") as log:
         child = subprocess.Popen(
-            [sys.executable, "-P", str(script), str(out / "request.json")],
+            [sys.executable, "-PB", str(script), str(out / "request.json")],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,

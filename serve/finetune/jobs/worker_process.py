@@ -46,8 +46,9 @@ class Child:
 
     @classmethod
     def of_script(cls, script: Path, request: Mapping[str, Any], place: Path) -> "Child":
-        """``python -P script REQUEST.json``: nothing of ours is on its path."""
-        command = [sys.executable, "-P", str(script), _written(request, place)]
+        """``python -PB script REQUEST.json``: nothing of ours is on its path, and no byte code is written beside the
+        operator's code, which may be a version's."""
+        command = [sys.executable, "-PB", str(script), _written(request, place)]
         return cls(command, place.with_suffix(".log"), request.get("priority", "normal"))
 
     @classmethod

@@ -124,7 +124,7 @@ def _first_of(request: Mapping[str, Any], count: int) -> Ranks:
     meeting = Path(request["out"]) / "meeting"
     for left in (meeting, _failure_file(request)):  # of processes that have ended
         left.unlink(missing_ok=True)
-    command = [sys.executable, "-P", str(SCRIPT), request["file"]]
+    command = [sys.executable, "-PB", str(SCRIPT), request["file"]]
     others = [
         subprocess.Popen([*command, str(rank)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         for rank in range(1, count)

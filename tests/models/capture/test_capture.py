@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,8 +208,10 @@ class Captures:
 
 
 @pytest.fixture(scope="module")
-def captures(tmp_path_factory: pytest.TempPathFactory) -> Captures:
-    return Captures(tmp_path_factory.mktemp("captures"))
+def captures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Captures]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # as with most users
+        yield Captures(tmp_path_factory.mktemp("captures"))
 
 
 def answers(captured: Captured, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -229,6 +231,12 @@ def test_the_program_is_the_module_at_every_batch_size(rows: int, captures: Capt
     captured = captures.captured("plain")
     assert captured.spec.max_batch_size == 64 and captured.notes == ()
     check_against(captures.module("plain"), captured, (rows, 4))
+
+
+def test_no_byte_code_is_written_beside_the_operators_code(captures: Captures) -> None:
+    """The folder may be the source of a version, and a version never changes."""
+    captures.captured("plain")
+    assert list((captures.root / "plain").rglob("*.pyc")) == []
 
 
 def test_inputs_go_by_name_and_outputs_of_a_dictionary_come_in_the_specs_order(captures: Captures) -> None:
