@@ -52,7 +52,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
 # The tests come last, so that pytest's closing line closes the output.
-check: lint types resolves peers older test-all
+check: lint types resolves peers kernels older test-all
 
 # The engines once more as on a processor with AVX2 and no bf16 units.
 older: export ONEDNN_MAX_CPU_ISA := AVX2
