@@ -83,8 +83,14 @@ def keep_proof(version: Version, form: str, file: str, device: torch.device, rep
     kept = [asdict(proof) for proof in (*others, found)][-MOST_KEPT:]
     try:
         replace_text(_path(version), json.dumps(kept, indent=2, allow_nan=False))
-    except OSError:
-        logger.exception("the proof of %s on %s could not be kept in %s", version, device, _path(version))
+    except OSError as error:
+        logger.error(
+            "the proof of %s on %s could not be kept in %s: %s",
+            version,
+            device,
+            _path(version),
+            error.strerror,
+        )
 
 
 def _proof(

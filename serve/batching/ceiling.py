@@ -50,8 +50,10 @@ class Ceiling:
         if keep and self.path is not None:
             try:
                 _write(self.path, self._rows)
-            except OSError:
-                logger.exception("the row ceiling %d could not be kept in %s", rows, self.path)
+            except OSError as error:
+                logger.error(
+                    "the row ceiling %d could not be kept in %s: %s", rows, self.path, error.strerror
+                )
 
 
 def _read(path: Path) -> dict[int, int]:

@@ -277,8 +277,8 @@ class Roster:
         """Follow the store once: versions that became active since the last look are made ready and swapped in."""
         try:
             names = self.store.names()
-        except OSError:
-            logger.exception("the store cannot be listed; looking again")
+        except OSError as error:
+            logger.error("the store cannot be listed; looking again: %s", error)
             return
         for name in names:
             if self._stopping.is_set():

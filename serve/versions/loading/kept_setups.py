@@ -88,8 +88,8 @@ def _keep(version: Version, form: str, precision: str, device: torch.device, cho
     try:
         path.parent.mkdir(exist_ok=True)
         replace_text(path, json.dumps(dict(list(entries.items())[-MOST_KEPT:]), indent=2, allow_nan=False))
-    except OSError:
-        logger.exception("the setup of %s could not be kept in %s", version, path)
+    except OSError as error:
+        logger.error("the setup of %s could not be kept in %s: %s", version, path, error.strerror)
 
 
 def _path(version: Version, device: torch.device) -> Path:

@@ -61,5 +61,5 @@ class AutomaticDecisions:
             self.counts[name, kind] = self.counts.get((name, kind), 0) + 1
             try:
                 self._writer.record(name, kind, message, numbers)
-            except (HalfevenError, OSError, ValueError):
-                logger.exception("the event could not be written: %s", message)
+            except (HalfevenError, OSError, ValueError) as error:
+                logger.error("the event could not be written (%s): %s", error, message)
