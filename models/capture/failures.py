@@ -145,11 +145,11 @@ def where_imports_are_found(error, request):
             f"files beside it by their names alone ({folder} is searched), or by their package's name with the "
             'parent folder of the package in model.toml, path = [".."]'
         )
-    name = (error.name or "").partition(".")[0]
+    if not error.name:  # raised by a package about itself: no path would mend it
+        return ""
+    name = error.name.partition(".")[0]
     above = ["/".join([".."] * depth) for depth in (1, 2, 3)]
-    places = [
-        up for up in above for end in (".py", "/*.py") for _ in (folder / up).glob(f"{name}{end}") if name
-    ]
+    places = [up for up in above for end in (".py", "/*.py") for _ in (folder / up).glob(f"{name}{end}")]
     near = list(dict.fromkeys(places))
     there = (
         f"it lies in {(folder / near[0]).resolve()}: write"

@@ -127,6 +127,13 @@ def test_an_import_that_fails_names_path_and_what_was_searched(tmp_path: Path) -
     assert code == 4 and f'it lies in {tmp_path}: write path = ["../.."]' in fault
 
 
+def test_an_import_that_a_package_refuses_by_itself_is_given_in_its_own_words(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "net", f"raise ImportError('this package needs another')\n{LINEAR}")
+    code, _, fault = halfeven("convert", folder, "--store", tmp_path / "store", "--form", "torch")
+    assert code == 4 and "ImportError: this package needs another" in fault
+    assert "looked for in" not in fault and "ended its process" not in fault
+
+
 def test_other_slips_say_what_was_expected(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "net", LINEAR, outputs=[tensor("y", "FP32", [-1, 7])])
     slips = {
