@@ -23,7 +23,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         kind = f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
         if can_pack():  # other kernels, and others again where the processor multiplies bf16 itself
             kind += ", oneDNN, bf16" if multiplies_bf16() else ", oneDNN"
-    return {"device": kind, "torch": torch.__version__, "onnxruntime": _onnxruntime(), **below}
+    return {"device": kind, "torch": str(torch.__version__), "onnxruntime": _onnxruntime(), **below}
 
 
 @cache

@@ -52,7 +52,9 @@ def read_orders(store: Store, name: str) -> Orders:
 
 def _order(saved: Any) -> Order:
     """Raises ValueError, TypeError, KeyError."""
-    order = Order(int(saved["version"]), float(saved["percent"]))
+    order = Order(saved["version"], float(saved["percent"]))
+    if type(order.version) is not int:
+        raise TypeError(f"{order.version!r} is no version's number")
     if not 0.0 < order.percent <= 100.0:
         raise ValueError(f"{order.percent} is no share in percent")
     return order

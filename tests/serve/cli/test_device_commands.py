@@ -56,6 +56,8 @@ def test_what_fails_is_3_named_in_json_and_by_the_doctor_and_cleared_by_a_selfte
         code, facts = run(tmp_path, "--out", str(tmp_path / "found.json"))
     assert code == 3 and facts["status"] == "failed" and list(facts["off"]) == ["torch half"]
     assert facts["environment"] == environment(CPU) and facts["halfeven"] == __version__ and facts["date"]
+    # torch's own type compares as numbers, and raises where a damaged file has 5,000 digits
+    assert type(environment(CPU)["torch"]) is str
     assert json.loads((tmp_path / "found.json").read_text()) == facts
     outcomes = {check["check"]: check["status"] for check in facts["checks"]}
     assert outcomes.pop("bit equality with live autocast") == "failed" and set(outcomes.values()) == {

@@ -422,6 +422,17 @@ def test_a_split_leaves_no_sequence_behind(tmp_path: Path) -> None:
     assert "Tanh" in ops and not any("Sequence" in op for op in ops)
 
 
+def test_a_split_into_parts_as_long_as_the_batch_is_written(tmp_path: Path) -> None:
+    def forward(x: Tensor) -> Tensor:
+        first, second = torch.cat([x, 2.0 * x]).split(x.shape[0])
+        return first - second.tanh()
+
+    x = torch.randn(8, 4)
+    model = whole(Made(forward), {"x": x})
+    written(model, tmp_path / "m.onnx")
+    assert np.allclose(answers(tmp_path / "m.onnx", x[:5])[0], forward(x[:5]).numpy(), atol=1e-6)
+
+
 def test_a_tied_table_is_not_stored_a_second_time_turned(tmp_path: Path) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
