@@ -181,6 +181,12 @@ class Store:
             raise UnknownName(f"'{name}' has no version {number}: it has {self.numbers(name)}")
         return Version(name, number, folder, read_manifest(folder / "manifest.json"))
 
+    def numbered(self, name: str, number: str) -> Version:
+        """The version whose number a caller wrote. Raises UnknownName where no version has it, DamagedFile."""
+        if not _NUMBER.fullmatch(number):
+            raise UnknownName(f"'{name}' has no version {number[:40]!r}: it has {self.numbers(name)}")
+        return self.version(name, int(number))
+
     def live_number(self, name: str) -> int | None:
         """The number in the alias file, or None where nothing is active. Cheap: asked every second."""
         path = self._folder(name) / "live"

@@ -317,6 +317,16 @@ def test_rollback_of_a_name_that_nobody_knows_says_which_there_are(store: Store)
         store.rollback("net")
 
 
+@pytest.mark.parametrize("number", ["1" + "0" * 17 + "7", "0" * 17 + "12", "1" * 5000, "01", "", "-1", "²"])
+def test_a_number_is_taken_whole_or_refused(number: str, store: Store) -> None:
+    with store.draft("net") as draft:
+        assert draft.publish(LIVE, {}).number == 1
+    assert store.numbered("net", "1").number == 1
+    with pytest.raises(UnknownName, match=r"has no version .* it has \[1\]") as refused:
+        store.numbered("net", number)
+    assert len(str(refused.value)) < 120
+
+
 def test_unknown_versions_and_impossible_names_are_refused(store: Store) -> None:
     publish(store)
     with pytest.raises(UnknownName, match=r"no version 7: it has \[1\]"):

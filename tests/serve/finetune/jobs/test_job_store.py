@@ -264,7 +264,8 @@ def test_events_are_paged_in_both_orders_without_loss(job_store: JobStore, job: 
             seen += [event.number for event in page]
             after = page[-1].id
         assert seen == expected
-    for stranger in ("ftevent-other-1", "nonsense", f"ftevent-{job.id.removeprefix('ftjob-')}-x"):
+    stem = f"ftevent-{job.id.removeprefix('ftjob-')}"
+    for stranger in ("ftevent-other-1", "nonsense", f"{stem}-x", f"{stem}-{'0' * 17}12"):
         with pytest.raises(UnknownName, match="no event"):
             job_store.events(job.id, stranger)
 
