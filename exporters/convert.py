@@ -22,7 +22,7 @@ from ..models.errors import (
     NewerFormat,
     NotRun,
 )
-from ..models.package import ModelFolder, Precision, check_program
+from ..models.package import LEVELS, ModelFolder, Precision, check_program
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
 from .environment import environment
@@ -234,12 +234,9 @@ def _check_possible(asked: ModelFolder, options: Options) -> None:
 def _asked(folder: ModelFolder, options: Options) -> ModelFolder:
     """The folder with the command line's options in place of its own; keep patterns add up."""
     own = folder.precision
-    level, dtype = options.level or own.level, options.dtype or own.dtype
-    precision = Precision.parse(level, dtype, (*own.keep, *options.keep), own.embeddings, "--level/--dtype:")
-    if options.dtype not in (None, precision.dtype):
-        raise BadSetting(
-            f"--level {options.level} means {precision.dtype}, and --dtype says {options.dtype}: give one of them"
-        )
+    level, keep = options.level or own.level, (*own.keep, *options.keep)
+    dtype = options.dtype or (own.dtype if level in LEVELS else None)  # Keras' words mean a dtype too
+    precision = Precision.parse(level, dtype, keep, own.embeddings, "--level/--dtype:")
     live = "live" in options.forms or (folder.spec.form == "live" and options.forms == Options().forms)
     form = "live" if live else "auto" if folder.spec.form == "live" else folder.spec.form
     return replace(folder, precision=precision, spec=replace(folder.spec, form=form))
