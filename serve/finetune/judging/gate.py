@@ -33,7 +33,7 @@ from .judging_metrics import (
 )
 from .judging_sets import HELD_OUT, Sets
 from .paired import CONFIDENCE, Comparison, compare_resampled, compare_right
-from .redrawn import of_draws, work_of_a_draw
+from .redrawn import of_draws, size_of_a_draw, work_of_a_draw
 
 Predictions = Mapping[
     str, np.ndarray
@@ -179,7 +179,7 @@ class _Pairs:
         def computed(weights: np.ndarray) -> np.ndarray:
             return _loss(metric, *(of(weights) for of in pair))
 
-        work, size = work_of_a_draw(metric, self.targets), self.targets.size + classes
+        work, size = work_of_a_draw(metric, self.targets), size_of_a_draw(self.targets, classes)
         return compare_resampled(computed, len(self.targets), self.margin, share, tests, work, size)
 
     def value(self, metric: str, predicted: np.ndarray, targets: np.ndarray) -> float:

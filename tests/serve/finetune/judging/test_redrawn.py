@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from halfeven.serve.finetune.judging.judging_metrics import value_of
-from halfeven.serve.finetune.judging.redrawn import of_draws
+from halfeven.serve.finetune.judging.redrawn import RARE, of_draws
 
 ROWS, CLASSES, DRAWS = 40, 7, 25
 
@@ -28,6 +28,17 @@ def test_each_draw_has_the_value_of_its_rows(metric: str, decisions: tuple[int, 
     found = of_draws(metric, scores, targets, CLASSES)(weights)
     expected = [value_of(metric, scores[rows], targets[rows], CLASSES) for rows in numbers]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_classes_of_many_rows_and_of_few_rows_are_counted_alike() -> None:
+    random = np.random.default_rng()
+    targets = np.concatenate([np.zeros(2 * RARE), np.ones(RARE), np.arange(2, 500)]).astype(np.int64)
+    random.shuffle(targets)
+    scores = random.integers(0, 99, (len(targets), 500)) / 99
+    rows = random.integers(0, len(targets), len(targets))
+    weights = np.bincount(rows, minlength=len(targets)).astype(np.int32)[:, None]
+    found = of_draws("auroc", scores, targets, 500)(weights)
+    assert found[0] == pytest.approx(value_of("auroc", scores[rows], targets[rows], 500), rel=1e-5)
 
 
 def test_classes_that_were_chosen_give_the_same_f1_as_their_scores_and_none_is_a_wrong_one() -> None:
