@@ -37,8 +37,9 @@ def travel(subject: Subject, maker: Maker, store: Store, notify: Notify) -> Vers
     use_true_fp32()
     with fixed_threads(maker.row_operations), store.draft(subject.spec.name) as draft:
         version = _Conversion(subject, maker, draft, notify).go()
-    if version.status == LIVE and not version.awaits_promotion:
-        store.promote(version, by="conversion")
+    promotes = version.status == LIVE and not version.awaits_promotion
+    if promotes and not store.promote_published(version, by="conversion"):
+        notify(f"{version} is not made active: version {store.live_number(version.name)} was published later")
     notify(f"{version} is {version.status}")
     return version
 

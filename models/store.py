@@ -228,6 +228,15 @@ class Store:
                 )
             self._promote(version, by)
 
+    def promote_published(self, version: Version, by: str) -> bool:
+        """Promote a version that was just published, unless one that was published later is active by now: whether it
+        was promoted. Raises Conflict for a refused version."""
+        with alias_lock(self._folder(version.name)):
+            if (self.live_number(version.name) or 0) > version.number:
+                return False
+            self._promote(version, by)
+            return True
+
     def rollback(self, name: str) -> Version:
         """Make the newest older version that may serve the active one, and return it.
 

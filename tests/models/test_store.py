@@ -252,6 +252,19 @@ def test_a_promotion_over_another_version_than_the_active_one_is_refused(store: 
 
 
 @pytest.mark.slow
+def test_a_conversion_that_promotes_late_does_not_go_before_a_version_that_was_published_later(
+    store: Store,
+) -> None:
+    versions = []
+    for _ in range(3):
+        with store.draft("net") as draft:
+            versions.append(draft.publish(LIVE, {}))
+    assert store.promote_published(versions[1], "conversion")
+    assert not store.promote_published(versions[0], "conversion"), "its process was slower"
+    assert store.live_number("net") == 2 and set(store.promotions("net")) == {2}
+    assert store.promote_published(versions[2], "conversion") and store.live_number("net") == 3
+
+
 def test_of_many_who_promote_over_one_version_at_once_one_does(store: Store) -> None:
     """Processes and threads: each compares and moves in one step."""
     base = publish(store)
