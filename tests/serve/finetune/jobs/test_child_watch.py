@@ -11,10 +11,10 @@ from halfeven.serve.finetune.jobs.child_watch import lines_of
 from halfeven.serve.finetune.jobs.concluding import Paused
 
 
-class Told:
+class Reporting:
     """A child that reports many lines at once, then nothing for a moment."""
 
-    def __enter__(self) -> "Told":
+    def __enter__(self) -> "Reporting":
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -35,7 +35,7 @@ def watched(asked_to_pause: bool) -> tuple[list[Any], int]:
 
     lines: list[Any] = []
     job_store: Any = SimpleNamespace(job=job)
-    child: Any = Told()
+    child: Any = Reporting()
     try:
         lines.extend(lines_of(child, "ftjob-1", job_store, threading.Event()))
     except Paused:
