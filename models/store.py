@@ -17,7 +17,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -324,12 +324,28 @@ class Draft:
     def write_json(self, file: str, data: Any) -> None:
         (self.folder / file).write_text(json.dumps(data, indent=2, allow_nan=False) + "\n")
 
-    def publish(self, status: str, facts: Mapping[str, Any]) -> Version:
+    def publish(self, status: str, facts: Mapping[str, Any], twins_after: int | None = None) -> Version:
         """Write the manifest (``facts`` beside the file digests), fsync everything, take the next number.
 
-        A version is not active before `Store.promote`.
+        ``twins_after``: where another process has published the same ``fingerprint`` under a number behind this one
+        meanwhile, that version is given, and this draft vanishes. A version is not active before `Store.promote`.
         """
         write_manifest(self.folder, status, facts)
+        if twins_after is None:
+            return self._publish()
+        with alias_lock(self.folder.parent):
+            return self._twin(facts["fingerprint"], twins_after) or self._publish()
+
+    def _twin(self, fingerprint: str, after: int) -> Version | None:
+        for number in self._store.numbers(self._name):
+            if number > after:
+                with suppress(DamagedFile):
+                    version = self._store.version(self._name, number)
+                    if version.manifest.get("fingerprint") == fingerprint:
+                        return version
+        return None
+
+    def _publish(self) -> Version:
         number = max(self._store.numbers(self._name), default=0)
         while True:
             number += 1

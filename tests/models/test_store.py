@@ -167,6 +167,18 @@ def test_threads_that_publish_at_once_get_a_number_each(store: Store) -> None:
     assert hidden(store) == []
 
 
+def test_of_two_conversions_of_one_folder_at_once_one_version_is_published(store: Store) -> None:
+    with store.draft("net") as first, store.draft("net") as second, store.draft("net") as other:
+        one = first.publish(LIVE, {"fingerprint": "a"}, twins_after=0)
+        assert second.publish(LIVE, {"fingerprint": "a"}, twins_after=0).number == one.number == 1
+        assert other.publish(LIVE, {"fingerprint": "b"}, twins_after=0).number == 2
+    with store.draft(
+        "net"
+    ) as again:  # the first one was known, and is made again because a file of it is damaged
+        assert again.publish(LIVE, {"fingerprint": "a"}, twins_after=2).number == 3
+    assert store.numbers("net") == [1, 2, 3] and hidden(store) == [".promoting"]
+
+
 def test_a_number_that_another_process_took_first_is_not_taken_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
