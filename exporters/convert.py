@@ -22,7 +22,7 @@ from ..models.errors import (
     NewerFormat,
     NotRun,
 )
-from ..models.package import ModelFolder, Precision, check_program
+from ..models.package import LEVELS, ModelFolder, Precision, check_program
 from ..models.spec import ModelSpec
 from ..models.store import Store, Version, sha256_of
 from .environment import environment
@@ -101,6 +101,7 @@ def convert(
     _check_possible(asked, options)
     fingerprint = _fingerprint(asked, replace(options, all_forms=False))
     newest = next(_readable(store, asked.spec.name), None)
+    known = max(store.numbers(asked.spec.name), default=0)  # two commands may convert one folder at once
     made = (version for version in _readable(store, asked.spec.name) if version.manifest.get("fingerprint"))
     converted = next(made, None)
     if converted is not None and converted.manifest["fingerprint"] == fingerprint and _holds(converted):
@@ -120,10 +121,10 @@ def convert(
     }
     if asked.spec.form == "live":
         _check_signature(asked.spec, newest, options)
-        version = travel(*live_subject(asked, samples, origin, notify), store, notify)
+        version = travel(*live_subject(asked, samples, origin, notify), store, notify, known)
         return Conversion(version, facts_of(version))
     if asked.kind == "onnx":
-        version = _foreign(asked, options, samples, origin, newest, store, notify)
+        version = _foreign(asked, options, samples, origin, newest, known, store, notify)
         return Conversion(version, facts_of(version))
     if asked.kind == "program":
         check_program(asked.folder / asked.source)
@@ -143,7 +144,7 @@ def convert(
         search=options.search,
         device=options.device,
     )
-    version = travel(subject, ProgramForms(subject), store, notify)
+    version = travel(subject, ProgramForms(subject), store, notify, known)
     return Conversion(version, facts_of(version))
 
 
@@ -153,6 +154,7 @@ def _foreign(
     samples: Samples,
     origin: Mapping[str, Any],
     newest: Version | None,
+    known: int,
     store: Store,
     notify: Notify,
 ) -> Version:
@@ -171,7 +173,7 @@ def _foreign(
 
     subject, maker = _with_smaller_integers(asked.spec, samples, subject_of, NotRun)
     _check_signature(subject.spec, newest, options)
-    return travel(subject, maker, store, notify)
+    return travel(subject, maker, store, notify, known)
 
 
 def _with_smaller_integers(
@@ -234,12 +236,9 @@ def _check_possible(asked: ModelFolder, options: Options) -> None:
 def _asked(folder: ModelFolder, options: Options) -> ModelFolder:
     """The folder with the command line's options in place of its own; keep patterns add up."""
     own = folder.precision
-    level, dtype = options.level or own.level, options.dtype or own.dtype
-    precision = Precision.parse(level, dtype, (*own.keep, *options.keep), own.embeddings, "--level/--dtype:")
-    if options.dtype not in (None, precision.dtype):
-        raise BadSetting(
-            f"--level {options.level} means {precision.dtype}, and --dtype says {options.dtype}: give one of them"
-        )
+    level, keep = options.level or own.level, (*own.keep, *options.keep)
+    dtype = options.dtype or (own.dtype if level in LEVELS else None)  # Keras' words mean a dtype too
+    precision = Precision.parse(level, dtype, keep, own.embeddings, "--level/--dtype:")
     live = "live" in options.forms or (folder.spec.form == "live" and options.forms == Options().forms)
     form = "live" if live else "auto" if folder.spec.form == "live" else folder.spec.form
     return replace(folder, precision=precision, spec=replace(folder.spec, form=form))

@@ -28,17 +28,21 @@ SLOW_SAMPLES = 8  # choose the plan of a model that takes long
 NEAR = 2.0  # times the allowed error: a miss that more nodes in FP32 are likely to cure
 
 
-def travel(subject: Subject, maker: Maker, store: Store, notify: Notify) -> Version:
+def travel(
+    subject: Subject, maker: Maker, store: Store, notify: Notify, twins_after: int | None = None
+) -> Version:
     """Convert and publish. The version is live and active, or kept as refused with its report. Where the subject's
-    origin has ``awaits_promotion`` it is only published: the caller decides whether it becomes active.
+    origin has ``awaits_promotion`` it is only published: the caller decides whether it becomes active. ``twins_after``:
+    see `Draft.publish`.
 
     Raises CannotConvert where no form can be made at all; then nothing is left in the store.
     """
     use_true_fp32()
     with fixed_threads(maker.row_operations), store.draft(subject.spec.name) as draft:
-        version = _Conversion(subject, maker, draft, notify).go()
-    if version.status == LIVE and not version.awaits_promotion:
-        store.promote(version, by="conversion")
+        version = _Conversion(subject, maker, draft, notify, twins_after).go()
+    promotes = version.status == LIVE and not version.awaits_promotion
+    if promotes and not store.promote_published(version, by="conversion"):
+        notify(f"{version} is not made active: version {store.live_number(version.name)} was published later")
     notify(f"{version} is {version.status}")
     return version
 
@@ -49,6 +53,7 @@ class _Conversion:
     maker: Maker
     draft: Draft
     notify: Notify
+    twins_after: int | None
     made: dict[str, Made] = field(default_factory=dict)
 
     def go(self) -> Version:
@@ -79,7 +84,8 @@ class _Conversion:
         nearest = maker.nearest(self.notify) if unproven else ""
         evidence = Evidence(subject, maker, forms, status, further, nearest)
         evidence.write(self.draft, reference_run, planning.count)
-        return self.draft.publish(status, evidence.manifest(time.perf_counter() - started))
+        facts = evidence.manifest(time.perf_counter() - started)
+        return self.draft.publish(status, facts, self.twins_after)
 
     def _proven(self, planning: Samples, reference_run: ReferenceRun) -> dict[str, Form]:
         """The forms under the first plan that passes, or under the last; each is stricter than the one before."""

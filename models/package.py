@@ -38,13 +38,19 @@ class Precision:
     embeddings: str = "keep"
 
     @classmethod
-    def parse(cls, level: str, dtype: str, keep: Iterable[str], embeddings: str, where: str) -> "Precision":
-        """Also takes Keras' words for the level. Raises BadFolder naming ``where``."""
-        level, dtype = _KERAS_LEVELS.get(level, (level, dtype))
+    def parse(
+        cls, level: str, dtype: str | None, keep: Iterable[str], embeddings: str, where: str
+    ) -> "Precision":
+        """Also takes Keras' words for the level, which mean a dtype too. ``dtype`` None: it was not given. Raises
+        BadFolder naming ``where``."""
         one_of(level, (*LEVELS, *_KERAS_LEVELS), f"{where} level")
-        one_of(dtype, HALF_DTYPES, f"{where} dtype")
+        if dtype is not None:
+            one_of(dtype, HALF_DTYPES, f"{where} dtype")
         one_of(embeddings, ("keep", "half"), f"{where} embeddings")
-        return cls(level, dtype, tuple(keep), embeddings)
+        level_meant, meant = _KERAS_LEVELS.get(level, (level, None))
+        if None not in (dtype, meant) and dtype != meant and level_meant != "O0":
+            raise BadFolder(f"{where} level {level} means {meant}, and dtype says {dtype}: give one of them")
+        return cls(level_meant, dtype or meant or "fp16", tuple(keep), embeddings)
 
     def to_json(self) -> dict[str, Any]:
         """What was asked, as the plan of a version begins (``precision.json``)."""
@@ -171,7 +177,7 @@ class _Reader(TrainingReader):
             spec=spec,
             precision=Precision.parse(
                 precision.get("level", "O1"),
-                precision.get("dtype", "fp16"),
+                precision.get("dtype"),
                 self.strings(precision.get("keep", []), "precision.keep"),
                 precision.get("embeddings", "keep"),
                 f"{self.file}: [precision]",

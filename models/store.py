@@ -17,7 +17,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -181,6 +181,12 @@ class Store:
             raise UnknownName(f"'{name}' has no version {number}: it has {self.numbers(name)}")
         return Version(name, number, folder, read_manifest(folder / "manifest.json"))
 
+    def numbered(self, name: str, number: str) -> Version:
+        """The version whose number a caller wrote. Raises UnknownName where no version has it, DamagedFile."""
+        if not _NUMBER.fullmatch(number):
+            raise UnknownName(f"'{name}' has no version {number[:40]!r}: it has {self.numbers(name)}")
+        return self.version(name, int(number))
+
     def live_number(self, name: str) -> int | None:
         """The number in the alias file, or None where nothing is active. Cheap: asked every second."""
         path = self._folder(name) / "live"
@@ -221,6 +227,15 @@ class Store:
                     f"{version} was to take the place of version {current}, but version {found} is active"
                 )
             self._promote(version, by)
+
+    def promote_published(self, version: Version, by: str) -> bool:
+        """Promote a version that was just published, unless one that was published later is active by now: whether it
+        was promoted. Raises Conflict for a refused version."""
+        with alias_lock(self._folder(version.name)):
+            if (self.live_number(version.name) or 0) > version.number:
+                return False
+            self._promote(version, by)
+            return True
 
     def rollback(self, name: str) -> Version:
         """Make the newest older version that may serve the active one, and return it.
@@ -309,12 +324,28 @@ class Draft:
     def write_json(self, file: str, data: Any) -> None:
         (self.folder / file).write_text(json.dumps(data, indent=2, allow_nan=False) + "\n")
 
-    def publish(self, status: str, facts: Mapping[str, Any]) -> Version:
+    def publish(self, status: str, facts: Mapping[str, Any], twins_after: int | None = None) -> Version:
         """Write the manifest (``facts`` beside the file digests), fsync everything, take the next number.
 
-        A version is not active before `Store.promote`.
+        ``twins_after``: where another process has published the same ``fingerprint`` under a number behind this one
+        meanwhile, that version is given, and this draft vanishes. A version is not active before `Store.promote`.
         """
         write_manifest(self.folder, status, facts)
+        if twins_after is None:
+            return self._publish()
+        with alias_lock(self.folder.parent):
+            return self._twin(facts["fingerprint"], twins_after) or self._publish()
+
+    def _twin(self, fingerprint: str, after: int) -> Version | None:
+        for number in self._store.numbers(self._name):
+            if number > after:
+                with suppress(DamagedFile):
+                    version = self._store.version(self._name, number)
+                    if version.manifest.get("fingerprint") == fingerprint:
+                        return version
+        return None
+
+    def _publish(self) -> Version:
         number = max(self._store.numbers(self._name), default=0)
         while True:
             number += 1

@@ -27,6 +27,7 @@ from ...models.value_range import ValueRange
 from .picture_folder import read_pictures
 
 TARGET = "target:"
+_MOST_EMPTY = 1000  # rows that take no bytes in a file, so that its size does not bound them
 MAX_BYTES = 4 << 30  # of the file, and of what a compressed one unpacks to
 _NAMES = {"F16": "FP16", "F32": "FP32", "F64": "FP64"} | {
     f"{short}{bits}": f"{long}{bits}"
@@ -239,6 +240,10 @@ def _check_names(tensors: Mapping[str, np.ndarray], spec: ModelSpec) -> None:
 
 def _check_rows(tensors: Mapping[str, np.ndarray]) -> None:
     (first, array), *others = tensors.items()
+    if not any(one.size for one in tensors.values()) and len(array) > _MOST_EMPTY:
+        raise BadSamples(
+            f"tensor '{first}': {len(array)} rows without an element; expected at most {_MOST_EMPTY} such rows"
+        )
     for name, other in others:
         if other.ndim == 0 or len(other) != len(array):
             rows = "no samples axis" if other.ndim == 0 else f"{len(other)} rows"

@@ -87,8 +87,21 @@ def _of_the_system(error: OSError) -> str:
 
 
 def print_json(facts: Mapping[str, Any]) -> None:
-    sys.stdout.write(orjson.dumps(facts, option=orjson.OPT_NON_STR_KEYS).decode() + "\n")
+    try:
+        line = orjson.dumps(facts, option=orjson.OPT_NON_STR_KEYS)
+    except orjson.JSONEncodeError:
+        line = orjson.dumps(_as_utf8(facts), option=orjson.OPT_NON_STR_KEYS)
+    sys.stdout.write(line.decode() + "\n")
     sys.stdout.flush()
+
+
+def _as_utf8(value: Any) -> Any:
+    """The value with a replacement character for each byte of a file name that is no UTF-8."""
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, Mapping):
+        return {_as_utf8(key): _as_utf8(one) for key, one in value.items()}
+    return [_as_utf8(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def notify(sentence: str) -> None:

@@ -84,11 +84,7 @@ def version_called(target: str, store: Store) -> Version:
             f"{target!r} is neither a model folder nor a model of the store: it has {store.names()}"
         )
     if number:
-        if not (number.isascii() and number.isdigit()):
-            raise UnknownName(
-                f"{target!r}: expected NAME@VERSION with one of the versions {store.numbers(name)}"
-            )
-        return store.version(name, int(number))
+        return store.numbered(name, number)
     version = store.live(name) or store.newest(name)
     assert version is not None
     return version

@@ -121,9 +121,7 @@ def _version(name: str, store: Store) -> Version:
     if model not in store.names():
         raise UnknownName(f"no model '{model}' in the store {store.root}: it has {store.names()}")
     if number:
-        if not (number.isascii() and number.isdigit()):
-            raise UnknownName(f"'{model}' has no version {number!r}: it has {store.numbers(model)}")
-        return store.version(model, int(number))
+        return store.numbered(model, number)
     version = store.live(model) or store.newest(model)
     assert version is not None  # a name in the store has a version
     return version

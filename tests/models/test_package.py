@@ -130,6 +130,15 @@ def test_the_level_takes_the_words_of_keras(word: str, level: str, dtype: str, t
     assert (precision.level, precision.dtype) == (level, dtype)
 
 
+def test_a_word_of_keras_and_a_dtype_must_mean_the_same(tmp_path: Path) -> None:
+    for level, dtype in (("mixed_bfloat16", "fp16"), ("float16", "bf16"), ("bfloat16", "fp61")):
+        with pytest.raises(BadFolder, match=f"{dtype}"):
+            read_folder(write_folder(tmp_path / level, precision={"level": level, "dtype": dtype}))
+    for level, dtype in (("mixed_bfloat16", "bf16"), ("float32", "bf16"), ("O2", "bf16")):
+        folder = write_folder(tmp_path / f"{level}-same", precision={"level": level, "dtype": dtype})
+        assert read_folder(folder).precision.dtype == dtype
+
+
 def test_labels_may_stand_in_a_file_one_per_line(tmp_path: Path) -> None:
     outputs = [tensor("y", "FP32", [-1, 3], labels_file="words.txt")]
     folder = write_folder(tmp_path / "net", outputs=outputs, files={"words.txt": "eins\nzwei\ndrei ü\n"})

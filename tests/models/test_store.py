@@ -167,6 +167,18 @@ def test_threads_that_publish_at_once_get_a_number_each(store: Store) -> None:
     assert hidden(store) == []
 
 
+def test_of_two_conversions_of_one_folder_at_once_one_version_is_published(store: Store) -> None:
+    with store.draft("net") as first, store.draft("net") as second, store.draft("net") as other:
+        one = first.publish(LIVE, {"fingerprint": "a"}, twins_after=0)
+        assert second.publish(LIVE, {"fingerprint": "a"}, twins_after=0).number == one.number == 1
+        assert other.publish(LIVE, {"fingerprint": "b"}, twins_after=0).number == 2
+    with store.draft(
+        "net"
+    ) as again:  # the first one was known, and is made again because a file of it is damaged
+        assert again.publish(LIVE, {"fingerprint": "a"}, twins_after=2).number == 3
+    assert store.numbers("net") == [1, 2, 3] and hidden(store) == [".promoting"]
+
+
 def test_a_number_that_another_process_took_first_is_not_taken_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +264,19 @@ def test_a_promotion_over_another_version_than_the_active_one_is_refused(store: 
 
 
 @pytest.mark.slow
+def test_a_conversion_that_promotes_late_does_not_go_before_a_version_that_was_published_later(
+    store: Store,
+) -> None:
+    versions = []
+    for _ in range(3):
+        with store.draft("net") as draft:
+            versions.append(draft.publish(LIVE, {}))
+    assert store.promote_published(versions[1], "conversion")
+    assert not store.promote_published(versions[0], "conversion"), "its process was slower"
+    assert store.live_number("net") == 2 and set(store.promotions("net")) == {2}
+    assert store.promote_published(versions[2], "conversion") and store.live_number("net") == 3
+
+
 def test_of_many_who_promote_over_one_version_at_once_one_does(store: Store) -> None:
     """Processes and threads: each compares and moves in one step."""
     base = publish(store)
@@ -315,6 +340,16 @@ def test_rollback_of_a_name_that_nobody_knows_says_which_there_are(store: Store)
     publish(store, "other")
     with pytest.raises(UnknownName, match=r"'net'.*\['other'\]"):
         store.rollback("net")
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 17 + "7", "0" * 17 + "12", "1" * 5000, "01", "", "-1", "²"])
+def test_a_number_is_taken_whole_or_refused(number: str, store: Store) -> None:
+    with store.draft("net") as draft:
+        assert draft.publish(LIVE, {}).number == 1
+    assert store.numbered("net", "1").number == 1
+    with pytest.raises(UnknownName, match=r"has no version .* it has \[1\]") as refused:
+        store.numbered("net", number)
+    assert len(str(refused.value)) < 120
 
 
 def test_unknown_versions_and_impossible_names_are_refused(store: Store) -> None:

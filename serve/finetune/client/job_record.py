@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ....models.errors import CannotServe
+from ....models.model_name import NAME
 from .remote import Remote
 
 MOST_STEPS = 10_000  # of a longer job every k-th
@@ -30,8 +32,10 @@ class JobRecord:
 
 
 def job_record(remote: Remote, id: str) -> JobRecord:
-    """Raises UnknownName for a job that the server has not, NotReady where no server answers."""
+    """Raises UnknownName for a job that the server has not, NotReady where no server answers, CannotServe where a name
+    in its answer would be another path than a file name here."""
     job, series = remote.job(id), dict[str, list[tuple[int, float]]]()
+    model = str(job["model"]).partition("@")[0]
     for step in remote.steps(id, MOST_STEPS):
         for name in _OF_STEPS:
             if step.get(name) is not None:
@@ -43,9 +47,15 @@ def job_record(remote: Remote, id: str) -> JobRecord:
     ours = job.get("halfeven") or {}
     facts = {"parent_version": ours.get("parent_version"), "fine_tuned_model": job.get("fine_tuned_model")}
     facts |= {"seed": job.get("seed"), **(job.get("hyperparameters") or {})}
+    for name in (job["id"], model, *facts):
+        if not NAME.fullmatch(str(name)):
+            raise CannotServe(
+                f"the server at {remote.url} names {str(name)[:80]!r} as a job, model or setting, which cannot be a "
+                "file's name; is this a halfeven server?"
+            )
     return JobRecord(
         id=job["id"],
-        model=str(job["model"]).partition("@")[0],
+        model=model,
         status=job["status"],
         began_s=float(ours.get("started_at") or job["created_at"]),
         ended_s=job.get("finished_at"),

@@ -14,7 +14,7 @@ from ...access.client_key import key_headers
 
 JOBS = "/v1/fine_tuning/jobs"
 _CHUNK = 2**20
-_LONGEST_ANSWER = 2**22
+_LONGEST_ANSWER = 2**24  # ten thousand steps of a training with several optimizers are 4 MB
 _TRIAL_TIMEOUT_S = 1500.0  # the server ends a trial before
 _BUSY = (429, 502, 503, 504)  # the server, or a proxy for it: asked again later it answers
 _REFUSALS: dict[int, type[BadInput]] = {404: UnknownName, 413: TooLarge}

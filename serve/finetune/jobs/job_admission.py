@@ -78,9 +78,7 @@ class JobAdmission:
         name, at, number = model.partition("@")
         if not NAME.fullmatch(name) or not self._store.numbers(name):
             raise UnknownName(f"no model '{name[:80]}' in the store: it has {self._store.names()}")
-        if at and not (number.isascii() and number.isdigit()):
-            raise UnknownName(f"'{name}' has no version {number[:40]!r}: it has {self._store.numbers(name)}")
-        parent = self._store.version(name, int(number[:18])) if at else self._store.live(name)
+        parent = self._store.numbered(name, number) if at else self._store.live(name)
         if parent is None:
             raise _bad(
                 "model",

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from ....models.errors import BadInput, Conflict, UnknownName
+from ....models.errors import BadInput, Conflict, Overloaded, UnknownName
 from .database import Database, decoded, encoded
 from .job_types import (
     CANCELLED,
@@ -36,10 +36,13 @@ from .job_types import (
     entering,
     number_of,
 )
+from .old_jobs import forget_old
 
 _JOB = ", ".join(field.name for field in fields(Job))
 _FILE = ", ".join(field.name for field in fields(FileRecord))
 _EVENT = ", ".join(field.name for field in fields(Event))
+MOST_UNFINISHED = 1000
+_RETRY_AFTER_S = 60.0
 _UNFINISHED = f"status NOT IN ({', '.join(repr(status) for status in sorted(FINAL))})"
 
 
@@ -107,11 +110,17 @@ class JobStore:
     def create_job(self, request: JobRequest, idempotency_key: str | None = None) -> tuple[Job, bool]:
         """(the job, queued; whether it is new). A key that was used gives the job it made then.
 
-        Raises UnknownName for a file that is gone, BadInput for a key that came with another request.
+        Raises UnknownName for a file that is gone, BadInput for a key that came with another request, Overloaded where
+        too many jobs have not ended.
         """
         with self._db.transaction() as db:
             if idempotency_key and (known := self.replayed(idempotency_key, request.asked)):
                 return known, False
+            if len(self._db.all("id", "jobs", f"{_UNFINISHED} LIMIT ?", MOST_UNFINISHED)) == MOST_UNFINISHED:
+                raise Overloaded(
+                    f"{MOST_UNFINISHED} jobs wait, run or are paused; cancel some, or ask again later",
+                    _RETRY_AFTER_S,
+                )
             for file in filter(None, (request.training_file, request.validation_file)):
                 self.file(file)
             id = "ftjob-" + secrets.token_hex(12)
@@ -166,6 +175,10 @@ class JobStore:
         """How many jobs have each status that any job has."""
         rows = self._db.all("status, COUNT(*) AS count", "jobs", "1 GROUP BY status")
         return {row["status"]: row["count"] for row in rows}
+
+    def forget_old(self) -> None:
+        """Delete what is kept of the oldest jobs that have ended (`old_jobs.py`)."""
+        forget_old(self._db)
 
     def next_queued(self) -> Job | None:
         """The queued job that has waited longest."""

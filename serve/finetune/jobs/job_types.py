@@ -6,6 +6,7 @@
 The states are OpenAI's; our finer stages (training, converting, gating…) stand beside them in ``stage``.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ NEXT: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(sorted(FINAL), frozenset()),
 }
 LEVELS = ("info", "warn", "error")
+_NUMBER = re.compile(r"[0-9]{1,18}")  # SQLite's integers have eighteen whole digits
 
 
 class IllegalMove(StoreError):
@@ -167,16 +169,16 @@ def entering(job: Job, to: str, now: int) -> dict[str, Any]:
 def step_of(job: str, checkpoint: str) -> int:
     """The step in a checkpoint's id. Raises UnknownName where that is no checkpoint of the job."""
     stem, _, step = checkpoint.rpartition("-")
-    if stem != f"ftckpt-{job.removeprefix('ftjob-')}" or not (step.isascii() and step.isdigit()):
+    if stem != f"ftckpt-{job.removeprefix('ftjob-')}" or not _NUMBER.fullmatch(step):
         raise UnknownName(
             f"job {job} has no checkpoint '{checkpoint[:80]}'; 'after' is the id of the last one seen"
         )
-    return int(step[:18])
+    return int(step)
 
 
 def number_of(job: str, event: str) -> int:
     """The number in an event's id. Raises UnknownName where that is no event of the job."""
     stem, _, number = event.rpartition("-")
-    if stem != f"ftevent-{job.removeprefix('ftjob-')}" or not (number.isascii() and number.isdigit()):
+    if stem != f"ftevent-{job.removeprefix('ftjob-')}" or not _NUMBER.fullmatch(number):
         raise UnknownName(f"job {job} has no event '{event[:80]}'; 'after' is the id of the last event seen")
-    return int(number[:18])
+    return int(number)

@@ -66,6 +66,7 @@ class Supervisor:
                     if job.status == RUNNING:
                         self._take_up(job)
                 self._runner.remove_ended()
+                self._job_store.forget_old()
                 job = self._job_store.next_queued()
                 if job is not None:
                     self._guarded(job, partial(self._runner.go, job))

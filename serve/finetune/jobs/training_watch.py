@@ -9,6 +9,8 @@ from .worker_process import Child
 
 REPORT_EVERY_S = 0.25
 METRICS_EVENTS = 20  # per job: a metrics event for every twentieth of its steps
+MOST_SKIP_EVENTS = 200  # each is a transaction, and a job may skip every second of a million steps
+FURTHER_SKIPS = "the further ones are in the job's metrics, without an event each"
 Line = Mapping[str, Any]
 
 
@@ -70,7 +72,10 @@ class TrainingWatch:
         if rows := self._rows_named(line["quarantined"]):
             what = f"step {line['step']}: the loss or a buffer is not finite because of the rows {rows}"
             store.record(id, "warn", f"{what}; they are left out", {"rows": rows})
-        if line["skipped"]:
+        if line["skipped"] and self._skipped > MOST_SKIP_EVENTS:
+            if self._skipped == MOST_SKIP_EVENTS + 1:
+                store.record(id, "warn", f"more than {MOST_SKIP_EVENTS} steps were skipped; {FURTHER_SKIPS}")
+        elif line["skipped"]:
             sentence = f"step {line['step']} was skipped: {line['cause']} (loss scale {line['scale']:g})"
             store.record(id, "warn", sentence, line, kind="metrics")
         elif line["step"] * METRICS_EVENTS % self._total < METRICS_EVENTS:

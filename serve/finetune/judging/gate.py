@@ -33,6 +33,7 @@ from .judging_metrics import (
 )
 from .judging_sets import HELD_OUT, Sets
 from .paired import CONFIDENCE, Comparison, compare_resampled, compare_right
+from .redrawn import of_draws, size_of_a_draw, work_of_a_draw
 
 Predictions = Mapping[
     str, np.ndarray
@@ -167,18 +168,19 @@ class _Pairs:
             if share and np.isin([before, after], (0.0, 1.0)).all():
                 return compare_right(before == 1, after == 1, self.margin, tests)
 
-            def of_rows(rows: np.ndarray) -> float:
-                return _loss(metric, float(before[rows].mean()), float(after[rows].mean()))
+            def of_means(weights: np.ndarray) -> np.ndarray:
+                return _loss(metric, *(one @ weights / len(one) for one in (before, after)))
 
-            return compare_resampled(of_rows, len(before), self.margin, share, tests)
+            return compare_resampled(of_means, len(before), self.margin, share, tests, len(before))
 
-        pair = [(self.scores(metric, one), self.classes(one)) for one in (old, new)]
+        classes = max(self.classes(one) for one in (old, new))
+        pair = [of_draws(metric, self.scores(metric, one), self.targets, classes) for one in (old, new)]
 
-        def computed(rows: np.ndarray) -> float:
-            values = (value_of(metric, one[rows], self.targets[rows], classes) for one, classes in pair)
-            return _loss(metric, *values)
+        def computed(weights: np.ndarray) -> np.ndarray:
+            return _loss(metric, *(of(weights) for of in pair))
 
-        return compare_resampled(computed, len(self.targets), self.margin, share, tests)
+        work, size = work_of_a_draw(metric, self.targets), size_of_a_draw(self.targets, classes)
+        return compare_resampled(computed, len(self.targets), self.margin, share, tests, work, size)
 
     def value(self, metric: str, predicted: np.ndarray, targets: np.ndarray) -> float:
         classes = self.classes(predicted) if metric in SHARES else 0
@@ -190,9 +192,9 @@ class _Pairs:
         return ranks(predicted) if metric == AUROC and self.tensor.kind == "logits" else predicted
 
 
-def _loss(metric: str, old: float, new: float) -> float:
+def _loss(metric: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
     """How much worse ``new`` is: a difference of shares, a relative growth of an error."""
-    return (new - old) / max(old, 1e-12) if metric in ERRORS else old - new
+    return (new - old) / np.maximum(old, 1e-12) if metric in ERRORS else old - new
 
 
 def _predicted(tensor: TensorSpec, came: np.ndarray, metrics: Sequence[str]) -> np.ndarray:

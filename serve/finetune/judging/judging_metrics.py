@@ -127,6 +127,17 @@ def log_odds(logits: np.ndarray) -> np.ndarray:
         return wide - rest
 
 
+def decisions(
+    metric: str, predicted: np.ndarray, targets: np.ndarray, classes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What F1 (classes) or AUROC (scores) is computed from: the answers and the targets of all graded decisions, and
+    the row of each."""
+    found, wanted = _decisions(
+        predicted if metric == AUROC else _classes(predicted, targets), targets, classes
+    )
+    return found.numpy(), wanted.numpy(), np.nonzero(targets >= 0)[0]
+
+
 def _classes(predicted: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return classes_of(predicted) if predicted.ndim > targets.ndim else predicted
 

@@ -21,7 +21,9 @@ CONFIDENCE = 0.95
 _Z = 1.6448536269514722  # the normal quantile of the confidence
 FEW = 6  # rows within the margin, below which it is not tested
 PARDONED = 2  # rows
-RESAMPLES = 1000
+DRAWS, LEAST_DRAWS = 1000, 200
+MOST_WORK = 1 << 33  # numbers that all draws together add up; where it would be more there are fewer draws
+_AT_ONCE = 1 << 22  # weights in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +31,9 @@ class Comparison:
     """How much is lost from an old version to a new one (negative: gained): a share, or relative growth of an error.
 
     ``at_most``: the loss is not larger, at the confidence. ``allowed``: how large ``at_most`` may be. ``lost_rows`` and
-    ``gained_rows``: right before and wrong now, and the reverse; None where a row is not right or wrong. ``holds``: no
-    worse than the margin allows; ``better``: better, at the confidence.
+    ``gained_rows``: right before and wrong now, and the reverse; None where a row is not right or wrong. ``draws``: how
+    often the rows were drawn again, where the limits are the bootstrap's. ``holds``: no worse than the margin allows;
+    ``better``: better, at the confidence.
     """
 
     rows: int
@@ -41,6 +44,7 @@ class Comparison:
     better: bool
     lost_rows: int | None = None
     gained_rows: int | None = None
+    draws: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,20 +62,32 @@ def compare_right(old: np.ndarray, new: np.ndarray, margin: float, tests: int = 
 
 
 def compare_resampled(
-    loss_of: Callable[[np.ndarray], float], rows: int, margin: float, shares: bool, tests: int = 1
-) -> Comparison:
-    """``loss_of(row numbers)``: the loss on those rows, of which one may stand there several times. ``shares``: the
-    loss is one of points (accuracy, F1, AUROC), where `PARDONED` rows have a meaning. The draws are the same each time.
+    losses_of: Callable[[np.ndarray], np.ndarray], rows: int, margin: float, shares: bool, tests: int = 1,
+    work: int = 1, size: int = 1,
+) -> Comparison:  # fmt: skip
+    """``losses_of(int32 [rows, draws])``: the losses of some draws, of which each has a row so many times. ``shares``:
+    the loss is one of points (accuracy, F1, AUROC), where `PARDONED` rows have a meaning. ``work``: how many numbers
+    one draw adds up; ``size``: how many of them are in memory at once. The draws are the same each time.
     """
     random = np.random.default_rng(0)
-    loss = loss_of(np.arange(rows))
-    drawn = np.array([loss_of(random.integers(0, rows, rows)) for _ in range(RESAMPLES)])
+    loss = float(losses_of(np.ones((rows, 1), np.int32))[0])
+    draws = max(LEAST_DRAWS, min(DRAWS, MOST_WORK // work))
+    at_once = max(1, _AT_ONCE // max(rows, size))
+    blocks = (min(at_once, draws - done) for done in range(0, draws, at_once))
+    drawn = np.concatenate([losses_of(_drawn(random, rows, block)) for block in blocks])
     drawn = drawn[~np.isnan(drawn)]  # AUROC of rows that all have one class is none
     known = np.isfinite(loss) and drawn.size > 0
     at_most = float(np.quantile(drawn, CONFIDENCE)) if known else math.inf
     sure = float(np.quantile(drawn, 1 - (1 - CONFIDENCE) / tests)) if known else math.inf
     holds = known and _holds(loss, at_most, margin, rows, PARDONED / rows if shares else 0.0)
-    return Comparison(rows, loss, at_most, limit_of_share(margin, rows), holds, sure < 0)
+    limit = limit_of_share(margin, rows)
+    return Comparison(rows, loss, at_most, limit, holds, sure < 0, draws=draws)
+
+
+def _drawn(random: np.random.Generator, rows: int, draws: int) -> np.ndarray:
+    """``int32 [rows, draws]``: how often each row is among as many rows, drawn with replacement."""
+    found = [np.bincount(random.integers(0, rows, rows), minlength=rows) for _ in range(draws)]
+    return np.stack(found, 1).astype(np.int32)
 
 
 def mcnemar(gained: int, lost: int) -> float:

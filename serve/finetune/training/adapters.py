@@ -53,6 +53,8 @@ def layers_of(module: nn.Module, patterns: Sequence[str] | None) -> list[str]:
 
     A weight that is used elsewhere too (tied, or its layer has two names) is left alone: the adapter would be beside it
     in one place, and its product be added in all. One that is computed (weight_norm) is no parameter to add it to.
+    ``nn.MultiheadAttention`` reads the weight of its ``out_proj`` and never calls the layer: an adapter there would
+    never learn.
     """
     uses = Counter(
         id(weight)
@@ -60,11 +62,14 @@ def layers_of(module: nn.Module, patterns: Sequence[str] | None) -> list[str]:
         for weight in one._parameters.values()
         if weight is not None
     )
+    uncalled = {
+        id(one.out_proj) for one in module.modules() if type(one).forward is nn.MultiheadAttention.forward
+    }
     able = [
         name
         for name, one in module.named_modules()
         if name and isinstance(one, _LAYERS) and getattr(one, "groups", 1) == 1
-        if uses[id(one._parameters.get("weight"))] == 1
+        if uses[id(one._parameters.get("weight"))] == 1 and id(one) not in uncalled
     ]
     found = [name for name in able if patterns is None or any(fnmatchcase(name, one) for one in patterns)]
     if not found:

@@ -101,7 +101,8 @@ class Log:
 
 
 class Checkpoints:
-    """The folder of a job's checkpoints. ``most_bytes``: of all of them together."""
+    """The folder of a job's checkpoints. ``most_bytes``: of all of them together; while one is written, the one before
+    it stays in any case."""
 
     def __init__(self, folder: Path, identity: Identity, most_bytes: int = MOST_BYTES) -> None:
         self.folder, self.identity, self.most_bytes = folder, identity, most_bytes
@@ -130,6 +131,7 @@ class Checkpoints:
             shutil.rmtree(place, ignore_errors=True)  # one that was refused
             draft.rename(place)
             sync(self.folder)
+            self._hold_bound(size, place)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(draft, ignore_errors=True)
             return f"a checkpoint of {size:,} bytes could not be written: {error}"
@@ -153,14 +155,22 @@ class Checkpoints:
         return sorted(place for place in self.folder.glob("step-*") if place.is_dir())
 
     def _make_room(self, size: int, place: Path) -> None:
-        """Delete older checkpoints, the oldest first, so that with one of ``size`` bytes the bounds hold; before them
-        newer ones: they were refused when the training went on from an older one, or anew."""
+        """Delete older checkpoints, the oldest first, so that with one of ``size`` bytes the bounds hold, but never the
+        last of them: the new one may not get onto the disk. Newer ones go first: they were refused when the training
+        went on from an older one, or anew."""
         there = [one for one in self.places() if one != place]
         older = [one for one in there if one.name < place.name]
         for refused in there[len(older) :]:
             shutil.rmtree(refused, ignore_errors=True)
-        while older and (len(older) >= KEPT or size + sum(map(_bytes, older)) > self.most_bytes):
+        while len(older) > 1 and (len(older) >= KEPT or size + sum(map(_bytes, older)) > self.most_bytes):
             shutil.rmtree(older.pop(0), ignore_errors=True)
+
+    def _hold_bound(self, size: int, place: Path) -> None:
+        """Delete the one before ``place``, which is on the disk now, where both are more than the bound."""
+        older = [one for one in self.places() if one.name < place.name]
+        if size + sum(map(_bytes, older)) > self.most_bytes:
+            for one in older:
+                shutil.rmtree(one, ignore_errors=True)
 
     def _write_manifest(self, step: int, draft: Path) -> None:
         if self.log.bytes:

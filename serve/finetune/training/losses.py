@@ -65,8 +65,8 @@ class ClassWeights:
 
 def class_loss(name: str, weights: ClassWeights, smoothing: float = 0.0) -> Loss:
     def loss(scores: Tensor, target: Tensor) -> Tensor:
+        weight = weights.of(class_count(scores, target), scores)
         scores, target = classes_last(scores, target)
-        weight = weights.of(scores.shape[min(1, scores.ndim - 1)], scores)
         return CLASS_LOSSES[name](scores, target, weight, smoothing).mean()
 
     return loss
@@ -124,6 +124,11 @@ def classes_last(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     if scores.ndim > 1 and scores.shape[:-1] == target.shape:
         return scores.flatten(0, -2), target.flatten()
     return scores, target
+
+
+def class_count(scores: Tensor, target: Tensor) -> int:
+    shape = classes_last(scores, target)[0].shape
+    return shape[min(1, len(shape) - 1)]
 
 
 def _cross_entropy(scores: Tensor, target: Tensor, weight: Tensor | None, smoothing: float) -> Tensor:

@@ -7,7 +7,7 @@ way in torch, and is left alone. The half that is served has its LSTMs in FP32 t
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ class LstmInFp32(TorchFunctionMode):
             return func(*wide_args, **wide_kwargs)
 
 
+@lru_cache(4)  # the nodes of a captured program are thousands, and this is asked before every pass
 def has_lstm(module: nn.Module) -> bool:
     parts = list(module.modules())
     targets = (

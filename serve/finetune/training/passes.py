@@ -94,7 +94,7 @@ class Quarantine:
         self.most = most_quarantined(rows)
 
     def kept(self, batch: Tensor) -> Tensor:
-        return batch[~torch.isin(batch, self.rows)]
+        return batch[~torch.isin(batch, self.rows)] if len(self.rows) else batch
 
     def take(self, rows: Tensor) -> tuple[int, ...]:
         self.rows = torch.cat([self.rows, rows])
@@ -118,7 +118,7 @@ def autocast_of(settings: Settings, device: str, module: nn.Module) -> Iterator[
 
 
 def is_finite(value: Tensor) -> bool:
-    return bool(torch.isfinite(value))
+    return math.isfinite(value.item())  # a fifth of the time of `torch.isfinite`, three times a step
 
 
 Snapshot = list[tuple[nn.Module, str, Tensor, Tensor]]

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from .batch_loop import evenly
-from .losses import Loss, losses_of
+from .losses import CLASS_LOSSES, Loss, class_count, losses_of
 from .row_transform import RowTransform
 from .training_terms import Stopped
 
@@ -38,9 +38,11 @@ class Task:
         self.request, self.forward = request, forward
         self.processes = 1 if held_out else request.get("processes", 1)
         self.transform = None if held_out else RowTransform.of(request)
-        self.losses = losses or losses_of(
-            request, {name: one[self.rows] for name, one in self.targets.items()}
-        )
+        wanted = {name: one[self.rows] for name, one in self.targets.items()}
+        self.losses = losses or losses_of(request, wanted)
+        classes = [name for name, loss in request["losses"].items() if loss in CLASS_LOSSES]
+        # Of the classes of each output.
+        self.largest = {name: int(wanted[name].max()) for name in classes if wanted[name].numel()}
 
     def parts(self, batch: Tensor) -> Sequence[Tensor]:
         """A batch in parts that the model takes in one pass, one or more for each process; of a model that is not
@@ -84,8 +86,20 @@ class Task:
         by_name = dict(zip(self.request["outputs"], answers, strict=True))
         kind = torch.device(self.request["device"]).type
         with torch.amp.autocast(kind, enabled=False):  # on CUDA it forbids some losses
+            self._check_classes(by_name, targets)
             losses = [loss(by_name[output].float(), targets[output]) for output, loss in self.losses.items()]
         return torch.stack(losses).sum()
+
+    def _check_classes(self, answers: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+        """Raises Stopped where an answer has too few classes for any row. A free axis is known by an answer alone."""
+        for output, largest in self.largest.items():
+            count = class_count(answers[output], targets[output])
+            if largest >= count:
+                raise Stopped(
+                    "BAD_DATA",
+                    f"target:{output}: the model answers with {count} classes, so 0..{count - 1} are expected, and the "
+                    f"rows have the class {largest}. Correct the file.",
+                )
 
 
 def _on(device: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

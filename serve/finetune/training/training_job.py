@@ -36,6 +36,11 @@ from .training_terms import StepRecord, Stopped
 Request = Mapping[str, Any]
 Line = dict[str, Any]
 Report = Callable[[Line], None]
+NO_BEST_STEP = "NO_BEST_STEP"
+WITHOUT_BEST_STEP = (
+    "the loss on the held-out rows was never finite, so no step is the best: the weights are those of the last one. "
+    "Look for extreme values in the held-out rows, or train in bf16 or fp32"
+)
 # Of a request: where its files lie and how its process behaves; neither changes what is learnt.
 _NOT_LEARNT = frozenset(
     {"file", "source", "program", "weights", "data", "held_out", "out", "rows", "job", "device", "threads"}
@@ -92,6 +97,8 @@ class TrainingJob:
         settings, self.chosen = settings_of(request, task, trainee)
         held_out = request.get("held_out")
         self._held_out = Task(request, trainee.forward, task.losses, held_out=True) if held_out else None
+        for name, largest in self._held_out.largest.items() if self._held_out else ():
+            task.largest[name] = max(largest, task.largest.get(name, -1))
         self.loop = loop_of(request, trainee, task, settings, ranks_of(request, rank))
         used = self.loop.settings
         self.summary = Summary(used.precision, used.learning_rate)
@@ -160,6 +167,8 @@ class TrainingJob:
     def publish(self) -> Path:
         """Write the weights of the best step; of the last one where no step was evaluated. Raises Stopped."""
         self.loop.finish()
+        if self._evaluated and not self._best.weights:
+            self._report({"type": "note", "code": NO_BEST_STEP, "message": WITHOUT_BEST_STEP})
         with self.loop.published():
             weights = self._best.weights or in_parents_form(self._trainee.state(), self._parent)
         audit(weights, finite_names(self._parent))

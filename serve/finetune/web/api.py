@@ -26,7 +26,7 @@ from ..data.files import IN_MEMORY, Files
 from ..jobs.job_admission import JobAdmission
 from ..jobs.job_store import JobStore
 from ..jobs.job_types import FileRecord, JobRequest, step_of
-from .event_stream import streamed
+from .event_stream import OpenStreams, streamed
 from .kept_files import KeptFiles
 from .openai_shapes import checkpoint_body, event_body, file_body, job_body, page_of
 from .waiting_requests import WaitingRequests
@@ -249,6 +249,8 @@ def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
 
 
 def _add_events(routes: APIRouter, job_store: JobStore, leaving: Callable[[], bool]) -> None:
+    streams = OpenStreams()
+
     @routes.get(JOBS + "/{id}/events", dependencies=[_may_see(job_store)])
     async def events(
         request: Request, id: str, after: str | None = None, limit: Limit = 20,
@@ -259,7 +261,8 @@ def _add_events(routes: APIRouter, job_store: JobStore, leaving: Callable[[], bo
         With `Accept: text/event-stream` or `stream=true`: as server-sent events, the oldest first, until the job has
         ended; behind `Last-Event-ID` (or `after`)."""
         if stream or "text/event-stream" in request.headers.get("accept", ""):
-            return await streamed(job_store, id, request.headers.get("last-event-id") or after, leaving)
+            last = request.headers.get("last-event-id") or after
+            return await streamed(job_store, id, last, leaving, streams)
         found = await run_in_threadpool(job_store.events, id, after, limit + 1, order == "asc")
         return _json(page_of(found, limit, event_body))
 

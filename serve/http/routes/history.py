@@ -90,9 +90,7 @@ def version_of(store: Store, model: str, number: str) -> Version:
     """A version by model and number. Raises UnknownName, whose message lists the models or versions that there are."""
     if model not in store.names():
         raise UnknownName(f"no model '{model}' in the store: it has {store.names()}")
-    if not (number.isascii() and number.isdigit()):
-        raise UnknownName(f"'{model}' has no version {number!r}: it has {store.numbers(model)}")
-    return store.version(model, int(number))
+    return store.numbered(model, number)
 
 
 def promote(store: Store, model: str, number: str) -> dict[str, Any]:

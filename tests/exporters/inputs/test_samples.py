@@ -166,6 +166,18 @@ def test_an_archive_whose_member_is_cut_short_is_refused(random, tmp_path):
         load_samples(tmp_path / "cut.npz", ENCODER)
 
 
+def test_rows_that_take_no_bytes_are_bounded_too(tmp_path):
+    spec = ModelSpec(
+        "m", (tensor("x", "FP32", -1, "0..5"),), (tensor("y", "FP32", -1, "0..5"),), max_batch_size=8
+    )
+    for rows in (5, 2**40):
+        head = b'{"x":{"dtype":"F32","shape":[%d,0],"data_offsets":[0,0]}}' % rows
+        (tmp_path / str(rows)).write_bytes(len(head).to_bytes(8, "little") + head)
+    assert load_samples(tmp_path / "5", spec).count == 5
+    with pytest.raises(BadSamples, match="1099511627776 rows without an element"):
+        load_samples(tmp_path / str(2**40), spec)
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(BadSamples, match=r"nowhere\.npz: cannot be read"):
         load_samples(tmp_path / "nowhere.npz", ENCODER)

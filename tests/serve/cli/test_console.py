@@ -1,6 +1,8 @@
 """What a command prints is the text itself: nothing in it is read as markup, and no line of it is broken."""
 
 import errno
+import json
+import os
 import re
 from pathlib import Path
 
@@ -33,6 +35,17 @@ def test_no_control_character_of_a_text_reaches_the_terminal(capsys: pytest.Capt
     came = capsys.readouterr()
     assert "�]0;owned�[8m�2Jnamed� so" in came.err and came.err.endswith("two lines\n")
     assert set(re.findall("[\x00-\x1f\x7f-\x9f]", came.err + came.out)) <= {"\n", "\t"}
+
+
+def test_json_is_printed_of_a_path_that_is_no_utf_8(capsys: pytest.CaptureFixture[str]) -> None:
+    path = os.fsdecode(b"/models/\xff\xc3\xbc")
+    with pytest.raises(typer.Exit):
+        finish(lambda: ({"paths": [path], path: 1, "half": "\ud800"}, None, 0), as_json=True)
+    assert json.loads(capsys.readouterr().out) == {
+        "paths": ["/models/\ufffdü"],
+        "/models/\ufffdü": 1,
+        "half": "\ufffd",
+    }
 
 
 def test_a_file_of_any_name_may_be_in_progress() -> None:

@@ -252,7 +252,7 @@ def test_options_that_cannot_hold_together_are_refused_by_name(
         (("parity", "net", *limit, "--samples", tmp_path / "none"), "--limit runs nothing"),
         (("parity", "net", *limit, "--device", "cuda:7"), "--limit runs nothing"),
         (("parity", folder, "--device", "tpu"), "tpu"),
-        (("convert", folder, "--level", "mixed_bfloat16", "--dtype", "fp16"), "--dtype says fp16"),
+        (("convert", folder, "--level", "mixed_bfloat16", "--dtype", "fp16"), "dtype says fp16"),
     ):
         code, facts, _ = run(*words, "--store", store)
         assert code == 2 and sentence in facts["error"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from halfeven.models.errors import BadSetting
+from halfeven.models.errors import BadSetting, CannotServe
 from halfeven.serve.cli.main import app
 from halfeven.serve.finetune.client import tensorboard_files
 from halfeven.serve.finetune.client.job_record import JobRecord, job_record
@@ -51,6 +51,25 @@ class Server(Remote):
 @pytest.fixture
 def record() -> JobRecord:
     return job_record(Server("http://127.0.0.1:1"), "ftjob-1")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"id": "x/../../documents"},
+        {"id": ".."},
+        {"model": "../net@3"},
+        {"hyperparameters": {"../../../.profile": "run me"}},
+        {"hyperparameters": {"/tmp/x": 1}},
+    ],
+)
+def test_a_server_names_no_file_outside_of_the_folder_that_is_written(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in changes.items():
+        monkeypatch.setitem(JOB, name, value)
+    with pytest.raises(CannotServe, match="cannot be a file's name"):
+        job_record(Server("http://127.0.0.1:1"), "ftjob-1")
 
 
 def test_a_record_has_every_series_and_no_value_that_is_not_finite(record: JobRecord) -> None:

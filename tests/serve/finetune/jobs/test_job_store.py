@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halfeven.models.errors import BadInput, Conflict, DamagedFile, DiskFull, StoreError, UnknownName
+from halfeven.models.errors import (
+    BadInput,
+    Conflict,
+    DamagedFile,
+    DiskFull,
+    Overloaded,
+    StoreError,
+    UnknownName,
+)
+from halfeven.serve.finetune.jobs import job_store as module
 from halfeven.serve.finetune.jobs.database import _SCHEMA
 from halfeven.serve.finetune.jobs.job_store import JobStore
 from halfeven.serve.finetune.jobs.job_types import (
@@ -29,6 +38,7 @@ from halfeven.serve.finetune.jobs.job_types import (
     Job,
     JobRequest,
 )
+from halfeven.serve.finetune.jobs.old_jobs import forget_old
 
 FILE = FileRecord("file-1", "a" * 64, 10, "train.npz", 1)
 REASON: dict[str, Any] = {"code": "DIVERGED", "message": "the loss left the numbers"}
@@ -106,6 +116,40 @@ def test_every_commit_waits_for_the_disk_and_foreign_keys_are_on(job_store: JobS
     with pytest.raises(UnknownName, match="file-nowhere"):
         job_store.create_job(request(training_file="file-nowhere"))
     assert job_store.jobs() == []
+
+
+def test_the_oldest_ended_jobs_are_forgotten_with_all_that_is_theirs(job_store: JobStore, path: Path) -> None:
+    jobs = [job_store.create_job(request(), f"key {number}")[0] for number in range(5)]
+    for job in jobs:
+        job_store.record_steps(job.id, [{"step": 1}, {"step": 2}])
+        job_store.record_evaluation(job.id, {"step": 2})
+    for job in jobs[1:]:
+        _to(job_store, job, SUCCEEDED)
+    forget_old(job_store._db, kept_jobs=2)
+    assert [job.id for job in job_store.jobs()] == [jobs[4].id, jobs[3].id, jobs[0].id], (
+        "the first has not ended"
+    )
+    forget_old(job_store._db, kept_jobs=2, kept_steps=2)
+    assert [len(job_store.steps(job.id)) for job in job_store.jobs()] == [2, 0, 2]
+    counts = {"idempotency_keys": 3, "evaluations": 3, "steps": 4, "jobs": 3}
+    for table, count in counts.items():
+        assert job_store._db.one("COUNT(*) AS n", table, "1") == {"n": count}, table
+    assert job_store.replayed("key 1", {"model": "net"}) is None
+    _to(job_store, jobs[0], CANCELLED)
+    job_store.delete_file(FILE.id)
+    forget_old(job_store._db, kept_jobs=0)
+    assert all(job_store._db.one("1", table, "1") is None for table in (*counts, "events", "files"))
+
+
+def test_only_so_many_jobs_may_wait(job_store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_UNFINISHED", 2)
+    first, _ = job_store.create_job(request(), "key")
+    job_store.create_job(request())
+    with pytest.raises(Overloaded, match="2 jobs wait, run or are paused"):
+        job_store.create_job(request())
+    assert job_store.create_job(request(), "key") == (first, False)
+    _to(job_store, first, CANCELLED)
+    job_store.create_job(request())
 
 
 def _to(job_store: JobStore, job: Job, status: str) -> Job:
@@ -264,7 +308,8 @@ def test_events_are_paged_in_both_orders_without_loss(job_store: JobStore, job: 
             seen += [event.number for event in page]
             after = page[-1].id
         assert seen == expected
-    for stranger in ("ftevent-other-1", "nonsense", f"ftevent-{job.id.removeprefix('ftjob-')}-x"):
+    stem = f"ftevent-{job.id.removeprefix('ftjob-')}"
+    for stranger in ("ftevent-other-1", "nonsense", f"{stem}-x", f"{stem}-{'0' * 17}12"):
         with pytest.raises(UnknownName, match="no event"):
             job_store.events(job.id, stranger)
 

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from halfeven.serve.finetune.judging.paired import (
+    MOST_WORK,
     compare_resampled,
     compare_right,
     limit_of_share,
@@ -69,7 +70,7 @@ def test_a_version_without_change_is_no_worse_and_no_better(rows: int) -> None:
     found = compare_right(right, right, MARGIN)
     assert (found.holds, found.better, found.loss) == (True, False, 0.0)
     errors = np.random.default_rng().random(rows)
-    loss = lambda chosen: errors[chosen].mean() / errors[chosen].mean() - 1  # noqa: E731
+    loss = lambda weights: (errors @ weights) / (errors @ weights) - 1  # noqa: E731
     resampled = compare_resampled(loss, rows, MARGIN, shares=False)
     assert (resampled.holds, resampled.better) == (True, False)
 
@@ -110,11 +111,25 @@ def test_a_grown_error_is_refused_and_a_fallen_one_is_better(rows: int) -> None:
     for factor, holds, better in ((0.5, True, True), (1.01, True, False), (1.3, False, False)):
         new = old * factor * random.uniform(0.98, 1.02, rows)
         found = compare_resampled(
-            lambda i, n=new: n[i].mean() / old[i].mean() - 1, rows, MARGIN, shares=False
+            lambda weights, n=new: n @ weights / (old @ weights) - 1, rows, MARGIN, shares=False
         )
         assert (found.holds, found.better) == (holds, better), factor
 
 
 def test_an_answer_that_is_not_finite_never_passes() -> None:
-    found = compare_resampled(lambda _: math.nan, 100, 1.0, shares=False)
+    found = compare_resampled(lambda weights: np.full(weights.shape[1], np.nan), 100, 1.0, shares=False)
     assert (found.holds, found.better) == (False, False)
+
+
+def test_a_draw_has_as_many_rows_as_there_are_and_costly_draws_are_fewer_and_counted() -> None:
+    seen: list[np.ndarray] = []
+
+    def loss(weights: np.ndarray) -> np.ndarray:
+        seen.append(weights)
+        return np.zeros(weights.shape[1])
+
+    for work, draws in ((1, 1000), (MOST_WORK // 500, 500), (MOST_WORK, 200)):
+        seen.clear()
+        assert compare_resampled(loss, 30_000, MARGIN, shares=True, work=work).draws == draws
+        assert sum(weights.shape[1] for weights in seen[1:]) == draws
+        assert all((weights.sum(0) == 30_000).all() for weights in seen)

@@ -1,9 +1,17 @@
 """LoRA: which layers get adapters, and that the merged weights answer as the module with its adapters does."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from halfeven.serve.finetune.training.adapters import Adapters, layers_of
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from tests.serve.finetune.training.test_resuming import hard_job
+from tests.serve.finetune.training.trainer_runs import run
 
 ASKED = {"rank": 2, "alpha": 3.0, "dropout": 0.0, "targets": None}
 
@@ -26,6 +34,49 @@ def test_linear_layers_and_ungrouped_convolutions_get_adapters() -> None:
         Exception, match=r"lora_targets \['norm'\] fit no linear layer .* train with trainable = head"
     ):
         layers_of(Net(), ["norm"])
+
+
+ENCODER = """
+import torch
+from torch import nn
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encode = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.encode(torch.stack([x, x.flip(-1)], 1)).mean(1))
+
+def build():
+    return Encoder()
+"""
+
+
+def encoder() -> nn.Module:
+    found: dict[str, Any] = {}
+    exec(ENCODER, found)
+    return found["build"]()
+
+
+def test_a_layer_that_multi_head_attention_never_calls_gets_no_adapter() -> None:
+    assert layers_of(encoder(), None) == ["encode.linear1", "encode.linear2", "head"]
+
+
+@pytest.mark.slow
+def test_the_held_out_loss_of_an_encoder_is_that_of_its_merged_weights(tmp_path: Path) -> None:
+    """In evaluation `torch.nn.TransformerEncoderLayer` has a fused kernel, which would not see the adapters."""
+    job = hard_job(tmp_path / "job")
+    (tmp_path / "job" / "source" / "model.py").write_text(ENCODER)
+    save_file(encoder().state_dict(), job["weights"])
+    lora = {"rank": 2, "alpha": 16.0, "dropout": 0.0, "targets": None}
+    lines, _ = run(job | {"lora": lora, "precision": "fp32", "transform": None})
+    net, rows = encoder().eval(), load_file(job["held_out"])
+    net.load_state_dict(load_file(lines[-1]["weights"]))
+    with torch.no_grad():
+        found = mse_loss(net(rows["x"]), rows["target:y"]).item()
+    assert lines[-1]["summary"]["held_out_loss"] == pytest.approx(found, rel=1e-4)
 
 
 @pytest.mark.filterwarnings("default")  # of the libraries that peft loads

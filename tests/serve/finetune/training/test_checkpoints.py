@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,24 @@ def test_what_does_not_fit_into_the_bound_is_not_written_and_says_so(tmp_path: P
     made.most_bytes = size + size // 2
     assert write(made, 30) is None
     assert [place.name for place in made.places()] == ["step-00000030"], "one fits, two do not"
+
+
+@pytest.mark.parametrize("fault", [Killed(), OSError(28, "No space left on device")])
+def test_the_last_good_one_stays_until_the_next_is_on_the_disk_though_both_exceed_the_bound(
+    fault: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = written(tmp_path, 10)
+    made.most_bytes = sum(path.stat().st_size for path in made.places()[0].iterdir()) * 3 // 2
+
+    def fails(*_: Any) -> None:
+        raise fault
+
+    with monkeypatch.context() as patched, suppress(Killed):
+        patched.setattr(module, "save_file", fails)
+        assert "No space left" in str(write(made, 20))
+    assert step_of(last_good(tmp_path)[0]) == 10
+    assert write(made, 30) is None
+    assert [place.name for place in made.places()] == ["step-00000030"]
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from halfeven.serve.finetune.training.evaluation import BestStep
-from safetensors.torch import load_file
+from halfeven.serve.finetune.training.training_job import NO_BEST_STEP
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -83,6 +84,17 @@ def test_a_loss_that_is_not_finite_is_never_the_best() -> None:
     assert not best.is_best(2.0) and not best.is_best(math.nan)
     assert not best.ends
     assert not best.is_best(3.0) and best.ends
+
+
+@pytest.mark.slow
+def test_a_held_out_loss_that_is_never_finite_is_said_and_the_last_step_is_taken(tmp_path: Path) -> None:
+    job = hard_job(tmp_path / "job")
+    rows = load_file(job["held_out"])
+    save_file({**rows, "x": torch.full_like(rows["x"], 1e30)}, job["held_out"])
+    lines, _ = run(job)
+    assert set(evaluations(lines).values()) == {None}
+    assert lines[-1]["summary"]["best_step"] is None
+    assert [line["code"] for line in lines if line["type"] == "note"] == [NO_BEST_STEP]
 
 
 def test_without_patience_it_never_ends() -> None:

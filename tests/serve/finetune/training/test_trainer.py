@@ -369,6 +369,21 @@ def test_a_batch_larger_than_the_model_takes_is_passed_in_parts_with_the_same_me
         assert mean == pytest.approx(whole, rel=1e-5)
 
 
+def test_a_class_beyond_the_answer_s_is_named_before_the_first_step_whatever_row_has_it(small: Line) -> None:
+    classes = torch.arange(32) % 3
+    for file, numbers in (("data", classes), ("held_out", torch.where(torch.arange(32) == 31, 5, classes))):
+        save_file({**load_file(small["data"]), "target:y": numbers}, Path(small["out"]) / file)
+        small[file] = str(Path(small["out"]) / file)
+    learnt = task_of(small, losses={"y": "cross_entropy"})
+    assert learnt.loss(torch.arange(2)).isfinite()
+    judged = Task({**small, "losses": {"y": "cross_entropy"}}, learnt.forward, learnt.losses, held_out=True)
+    with pytest.raises(
+        Exception, match=r"answers with 3 classes, so 0..2 are expected, .* the class 5"
+    ) as refused:
+        judged.loss(torch.arange(2))
+    assert refused.value.code == "BAD_DATA"  # type: ignore[attr-defined]
+
+
 def test_only_the_rows_to_train_on_are_read(small: Line) -> None:
     data = load_file(small["data"])
     data["x"][1::2] = torch.nan  # the held-out rows

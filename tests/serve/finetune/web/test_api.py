@@ -351,6 +351,7 @@ def test_what_is_not_there_is_a_404_that_says_so(place: Place) -> None:
         lambda: place.create(model="none"),
         lambda: place.create(model="../net"),
         lambda: place.create(model="net@99"),
+        lambda: place.create(model="net@" + "0" * 17 + "12"),  # eighteen digits of which would be version 1
         lambda: place.create(model="net@latest"),
     ]
     for ask in asking:

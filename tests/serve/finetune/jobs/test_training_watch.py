@@ -1,0 +1,28 @@
+"""What the job store gets of a trainer's lines."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from halfeven.serve.finetune.jobs.job_store import JobStore
+from halfeven.serve.finetune.jobs.job_types import RUNNING, FileRecord, JobRequest
+from halfeven.serve.finetune.jobs.training_watch import FURTHER_SKIPS, MOST_SKIP_EVENTS, TrainingWatch
+
+
+def test_of_very_many_skipped_steps_each_is_in_the_metrics_and_only_some_have_an_event(
+    tmp_path: Path,
+) -> None:
+    job_store, child = JobStore(tmp_path / "halfeven.db"), SimpleNamespace(seconds=1.0)
+    job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))
+    job, _ = job_store.create_job(JobRequest("net", "net", 1, "file-1", {}, 3))
+    job_store.move(job.id, RUNNING)
+    steps = MOST_SKIP_EVENTS + 100
+    skipped = {"type": "step", "loss": 1.0, "scale": 1.0, "skipped": True, "cause": "x", "quarantined": []}
+    lines: list[dict[str, Any]] = [{"type": "started", "total_steps": steps}]
+    lines += [{**skipped, "step": step} for step in range(1, steps + 1)]
+    TrainingWatch(job_store, job.id, lambda rows: rows).follow(child, lines)  # type: ignore[arg-type]
+    events = [event.message for event in job_store.events(job.id, limit=1000)]
+    assert sum("was skipped" in message for message in events) == MOST_SKIP_EVENTS
+    assert sum(FURTHER_SKIPS in message for message in events) == 1
+    assert len(job_store.steps(job.id)) == steps and job_store.job(job.id).progress["skipped"] == steps
+    job_store.close()
