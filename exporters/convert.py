@@ -291,8 +291,8 @@ def _fingerprint(folder: ModelFolder, options: Options) -> str:
     """A digest that is equal for equal work: of the folder's bytes, the options, and the libraries."""
     here = sorted(environment(options.device).items())
     digest = hashlib.sha256(repr((folder.precision, folder.guessed, options, here)).encode())
-    named = [path for path in (folder.weights, folder.samples, options.samples, *folder.source_files) if path]
-    named += folder.net_weights
+    named = [path for path in (folder.samples, options.samples, *folder.source_files) if path]
+    named += (*folder.weight_files, *folder.net_weights)
     found = (file for path in named for file in (path.rglob("*") if path.is_dir() else (path,)))
     files = {file for file in found if file.is_file()}
     if folder.guessed is None:  # what lies beside a bare file is not the model's

@@ -105,6 +105,14 @@ class ModelFolder:
         return (inside / "config.json", *sorted(inside.glob("*.safetensors")))
 
     @property
+    def weight_files(self) -> tuple[Path, ...]:
+        """The file of the weights; with an index of several safetensors files all that lie beside it."""
+        if self.weights is None:
+            return ()
+        beside = self.weights.name.endswith(".safetensors.index.json")
+        return (self.weights, *(sorted(self.weights.parent.glob("*.safetensors")) if beside else ()))
+
+    @property
     def net_weights(self) -> tuple[Path, ...]:
         """The weights of the nets beside the model."""
         return tuple(self.folder / name for name in net_weights(self.declared_steps))

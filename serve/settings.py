@@ -108,12 +108,7 @@ class Settings(BaseSettings):
 def read_settings(**given: object) -> Settings:
     """Arguments that are None were not given. Raises BadSetting naming the option and what it expects; StoreUnusable
     or DamagedFile where there must be keys and their file cannot be read."""
-    try:
-        settings = Settings(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = "--" + "-".join(str(part) for part in first["loc"]).replace("_", "-")
-        raise BadSetting(f"{name} = {first['input']!r}: {first['msg']}") from None
+    settings = _checked(**{key: value for key, value in given.items() if value is not None})
     keys = settings.keys.read() if settings.needs_keys else None
     if settings.needs_keys and (keys is None or not keys.by_id):
         raise BadSetting(
@@ -121,3 +116,17 @@ def read_settings(**given: object) -> Settings:
             "`halfeven keys add NAME` makes one. Give --expose-without-auth if a proxy or a network keeps others out"
         )
     return settings
+
+
+def largest_upload() -> int:
+    """Bytes of the largest training file that a server with this environment takes. Raises BadSetting."""
+    return _checked().limits.upload_bytes
+
+
+def _checked(**given: object) -> Settings:
+    try:
+        return Settings(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "--" + "-".join(str(part) for part in first["loc"]).replace("_", "-")
+        raise BadSetting(f"{name} = {first['input']!r}: {first['msg']}") from None

@@ -4,9 +4,9 @@
 
 Imports torch, the model folder and its own siblings, by their paths only, so that a folder with its own ``models/`` or
 ``errors.py`` imports its own and not ours. The siblings: ``sources.py`` makes the module, ``autocast.py`` and
-``regions.py`` handle FP32 islands, ``substitutes.py`` replaces operations that no archive may have, ``more_rows.py``
-and ``batch_place.py`` free a batch of 1, ``agreement.py`` compares program and module, ``failures.py`` and
-``nonfinite.py`` make the messages.
+``regions.py`` handle FP32 islands, ``flat_answers.py`` takes apart what forward gives, ``substitutes.py`` replaces
+operations that no archive may have, ``more_rows.py`` and ``batch_place.py`` free a batch of 1, ``agreement.py``
+compares program and module, ``failures.py`` and ``nonfinite.py`` make the messages.
 Writes ``program.pt2``, ``weights.safetensors`` and ``result.json`` into the request's ``out`` folder; a failure is a
 ``result.json`` with a sentence and the traceback's tail.
 """
@@ -223,21 +223,7 @@ class Flat:
         return self.in_order(answer)
 
     def in_order(self, answer):
-        if hasattr(answer, "keys"):
-            missing = [name for name in self.outputs if name not in answer]
-            if missing:
-                raise Refused(f"forward gave outputs {sorted(answer.keys())}, but model.toml names {missing}")
-            answer = tuple(answer[name] for name in self.outputs)
-        answer = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
-        if len(answer) != len(self.outputs):
-            answer = tuple(value for value in answer if value is not None)
-        if len(answer) != len(self.outputs):
-            raise Refused(
-                f"forward gave {len(answer)} outputs, model.toml names {len(self.outputs)}: {self.outputs}"
-            )
-        for name, value in zip(self.outputs, answer, strict=True):
-            if not hasattr(value, "untyped_storage"):
-                raise Refused(f"output '{name}' must be a tensor, forward gave {type(value).__name__}")
+        answer = failures.sibling("flat_answers").in_order(failures, answer, self.outputs)
         return self.batch_first(answer) if self.axes else answer
 
     def batch_first(self, answer):

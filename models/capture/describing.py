@@ -207,13 +207,15 @@ def _called(module, arrays):
 
 
 def _named(module, arrays):
-    """What the module gives, by name: its own names, else ``output``, ``output1``, …"""
+    """What the module gives, by name: its own names, else ``output``, ``output1``, … Nested ones are taken apart."""
     answer = _called(module, arrays)
+    parts = list(failures.sibling("flat_answers").parts_of(answer))
     if hasattr(answer, "keys"):
-        named = {key: answer[key] for key in answer}
+        named = dict(parts)
+    elif len(parts) == 1:
+        named = {"output": parts[0][1]}
     else:
-        parts = answer if isinstance(answer, (tuple, list)) else (answer,)
-        named = {"output" if len(parts) == 1 else f"output{place}": part for place, part in enumerate(parts)}
+        named = {f"output{place}": part for place, (_, part) in enumerate(parts)}
     tensors = {key: part for key, part in named.items() if hasattr(part, "untyped_storage")}
     if not tensors:
         raise failures.Refused(f"forward gave no tensor, but {type(answer).__name__}")

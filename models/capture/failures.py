@@ -126,7 +126,8 @@ def blame_inputs(error, module, forward, example, request):
             for spec, tensor, axis in zip(request["inputs"], example, axes, strict=True)
         )
         with contextlib.suppress(TypeError, ValueError):
-            given += f"; its parameters are {inspect.signature(forward)}"
+            signature = inspect.signature(forward)
+            given += f"; its parameters are {signature}{_one_by_one(signature, example, plain)}"
         sentence = (
             f"forward fails with the inputs that model.toml declares: {given}. Where a name, shape or datatype is not "
             f"what the model takes, correct it under [[inputs]] in {request['folder']}/model.toml"
@@ -134,6 +135,21 @@ def blame_inputs(error, module, forward, example, request):
         error.halfeven_inputs = (sentence, plain)
     except Exception:
         return
+
+
+def _one_by_one(signature, example, error):
+    """What to do where forward seems to take its tensors in a dict or a list; else nothing."""
+    needed = [
+        one
+        for one in signature.parameters.values()
+        if one.default is one.empty and one.kind < one.KEYWORD_ONLY
+    ]
+    if len(needed) == len(example) and "str" not in str(error):
+        return ""
+    return (
+        ". Each input is given to it as a tensor of its own: where it takes them in a dict, a list or a tuple, let "
+        "source build a module around it, whose forward has a parameter for each and puts them together"
+    )
 
 
 def where_imports_are_found(error, request):

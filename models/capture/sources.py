@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 HALF = ("F16", "BF16")  # in the header of a safetensors file
+INDEX = (
+    ".safetensors.index.json"  # beside safetensors in several files, as save_pretrained writes large models
+)
 STATES = ("state_dict", "model_state_dict", "model")  # in a checkpoint of a training, beside its optimiser
 SCRIPT = "a TorchScript module, which is not taken: build the nn.Module that it was made of"
 WRAPPERS = ("module.", "_orig_mod.", "model.")  # before all names: of DataParallel, torch.compile, Lightning
@@ -228,6 +231,8 @@ def read_state(failures, torch, weights):
         from safetensors.torch import load_file
 
         return load_file(weights)
+    if weights.endswith(INDEX):
+        return sharded_state(failures, Path(weights))
     name = Path(weights).name
     try:
         state = torch.load(weights, map_location="cpu", weights_only=True)
@@ -245,6 +250,34 @@ def read_state(failures, torch, weights):
             f"{name} holds a {type(state).__name__}{keys}, expected a state dict (name → tensor), as "
             f"torch.save(model.state_dict(), {name!r}) writes it"
         )
+    return state
+
+
+def sharded_state(failures, index):
+    """The tensors of several safetensors files beside an index, which says the file of each tensor."""
+    from safetensors import safe_open
+
+    try:
+        file_of = dict(json.loads(index.read_text())["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise failures.Refused(
+            f"{index.name} is not an index of safetensors files ({type(error).__name__}: {error}): expected "
+            '{"weight_map": {TENSOR: FILE}}'
+        ) from None
+    state = {}
+    for name in sorted(map(str, set(file_of.values()))):
+        path = index.with_name(name) if Path(name).name == name else None
+        if path is None or not path.is_file():
+            raise failures.Refused(
+                f"{index.name} names the file {name!r}, and there is none of that name beside it"
+            )
+        with safe_open(path, "pt") as shard:
+            wanted = [tensor for tensor, file in file_of.items() if file == name]
+            if missing := sorted(set(wanted) - set(shard.keys())):
+                raise failures.Refused(
+                    f"{index.name}: {name} has no tensor {missing[0]!r}; is the file whole?"
+                )
+            state |= {tensor: shard.get_tensor(tensor) for tensor in wanted}
     return state
 
 

@@ -154,12 +154,10 @@ class Staging:
         shape = (sum([len(array) for array in part]), *first.shape[1:]) if first.ndim else ()
         dtype = _torch_dtype(first.dtype)
         nbytes = math.prod(shape) * first.dtype.itemsize
-        if index == len(slot.hosts):
-            slot.hosts.append(self._streams.on_host((nbytes,), torch.uint8))
-            slot.devices.append(self._streams.on_device(nbytes))
-        elif slot.hosts[index].numel() < nbytes:
-            slot.hosts[index] = self._streams.on_host((nbytes,), torch.uint8)
-            slot.devices[index] = self._streams.on_device(nbytes)
+        if index == len(slot.hosts) or slot.hosts[index].numel() < nbytes:
+            # Both before either is kept: where the device has no memory, the slot stays as it was.
+            host, device = self._streams.on_host((nbytes,), torch.uint8), self._streams.on_device(nbytes)
+            slot.hosts[index : index + 1], slot.devices[index : index + 1] = [host], [device]
         joined = slot.hosts[index][:nbytes].view(dtype).view(shape)
         if len(part) == 1:
             np.copyto(to_numpy(joined), first)

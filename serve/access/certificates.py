@@ -23,8 +23,9 @@ class Certificates:
     def __init__(self, certificate: Path, key: Path) -> None:
         self._files = (certificate, key)
         self._stamp = self._look()
+        self._said = ""
         try:
-            self._current = self._context()
+            self._current, self._pem = self._read()
         except (OSError, ValueError) as error:
             raise BadSetting(
                 f"--tls-cert {certificate} and --tls-key {key} cannot be used: {_words(error)}; expected a PEM file "
@@ -45,21 +46,39 @@ class Certificates:
         """The context of the newest pair that fits together."""
         stamp = self._look()
         if stamp != self._stamp:
-            self._stamp = stamp
             try:
-                self._current = self._context()
+                self._current, self._pem = self._read()
+                self._stamp, self._said = stamp, ""
             except (OSError, ValueError) as error:
-                _LOG.error(
-                    "the new pair of %s and %s is not taken: %s; the one before goes on",
-                    *self._files,
-                    _words(error),
-                )
+                if isinstance(
+                    error, ssl.SSLError
+                ):  # until a file changes; another fault may be over at the next look
+                    self._stamp = stamp
+                self._refuse(_words(error))
         return self._current
 
     def pem(self) -> tuple[bytes, bytes]:
-        """(private key, certificate) as they are in the files. Raises OSError."""
+        """(private key, certificate) of the newest pair that fits together, as they were in the files."""
+        self.current()
+        return self._pem
+
+    def _read(self) -> tuple[ssl.SSLContext, tuple[bytes, bytes]]:
+        """The context of the pair in the files, and its bytes. Raises OSError and ValueError, also where a file is
+        replaced meanwhile: the bytes could be of another pair then."""
+        before = self._look()
         certificate, key = self._files
-        return key.read_bytes(), certificate.read_bytes()
+        context, pem = self._context(), (key.read_bytes(), certificate.read_bytes())
+        if self._look() != before:
+            raise ValueError("a file was replaced while they were read")
+        return context, pem
+
+    def _refuse(self, why: str) -> None:
+        """Log that the new pair is not taken, once for each reason."""
+        if why != self._said:
+            self._said = why
+            _LOG.error(
+                "the new pair of %s and %s is not taken: %s; the one before goes on", *self._files, why
+            )
 
     def _look(self) -> Stamp:
         """Facts of both files, which change when a file is replaced or its permissions change; empty where the facts of

@@ -21,6 +21,7 @@ from ...models.datatypes import DATATYPES
 from ...models.errors import BadInput, BadSetting, UnknownName
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ..access.client_key import request_headers
+from ..access.direct_requests import opened
 from ..http.codecs.infer_client import write_binary, write_json
 from .loadgen import Target
 
@@ -112,7 +113,7 @@ def ask(url: str, headers: Mapping[str, str], body: bytes | None = None) -> Any:
     """One request outside the load. Raises BadSetting where no server answers, else the server's refusal."""
     request = urllib.request.Request(url, body, dict(headers))
     try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
+        with opened(request, _PATIENCE_S) as answer:
             content = answer.read()
     except urllib.error.HTTPError as error:
         said = error.read(4000).decode(errors="replace")

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,20 +68,34 @@ def bench(url: str, name: str, plan: Plan, notify: Notify = print) -> dict[str, 
     }
 
 
-def numbers(text: str, option: str) -> tuple[float, ...]:
-    """``1,8,32`` as positive numbers. Raises BadSetting naming the option."""
+def numbers(text: str, option: str, most: float = 1e6) -> tuple[float, ...]:
+    """``1,8,32`` as positive numbers of at most ``most``. Raises BadSetting naming the option."""
     try:
         found = tuple(float(part) for part in text.split(","))
     except ValueError:
         found = ()
-    if not found or not all(0 < number < 1e9 for number in found):
-        raise BadSetting(f"{option} {text!r}: expected numbers above 0 with commas between, as 1,8,32")
+    if not found or not all(0 < number <= most for number in found):
+        raise BadSetting(
+            f"{option} {text!r}: expected numbers above 0, up to {most:,.0f}, with commas between, as 1,8,32"
+        )
     return found
 
 
+def counts(text: str, option: str) -> tuple[int, ...]:
+    """The same, whole numbers alone."""
+    found = numbers(text, option)
+    if not all(number.is_integer() for number in found):
+        raise BadSetting(f"{option} {text!r}: expected whole numbers with commas between, as 1,8,32")
+    return tuple(map(int, found))
+
+
 def _check(plan: Plan) -> None:
-    if not plan.seconds > 0 or not plan.warmup_s >= 0 or not plan.timeout_s > 0:
-        raise BadSetting("--seconds and --timeout must be above 0, --warmup 0 or more")
+    times = (plan.seconds, plan.warmup_s, plan.timeout_s)
+    if not all(map(math.isfinite, times)) or plan.seconds <= 0 or plan.warmup_s < 0 or plan.timeout_s <= 0:
+        raise BadSetting(
+            f"--seconds {plan.seconds:g}, --warmup {plan.warmup_s:g}, --timeout {plan.timeout_s:g}: expected seconds "
+            "above 0, and a warm-up of 0 or more"
+        )
     if max(plan.concurrency, default=0) > plan.connections:
         raise BadSetting(f"--concurrency {max(plan.concurrency)}: at most {plan.connections} connections")
 

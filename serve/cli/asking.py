@@ -14,6 +14,7 @@ from http import HTTPStatus
 
 from ...models.errors import BadInput, CannotServe, NotReady, Overloaded
 from ..access.client_key import key_headers
+from ..access.direct_requests import opened
 
 _PAUSE_S = 0.5  # before the second time: those who remain notice the death first
 _LONGEST_WORDS = 4000
@@ -67,7 +68,7 @@ def ask(
             answer = _sent(url, body, headers, timeout_s)
         except (OSError, http.client.HTTPException) as error:
             raise _no_answer(url, error) from None
-    if answer.status >= 400:
+    if answer.status >= 300:
         raise _refusal(answer)
     return answer.headers, answer.body
 
@@ -75,7 +76,7 @@ def ask(
 def _sent(url: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float) -> Answer:
     request = urllib.request.Request(url, body, dict(headers))
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        with opened(request, timeout_s) as answer:
             return Answer(answer.status, _lower(answer.headers.items()), answer.read())
     except urllib.error.HTTPError as error:
         with error:
@@ -94,6 +95,11 @@ def _no_answer(url: str, error: Exception) -> NotReady:
 
 
 def _refusal(answer: Answer) -> BadInput | CannotServe:
+    if answer.status < 400:
+        place = answer.headers.get("location", "another address")
+        return BadInput(
+            f"the server sends on to {place[:200]}, where no key is sent: give that as --url if it is yours"
+        )
     sentence = f"the server refused with {answer.status}: {answer.body.decode(errors='replace')}"
     if answer.of_a_proxy:
         return NotReady(sentence)

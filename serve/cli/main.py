@@ -23,6 +23,7 @@ from .measuring import bench, tune
 from .other_engines import export, prove
 from .serve_command import serve
 from .training import finetune, job_metrics, reproduce, version_named
+from .utf8_mode import use_utf8
 
 app = typer.Typer(
     name="halfeven",
@@ -33,6 +34,7 @@ app = typer.Typer(
 
 def main() -> None:
     """The console script. Errors of ours end as one sentence on stderr and an exit code."""
+    use_utf8()
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
     )

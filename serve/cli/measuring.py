@@ -42,8 +42,8 @@ def bench(
         check_target("--report", report)
         callers = "1,8,32" if concurrency is None and rate is None else concurrency
         plan = command.Plan(
-            concurrency=tuple(map(int, command.numbers(callers, "--concurrency"))) if callers else (),
-            rates=command.numbers(rate, "--rate") if rate else (),
+            concurrency=command.counts(callers, "--concurrency") if callers is not None else (),
+            rates=command.numbers(rate, "--rate") if rate is not None else (),
             seconds=seconds, warmup_s=warmup, timeout_s=timeout, rows=rows, wire=wire, data=data,
             shapes=tuple(shape or ()), headers=tuple(header or ()),
         )  # fmt: skip

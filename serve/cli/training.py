@@ -134,12 +134,14 @@ def reproduce(
     """Train a version again from its recorded rows, settings and seed; 0 if the weights are the same, else 3."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ...exporters.inputs.samples import MAX_BYTES
         from ..finetune.jobs.reproducing import reproduce, sentence_of
         from ..http.routes.history import store_at, version_of
+        from ..settings import largest_upload
 
         name, number = version_named(target)
-        opened = store_at(store)
-        facts = reproduce(opened, version_of(opened, name, number), data, validation, notify)
+        opened, most = store_at(store), max(MAX_BYTES, largest_upload())
+        facts = reproduce(opened, version_of(opened, name, number), data, validation, notify, most)
         return facts, sentence_of(facts), 0 if facts["equal"] else 3
 
     finish(work, as_json)

@@ -18,15 +18,11 @@ import numpy as np
 from ...models.batch_axis import array_batch_back, array_batch_first
 from ...models.datatypes import name_of
 from ...models.errors import BadInput, BadSetting, EngineFailed, NotReady
+from ..access.direct_requests import opened
 from ..http.codecs.infer_client import HEADER_LENGTH, read_outputs, write_binary, write_json
 
 MOST_BYTES = 1 << 30  # of one answer
 _PIECE = 1 << 20
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
-        """Another address than the operator named is not asked: the redirect is the answer, an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +117,7 @@ def _ask(
     deadline = time.monotonic() + timeout_s
     request = urllib.request.Request(url, body, dict(headers))
     try:
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout_s) as answer:
+        with opened(request, timeout_s) as answer:
             return _read(answer, url, deadline), answer.headers.get(HEADER_LENGTH)
     except urllib.error.HTTPError as error:
         words = error.read(4000).decode(errors="replace")

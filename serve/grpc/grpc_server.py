@@ -4,6 +4,7 @@ A call's key is asked for when its headers are here, before its message is read;
 names, it is admitted with the key's limits.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
@@ -17,6 +18,7 @@ from ...models.errors import BadRequest, BadSetting, HalfevenError, Unauthentica
 from ..access.certificates import Certificates
 from ..batching.interface import ControlledRoster
 from ..http.error_mapping import NotOffered, grpc_status_of, message_of, retry_after_of
+from ..http.limits.connections import Connections
 from ..http.limits.request_limits import DEFAULTS
 from ..http.route_scopes import need_of
 from ..http.routes.infer import InferFront
@@ -24,6 +26,7 @@ from .calls import CALLS, NOT_OFFERED, Call, Calls, stream_error, stream_respons
 from .health import HEALTH, HealthService
 from .message_parts import check_parts
 from .messages import SERVICE, only_message, unreadable
+from .open_stream import OpenStream, ended, most_streams, no_place
 from .unread import NotRead, UnreadAnswers
 
 AHEAD = DEFAULTS.requests_ahead  # requests of one stream that are under way at once
@@ -89,9 +92,8 @@ def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
         nonlocal shown
         if (current := certificates.current()) is shown:
             return None
-        pair = _pair(certificates)
-        shown = current  # only now: a pair that could not be read is read for the next connection
-        return pair
+        shown = current
+        return _pair(certificates)
 
     # None is what its documentation asks for where nothing changed.
     return grpc.dynamic_ssl_server_credentials(_pair(certificates), newest)  # type: ignore[arg-type]
@@ -106,6 +108,7 @@ class _Service(grpc.GenericRpcHandler):
 
     def __init__(self, front: InferFront, calls: Calls) -> None:
         self._front, self._calls = front, calls
+        self._streams = Connections(most_streams(front.bounds.connections.limit))
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
         package, _, name = handler_call_details.method.strip("/").rpartition("/")
@@ -136,30 +139,7 @@ class _Service(grpc.GenericRpcHandler):
                 await _abort(context, error)
 
         async def stream(messages: AsyncIterator[Any], context: Any) -> None:
-            unread = UnreadAnswers(self._front.bounds.budget)
-
-            async def in_stream(request: Any) -> Any:
-                try:
-                    with self._front.call_span(f"{SERVICE}/{call.name}", context):
-                        answer = await self._answer(call, authorization, request)
-                        return unread.counted(stream_response(request, answer))
-                except Exception as error:
-                    return unread.counted(stream_error(request, _words(error)))
-
-            try:
-                async with aclosing(streamed(messages, in_stream, AHEAD)) as answers:
-                    async for answer in answers:
-                        await unread.write(context, answer)
-            except DecodeError:
-                await _abort(context, unreadable(call.name))
-            except BadRequest as error:  # of a message that was not read
-                await _abort(context, error)
-            except NotRead as error:
-                unread.close()
-                await error.writing
-                await _abort(context, error)
-            finally:
-                unread.close()
+            await self._streamed(call, authorization, messages, context)
 
         def read(data: bytes) -> Any:
             check_parts(data, call.request.DESCRIPTOR)
@@ -170,6 +150,44 @@ class _Service(grpc.GenericRpcHandler):
             return grpc.stream_stream_rpc_method_handler(stream, read, write)  # type: ignore[arg-type]
         # A unary handler of grpcio waits for its message without end: a few callers could hold every call.
         return grpc.stream_unary_rpc_method_handler(unary, read, write)  # type: ignore[arg-type]
+
+    async def _streamed(
+        self, call: Call, authorization: str | None, messages: AsyncIterator[Any], context: Any
+    ) -> None:
+        """Answer the messages of one stream."""
+        place, unread = OpenStream(), UnreadAnswers(self._front.bounds.budget)
+        if not self._streams.enter(place):
+            await _abort(context, no_place())
+
+        async def in_stream(request: Any) -> Any:
+            place.asked()
+            try:
+                with self._front.call_span(f"{SERVICE}/{call.name}", context):
+                    answer = await self._answer(call, authorization, request)
+                    return unread.counted(stream_response(request, answer))
+            except Exception as error:
+                return unread.counted(stream_error(request, _words(error)))
+
+        try:
+            async with aclosing(streamed(messages, in_stream, AHEAD)) as answers:
+                async for answer in answers:
+                    await unread.write(context, answer)
+                    place.answered()
+        except asyncio.CancelledError:
+            if not place.was_closed():
+                raise
+            await _abort(context, ended())
+        except DecodeError:
+            await _abort(context, unreadable(call.name))
+        except BadRequest as error:  # of a message that was not read
+            await _abort(context, error)
+        except NotRead as error:
+            unread.close()
+            await error.writing
+            await _abort(context, error)
+        finally:
+            self._streams.leave(place)
+            unread.close()
 
     async def _answer(self, call: Call, authorization: str | None, request: Any) -> Any:
         permit = self._front.access.admit(authorization, *call.need(request))

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ....models.errors import BadInput, CannotServe, UnknownName
+from ....exporters.inputs.samples import MAX_BYTES
+from ....models.errors import BadInput, BadSamples, CannotServe, UnknownName
 from ....models.store import Store, Version, sha256_of
 from ..data.files import UPLOADS
 from .child_watch import result_of
@@ -25,13 +26,19 @@ class DataGone(BadInput):
 
 
 def reproduce(
-    store: Store, version: Version, data: Path | None, validation: Path | None, notify: Notify
+    store: Store,
+    version: Version,
+    data: Path | None,
+    validation: Path | None,
+    notify: Notify,
+    max_bytes: int = MAX_BYTES,
 ) -> dict[str, Any]:
     """Train ``version`` again from its parent, rows, settings and seed; ``equal`` says whether the weights have the
     recorded digest. Nothing is published.
 
-    ``data`` and ``validation``: copies of its files, where the store has them no more. Raises DataGone, BadInput for a
-    version that was not trained here or for files with other bytes, CannotServe where the training fails.
+    ``data`` and ``validation``: copies of its files, where the store has them no more; ``max_bytes``: of each, and of
+    what a packed one unpacks to. Raises DataGone, BadInput for a version that was not trained here, for files with
+    other bytes or beyond that bound, CannotServe where the training fails.
     """
     lineage = version.manifest.get("lineage") or {}
     if lineage.get("by") != "fine-tuning" or "weights" not in lineage:
@@ -47,14 +54,20 @@ def reproduce(
     held_out_file = None if held_out is None else _file(store, version, "--validation", held_out, validation)
     hyperparameters = lineage["hyperparameters"] | _measured(lineage)
     files = {TRAINING: training} | ({} if held_out_file is None else {VALIDATION: held_out_file})
-    asked = Asked(parent, files, hyperparameters, lineage["seed"], priority="normal")
+    asked = Asked(parent, files, hyperparameters, lineage["seed"], "normal", max_bytes)
     recorded = lineage.get("trained_with") or {}
     with tempfile.TemporaryDirectory(prefix="halfeven-reproduce-") as folder:
         place = Place(
             Path(folder), recorded.get("device", "cpu"), recorded.get("threads", 1), priority="normal",
             processes=recorded.get("processes", 1),
         )  # fmt: skip
-        rows = divide(asked, place.folder, lambda child: lines_until(child, lambda: False))
+        try:
+            rows = divide(asked, place.folder, lambda child: lines_until(child, lambda: False))
+        except BadSamples as error:
+            raise BadInput(
+                f"the rows of {version} cannot be read: {error}. Where the server that trained it had a larger "
+                "HALFEVEN_MAX_UPLOAD_MIB, set that here too"
+            ) from error
         request = training_request(parent, rows, hyperparameters, lineage["seed"], "again", place)
         done = _trained({**request, "checkpoint_bytes": 0}, Path(folder), notify)
     return {

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -37,6 +38,8 @@ class LoadedVersion:
         self._place = place
         self._behind: list[Batcher] = []
         self._front: Submit = self.batcher
+        self._ending = threading.RLock()  # held while engines change or are closed
+        self._closed = False
 
     def __str__(self) -> str:
         return str(self.version)
@@ -103,18 +106,22 @@ class LoadedVersion:
         self._behind.remove(batcher)
 
     def fall_back(self, reason: str) -> bool:
-        """Put the FP32 whole in the half's place; False where that was done already. Not on the device thread."""
-        half = self.prepared
-        if half.whole is None:
-            return False
-        digest = self.version.manifest["files"].get(_WHOLE.get(half.whole.form, ""), half.digest)
-        whole = replace(half, precision="fp32", engine=half.whole, whole=None, reason=reason, digest=digest)
-        self._front = self.batcher
-        for batcher in (self.batcher, *self._behind):
-            if batcher.prepared.engine is half.engine:
-                self._place.call(partial(batcher.swap, whole))
-        self._place.call(half.engine.close)
-        return True
+        """Put the FP32 whole in the half's place; False where that was done already, or the version is closed. From any
+        thread but the device's."""
+        with self._ending:
+            half = self.prepared
+            if half.whole is None or self._closed:
+                return False
+            digest = self.version.manifest["files"].get(_WHOLE.get(half.whole.form, ""), half.digest)
+            whole = replace(
+                half, precision="fp32", engine=half.whole, whole=None, reason=reason, digest=digest
+            )
+            self._front = self.batcher
+            for batcher in (self.batcher, *self._behind):
+                if batcher.prepared.engine is half.engine:
+                    self._place.call(partial(batcher.swap, whole))
+            self._place.call(half.engine.close)
+            return True
 
     # The end.
 
@@ -126,18 +133,19 @@ class LoadedVersion:
 
     def close(self) -> None:
         """Give the memory back. Drain first; not on the device thread."""
-        for batcher in (self.batcher, *self._behind):
-            self._place.thread.detach(batcher)
-        self._behind.clear()
-        for engine in {
-            id(e): e for e in (self.prepared.engine, self.prepared.whole) if e is not None
-        }.values():
-            try:
-                self._place.call(engine.close)
-            except NotReady:  # the device thread has ended: the process is going
-                return
-            except Exception:
-                logger.exception("an engine of %s could not be closed", self)
+        with self._ending:
+            self._closed = True
+            for batcher in (self.batcher, *self._behind):
+                self._place.thread.detach(batcher)
+            self._behind.clear()
+            engines = (self.prepared.engine, self.prepared.whole)
+            for engine in {id(one): one for one in engines if one is not None}.values():
+                try:
+                    self._place.call(engine.close)
+                except NotReady:  # the device thread has ended: the process is going
+                    return
+                except Exception:
+                    logger.exception("an engine of %s could not be closed", self)
 
 
 _WHOLE = {"torch": "whole.pt2", "onnx": "whole.onnx", "live": "live.json"}

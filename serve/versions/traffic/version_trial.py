@@ -6,15 +6,25 @@ fault of the new version alone is counted; a request that fails with both versio
 
 import asyncio
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from ....models.errors import BadRequest, CannotServe, EngineFailed, HalfevenError, NotReady, Overloaded
+from ....models.errors import (
+    BadRequest,
+    CannotServe,
+    EngineFailed,
+    HalfevenError,
+    NotReady,
+    Overloaded,
+    TimedOut,
+)
 from ....models.spec import ModelSpec
 from ...batching.counters import Counters
 from ...batching.interface import NO_TERMS, Answer, Submit, Terms
@@ -33,13 +43,20 @@ LOOKED_AT = 2**20  # elements: of a larger batch only that many are checked on t
 class VersionTrial:
     """Stands in front of ``own``, the new version. ``reject`` is called once, with the reason and the numbers.
 
-    ``spills``: while its queue is full, the other version answers (so for a canary).
+    ``spills``: while its queue is full, the other version answers (so for a canary). ``clock`` gives nanoseconds.
     """
 
     def __init__(
-        self, spec: ModelSpec, own: Submit, other: Submit, rules: Rules, reject: Reject, spills: bool
+        self,
+        spec: ModelSpec,
+        own: Submit,
+        other: Submit,
+        rules: Rules,
+        reject: Reject,
+        spills: bool,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._spec, self._own, self._other = spec, own, other
+        self._spec, self._own, self._other, self._clock = spec, own, other, clock
         self._rules = rules
         self._reject: Reject | None = reject
         self._refusals: tuple[type[CannotServe], ...] = (NotReady, Overloaded) if spills else (NotReady,)
@@ -55,12 +72,20 @@ class VersionTrial:
         except self._refusals:
             return self._other.submit(arrays, rows, terms)
         outer: Future = asyncio.get_running_loop().create_future()
+        timeout_ns = terms.timeout_ns or self._spec.batching.timeout_ms * 1_000_000
+        until_ns = self._clock() + timeout_ns if timeout_ns else 0
         outer.add_done_callback(partial(_leave_with, inner))
-        inner.add_done_callback(partial(self._came, outer, arrays, rows, terms))
+        inner.add_done_callback(partial(self._came, outer, arrays, rows, terms, until_ns))
         return outer
 
     def _came(
-        self, outer: Future, arrays: Sequence[np.ndarray], rows: int, terms: Terms, inner: Future
+        self,
+        outer: Future,
+        arrays: Sequence[np.ndarray],
+        rows: int,
+        terms: Terms,
+        until_ns: int,
+        inner: Future,
     ) -> None:
         if inner.cancelled() or outer.done():
             outer.cancel()
@@ -69,13 +94,26 @@ class VersionTrial:
             outer.set_result(answer)
             asyncio.get_running_loop().call_soon(self._look_at, arrays, rows, answer)
         elif isinstance(error, _FAILED):
-            self._ask_other(outer, arrays, rows, terms, error)
+            self._ask_other(outer, arrays, rows, terms, until_ns, error)
         else:
             outer.set_exception(error)
 
     def _ask_other(
-        self, outer: Future, arrays: Sequence[np.ndarray], rows: int, terms: Terms, error: BaseException
+        self,
+        outer: Future,
+        arrays: Sequence[np.ndarray],
+        rows: int,
+        terms: Terms,
+        until_ns: int,
+        error: BaseException,
     ) -> None:
+        """Ask the other version, with what is left of the request's timeout (``until_ns``; 0: it has none)."""
+        if until_ns:
+            left_ns = until_ns - self._clock()
+            if left_ns <= 0:
+                outer.set_exception(_out_of_time(self._spec.name, error))
+                return
+            terms = replace(terms, timeout_ns=left_ns)
         try:
             second = self._other.submit(arrays, rows, terms)
         except HalfevenError:
@@ -87,8 +125,8 @@ class VersionTrial:
     def _second_came(self, outer: Future, error: BaseException, second: Future) -> None:
         if second.cancelled() or outer.done():
             outer.cancel()
-        elif second.exception() is not None:
-            outer.set_exception(error)
+        elif (theirs := second.exception()) is not None:
+            outer.set_exception(theirs if isinstance(theirs, TimedOut) else error)
         else:
             outer.set_result(second.result())
             self._blame("failed", str(error))
@@ -192,6 +230,13 @@ def median_bucket(counters: Counters) -> int:
     half = sum(counters.compute_buckets) / 2
     return next(
         (place for place, count in enumerate(accumulate(counters.compute_buckets)) if count >= half), 0
+    )
+
+
+def _out_of_time(model: str, error: BaseException) -> TimedOut:
+    return TimedOut(
+        f"Request timeout expired: the version of model '{model}' on trial failed ({error}), and no time was left to "
+        "ask the other one; allow more time, or send the request again"
     )
 
 

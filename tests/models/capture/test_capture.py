@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -391,6 +391,11 @@ def test_outputs_that_are_not_what_model_toml_says_are_told(captures: Captures) 
         ([torch.zeros(1), 2.0], "output 'z' must be a tensor, forward gave float"),
         (torch.zeros(1), "forward gave 1 outputs, model.toml names 2: ['y', 'z']"),
         ({"y": torch.zeros(1), "x": torch.zeros(1)}, "outputs ['x', 'y'], but model.toml names ['z']"),
+        (
+            (torch.zeros(1), (torch.zeros(1),) * 2),
+            "gave 3 outputs (each tensor inside of a tuple, list or dict",
+        ),
+        ({"y": torch.zeros(1), "z": (torch.zeros(1),)}, "outputs ['y', 'z.0'], but model.toml names ['z']"),
     ],
 )
 def test_what_forward_gives_must_be_the_tensors_that_model_toml_names(answer: Any, words: str) -> None:
@@ -398,6 +403,22 @@ def test_what_forward_gives_must_be_the_tensors_that_model_toml_names(answer: An
     with pytest.raises(Refused) as caught:
         flat.in_order(answer)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "answer"),
+    [
+        (["out", "h", "c"], lambda a, b, c: (a, (b, c))),
+        (["out", "h", "c"], lambda a, b, c: [a, {"state": [b, c]}]),
+        (["logits", "state.0", "state.1"], lambda a, b, c: {"state": (b, c), "logits": a, "loss": None}),
+        (["state.1", "logits"], lambda a, b, c: {"logits": b, "state": [c, a]}),
+        (["heads.boxes.x", "heads.score"], lambda a, b, c: {"heads": {"score": b, "boxes": {"x": a}}}),
+    ],
+)
+def test_nested_outputs_are_taken_apart(names: list[str], answer: Callable[..., Any]) -> None:
+    flat = Flat(nn.Identity(), {"inputs": [{"name": "input"}], "outputs": names})
+    tensors = torch.ones(1), torch.ones(2), torch.ones(3)
+    assert flat.in_order(answer(*tensors)) == tensors[: len(names)]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Weights are put into a module under its own names, whatever wrapped it when they were saved."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -46,6 +47,41 @@ def test_a_weight_that_is_not_there_is_still_named(tmp_path: Path) -> None:
         save_file({prefix + name: tensor for name, tensor in state.items()}, tmp_path / "w.safetensors")
         with pytest.raises(child.Refused, match=r'Missing key\(s\) in state_dict: "first.bias"'):
             loaded(tmp_path / "w.safetensors")
+
+
+def write_shards(folder: Path, state: Mapping[str, Tensor]) -> Path:
+    """The state in a file for each tensor and their index, as ``save_pretrained`` writes a large model."""
+    file_of = {}
+    for number, (name, tensor) in enumerate(state.items()):
+        file_of[name] = f"model-{number:05}.safetensors"
+        save_file({name: tensor.clone()}, folder / file_of[name])
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": file_of}))
+    return index
+
+
+def test_weights_in_several_safetensors_files_are_taken_by_their_index(tmp_path: Path) -> None:
+    state = Tied().state_dict()
+    assert same(loaded(write_shards(tmp_path, state)), state)
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ({"weight_map": {"first.bias": "../w.safetensors"}}, "none of that name beside it"),
+        ({"weight_map": {"first.bias": "gone.safetensors"}}, "'gone.safetensors'"),
+        ({"weight_map": {"last.bias": "model-00001.safetensors"}}, "has no tensor 'last.bias'"),
+        ({"weight_map": 3}, "is not an index of safetensors files"),
+        ([], "is not an index of safetensors files"),
+    ],
+)
+def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path: Path, index: object, words: str) -> None:
+    (inside := tmp_path / "inside").mkdir()
+    save_file({"first.bias": torch.ones(4)}, tmp_path / "w.safetensors")
+    path = write_shards(inside, Tied().state_dict())
+    path.write_text(json.dumps(index))
+    with pytest.raises(child.Refused, match=words):
+        loaded(path)
 
 
 def test_a_pickled_module_is_refused_without_the_advice_to_open_it(tmp_path: Path) -> None:

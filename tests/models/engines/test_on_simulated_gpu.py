@@ -109,12 +109,12 @@ MUTANTS = {
     "work is put into the default stream": ("with torch.cuda.stream(stream):\n            work()", "work()"),
     "two batches have one slot": ("deque(_Slot() for _ in range(slots))", "deque([_Slot()] * slots)"),
     "slots share memory on the host": (
-        "slot.hosts.append(self._streams.on_host((nbytes,), torch.uint8))",
-        "slot.hosts.append(self.__dict__.setdefault(index, self._streams.on_host((1 << 16,), torch.uint8)))",
+        "self._streams.on_host((nbytes,), torch.uint8)",
+        "self.__dict__.setdefault(index, self._streams.on_host((1 << 16,), torch.uint8))",
     ),
     "slots share memory on the device": (
-        "slot.devices.append(self._streams.on_device(nbytes))",
-        "slot.devices.append(self.__dict__.setdefault(('device', index), self._streams.on_device(1 << 16)))",
+        "self._streams.on_device(nbytes)",
+        "self.__dict__.setdefault(('device', index), self._streams.on_device(1 << 16))",
     ),
     "answers are let go before they are copied": (
         "slot.taken.append(host.copy_(answer, non_blocking=True))",

@@ -160,6 +160,26 @@ def test_memory_of_a_slot_is_used_again_and_only_grows() -> None:
     assert len(asked) == 8 and asked.count(8 * 3 * 4) == 2, "two inputs, two slots, grown once each"
 
 
+@pytest.mark.parametrize("first", [(), (2,)], ids=["a new slot", "a slot that grows"])
+def test_a_slot_whose_memory_could_not_be_had_takes_smaller_batches(first: Sequence[int]) -> None:
+    device = Shuffled(random.Random(6))
+    plain = device.on_device
+    staging = Staging(device, doubled, slots=1)  # type: ignore[arg-type]
+    for rows in first:
+        staging.launch(batch([rows], 3)).wait()
+
+    def none_left(nbytes: int) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    device.on_device = none_left  # type: ignore[method-assign]
+    with pytest.raises(torch.OutOfMemoryError):
+        staging.launch(batch([8], 3))
+    device.on_device = plain  # type: ignore[method-assign]
+    for rows in (4, 1, 8, 16):
+        parts = batch([rows], 3)
+        assert_right(staging.launch(parts).wait(), parts)
+
+
 class AtOnce(Shuffled):
     """Runs what it is given when it is given, as a CUDA stream runs Python; remembers who waited."""
 

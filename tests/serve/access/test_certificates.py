@@ -1,6 +1,7 @@
 """TLS: what a caller sees, and a certificate that is renewed while the server runs. Each test has its own authority."""
 
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -143,3 +144,26 @@ def test_a_new_pair_is_taken_when_its_key_becomes_readable(
     assert certificates.current() is before
     pair.key.chmod(0o640)
     assert certificates.current() is not before
+
+
+def test_the_bytes_of_a_pair_are_those_that_fit_together(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC takes bytes. A certificate is renewed between the look at the pair and the reading of its bytes."""
+    certificates, old = Certificates(pair.certificate, pair.key), (pair.key, pair.certificate)
+    before = tuple(path.read_bytes() for path in old)
+    other, made = Pair(tmp_path / "other"), Certificates._context
+
+    def context(one: Certificates) -> ssl.SSLContext:
+        found = made(one)
+        if other.certificate.exists():
+            other.certificate.replace(pair.certificate)
+        return found
+
+    monkeypatch.setattr(Certificates, "_context", context)
+    os.utime(pair.key)
+    for _ in range(2):
+        certificates.current()
+        assert certificates.pem() == before, "the new certificate has no key yet"
+    other.key.replace(pair.key)
+    assert certificates.pem() == tuple(path.read_bytes() for path in old) != before

@@ -136,7 +136,11 @@ def test_refusals_are_figures_and_only_a_stage_without_any_good_answer_is_a_fail
         (("ftp://127.0.0.1", "double"), "expected http"),
         (("SERVER", "double", "--concurrency", "1,zero"), "--concurrency"),
         (("SERVER", "double", "--concurrency", "100000"), "--concurrency"),
+        (("SERVER", "double", "--concurrency", "0.5"), "expected whole numbers"),
+        (("SERVER", "double", "--concurrency", ""), "--concurrency"),
         (("SERVER", "double", "--rate", "-5"), "--rate"),
+        (("SERVER", "double", "--rate", "1e8"), "up to 1,000,000"),
+        (("SERVER", "double", "--seconds", "inf"), "--seconds inf"),
         (("SERVER", "double", "--wire", "grpc"), "--wire"),
         (("SERVER", "double", "--rows", "0"), "--rows"),
         (("SERVER", "pair"), "set with --shape"),  # the server's own words: its length is at most 6

@@ -1,8 +1,9 @@
 """Keys over gRPC: every call of the table is refused without the right key, before its message is read."""
 
+import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from halfeven.serve.access.access_control import LOOK_EVERY_S, AccessControl
 from halfeven.serve.access.certificates import Certificates
 from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.access.keys import EVERY_MODEL, SCOPES
+from halfeven.serve.grpc import open_stream
 from halfeven.serve.grpc.calls import CALLS, NOT_OFFERED
 from halfeven.serve.http.limits.bounds import Bounds
 from halfeven.serve.http.limits.connections import Connections
@@ -169,6 +171,40 @@ def test_calls_without_their_message_end_and_leave_room_for_others(
         ended.set()
 
 
+def test_idle_streams_leave_room_for_unary_calls_and_end_for_new_streams(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams wait between their messages as long as they like: one caller could otherwise hold every call."""
+    monkeypatch.setattr(open_stream, "IDLE_SECONDS", 0.0)
+    both = start(bounds=Bounds(connections=Connections(4)))
+    ended = threading.Event()
+
+    def asked(requests: int) -> Iterator[Any]:
+        for _ in range(requests):
+            yield service_pb2.ModelInferRequest(model_name="nobody")
+        ended.wait(SECONDS)
+
+    with grpc.insecure_channel(both.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        idle = [stub.ModelStreamInfer(asked(1), timeout=SECONDS) for _ in range(3)]
+        assert all("unknown model" in next(stream).error_message for stream in idle)
+        assert status_of(channel, PATH + "ServerLive") == "OK"
+        again = stub.ModelStreamInfer(asked(1), timeout=SECONDS)
+        assert "unknown model" in next(again).error_message
+        with pytest.raises(grpc.RpcError) as closed:
+            next(idle[0])
+        assert closed.value.code().name == "UNAVAILABLE" and "was idle" in (closed.value.details() or "")
+        assert retry_after(closed.value) == "1"
+        monkeypatch.setattr(open_stream, "IDLE_SECONDS", 1e9)
+        with pytest.raises(grpc.RpcError) as refused:
+            next(stub.ModelStreamInfer(asked(1), timeout=SECONDS))
+        assert refused.value.code().name == "UNAVAILABLE" and "none of them is idle" in (
+            refused.value.details() or ""
+        )
+        ended.set()
+        assert [list(stream) for stream in (*idle[1:], again)] == [[], [], []]
+
+
 def test_a_call_that_ends_without_a_message_is_refused(keyed: Keyed, channel: Any) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         list(channel.stream_stream(PATH + "ServerLive")(iter(()), timeout=SECONDS / 2))
@@ -309,14 +345,14 @@ def test_a_renewed_certificate_that_cannot_be_read_once_is_read_for_the_next_con
     pair, other = Pair(tmp_path), Pair(tmp_path / "other")
     certificates = Certificates(pair.certificate, pair.key)
     port = start(certificates=certificates).grpc.partition(":")[2]
-    pem, faults = certificates.pem, [OSError(24, "Too many open files")]
+    made, faults = Certificates._context, [OSError(24, "Too many open files")]
 
-    def read() -> tuple[bytes, bytes]:
+    def context(one: Certificates) -> ssl.SSLContext:
         if faults:
             raise faults.pop()
-        return pem()
+        return made(one)
 
-    monkeypatch.setattr(certificates, "pem", read)
+    monkeypatch.setattr(Certificates, "_context", context)
     other.certificate.replace(pair.certificate)
     other.key.replace(pair.key)
     live(port, other.authority)

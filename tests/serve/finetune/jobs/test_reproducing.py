@@ -9,6 +9,7 @@ import pytest
 from halfeven.models.errors import BadInput
 from halfeven.models.store import Store
 from halfeven.serve.cli.main import app
+from halfeven.serve.finetune.jobs import reproducing
 from halfeven.serve.finetune.jobs.reproducing import DataGone, reproduce, sentence_of
 from typer.testing import CliRunner
 
@@ -69,3 +70,18 @@ def test_rows_that_were_changed_in_the_store_are_not_taken(store: Store) -> None
 def test_a_version_that_was_converted_has_no_training_to_repeat(store: Store) -> None:
     with pytest.raises(BadInput, match="net@1 was not fine-tuned here"):
         reproduce(store, store.version("net", 1), None, None, lambda line: None)
+
+
+def test_the_bound_on_its_rows_is_that_of_a_server_with_the_same_settings(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version, size = store.version("net", 2), rows_file(store).stat().st_size
+    with pytest.raises(BadInput, match=r"the rows of net@2 cannot be read: .*HALFEVEN_MAX_UPLOAD_MIB"):
+        reproduce(store, version, None, None, lambda line: None, max_bytes=size - 1)
+    asked: list[Any] = []
+    facts = {"equal": True, "version": "net@2", "trained": "d"}
+    monkeypatch.setattr(reproducing, "reproduce", lambda *given: asked.append(given[-1]) or facts)
+    for mib, gib in (("8192", 8), ("1", 4)):
+        monkeypatch.setenv("HALFEVEN_MAX_UPLOAD_MIB", mib)
+        assert CliRunner().invoke(app, ["reproduce", "net@2", "--store", str(store.root)]).exit_code == 0
+        assert asked.pop() == gib << 30

@@ -2,12 +2,19 @@
 
 import json
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from halfeven.models.store import Store
+from halfeven.serve.batching.device import DeviceThread
+from halfeven.serve.batching.interface import PreparedVersion
+from halfeven.serve.batching.place import Place
 from halfeven.serve.bench.callers import Traffic
 from halfeven.serve.versions.orders import drifted, events, pardon
 from halfeven.serve.versions.roster import Roster
@@ -15,7 +22,7 @@ from halfeven.serve.versions.store_writer import OwnStore
 from halfeven.serve.versions.traffic.automatic_decisions import AutomaticDecisions
 from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
 
-from tests.serve.versions.traffic.conftest import Engine, Versions, call, infer, serving, until
+from tests.serve.versions.traffic.conftest import Engine, Versions, call, infer, serving, spec, until
 
 ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
 U = 2.0**-11
@@ -74,6 +81,41 @@ def test_a_half_that_drifts_falls_back_to_its_whole_within_the_stated_number_of_
     assert drifted(store.version("net", 1), "cuda:0") is None
     pardon(store.version("net", 1))
     assert drifted(store.version("net", 1), "cpu") is None
+
+
+def test_two_threads_that_fall_back_and_one_that_closes_close_every_engine_once(store: Store) -> None:
+    """A replica finds its own drift while it reads that of another one, and the version is unloaded meanwhile."""
+    half, whole = ClosedOnce(1), ClosedOnce(1, "fp32")
+    met = threading.Barrier(2)
+
+    def call(fn: Callable[[], Any]) -> Any:
+        with suppress(threading.BrokenBarrierError):
+            met.wait(0.2)  # a second thread that is here too has read the half as well
+        return thread.call(fn).result()
+
+    thread = DeviceThread("cpu")
+    thread.start()
+    try:
+        place = cast(Place, SimpleNamespace(thread=thread, call=call))
+        prepared = PreparedVersion("1", "d", "fp16", half, "made up", whole)
+        loaded = LoadedVersion(store.version("net", 1), spec(), place, prepared)
+        with ThreadPoolExecutor(2) as pool:
+            done = [pool.submit(loaded.fall_back, f"drift {n}") for n in range(2)]
+        assert sorted(one.result() for one in done) == [False, True]
+        loaded.close()
+        assert not loaded.fall_back("drift after the end")
+        assert (half.times, whole.times) == (1, 1)
+    finally:
+        thread.stop(10)
+
+
+@dataclass(eq=False)
+class ClosedOnce(Engine):
+    times: int = 0
+
+    def close(self) -> None:
+        self.times += 1
+        super().close()
 
 
 def test_a_healthy_half_is_checked_and_stays(store: Store, versions: Versions) -> None:

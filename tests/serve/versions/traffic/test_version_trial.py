@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from halfeven.models.errors import BadRequest, EngineFailed, NotReady, Overloaded
+from halfeven.models.errors import BadRequest, EngineFailed, NotReady, Overloaded, TimedOut
 from halfeven.serve.batching.counters import BOUNDS_NS, Counters
 from halfeven.serve.batching.interface import NO_TERMS, Answer, PreparedVersion, Terms
 from halfeven.serve.versions.traffic.rules import Rules
@@ -32,8 +32,10 @@ class Queue:
     rescued: int = 0
     holds: bool = False
     futures: list[Future] = field(default_factory=list)
+    timeouts_ns: list[int] = field(default_factory=list)
 
     def submit(self, arrays: Any, rows: int, terms: Terms = NO_TERMS) -> Future:
+        self.timeouts_ns.append(terms.timeout_ns)
         if self.refusal is not None:
             raise self.refusal
         future: Future = asyncio.get_running_loop().create_future()
@@ -57,9 +59,11 @@ class Court:
     def __init__(self, spills: bool = False, **rules: Any) -> None:
         self.new, self.old = Queue(2), Queue(1)
         self.verdicts: list[tuple[str, dict[str, Any]]] = []
+        self.now_ns = 0
         self.trial = VersionTrial(
-            spec(), self.new, self.old, Rules(**rules), lambda *found: self.verdicts.append(found), spills
-        )
+            spec(), self.new, self.old, Rules(**rules), lambda *found: self.verdicts.append(found), spills,
+            clock=lambda: self.now_ns,
+        )  # fmt: skip
 
     async def ask(self, times: int = 1) -> list[str]:
         answered = [(await self.trial.submit(X, 1)).prepared.version for _ in range(times)]
@@ -86,6 +90,23 @@ async def test_what_the_new_version_fails_the_old_one_answers_and_three_such_end
     ((why, numbers),) = court.verdicts
     assert "3 of 3 answers were faults that the other version did not commit; the last: new kernels" in why
     assert numbers["faults"]["failed"] == 3
+
+
+@on_a_loop
+async def test_the_other_version_has_what_is_left_of_the_requests_timeout() -> None:
+    court = Court()
+    court.new.holds = True
+    court.new.fault = EngineFailed("new kernels, old bug")
+    answers = [court.trial.submit(X, 1, Terms(timeout_ns=1000)) for _ in range(2)]
+    court.now_ns = 900
+    court.new.settle(court.new.futures[0])
+    assert (await answers[0]).prepared.version == "1"
+    assert court.old.timeouts_ns == [100]
+    court.now_ns = 1000
+    court.new.settle(court.new.futures[1])
+    with pytest.raises(TimedOut, match="no time was left"):
+        await answers[1]
+    assert court.old.timeouts_ns == [100], "it is not asked"
 
 
 @on_a_loop

@@ -1,0 +1,47 @@
+"""What a forward gives, taken apart into tensors: nested tuples, lists and dicts are gone into, in order.
+
+A part of a dict has its key as its name, a part of a tuple or list its place; names of nested parts are joined with
+dots: ``{"logits": a, "hidden": (b, c)}`` has the parts ``logits``, ``hidden.0`` and ``hidden.1``.
+
+Runs in the child (and the trainer, and the live form), by file path: imports nothing.
+"""
+
+
+def parts_of(answer, name=""):
+    """(name, value) of every part that is no tuple, list or dict."""
+    if hasattr(answer, "keys"):
+        inside = [(key, answer[key]) for key in list(answer.keys())]
+    elif isinstance(answer, (tuple, list)):
+        inside = enumerate(answer)
+    else:
+        yield name, answer
+        return
+    for key, part in inside:
+        yield from parts_of(part, f"{name}.{key}" if name else str(key))
+
+
+def in_order(failures, answer, names):
+    """The parts that model.toml names, in its order: of a dict by name, of a tuple or list by place.
+
+    Raises Refused where a name is missing, the number is another one, or a part is no tensor.
+    """
+    named = list(parts_of(answer))
+    if hasattr(answer, "keys"):
+        found = dict(named)
+        if missing := [name for name in names if name not in found]:
+            raise failures.Refused(f"forward gave outputs {sorted(found)}, but model.toml names {missing}")
+        values = tuple(found[name] for name in names)
+    else:
+        values = tuple(value for _, value in named)
+        if len(values) != len(names):
+            values = tuple(value for value in values if value is not None)
+        if len(values) != len(names):
+            nested = any("." in name for name, _ in named)
+            counted = " (each tensor inside of a tuple, list or dict is one)" if nested else ""
+            raise failures.Refused(
+                f"forward gave {len(values)} outputs{counted}, model.toml names {len(names)}: {names}"
+            )
+    for name, value in zip(names, values, strict=True):
+        if not hasattr(value, "untyped_storage"):
+            raise failures.Refused(f"output '{name}' must be a tensor, forward gave {type(value).__name__}")
+    return values

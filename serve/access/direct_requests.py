@@ -1,0 +1,24 @@
+"""HTTP requests of the client commands. They go to the address on the command line and nowhere else: a redirect is an
+answer like any other, because the key would go along with the next request. A server on this machine is asked without
+the proxy that the environment names.
+"""
+
+import urllib.parse
+import urllib.request
+from http.client import HTTPResponse
+from typing import Any, cast
+
+from ..http.web_guard import is_loopback
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
+        """Another address than the operator named is not asked: the redirect is the answer, an error."""
+
+
+def opened(request: urllib.request.Request, timeout_s: float) -> HTTPResponse:
+    """The answer to the request, to be closed. Raises as ``urllib.request.urlopen``, and HTTPError for a redirect."""
+    host = urllib.parse.urlsplit(request.full_url).hostname or ""
+    no_proxy = [urllib.request.ProxyHandler({})] if is_loopback(host) else []
+    opener = urllib.request.build_opener(_NoRedirect, *no_proxy)
+    return cast(HTTPResponse, opener.open(request, timeout=timeout_s))
