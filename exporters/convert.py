@@ -28,7 +28,8 @@ from ..models.store import Store, Version, sha256_of
 from .environment import environment
 from .evidence import SOURCE_SUFFIXES, facts_of, files_of
 from .guessing.bare import folder_at
-from .inputs.samples import Samples, load_samples
+from .guessing.given_samples import laid_out
+from .inputs.samples import Samples, checked_samples, load_samples, read_tensors
 from .inputs.synthetic import generate
 from .live.forms import live_subject
 from .maker import Maker, Notify
@@ -97,7 +98,7 @@ def convert(
     Raises BadInput for a fault that the operator can correct, CannotConvert where no form can be made at all.
     """
     options = options or Options()
-    asked = _asked(folder_at(folder), options)
+    asked = _asked(folder_at(folder, options.samples), options)
     _check_possible(asked, options)
     fingerprint = _fingerprint(asked, replace(options, all_forms=False))
     newest = next(_readable(store, asked.spec.name), None)
@@ -248,7 +249,7 @@ def _samples(folder: ModelFolder, options: Options) -> tuple[ModelFolder, Sample
     """The samples that choose and judge, and the folder with a note where given ones repeat others."""
     if not (path := options.samples or folder.samples):
         return folder, generate(folder.spec, GENERATED)
-    given = load_samples(path, folder.spec)
+    given = _given(path, folder)
     if given.count == 0:
         raise BadInput(f"{path} holds no samples: give at least one, better a hundred")
     samples = given.distinct()
@@ -256,6 +257,13 @@ def _samples(folder: ModelFolder, options: Options) -> tuple[ModelFolder, Sample
         return folder, given
     note = f"{given.count - samples.count} of {given.count} samples repeat others and are left out"
     return replace(folder, notes=(*folder.notes, note)), samples
+
+
+def _given(path: Path, folder: ModelFolder) -> Samples:
+    """Samples that were read; of a bare ONNX file in the layout of the file or of the guess."""
+    if folder.guessed is None or folder.kind != "onnx" or path.is_dir():
+        return load_samples(path, folder.spec)
+    return checked_samples(laid_out(read_tensors(path), folder.spec), folder.spec)
 
 
 def _captured(folder: ModelFolder, samples: Samples, options: Options) -> CapturedProgram:

@@ -121,6 +121,12 @@ class TensorSpec:
             return f"expected shape {self.describe_shape()}, got [{','.join(map(str, shape))}]"
         return None
 
+    def output_fault(self, shape: Sequence[int], datatype: str) -> str | None:
+        """The fault of an output, as `fault`. A free size of it may be 0: a picture may have nothing to be found."""
+        empty = (Dim(0, dim.maximum) if dim.minimum == 1 and not dim.fixed else dim for dim in self.shape)
+        fits = replace(self, shape=tuple(empty)).fault(shape, datatype) is None
+        return None if fits else self.fault(shape, datatype)
+
     def describe_shape(self) -> str:
         return "[" + ",".join(str(dim.to_json()) for dim in self.shape) + "]"
 

@@ -4,7 +4,8 @@ The rules (design, §4), for every output over all real judged samples; u is the
 the largest |R| of that output:
 
 0. an |R| ≥ 1e9 is a sentinel: C has its sign and |C| ≥ 1e4 or is infinite, and it is left out of the rest;
-1. names, shapes, datatypes and the masks of NaN, +Inf and −Inf are the same;
+1. names, shapes, datatypes and the masks of NaN, +Inf and −Inf are the same (for adversarial inputs not the sizes that
+   values decide, which are reported);
 2. integers and booleans are equal (but for ties that the caller marks);
 3. no sample errs by more than ``max_error_u``·u·S, the pooled signal-to-noise ratio and that of every slice
    along every non-batch axis reach their minimum: a channel of scores cannot die behind one of boxes. A slice that
@@ -19,7 +20,7 @@ Adversarial inputs are held to rules 0 and 1 and reported for the others. Every 
 good case holds, so that NaN fails.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,7 +35,7 @@ from .measured import Measured, in_units, thinned
 from .noise import Noise, with_room
 from .order import measure_order
 from .rule_verdicts import DecisionVerdict, Failure
-from .trial import Pair, Trial, pairs_of
+from .trial import Pair, Trial, counted_axes, pairs_of
 from .verdict import AdversarialVerdict, OutputVerdict, ParityReport
 
 UNIT_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
@@ -87,7 +88,9 @@ def judge(
             for tensor in named
         ),
         adversarial=tuple(
-            _judge_adversarial(tensor, name, pairs_of(spec, tensor, trials), u)
+            _judge_adversarial(
+                tensor, name, pairs_of(spec, tensor, trials), u, counted_axes(spec, tensor, real)
+            )
             for name, trials in _by_name(judged).items()
             for tensor in named
         ),
@@ -208,8 +211,24 @@ def _misshapen(spec: TensorSpec, pairs: Sequence[Pair]) -> Failure | None:
             return refusals.datatype(spec, came)
         expected = (len(pair.samples), *pair.reference.shape[1:])
         if not (pair.candidate.shape == pair.reference.shape == expected):
-            return refusals.shape(spec, expected, pair.reference.shape, pair.candidate.shape)
+            return _wrong_shape(spec, expected, pair)
     return None
+
+
+def _wrong_shape(spec: TensorSpec, expected: tuple[int, ...], pair: Pair) -> Failure:
+    whole, half = pair.reference.shape, pair.candidate.shape
+    axes = len(spec.shape)
+    free = {axis + len(whole) - axes for axis, dim in enumerate(spec.shape) if not dim.fixed} - {0}
+    if whole == expected and _only_there(whole, half, free):
+        return refusals.count(spec, whole, half)
+    return refusals.shape(spec, expected, whole, half)
+
+
+def _only_there(whole: tuple[int, ...], half: tuple[int, ...], axes: Collection[int]) -> bool:
+    """Whether two shapes differ along these axes alone."""
+    return len(whole) == len(half) and all(
+        one == other or axis in axes for axis, (one, other) in enumerate(zip(whole, half, strict=True))
+    )
 
 
 def _unmasked(reference: np.ndarray, candidate: np.ndarray) -> np.ndarray:
@@ -292,8 +311,14 @@ def _by_name(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
     return found
 
 
-def _judge_adversarial(spec: TensorSpec, name: str, pairs: Sequence[Pair], u: float) -> AdversarialVerdict:
+def _judge_adversarial(
+    spec: TensorSpec, name: str, pairs: Sequence[Pair], u: float, counted: Collection[int]
+) -> AdversarialVerdict:
+    """``counted``: the axes whose sizes the values decide; another size there is reported, as another integer is."""
     if failure := _misshapen(spec, pairs):
+        if all(_only_there(pair.reference.shape, pair.candidate.shape, counted) for pair in pairs):
+            different = sum(abs(pair.reference.size - pair.candidate.size) for pair in pairs)
+            return AdversarialVerdict(name, spec.name, np.inf, -np.inf, different)
         return AdversarialVerdict(name, spec.name, np.inf, -np.inf, 0, (refusals.under(name, failure),))
     if not spec.type.is_float:
         different = sum(int(_unequal(pair).sum()) for pair in pairs)

@@ -82,6 +82,14 @@ def shape(
     )
 
 
+def count(spec: TensorSpec, whole: tuple[int, ...], half: tuple[int, ...]) -> Failure:
+    return Failure(
+        "shape",
+        f"output '{spec.name}' has another number of elements, {list(half)} from the half where the whole gives "
+        f"{list(whole)}: where values decide how many there are, half decided otherwise; {_KEEP}",
+    )
+
+
 def mask(
     spec: TensorSpec,
     samples: Sequence[int],

@@ -61,3 +61,16 @@ def pairs_of(spec: ModelSpec, tensor: TensorSpec, trials: Iterable[Trial]) -> li
         )
         for trial in trials
     ]
+
+
+def counted_axes(spec: ModelSpec, tensor: TensorSpec, real: Iterable[Trial]) -> frozenset[int]:
+    """The axes of an output (of its pairs) whose sizes the values of an input decide, as the number of things found.
+
+    Samples have inputs of one shape: an axis that has several sizes among their answers is one, and so is a free one
+    where no input has a free axis beside the batch.
+    """
+    first = 1 if spec.batched else 0
+    shapes = {trial.reference[tensor.name].shape[first:] for trial in real}
+    settled = all(dim.fixed for each in spec.inputs for dim in each.shape[first:])
+    free = (axis for axis, dim in enumerate(tensor.shape[first:]) if not dim.fixed)
+    return frozenset(axis + 1 for axis in free if settled or len({shape[axis] for shape in shapes}) > 1)

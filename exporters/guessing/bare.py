@@ -8,6 +8,7 @@ import numpy as np
 
 from ...models.errors import BadFolder, BadSamples
 from ...models.package import ModelFolder, check_program, parse_folder, read_folder
+from ..inputs.samples import read_tensors
 from .guess import Guess, name_for
 from .module_source import guess_module
 from .onnx_file import guess_onnx
@@ -15,10 +16,11 @@ from .onnx_file import guess_onnx
 TOML = "model.toml"
 
 
-def folder_at(path: Path) -> ModelFolder:
+def folder_at(path: Path, samples: Path | None = None) -> ModelFolder:
     """A model folder as its model.toml has it; a bare file or transformers folder as it is guessed to be.
 
-    A model.toml beside a file that names that file counts. Raises BadFolder where the path is neither.
+    ``samples``: real inputs, which a bare ONNX file is run with. A model.toml beside a file that names that file
+    counts. Raises BadFolder where the path is neither.
     """
     if path.suffix in (".onnx", ".pt2") and not path.exists():
         raise BadFolder(
@@ -31,7 +33,8 @@ def folder_at(path: Path) -> ModelFolder:
     place = path.parent if is_file else path
     if is_file and (place / TOML).is_file() and (beside := read_folder(place)).source == path.name:
         return beside
-    guess = guess_at(str(path))
+    runs = samples is not None and samples.is_file() and path.suffix == ".onnx"
+    guess = guess_at(str(path), read_tensors(samples) if samples is not None and runs else None)
     folder = parse_folder(guess.toml(), place / TOML)
     return replace(folder, samples=None, weights=None, guessed=guess.toml(), notes=guess.sentences)
 
@@ -39,7 +42,7 @@ def folder_at(path: Path) -> ModelFolder:
 def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Guess:
     """Of a file, a transformers folder, or ``file.py:function`` with example inputs (first axis = samples).
 
-    Raises BadFolder where nothing is guessed of such a path.
+    An ONNX file is run with such inputs where they are given. Raises BadFolder where nothing is guessed of such a path.
     """
     file, _, function = path.partition(":")
     where = absolute(Path(file))
@@ -51,7 +54,7 @@ def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Gues
             )
         return guess_module(where.parent, f"{where.name}:{function}", name_for(where), samples)
     if where.suffix == ".onnx" and where.is_file():
-        return guess_onnx(where)
+        return guess_onnx(where, samples=samples)
     if where.suffix == ".pt2" and where.is_file():
         check_program(where)
         return guess_module(where.parent, where.name, name_for(where))

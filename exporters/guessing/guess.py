@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from ...models.model_name import NAME
 from ...models.spec import Batching, ModelSpec, TensorSpec
 
@@ -18,6 +20,7 @@ _NAMELESS = ("model", "program", "module", "model_quantized")  # file names that
 class Guess:
     """``spec``, ``source`` and ``weights`` (a file name) as model.toml gives them.
 
+    ``samples``: the real inputs that were given, as samples.safetensors has them.
     ``doubts``: what was guessed and why, by (tensor, key), or by ("", key) for a key at the top. ``notes``: what was
     left out of the file's signature.
     """
@@ -27,6 +30,7 @@ class Guess:
     doubts: Mapping[tuple[str, str], str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     weights: str | None = None
+    samples: Mapping[str, np.ndarray] | None = None
 
     @property
     def sentences(self) -> tuple[str, ...]:

@@ -10,10 +10,11 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_help
 
 from ...models.batch_axis import array_batch_back, batch_back, batch_first
 from ...models.datatypes import DATATYPES
-from ...models.errors import BadFolder
+from ...models.errors import BadFolder, BadSamples, EngineFailed
 from ...models.settled_lengths import settled
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ...models.value_range import ValueRange
+from ..inputs.samples import checked_samples
 from ..inputs.synthetic import USUAL_LENGTH
 from ..onnx.reading.bounded_file import read_graph
 from ..onnx.reading.graph import attribute
@@ -21,9 +22,10 @@ from ..onnx.reading.signature import datatype_of, size_of
 from .batch_axes import batch_axes
 from .batch_size import BATCH_BYTES, fitting_rows
 from .file_runs import FileRuns, file_runs
+from .given_samples import Arrays, GivenSamples, laid_out
 from .guess import Guess, name_for
 from .lengths import lengths_in
-from .trial_sizes import Tried, try_sizes
+from .trial_sizes import Rows, Tried, try_sizes
 
 _SAME_VALUES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Gather")
 _TAKEN = set(DATATYPES) - {"BF16"}  # numpy has none
@@ -32,20 +34,25 @@ FEW = 5  # rows of a trial run: a batch of 1, 2 or 4 could be mistaken for layer
 MANY_CLASSES = 2  # a softmax over fewer places gives no probabilities of classes
 
 
-def guess_onnx(path: Path, narrow: Narrow | None = None, batched: bool | None = None) -> Guess:
+def guess_onnx(
+    path: Path, narrow: Narrow | None = None, batched: bool | None = None, samples: Arrays | None = None
+) -> Guess:
     """The guessed model.toml of an ONNX file: its inputs and outputs, their kinds, and the batch.
 
     ``narrow`` changes the inputs and outputs of the graph that was read, where more is known of them than the file
-    says; ``batched``: whether they have a batch, where that is known. Raises BadFolder for a file that is not ONNX,
-    that takes or gives no plain tensors, or that does not run.
+    says; ``batched``: whether they have a batch, where that is known; ``samples``: real inputs, which the file is run
+    with (`GivenSamples`). Raises BadFolder for a file that is not ONNX, that takes or gives no plain tensors, or that
+    does not run; BadSamples for samples that are not the file's.
     """
     model = read_graph(path)
     if narrow is not None:
         narrow(model.graph)
     inputs, outputs, notes = _values(model.graph, path)
     axes = batch_axes(model.graph, inputs, outputs)
+    places = {name: axis for name, (axis, _) in axes.items()}
+    given = None if samples is None else GivenSamples.of(samples, inputs, places)
     with file_runs(path, model, [value.name for value in outputs]) as run:
-        found = _Found(path, model.graph, inputs, outputs, run, axes)
+        found = _Found(path, model.graph, inputs, outputs, run, axes, given)
         spec, tried = found.spec(batched)
     if batched and not spec.batched:
         raise BadFolder(f"{path}: {found.why_batched(spec)}; expected one, for max_batch_size is not 0")
@@ -61,13 +68,16 @@ def guess_onnx(path: Path, narrow: Narrow | None = None, batched: bool | None = 
     doubts |= {(t.name, "range"): "the graph compares it with this value" for t in spec.inputs
                if t.range and t.name not in lengths}  # fmt: skip
     spec, kinds = _with_kinds(spec, model.graph)
-    return Guess(spec, path.name, doubts | kinds, tuple(notes))
+    if samples is not None:
+        samples = laid_out(samples, spec)
+        checked_samples(samples, spec)
+    return Guess(spec, path.name, doubts | kinds, tuple(notes), samples=samples)
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
     """The facts of an ONNX file from which model.toml is guessed. ``axes``: tensor name → (batch axis, why), for the
-    tensors whose batch is not the first axis."""
+    tensors whose batch is not the first axis. ``given``: samples to run it with."""
 
     path: Path
     graph: GraphProto
@@ -75,6 +85,7 @@ class _Found:
     outputs: Sequence[ValueInfoProto]
     run: FileRuns
     axes: Mapping[str, tuple[int, str]]
+    given: GivenSamples | None
 
     def spec(self, batched: bool | None) -> tuple[ModelSpec, Tried]:
         """The spec with the sizes that run. Not batched where an output does not have one row for each of the inputs.
@@ -85,23 +96,45 @@ class _Found:
             tried = self.tried(axes)
             if tried is None:
                 continue
-            given = list(zip(self.outputs, tried.outputs, strict=True))
-            places = [_batch_of(value, array, tried.rows, axes) for value, array in given]
-            if axes is None or None not in places:
-                outputs = (_output(*one, place) for one, place in zip(given, places, strict=True))
+            came = list(zip(self.outputs, tried.outputs, strict=True))
+            places = [_batch_of(value, array, tried.rows, axes) for value, array in came]
+            if axes is None or (None not in places and self.one_row_each(axes)):
+                outputs = (_output(*one, place) for one, place in zip(came, places, strict=True))
                 return replace(tried.spec, outputs=tuple(outputs)), tried
+        if self.given is not None:
+            raise BadSamples(
+                f"{self.path}: the graph does not run with the first of the samples given; ONNX Runtime said "
+                f"{' '.join(self.run.failure.split())[:400]!r}"
+            )
         asked = self.declared(None)
         raise BadFolder(
             f"{self.path}: the graph did not run with any sizes and values that were tried for its inputs "
             f"({', '.join(f'{t.name} {t.describe_shape()}' for t in asked.inputs)}); of the last, ONNX Runtime said "
-            f"{' '.join(self.run.failure.split())[:400]!r}: write a model.toml with the sizes that it takes "
-            "(the README has one to copy), with samples.safetensors beside it where it takes certain values only"
+            f"{' '.join(self.run.failure.split())[:400]!r}: give inputs with which it runs (halfeven init FILE "
+            "--samples INPUTS), or write a model.toml with the sizes that it takes (the README has one to copy)"
         )
+
+    def one_row_each(self, axes: Mapping[str, int]) -> bool:
+        """Whether some of the given samples, each by itself, have a row in every output: with one row or two, the
+        things that were found in a picture may be as many by chance."""
+        for request in () if self.given is None else self.given.requests[:FEW]:
+            try:
+                came = self.run(request)
+            except EngineFailed:
+                return False
+            if any(
+                _batch_of(value, array, 1, axes) is None
+                for value, array in zip(self.outputs, came, strict=True)
+            ):
+                return False
+        return True
 
     def ways(self, batched: bool | None) -> Iterator[Mapping[str, int] | None]:
         """The assignments of batch axes that are tried, in order: input name → axis, for the inputs whose batch is not
         the first axis; None: the model is not batched."""
         axes = {name: axis for name, (axis, _) in self.axes.items()}
+        if batched is None and self.given is not None and not self.given.have_one_row(axes):
+            batched = False
         if batched is None and axes and _may_batch(self.inputs, axes):
             yield axes
         if _may_batch(self.inputs, {}) if batched is None else batched:
@@ -121,13 +154,22 @@ class _Found:
             }
             return self.run({**arrays, **own})
 
-        variants = (try_sizes(each, run, rows) for each in self.with_compared(asked))
+        variants = (try_sizes(each, run, rows, self.given_rows(axes)) for each in self.with_compared(asked))
         return next(filter(None, variants), None)
+
+    def given_rows(self, axes: Mapping[str, int] | None) -> Rows | None:
+        """So many rows of the given samples; of a model that is not batched, the first sample."""
+        given = self.given
+        if given is None:
+            return None
+        return lambda rows: given.requests[0] if axes is None else given.rows(rows, axes)
 
     def with_compared(self, spec: ModelSpec) -> Iterator[ModelSpec]:
         """The spec with each value that the graph compares an input with (a sample rate), then without any."""
         for name, numbers in compared_inputs(self.graph).items():
             for number in numbers:
+                if self.given is not None and not self.given.has_values(name, number):
+                    continue
                 only = ValueRange((number,), (number,))
                 inputs = (replace(t, range=only) if t.name == name else t for t in spec.inputs)
                 yield replace(spec, inputs=tuple(inputs))
@@ -135,13 +177,22 @@ class _Found:
 
     def declared(self, axes: Mapping[str, int] | None) -> ModelSpec:
         inputs = tuple(_input(value, axes) for value in self.inputs)
-        lengths = lengths_in(self.graph, inputs)
+        lengths = self.lengths_of(inputs)
         inputs = tuple(replace(t, lengths_of=lengths[t.name][0]) if t.name in lengths else t for t in inputs)
         return ModelSpec(name_for(self.path), inputs, (), max_batch_size=0 if axes is None else 64)
 
     def lengths(self, batched: bool) -> dict[str, tuple[str, str]]:
         """The inputs that are guessed to be lengths (`lengths_in`)."""
-        return lengths_in(self.graph, self.declared({} if batched else None).inputs)
+        return self.lengths_of(self.declared({} if batched else None).inputs)
+
+    def lengths_of(self, inputs: Sequence[TensorSpec]) -> dict[str, tuple[str, str]]:
+        found = lengths_in(self.graph, inputs)
+        if self.given is None:
+            return found
+        symbols = {axis: [(value.name, place) for value in self.inputs
+                          for place in range(len(value.type.tensor_type.shape.dim)) if _symbol(value, place) == axis]
+                   for axis, _ in found.values()}  # fmt: skip
+        return {name: one for name, one in found.items() if self.given.are_lengths(name, symbols[one[0]])}
 
     def why_batched(self, spec: ModelSpec) -> str:
         if spec.batched:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ..inputs.synthetic import SAFE_IDS, USUAL_LENGTH, generate
+from .given_samples import resized
 
 RUNS = 400
 SIZES = (
@@ -44,6 +45,7 @@ IDS = (SAFE_IDS, (1, 1), (0, 0))  # of integers: a small table takes few
 
 Run = Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 Ids = tuple[int, int]  # the least and the largest of the integers that are drawn
+Rows = Callable[[int], Mapping[str, np.ndarray]]
 Place = tuple[str, int]  # an input and its axis
 
 
@@ -60,20 +62,23 @@ class Tried:
     needed: Mapping[Place, str]
 
 
-def try_sizes(spec: ModelSpec, run: Run, rows: int) -> Tried | None:
+def try_sizes(spec: ModelSpec, run: Run, rows: int, given: Rows | None = None) -> Tried | None:
     """Run with the sizes that generated samples have, then with others, until one run succeeds; None where none does.
 
-    A batched model is asked for ``rows`` rows.
+    A batched model is asked for ``rows`` rows. ``given``: so many rows of given samples, which are run with in the
+    place of generated ones, in their own sizes first, then cut or repeated.
     """
-    return _Trial(spec, run).at(rows)
+    return _Trial(spec, run, given).at(rows)
 
 
 class _Trial:
-    def __init__(self, spec: ModelSpec, run: Run) -> None:
-        self.spec, self.run = spec, run
+    def __init__(self, spec: ModelSpec, run: Run, given: Rows | None) -> None:
+        self.spec, self.run, self.given = spec, run, given
         self.groups = _groups(spec)
 
     def at(self, rows: int) -> Tried | None:
+        if self.given is not None:
+            return self.at_given(self.given(rows), rows)
         pictures = any(_is_picture(tensor, self.spec.batched) for tensor in self.spec.inputs)
         if not pictures and (outputs := self.outputs(self.spec, rows)) is not None:
             spec, needed = self.from_the_least(rows)
@@ -84,6 +89,13 @@ class _Trial:
                 spec, needed = self.bounded(sizes, rows)
                 return Tried(spec, rows, outputs, needed)
         return None
+
+    def at_given(self, arrays: Mapping[str, np.ndarray], rows: int) -> Tried | None:
+        sizes = [arrays[name].shape[axis] for (name, axis), *_ in self.groups]
+        if (outputs := self.outputs(self.with_sizes(sizes), rows)) is None:
+            return None
+        spec, needed = self.bounded(sizes, rows)
+        return Tried(spec, rows, outputs, needed)
 
     def from_the_least(self, rows: int) -> tuple[ModelSpec, dict[Place, str]]:
         """The spec, which runs as it is, with the least size of each axis where 1 does not run."""
@@ -118,6 +130,16 @@ class _Trial:
             middle = (failing + running) // 2
             failing, running = (failing, middle) if runs(middle) else (middle, running)
         return running
+
+    def least_picture(self, sizes: Sequence[int], index: int, rows: int) -> int:
+        """The least usual size of a picture that runs, the other groups having ``sizes``: some run with multiples
+        only."""
+        smaller = (size for size in PICTURE_SIZES if size < sizes[index])
+        return next((size for size in smaller if self.runs_at(size, sizes, [index], rows)), sizes[index])
+
+    def runs_at(self, size: int, sizes: Sequence[int], places: Sequence[int], rows: int) -> bool:
+        changed = [size if place in places else other for place, other in enumerate(sizes)]
+        return self.outputs(self.with_sizes(changed), rows) is not None
 
     def dim(self, group: Sequence[Place]) -> Dim:
         tensors = {tensor.name: tensor for tensor in self.spec.inputs}
@@ -163,14 +185,15 @@ class _Trial:
             alike = [place for place, other in enumerate(sizes) if other == size]
             name = self.dim(group).name
             if self.runs_larger(sizes, [index], rows):
-                least = size if self.is_picture(group) else self.least(sizes, index, rows)
+                find = self.least_picture if self.is_picture(group) else self.least
+                least = find(sizes, index, rows)
                 dim, why = Dim(1 if size <= 2 else least, None, name), f"{least} and larger sizes run"
             elif len(alike) > 1 and self.runs_larger(sizes, alike, rows):
                 dim, why = Dim(1 if size <= 2 else size, None, f"size{alike[0]}"), "only equal sizes run"
             else:
                 dim, why = Dim(size, size, name), f"{size} runs, {size + 1} and {2 * size} do not"
             dims |= dict.fromkeys(group, dim)
-            if dim.fixed or size > 2 or dim.name != name:
+            if dim.fixed or dim.minimum > 1 or dim.name != name:
                 needed |= dict.fromkeys(group, why)
         return _with_dims(self.spec, dims), needed
 
@@ -183,7 +206,7 @@ class _Trial:
 
     @property
     def draws_ids(self) -> bool:
-        return any(
+        return self.given is None and any(
             not tensor.type.is_float and tensor.range is None and not tensor.lengths_of
             for tensor in self.spec.inputs
         )
@@ -194,8 +217,10 @@ class _Trial:
         return next((found for found in tried if found is not None), None)
 
     def with_ids(self, spec: ModelSpec, rows: int, ids: Ids) -> Sequence[np.ndarray] | None:
-        samples = generate(spec, rows, ids=ids)
-        _, arrays = next(samples.batches(rows if spec.batched else 0))
+        if self.given is not None:
+            arrays = _resized(spec, self.given(rows))
+        else:
+            _, arrays = next(generate(spec, rows, ids=ids).batches(rows if spec.batched else 0))
         try:
             return self.run(arrays)
         except Exception:  # ONNX Runtime has no narrower one
@@ -210,6 +235,20 @@ def _groups(spec: ModelSpec) -> list[list[Place]]:
             if not dim.fixed and not (spec.batched and axis == 0):
                 found.setdefault(dim.name or (tensor.name, axis), []).append((tensor.name, axis))
     return list(found.values())
+
+
+def _resized(spec: ModelSpec, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays with the sizes that the spec fixes; lengths are at most the size of their axis."""
+    first = 1 if spec.batched else 0
+    found = {tensor.name: resized(arrays[tensor.name], tensor.shape, first) for tensor in spec.inputs}
+    sizes = {dim.name: size for t in spec.inputs for dim, size in zip(t.shape, found[t.name].shape, strict=True)
+             if dim.name}  # fmt: skip
+    for tensor in spec.inputs:
+        if tensor.lengths_of in sizes:
+            found[tensor.name] = np.minimum(found[tensor.name], sizes[tensor.lengths_of]).astype(
+                tensor.type.numpy
+            )
+    return found
 
 
 def _with_dims(spec: ModelSpec, dims: Mapping[Place, Dim]) -> ModelSpec:

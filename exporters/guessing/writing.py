@@ -24,7 +24,8 @@ def write_folder(
 
     A file is copied into ``folder`` (without it: a new folder of the model's name in the working directory), with its
     external data; of a transformers folder and a module model.toml is written beside it. ``samples``: real inputs,
-    written into the folder; a module needs them. ``replace``: overwrite a model.toml.
+    written into the folder; a module needs them, and an ONNX file is run with them. ``replace``: overwrite a
+    model.toml.
 
     Raises Conflict where there is a model.toml, and what guessing raises.
     """
@@ -40,8 +41,8 @@ def write_folder(
     target.mkdir(parents=True, exist_ok=True)
     if is_file and where.parent.resolve() != target.resolve():
         copy_model_file(where, target)
-    if arrays is not None:
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, target / SAMPLES)
+    if (laid_out := arrays if guess.samples is None else guess.samples) is not None:
+        save_file({name: np.ascontiguousarray(array) for name, array in laid_out.items()}, target / SAMPLES)
     (target / TOML).write_text(guess.toml(), encoding="utf-8")
     return {
         "model": guess.spec.name,

@@ -136,7 +136,7 @@ def _exact(live: LiveModule, samples: Samples) -> tuple[ModelSpec, list[str]]:
 def _check_outputs(spec: ModelSpec, live: LiveModule, samples: Samples) -> None:
     answers = answers_of(spec, LiveEngine(live, "fp32", CPU))(example(spec, samples))
     for tensor in spec.outputs:
-        if fault := tensor.fault(answers[tensor.name].shape, tensor.datatype):
+        if fault := tensor.output_fault(answers[tensor.name].shape, tensor.datatype):
             raise BadFolder(
                 f"output '{tensor.name}' of '{spec.name}': model.toml and the model differ: {fault}"
             )

@@ -134,7 +134,7 @@ def _subject(
 def _check_shapes(spec: ModelSpec, came: Mapping[str, np.ndarray]) -> None:
     for tensor in spec.outputs:
         array = came[tensor.name]
-        if fault := tensor.fault(array.shape, name_of(array.dtype)):
+        if fault := tensor.output_fault(array.shape, name_of(array.dtype)):
             raise NotRun(f"output '{tensor.name}' of '{spec.name}': a run of the file gave another: {fault}")
 
 

@@ -18,7 +18,10 @@ def init(
         Path | None, typer.Argument(help="Where a file's folder is written; default: its name, here.")
     ] = None,
     samples: Annotated[
-        Path | None, typer.Option(help="Real inputs (safetensors, npz); a module needs them.")
+        Path | None,
+        typer.Option(
+            help="Real inputs (safetensors, npz): a module needs them, an ONNX file runs with them."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a model.toml.")] = False,
     as_json: Json = False,

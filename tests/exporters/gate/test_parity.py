@@ -604,6 +604,24 @@ def test_adversarial_inputs_of_another_shape_are_refused_and_integers_only_told(
     assert report.passed and report.adversarial[0].different == 16
 
 
+@pytest.mark.parametrize("free", [True, False])
+def test_another_number_of_things_found_is_refused_of_samples_and_only_told_of_adversarial_inputs(
+    random, free
+):
+    """As a detector finds another number of boxes in a picture that is a hundred times darker."""
+    found = TensorSpec("out", "INT64", (Dim(), Dim(3, 3)) if free else (Dim(13, 13), Dim(3, 3)))
+    picture = TensorSpec("x", "FP32", (Dim(8, 8),))
+    spec = ModelSpec("net", (picture,), (found,), max_batch_size=0)
+    rows, more = np.zeros((13, 3), np.int64), np.zeros((15, 3), np.int64)
+    real = [same(rows, (0,))]
+    other = Trial((0,), {"out": rows}, {"out": more}, name="dark")
+    report = judge(spec, "fp16", real, [other])
+    assert report.passed == free and report.adversarial[0].different == (6 if free else 0)
+    refused = judge(spec, "fp16", [other])
+    assert not refused.passed and ("please report it" in refused.summary()) == (not free)
+    assert ("[1, 15, 3] from the half where the whole gives [1, 13, 3]" in refused.summary()) == free
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_an_adversarial_input_without_a_finite_reference_is_dropped_and_listed(random, value):
     answers = numbers(random, 2, 4)

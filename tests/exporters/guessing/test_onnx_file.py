@@ -272,7 +272,7 @@ def test_a_file_that_runs_with_nothing_that_is_tried_is_refused_in_the_words_of_
     tmp_path: Path,
 ) -> None:
     text = "g (float[1,6,4] b, float[1,1,6] s, int64[1] m, float[1] i, float[1] t) => (int64[k,3] y) { y = NonMaxSuppression(b, s, m, i, t) }"
-    with pytest.raises(BadFolder, match=r"iou_threshold must be in range .*samples\.safetensors"):
+    with pytest.raises(BadFolder, match=r"iou_threshold must be in range .*--samples"):
         guessed(tmp_path, parsed(text))
 
 

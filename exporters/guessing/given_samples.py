@@ -1,0 +1,123 @@
+"""Samples that are given with a bare ONNX file: what the file is run with, and their layout as samples.safetensors.
+
+Of an input, an array with as many axes as the file has for it holds one row for each sample; an array with one axis
+more holds the whole input for each sample. Both may stand in one file: pictures [n, 3, h, w] beside a threshold that
+has no axes [n].
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import ValueInfoProto
+
+from ...models.batch_axis import array_batch_back, array_batch_first
+from ...models.datatypes import name_of
+from ...models.errors import BadSamples
+from ...models.spec import Dim, ModelSpec
+from ..inputs.samples import TARGET
+from ..onnx.reading.signature import datatype_of, size_of
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenSamples:
+    """``requests``: the inputs of each sample, in the axes of the file."""
+
+    requests: Sequence[Arrays]
+
+    @classmethod
+    def of(cls, arrays: Arrays, inputs: Sequence[ValueInfoProto], axes: Mapping[str, int]) -> "GivenSamples":
+        """``axes``: input name → its batch axis, where that is not the first. Raises BadSamples naming the tensor."""
+        _check_names(
+            [name for name in arrays if not name.startswith(TARGET)], [value.name for value in inputs]
+        )
+        columns = {
+            value.name: _column(arrays[value.name], value, axes.get(value.name, 0)) for value in inputs
+        }
+        counts = {name: len(column) for name, column in columns.items()}
+        if len(set(counts.values())) > 1 or not min(counts.values()):
+            raise BadSamples(f"expected as many samples of every input, and at least one, got {counts}")
+        rows = zip(*columns.values(), strict=True)
+        return cls([dict(zip(columns, row, strict=True)) for row in rows])
+
+    def have_one_row(self, axes: Mapping[str, int]) -> bool:
+        """Whether a batch axis of 1 is there in every input of a sample. ``axes``: as in `of`."""
+        return all(array.shape[axes.get(name, 0) :][:1] == (1,) for name, array in self.requests[0].items())
+
+    def rows(self, count: int, axes: Mapping[str, int]) -> Arrays:
+        """The first samples together, as often as it needs: ``count`` rows where each sample has one row, the batch
+        in front."""
+        chosen = [self.requests[index % len(self.requests)] for index in range(count)]
+        return {name: np.concatenate([array_batch_first(one[name], axes.get(name, 0)) for one in chosen])
+                for name in self.requests[0]}  # fmt: skip
+
+    def has_values(self, name: str, number: int) -> bool:
+        """Whether an input has this number in every sample."""
+        return all(bool((request[name] == number).all()) for request in self.requests)
+
+    def are_lengths(self, name: str, of: Sequence[tuple[str, int]]) -> bool:
+        """Whether the values of an input are from 1 to the size of each of these (input, axis)."""
+        return all(
+            bool(((request[name] >= 1) & (request[name] <= request[other].shape[axis])).all())
+            for request in self.requests
+            for other, axis in of
+        )
+
+
+def laid_out(arrays: Arrays, spec: ModelSpec) -> dict[str, np.ndarray]:
+    """The arrays as samples.safetensors has them, for the spec that was guessed. Targets stay as they are."""
+    found = dict(arrays)
+    for tensor in spec.inputs:
+        array, axes = arrays[tensor.name], len(tensor.shape)
+        if not spec.batched and array.ndim == axes:
+            found[tensor.name] = array[:, None]
+        elif spec.batched and array.ndim == axes + 1 and array.shape[1 + tensor.batch_axis] == 1:
+            found[tensor.name] = array.squeeze(1 + tensor.batch_axis)
+    return found
+
+
+def resized(array: np.ndarray, shape: Sequence[Dim], first: int) -> np.ndarray:
+    """The array with the sizes that ``shape`` fixes, cut or repeated from axis ``first`` on."""
+    for axis, dim in enumerate(shape):
+        size = array.shape[axis]
+        if axis >= first and dim.fixed and dim.minimum != size and size:
+            array = np.take(array, np.arange(dim.minimum) % size, axis=axis)
+    return array
+
+
+def _check_names(came: Sequence[str], wanted: Sequence[str]) -> None:
+    missing = [name for name in wanted if name not in came]
+    unknown = [name for name in came if name not in wanted]
+    if missing or unknown:
+        raise BadSamples(
+            f"expected an array for each input of the file {list(wanted)}, got {sorted(came)}: missing {missing}, "
+            f"unknown {unknown}"
+        )
+
+
+def _column(array: np.ndarray, value: ValueInfoProto, batch_axis: int) -> Sequence[np.ndarray]:
+    """The input for each sample. Raises BadSamples."""
+    came, wanted = name_of(array.dtype), datatype_of(value)
+    if came != wanted:
+        raise BadSamples(f"tensor '{value.name}': expected datatype {wanted}, got {came}")
+    axes = len(value.type.tensor_type.shape.dim)
+    sizes = [size_of(value, axis) for axis in range(axes)]
+    own = "[" + ",".join("?" if size is None else str(size) for size in sizes) + "]"
+    if array.ndim == axes + 1:
+        column = list(array)
+    elif array.ndim == axes and axes:
+        column = [array_batch_back(array[row : row + 1], batch_axis) for row in range(len(array))]
+    else:
+        raise BadSamples(
+            f"tensor '{value.name}': expected {axes + 1} axes, samples first, for the file's {own}"
+            + (f", or {axes} with one row for each sample" if axes else "")
+            + f"; got {array.ndim}"
+        )
+    fits = all(size in (None, has) for one in column[:1] for size, has in zip(sizes, one.shape, strict=True))
+    if not fits:
+        raise BadSamples(
+            f"tensor '{value.name}': a sample has the sizes {list(column[0].shape)}, the file takes {own} (? is free)"
+        )
+    return column

@@ -1,0 +1,124 @@
+"""A bare ONNX file that does not run with generated inputs is run with those that are given."""
+
+# ruff: noqa: E501  (graphs in their own lines)
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from halfeven.exporters.guessing.guess import Guess
+from halfeven.exporters.guessing.onnx_file import guess_onnx
+from halfeven.exporters.inputs.samples import read_tensors
+from halfeven.models.errors import BadSamples
+from onnx import ModelProto
+
+from tests.exporters.onnx.onnx_files import parsed
+from tests.exporters.onnx.traps import normal
+from tests.serve.cli.test_main import run
+
+RANDOM = np.random.default_rng(11)
+DETECTOR = """g (float[1,3,{0},{0}] image, float[{1}] iou, float[{1}] least) => (int64[k,3] found, float[1,16,4] boxes) {{
+    c = Conv<kernel_shape=[8,8],strides=[8,8]>(image, k) f = Reshape(c, rows) s = Sigmoid(f) boxes0, scores = Split<axis=1>(s, parts)
+    boxes = Transpose<perm=[0,2,1]>(boxes0) found = NonMaxSuppression(boxes, scores, most, iou, least) }}"""
+
+
+def detector(sizes: str = "32", thresholds: str = "1") -> ModelProto:
+    weights = {"k": normal(RANDOM, 6, 3, 8, 8, scale=0.1), "rows": np.array([0, 6, -1]), "parts": np.array([4, 2]), "most": np.array([9])}  # fmt: skip
+    return parsed(DETECTOR.format(sizes, thresholds), weights)
+
+
+def pictures(count: int, *shape: int) -> np.ndarray:
+    return RANDOM.normal(size=(count, *shape)).astype(np.float32)
+
+
+def thresholds(*shape: int) -> dict[str, np.ndarray]:
+    return {"iou": np.full(shape, 0.5, np.float32), "least": np.full(shape, 0.999, np.float32)}
+
+
+def guessed(tmp_path: Path, model: ModelProto, samples: Mapping[str, np.ndarray]) -> Guess:
+    onnx.save(model, tmp_path / "net.onnx")
+    return guess_onnx(tmp_path / "net.onnx", samples=samples)
+
+
+@pytest.mark.parametrize(
+    ("axes", "samples"),
+    [
+        ("1", {"image": pictures(6, 3, 32, 32), **thresholds(6)}),
+        ("1", {"image": pictures(6, 1, 3, 32, 32), **thresholds(6, 1)}),
+        ("", {"image": pictures(6, 3, 32, 32), **thresholds(6)}),
+    ],
+    ids=["a row each", "whole inputs", "thresholds without axes"],
+)
+def test_a_detector_that_takes_its_thresholds_goes_from_init_to_a_version(
+    axes: str, samples: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    onnx.save(detector(thresholds=axes), tmp_path / "net.onnx")
+    np.savez(tmp_path / "samples.npz", **samples)  # type: ignore[arg-type]
+    words = ("init", tmp_path / "net.onnx", tmp_path / "folder", "--samples", tmp_path / "samples.npz")
+    code, _, said = run(*words)
+    assert code == 0, said
+    written = tomllib.loads((tmp_path / "folder/model.toml").read_text())
+    assert written["max_batch_size"] == 0 and written["inputs"][0]["shape"] == [1, 3, 32, 32]
+    kept = read_tensors(tmp_path / "folder/samples.safetensors")
+    assert kept["image"].shape == (6, 1, 3, 32, 32) and kept["iou"].shape == (6, *([1] if axes else []))
+    for asked in (tmp_path / "folder",), (tmp_path / "net.onnx", "--samples", tmp_path / "samples.npz"):
+        code, facts, said = run("convert", *asked, "--store", tmp_path / f"store{len(asked)}")
+        assert code == 0 and facts["forms"]["onnx"]["half_nodes"] > 0, said
+
+
+def test_a_picture_may_have_the_other_sizes_that_run_too(tmp_path: Path) -> None:
+    samples = {"image": pictures(2, 1, 3, 64, 64), **thresholds(2, 1)}
+    spec = guessed(tmp_path, detector(sizes="?"), samples).spec
+    assert not spec.batched and [dim.fixed for dim in spec.inputs[0].shape] == [True, True, False, False]
+
+
+def test_a_file_with_rows_is_batched_and_its_samples_lie_so(tmp_path: Path) -> None:
+    model = parsed("g (float[n,t,8] x) => (float[n,t,4] y) { y = MatMul(x, w) }", {"w": normal(RANDOM, 8, 4)})
+    for samples in pictures(5, 7, 8), pictures(5, 1, 7, 8):
+        guess = guessed(tmp_path, model, {"x": samples})
+        assert guess.spec.batched and [dim.to_json() for dim in guess.spec.inputs[0].shape] == [-1, "t", 8]
+        assert guess.samples is not None and guess.samples["x"].shape == (5, 7, 8)
+
+
+def test_an_input_that_says_a_shape_is_given(tmp_path: Path) -> None:
+    model = parsed(
+        'g (float[1,3,8,8] x, int64[4] size) => (float[1,3,h,w] y) { y = Resize<mode="linear">(x, "", "", size) }'
+    )
+    samples: dict[str, Any] = {"x": pictures(4, 1, 3, 8, 8), "size": np.tile([1, 3, 12, 12], (4, 1))}
+    spec = guessed(tmp_path, model, samples).spec
+    assert not spec.batched and [dim.to_json() for dim in spec.outputs[0].shape][:2] == [1, 3]
+
+
+def test_lengths_that_are_none_are_not_taken_for_lengths(tmp_path: Path) -> None:
+    text = "g (float[n,t,8] x, int64[n] x_lens) => (float[n,t,8] y, int64[n] z) { y = Relu(x) z = Identity(x_lens) }"
+    lens = np.array([3, 5, 7])
+    of = [
+        guessed(tmp_path, parsed(text), {"x": pictures(3, 7, 8), "x_lens": times * lens})
+        .spec.inputs[1]
+        .lengths_of
+        for times in (1, 160)
+    ]
+    assert of == ["t", ""]
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ({"image": pictures(2, 3, 32, 32)}, r"missing \['iou', 'least'\]"),
+        ({"image": pictures(2, 3, 32, 32).astype(np.float64), **thresholds(2)}, "expected datatype FP32, got FP64"),
+        ({"image": pictures(2, 3, 16, 32), **thresholds(2)}, r"the sizes \[1, 3, 16, 32\], the file takes \[1,3,32,32\]"),
+        ({"image": pictures(2, 3), **thresholds(2)}, "'image': expected 5 axes, samples first"),
+        ({"image": pictures(2, 3, 32, 32), **thresholds(3)}, "as many samples of every input"),
+        ({"image": pictures(2, 3, 32, 32), "iou": np.full(2, 9, np.float32), "least": np.full(2, 9, np.float32)}, "with the first of the samples given.*iou_threshold must be in range"),
+    ],
+    ids=["missing", "datatype", "sizes", "axes", "count", "values"],
+)  # fmt: skip
+def test_samples_that_are_not_the_files_are_refused_by_name(
+    samples: dict[str, np.ndarray], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadSamples, match=said):
+        guessed(tmp_path, detector(), samples)
