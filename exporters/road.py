@@ -53,7 +53,7 @@ class _Conversion:
     maker: Maker
     draft: Draft
     notify: Notify
-    twins_after: int | None
+    twins_after: int | None = None
     made: dict[str, Made] = field(default_factory=dict)
 
     def go(self) -> Version:
