@@ -15,6 +15,7 @@ from ..inputs.synthetic import SAFE_IDS, USUAL_LENGTH, generate
 from .given_samples import resized
 
 RUNS = 400
+SQUARE = 3  # sizes of each other axis that are tried beside a square picture
 SIZES = (
     2,
     1,
@@ -40,6 +41,7 @@ SIZES = (
     16000,
 )
 FIRST_SIZES = (2, 1)  # of a first axis: rows
+CHANNELS = (3, 1, 4)
 PICTURE_SIZES = (32, 48, 64, 96, 128, 160, 224, 256, 320, 416, 480, 512, 640)
 IDS = (SAFE_IDS, (1, 1), (0, 0))  # of integers: a small table takes few
 
@@ -79,7 +81,7 @@ class _Trial:
     def at(self, rows: int) -> Tried | None:
         if self.given is not None:
             return self.at_given(self.given(rows), rows)
-        pictures = any(_is_picture(tensor, self.spec.batched) for tensor in self.spec.inputs)
+        pictures = any(_is_picture(t, self.spec.batched) and _channel(t) is None for t in self.spec.inputs)
         if not pictures and (outputs := self.outputs(self.spec, rows)) is not None:
             spec, needed = self.from_the_least(rows)
             return Tried(spec, rows, outputs, needed)
@@ -146,10 +148,16 @@ class _Trial:
         return tensors[group[0][0]].shape[group[0][1]]
 
     def candidates(self) -> Iterator[tuple[int, ...]]:
-        """One size for each group of places, the usual ones first."""
+        """One size for each group of places: pictures that are square, then the usual ones first."""
         if not self.groups:
             return
         lists = [self.sizes_of(group) for group in self.groups]
+        pictures = [self.is_picture(group) for group in self.groups]
+        for size in PICTURE_SIZES if sum(pictures) > 1 else ():
+            square = (
+                [size] if picture else sizes[:SQUARE] for picture, sizes in zip(pictures, lists, strict=True)
+            )
+            yield from itertools.product(*square)
         longest = max(map(len, lists))
         for worst in range(longest):  # the usual ones of all before the unusual of any
             for places in itertools.product(*(range(min(worst + 1, len(sizes))) for sizes in lists)):
@@ -159,6 +167,8 @@ class _Trial:
     def sizes_of(self, group: Sequence[Place]) -> Sequence[int]:
         if self.is_picture(group):
             return PICTURE_SIZES
+        if self.is_channel(group):
+            return (*CHANNELS, *SIZES)
         tensors = {tensor.name: tensor for tensor in self.spec.inputs}
         return (
             FIRST_SIZES if any(axis == 0 and len(tensors[name].shape) > 1 for name, axis in group) else SIZES
@@ -168,6 +178,14 @@ class _Trial:
         tensors = {tensor.name: tensor for tensor in self.spec.inputs}
         return any(
             _is_picture(tensors[name], self.spec.batched) and axis in _spatial(tensors[name])
+            for name, axis in group
+        )
+
+    def is_channel(self, group: Sequence[Place]) -> bool:
+        """Of pictures whose channels are free as well."""
+        tensors = {tensor.name: tensor for tensor in self.spec.inputs}
+        return any(
+            _is_picture(tensors[name], self.spec.batched) and axis == _channel(tensors[name])
             for name, axis in group
         )
 
@@ -270,7 +288,8 @@ def _with_dims(spec: ModelSpec, dims: Mapping[Place, Dim]) -> ModelSpec:
 
 
 def _is_picture(tensor: TensorSpec, batched: bool) -> bool:
-    """Rows of 1, 3 or 4 channels and a free width. A cache of keys has its free axis before the last one."""
+    """Rows of 1, 3 or 4 channels and a free width, or of which every size is free. A cache of keys has its free axis
+    before the last one."""
     return batched and tensor.type.is_float and len(tensor.shape) == 4 and bool(_spatial(tensor))
 
 
@@ -279,4 +298,9 @@ def _spatial(tensor: TensorSpec) -> tuple[int, ...]:
         dim = tensor.shape[channel]
         if dim.fixed and dim.minimum in (1, 3, 4) and not tensor.shape[spatial[-1]].fixed:
             return spatial
-    return ()
+    return () if _channel(tensor) is None else (2, 3)
+
+
+def _channel(tensor: TensorSpec) -> int | None:
+    """The axis of the channels, where a file states no size of a picture at all."""
+    return None if any(dim.fixed for dim in tensor.shape[1:]) else 1

@@ -13,7 +13,7 @@ from onnx import ModelProto, ValueInfoProto
 from ...models.datatypes import name_of
 from ...models.engines.cpu.setup import CpuSetup
 from ...models.engines.onnx_engine import OnnxEngine
-from ...models.errors import BadFolder, NotRun
+from ...models.errors import NotRun
 from ...models.package import ModelFolder
 from ...models.spec import ModelSpec
 from ...models.store import Draft
@@ -34,6 +34,7 @@ from .freed import read_freed
 from .precision.file_graph import FileGraph, file_graph
 from .precision.file_operations import file_operations
 from .precision.oracle import Oracle
+from .reading.batch_first import move_batch_first
 from .reading.graph import ForeignProgram, assembled
 from .reading.signature import hold
 from .runtime import answers_alone_differ, finished, runtime_answers
@@ -61,11 +62,7 @@ def foreign_subject(
             refusal, why = error, f"it cannot be planned: {str(error).removeprefix(f'{path}: ')}"
     else:
         refusal = None
-    if any(tensor.batch_axis for tensor in (*asked.spec.inputs, *asked.spec.outputs)):
-        raise BadFolder(
-            f"{path} can only be served whole ({why}), and that takes no batch_axis: take "
-            "batch_axis out of model.toml and set max_batch_size = 0"
-        ) from refusal
+    move_batch_first(model.graph, asked.spec, path)
     spec, more = hold(model, asked.spec, path)
     try:
         answers = runtime_answers(model)
@@ -112,8 +109,12 @@ def _subject(
     answers: Answers,
 ) -> Subject:
     """Batched only where rows are answered among others as they are alone. Raises NotRun."""
-    _check_shapes(spec, answers(next(samples.batches(1 if spec.batched else 0))[1]))
-    if samples.source == "generated" and any(not t.type.is_float and t.range is None for t in spec.inputs):
+    row = answers(next(samples.batches(1 if spec.batched else 0))[1])
+    drawn = samples.source == "generated" and any(
+        not t.type.is_float and t.range is None for t in spec.inputs
+    )
+    _check_shapes(spec, row, may_be_empty=not drawn)
+    if drawn:
         for _, arrays in samples.batches(1 if spec.batched else 0):
             answers(arrays)
     if spec.max_batch_size > 1 and (reason := answers_alone_differ(spec, samples, answers)):
@@ -131,10 +132,12 @@ def _subject(
     )
 
 
-def _check_shapes(spec: ModelSpec, came: Mapping[str, np.ndarray]) -> None:
+def _check_shapes(spec: ModelSpec, came: Mapping[str, np.ndarray], may_be_empty: bool) -> None:
+    """``may_be_empty``: not where an integer was drawn that may be a start or a size: others are to be tried then."""
     for tensor in spec.outputs:
         array = came[tensor.name]
-        if fault := tensor.output_fault(array.shape, name_of(array.dtype)):
+        fault_of = tensor.output_fault if may_be_empty else tensor.fault
+        if fault := fault_of(array.shape, name_of(array.dtype)):
             raise NotRun(f"output '{tensor.name}' of '{spec.name}': a run of the file gave another: {fault}")
 
 

@@ -19,8 +19,9 @@ from ..maker import Made, Notify
 from ..prove import Answers, ReferenceRun, answers_of, ask_reference
 from ..search.delta_debugging import NOT_ASKED
 from ..subject import Subject
+from .precision.op_lists import LOWER
 from .reading.bounded_file import tensors
-from .reading.graph import FLOATING, walk
+from .reading.graph import FLOATING, ONNX, walk
 
 _INTEGER_WEIGHTS = {
     getattr(TensorProto, name) for name in ("INT8", "UINT8", "INT4", "UINT4", "INT16", "UINT16")
@@ -41,7 +42,7 @@ def why_whole(model: ModelProto) -> str | None:
     """Why nothing of a file is made half, seen from its nodes and constants alone; None where something may be."""
     nodes = list(walk(model.graph))
     foreign = sorted({node.op_type for node in nodes if node.domain == "ai.onnx.ml"})
-    if foreign:
+    if foreign and not any(node.op_type in LOWER and node.domain in ONNX for node in nodes):
         return f"it has operators of ai.onnx.ml ({', '.join(foreign[:3])}), which compute in FP32 only"
     constants = list(tensors(model))
     if any(word in node.op_type for node in nodes for word in _QUANTISED):

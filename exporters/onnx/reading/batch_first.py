@@ -16,16 +16,22 @@ from .graph import ForeignProgram, Names, graphs, names_in, walk
 
 
 def with_batch_first(program: ForeignProgram, spec: ModelSpec, path: Path) -> ForeignProgram:
-    """The program with these Transposes, written into its graph. Raises BadFolder for a rank that does not fit.
-
-    A name that the graph does not have is left to `signature.hold`.
-    """
-    graph, moves = program.graph, [t for t in (*spec.inputs, *spec.outputs) if t.batch_axis]
-    if not moves:
-        return program
-    values, nodes = Names(names_in(graph)), Names(node.name for node in program.nodes)
+    """The program with these Transposes, written into its graph. Raises as `move_batch_first`."""
     types = dict(program.types)
+    for name, inner in move_batch_first(program.graph, spec, path).items():
+        types[inner] = types[name]
+    return replace(program, types=types)
+
+
+def move_batch_first(graph: GraphProto, spec: ModelSpec, path: Path) -> dict[str, str]:
+    """Write these Transposes into a graph; gives the name of each moved input or output and the one it has inside.
+
+    Raises BadFolder for a rank that does not fit. A name that the graph does not have is left to `signature.hold`.
+    """
+    moves = [tensor for tensor in (*spec.inputs, *spec.outputs) if tensor.batch_axis]
+    values, nodes = Names(names_in(graph)), Names(node.name for node in walk(graph))
     given_back = {value.name for value in graph.input} & {value.name for value in graph.output}
+    found = dict[str, str]()
     for tensor in moves:
         side, is_input = (graph.input, True) if tensor in spec.inputs else (graph.output, False)
         value = next((value for value in side if value.name == tensor.name), None)
@@ -37,11 +43,10 @@ def with_batch_first(program: ForeignProgram, spec: ModelSpec, path: Path) -> Fo
                 "for it; leave the output out, or copy it with an Identity"
             )
         _move(value, tensor, path)
-        inner = values.fresh(f"{tensor.name}__own_layout")
-        _rename(graph, tensor.name, inner)
-        types[inner] = types.get(tensor.name, value.type.tensor_type.elem_type)
+        found[tensor.name] = values.fresh(f"{tensor.name}__own_layout")
+        _rename(graph, tensor.name, inner := found[tensor.name])
         _add(graph, _transpose(tensor, inner, nodes.fresh(f"{tensor.name}__batch_axis"), is_input), is_input)
-    return replace(program, types=types)
+    return found
 
 
 def _move(value: ValueInfoProto, tensor: TensorSpec, path: Path) -> None:

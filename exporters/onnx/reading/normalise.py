@@ -28,6 +28,7 @@ from .folding import fold
 from .function_defaults import write_defaults
 from .graph import BODIES, ONNX, ForeignProgram, Names, attribute, bodies, graphs, names_in, opset_of, walk
 from .old_resize import NEWEST_OLD, count_from_the_corner
+from .runtime_norms import as_onnx_has_them
 from .sequences import unfold
 from .typing import value_types
 from .widening import widened
@@ -41,7 +42,7 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
     """The model normalised. Raises BadFolder for a construct that is not valid or not supported, naming it."""
     notes: list[str] = []
     model.graph.name = model.graph.name or "graph"  # the checker wants one, ONNX Runtime none
-    model = in_order(model, path)
+    model = in_order(as_onnx_has_them(model), path)
     if model.functions:
         notes.append(f"{len(model.functions)} local functions were inlined")
         write_defaults(model)

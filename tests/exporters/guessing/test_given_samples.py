@@ -21,12 +21,12 @@ from tests.exporters.onnx.traps import normal
 from tests.serve.cli.test_main import run
 
 RANDOM = np.random.default_rng(11)
-DETECTOR = """g (float[1,3,{0},{0}] image, float[{1}] iou, float[{1}] least) => (int64[k,3] found, float[1,16,4] boxes) {{
+DETECTOR = """g (float[1,3,{0},{0}] image, {1} iou, {1} least) => (int64[k,3] found, float[1,16,4] boxes) {{
     c = Conv<kernel_shape=[8,8],strides=[8,8]>(image, k) f = Reshape(c, rows) s = Sigmoid(f) boxes0, scores = Split<axis=1>(s, parts)
     boxes = Transpose<perm=[0,2,1]>(boxes0) found = NonMaxSuppression(boxes, scores, most, iou, least) }}"""
 
 
-def detector(sizes: str = "32", thresholds: str = "1") -> ModelProto:
+def detector(sizes: str = "32", thresholds: str = "float[1]") -> ModelProto:
     weights = {"k": normal(RANDOM, 6, 3, 8, 8, scale=0.1), "rows": np.array([0, 6, -1]), "parts": np.array([4, 2]), "most": np.array([9])}  # fmt: skip
     return parsed(DETECTOR.format(sizes, thresholds), weights)
 
@@ -47,9 +47,9 @@ def guessed(tmp_path: Path, model: ModelProto, samples: Mapping[str, np.ndarray]
 @pytest.mark.parametrize(
     ("axes", "samples"),
     [
-        ("1", {"image": pictures(6, 3, 32, 32), **thresholds(6)}),
-        ("1", {"image": pictures(6, 1, 3, 32, 32), **thresholds(6, 1)}),
-        ("", {"image": pictures(6, 3, 32, 32), **thresholds(6)}),
+        ("float[1]", {"image": pictures(6, 3, 32, 32), **thresholds(6)}),
+        ("float[1]", {"image": pictures(6, 1, 3, 32, 32), **thresholds(6, 1)}),
+        ("float", {"image": pictures(6, 3, 32, 32), **thresholds(6)}),
     ],
     ids=["a row each", "whole inputs", "thresholds without axes"],
 )
@@ -64,7 +64,10 @@ def test_a_detector_that_takes_its_thresholds_goes_from_init_to_a_version(
     written = tomllib.loads((tmp_path / "folder/model.toml").read_text())
     assert written["max_batch_size"] == 0 and written["inputs"][0]["shape"] == [1, 3, 32, 32]
     kept = read_tensors(tmp_path / "folder/samples.safetensors")
-    assert kept["image"].shape == (6, 1, 3, 32, 32) and kept["iou"].shape == (6, *([1] if axes else []))
+    assert kept["image"].shape == (6, 1, 3, 32, 32) and kept["iou"].shape == (
+        6,
+        *([1] if axes == "float[1]" else []),
+    )
     for asked in (tmp_path / "folder",), (tmp_path / "net.onnx", "--samples", tmp_path / "samples.npz"):
         code, facts, said = run("convert", *asked, "--store", tmp_path / f"store{len(asked)}")
         assert code == 0 and facts["forms"]["onnx"]["half_nodes"] > 0, said

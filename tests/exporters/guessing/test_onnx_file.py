@@ -185,6 +185,17 @@ def test_sizes_that_a_free_axis_needs_are_found_by_running(tmp_path: Path) -> No
     assert shapes(guessed(tmp_path, least)) == [[-1, "t=40.."], [-1, -1]]
 
 
+def test_pictures_of_which_no_size_is_stated_have_the_channels_and_sizes_that_run(tmp_path: Path) -> None:
+    """As Optimum exports: [batch, num_channels, height, width]."""
+    text = """g (float[n,num_channels,height,width] x) => (float[n,4] y) {
+        c = Conv<kernel_shape=[16,16],strides=[16,16]>(x, k) f = Reshape(c, flat) a = Add(f, e) y = MatMul(a, w) }"""
+    random = np.random.default_rng()
+    weights = {"k": normal(random, 2, 3, 16, 16, scale=0.1), "flat": np.array([0, -1]), "e": normal(random, 72),
+               "w": normal(random, 72, 4)}  # fmt: skip
+    spec = guessed(tmp_path, parsed(text, weights))
+    assert spec.batched and [dim.minimum for dim in spec.inputs[0].shape[1:]] == [3, 96, 96]
+
+
 def test_a_cache_of_four_heads_is_no_picture_and_may_be_short(tmp_path: Path) -> None:
     graph = "g (float[n,4,1,8] q, float[n,4,past,8] keys) => (float[n,4,all,8] present, float[n,4,1,8] y) { present = Concat<axis=2>(keys, q) t = Transpose<perm=[0,1,3,2]>(present) a = MatMul(q, t) s = Softmax<axis=-1>(a) y = MatMul(s, present) }"
     spec = guessed(tmp_path, parsed(graph))

@@ -58,6 +58,36 @@ def test_operators_of_ai_onnx_ml_are_served_whole_with_their_probabilities_as_a_
     assert [(t.name, t.datatype, t.wire_shape) for t in spec.outputs] == [("probabilities", "FP32", [-1, 3])]
 
 
+def test_a_net_beside_an_operator_of_ai_onnx_ml_is_half(tmp_path: Path) -> None:
+    """As scikit-learn's converter writes a multilayer perceptron behind a scaler."""
+    random = np.random.default_rng(3)
+    text = """g (float[n,16] x) => (float[n,3] y) {
+        z = ai.onnx.ml.Scaler<offset=[0.5],scale=[2.0]>(x) c = Cast<to=1>(z)
+        h = MatMul(c, w1) r = Relu(h) y = MatMul(r, w2) }"""
+    weights = {"w1": normal(random, 16, 64, scale=0.2), "w2": normal(random, 64, 3, scale=0.2)}
+    onnx.save(parsed(text, weights, more=', "ai.onnx.ml" : 1'), tmp_path / "net.onnx")
+    code, facts, _ = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
+    assert code == 0 and facts["forms"]["onnx"]["half_nodes"] == 3, facts["reason"]
+
+
+def test_a_quantised_file_with_a_state_has_its_batch_where_the_state_has_it(tmp_path: Path) -> None:
+    """It was refused, for the axis that was guessed of it."""
+    random = np.random.default_rng(4)
+    text = """g (float[n,t,4] x, float[1,n,2] h) => (float[1,n,2] next, float[n,2] y) {
+        k = DequantizeLinear(w, s) steps = Transpose<perm=[1,0,2]>(x)
+        all, next = GRU<hidden_size=2>(steps, k, r, "", "", h) y = Squeeze(next, zero) }"""
+    weights = {
+        "w": random.integers(-99, 99, (1, 6, 4)).astype(np.int8),
+        "s": np.array(0.01, np.float32),
+        "r": normal(random, 1, 6, 2),
+        "zero": np.array([0]),
+    }
+    _, reason = whole(tmp_path, parsed(text, weights))
+    spec = Store(tmp_path / "store").version("net", 1).spec()
+    assert "it is quantised" in reason and [tensor.batch_axis for tensor in spec.inputs] == [0, 1]
+    assert [tensor.batch_axis for tensor in spec.outputs] == [1, 0]
+
+
 def test_a_quantised_file_is_served_whole(tmp_path: Path) -> None:
     random = np.random.default_rng()
     text = """g (float[n,64] x) => (float[n,64] y) {
