@@ -14,7 +14,8 @@ from torch.onnx._internal.exporter import _registration
 
 from tests.nets import captured_net
 
-Registry: Any = _registration.ONNXRegistry
+registration: Any = _registration
+Registry = registration.ONNXRegistry
 
 
 def test_files_are_the_same_and_what_is_looked_up_for_all_is_looked_up_once(
@@ -26,7 +27,7 @@ def test_files_are_the_same_and_what_is_looked_up_for_all_is_looked_up_once(
         function: Callable[..., Any] = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *given: (looked_up.update([name]), function(*given))[1])
 
-    counted(_registration.onnxscript_apis, "get_torchlib_ops")
+    counted(registration.onnxscript_apis, "get_torchlib_ops")
     counted(ops_of_torch, "_materialize_cpp_cia_ops")
     lookups._translations.cache_clear()
     model = captured_net("mlp")
