@@ -9,10 +9,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from functools import cache
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,12 +32,6 @@ NOT_SOURCE = shutil.ignore_patterns(
 
 
 SEED = int(os.environ.setdefault("HALFEVEN_TEST_SEED", str(secrets.randbits(32))))  # workers inherit it
-
-
-# torch.onnx reads the source of its 497 translations anew for every file, which is 0.8 of the 2.0 s that a small
-# model's conversion takes. Nothing changes them within a process.
-_translations: Any = import_module("torch.onnx._internal.exporter._registration").onnxscript_apis
-_translations.get_torchlib_ops = cache(_translations.get_torchlib_ops)
 
 
 class _Draws:

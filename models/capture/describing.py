@@ -44,8 +44,7 @@ def described(request):
     child.limit_memory(request["memory_limit_bytes"])
     folder, source = Path(request["folder"]), request["source"]
     os.chdir(folder)
-    import torch
-
+    torch = child.imported("torch")
     sys.path[:0] = [str(folder)]
     torch.manual_seed(0)
     with torch.no_grad():

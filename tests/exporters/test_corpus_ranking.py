@@ -12,6 +12,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from halfeven.exporters.torch.onnx_form.lookups import looked_up_once
 from halfeven.models.package import Precision
 from onnx import ModelProto
 
@@ -83,7 +84,7 @@ def exported(name: str) -> ModelProto:
     inputs = fresh(name, 3, seed=0)
     batch = torch.export.Dim("batch", min=1, max=64)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), looked_up_once():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             built(name),

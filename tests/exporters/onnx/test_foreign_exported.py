@@ -12,6 +12,7 @@ import onnx
 import pytest
 import torch
 import torch.nn.functional as F
+from halfeven.exporters.torch.onnx_form.lookups import looked_up_once
 from onnx import ModelProto
 from torch import Tensor, nn
 
@@ -142,7 +143,7 @@ def exported(name: str) -> ModelProto:
     example = {k: torch.from_numpy(v) for k, v in net.inputs(np.random.default_rng(1), 3).items()}
     batch = torch.export.Dim("batch", min=1, max=64)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), looked_up_once():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             net.build().eval(),

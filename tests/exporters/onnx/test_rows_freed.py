@@ -14,6 +14,7 @@ from halfeven.exporters.inputs.synthetic import generate
 from halfeven.exporters.onnx.freed import read_freed
 from halfeven.exporters.onnx.reading.graph import assembled
 from halfeven.exporters.onnx.runtime import runtime_answers
+from halfeven.exporters.torch.onnx_form.lookups import looked_up_once
 from halfeven.models.package import ModelFolder, Precision
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from onnx import ModelProto
@@ -211,7 +212,7 @@ NETS = {"convolutional": (Convolutional, (3, 8, 8)), "recogniser": (Recogniser, 
 def test_nets_that_torch_exported_for_one_row_are_freed(net: str, tmp_path: Path) -> None:
     made, shape = NETS[net][0]().eval(), NETS[net][1]
     example = torch.randn(1, *shape)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), looked_up_once():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             made, (example,), input_names=["x"], output_names=["y"], dynamo=True, verbose=False
