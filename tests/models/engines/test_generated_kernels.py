@@ -31,12 +31,14 @@ pytestmark = [
 @pytest.mark.parametrize("name", NETS)
 def test_every_generated_kernel_compiles_for_two_generations(name: str) -> None:
     paths = os.pathsep.join([str(ROOT), *sys.path])
+    # With CI set, torch's inductor takes a missing decomposition of its own for an error (lowering.make_fallback).
+    without_ci = {key: value for key, value in os.environ.items() if key != "CI"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.generated_kernels", name],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": paths},
+        env=without_ci | {"PYTHONPATH": paths},
         timeout=900,
     )
     assert done.returncode == 0, done.stderr[-2000:]
