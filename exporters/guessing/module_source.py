@@ -12,6 +12,7 @@ from ...models.capture.capture import Limits, describe
 from ...models.datatypes import DATATYPES
 from ...models.errors import BadFolder
 from ...models.spec import Dim, ModelSpec, TensorSpec
+from .given_samples import laid_out
 from .guess import Guess
 
 _EXAMPLES = 8
@@ -43,7 +44,8 @@ def guess_module(
     )
     doubts = {(tensor.name, "kind"): "by its name" for tensor in spec.outputs if tensor.kind != "tensor"}
     doubts |= {(tensor, key): why for tensor, key, why in found["doubts"]}
-    return Guess(spec, source, doubts, weights=weights)
+    given = None if samples is None else laid_out(samples, spec)
+    return Guess(spec, source, doubts, weights=weights, samples=given)
 
 
 def _tensor(entry: Mapping[str, Any], where: Path) -> TensorSpec:

@@ -9,6 +9,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from ...models.batch_axis import array_batch_back, batch_back, batch_first
+from ...models.capture.agreement import axis_of_rows
 from ...models.datatypes import DATATYPES
 from ...models.errors import BadFolder, BadSamples, EngineFailed
 from ...models.settled_lengths import settled
@@ -88,7 +89,7 @@ class _Found:
     given: GivenSamples | None
 
     def spec(self, batched: bool | None) -> tuple[ModelSpec, Tried]:
-        """The spec with the sizes that run. Not batched where an output does not have one row for each of the inputs.
+        """The spec with the sizes that run. Not batched where an output has no axis of rows, or two (`_paired`).
 
         Raises BadFolder where no sizes were found with which the graph runs.
         """
@@ -98,7 +99,9 @@ class _Found:
                 continue
             came = list(zip(self.outputs, tried.outputs, strict=True))
             places = [_batch_of(value, array, tried.rows, axes) for value, array in came]
-            if axes is None or (None not in places and self.one_row_each(axes)):
+            if axes is None or (
+                None not in places and not _paired(tried, places) and self.one_row_each(axes)
+            ):
                 outputs = (_output(*one, place) for one, place in zip(came, places, strict=True))
                 return replace(tried.spec, outputs=tuple(outputs)), tried
         if self.given is not None:
@@ -197,7 +200,7 @@ class _Found:
     def why_batched(self, spec: ModelSpec) -> str:
         if spec.batched:
             return "the first axis of every tensor is taken for the batch; 0 means not batched"
-        return "not batched, because not every tensor has one row for each row of the inputs"
+        return "not batched, because not every tensor has exactly one axis with a place for each row of the inputs"
 
 
 def _values(graph: GraphProto, path: Path) -> tuple[list[ValueInfoProto], list[ValueInfoProto], list[str]]:
@@ -272,6 +275,28 @@ def _batch_of(
     if not fitting and axes and rows > 1:
         fitting = [axis for axis in range(array.ndim) if array.shape[axis] == rows]
     return fitting[0] if len(fitting) == 1 else None
+
+
+def _paired(tried: Tried, places: Sequence[int | None]) -> bool:
+    """Whether an output has a place for each row on a second axis, too. ``places``: the batch axis of each output.
+
+    One row more is asked as well: a size that follows from values may be twice as large by chance.
+    """
+    alone = tried.of_rows(1) if tried.rows > 1 else None
+    if alone is None or not _on_a_second_axis(tried.outputs, alone, places, tried.rows):
+        return False
+    more = tried.of_rows(tried.rows + 1)
+    return more is not None and _on_a_second_axis(more, alone, places, tried.rows + 1)
+
+
+def _on_a_second_axis(
+    joint: Sequence[np.ndarray], alone: Sequence[np.ndarray], places: Sequence[int | None], rows: int
+) -> bool:
+    for many, one, place in zip(joint, alone, places, strict=True):
+        first, other = (batch_first(array.shape, place or 0) for array in (many, one))
+        if axis_of_rows([other], first, rows) is not None:
+            return True
+    return False
 
 
 def _output(value: ValueInfoProto, array: np.ndarray, batch: int | None) -> TensorSpec:

@@ -7,6 +7,7 @@ Budgets are counts of runs.
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -56,12 +57,14 @@ class Tried:
     """A run that succeeded: the spec with the sizes that it needs, the rows it had, and what it gave.
 
     ``needed``: for each place whose size had to be found, why it has the size that the spec says.
+    ``of_rows``: what another number of rows gives in the same sizes; None where they do not run.
     """
 
     spec: ModelSpec
     rows: int
     outputs: Sequence[np.ndarray]
     needed: Mapping[Place, str]
+    of_rows: Callable[[int], Sequence[np.ndarray] | None]
 
 
 def try_sizes(spec: ModelSpec, run: Run, rows: int, given: Rows | None = None) -> Tried | None:
@@ -84,20 +87,21 @@ class _Trial:
         pictures = any(_is_picture(t, self.spec.batched) and _channel(t) is None for t in self.spec.inputs)
         if not pictures and (outputs := self.outputs(self.spec, rows)) is not None:
             spec, needed = self.from_the_least(rows)
-            return Tried(spec, rows, outputs, needed)
+            return Tried(spec, rows, outputs, needed, partial(self.outputs, self.spec))
         for sizes in itertools.islice(self.candidates(), RUNS):
             chosen = self.with_sizes(sizes)
             if (outputs := self.outputs(chosen, rows)) is not None:
                 spec, needed = self.bounded(sizes, rows)
-                return Tried(spec, rows, outputs, needed)
+                return Tried(spec, rows, outputs, needed, partial(self.outputs, chosen))
         return None
 
     def at_given(self, arrays: Mapping[str, np.ndarray], rows: int) -> Tried | None:
         sizes = [arrays[name].shape[axis] for (name, axis), *_ in self.groups]
-        if (outputs := self.outputs(self.with_sizes(sizes), rows)) is None:
+        chosen = self.with_sizes(sizes)
+        if (outputs := self.outputs(chosen, rows)) is None:
             return None
         spec, needed = self.bounded(sizes, rows)
-        return Tried(spec, rows, outputs, needed)
+        return Tried(spec, rows, outputs, needed, partial(self.outputs, chosen))
 
     def from_the_least(self, rows: int) -> tuple[ModelSpec, dict[Place, str]]:
         """The spec, which runs as it is, with the least size of each axis where 1 does not run."""

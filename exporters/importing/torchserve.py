@@ -119,8 +119,8 @@ class _Archive:
                 shutil.copytree(place, folder / place.name)
             else:
                 shutil.copyfile(place, folder / place.name)
-        if self.samples is not None:
-            arrays = {name: np.ascontiguousarray(array) for name, array in self.samples.items()}
+        if (given := self.samples if guess.samples is None else guess.samples) is not None:
+            arrays = {name: np.ascontiguousarray(array) for name, array in given.items()}
             save_file(arrays, folder / SAMPLES)
 
     def labelled(self, spec: ModelSpec) -> tuple[ModelSpec, dict[tuple[str, str], str]]:

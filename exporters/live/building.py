@@ -120,9 +120,10 @@ def _exact(live: LiveModule, samples: Samples) -> tuple[ModelSpec, list[str]]:
     def run(*inputs: Tensor) -> list[Tensor]:
         return live([tensor.clone() for tensor in inputs], half=False)
 
+    request = {"max_batch_size": spec.max_batch_size, "outputs": [tensor.name for tensor in spec.outputs]}
     try:
         with torch.inference_mode():
-            gap = child.batch_gap(torch, run, tensors, {"max_batch_size": spec.max_batch_size})
+            gap = child.batch_gap(torch, run, tensors, request)
     except child.Refused as error:
         raise BadFolder(f"the model in {live.source.folder}: {error}") from None
     except EngineFailed as error:

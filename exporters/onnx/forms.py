@@ -37,7 +37,7 @@ from .precision.oracle import Oracle
 from .reading.batch_first import move_batch_first
 from .reading.graph import ForeignProgram, assembled
 from .reading.signature import hold
-from .runtime import answers_alone_differ, finished, runtime_answers
+from .runtime import answers_alone_differ, finished, refuse_paired_rows, runtime_answers
 from .stored import ties_of
 from .whole_file import WholeFile, why_whole
 
@@ -118,6 +118,7 @@ def _subject(
         for _, arrays in samples.batches(1 if spec.batched else 0):
             answers(arrays)
     if spec.max_batch_size > 1 and (reason := answers_alone_differ(spec, samples, answers)):
+        refuse_paired_rows(spec, samples, answers)
         spec, notes = spec.with_max_batch_size(1), [*notes, f"max_batch_size is 1: {reason}"]
     return Subject(
         program=None,

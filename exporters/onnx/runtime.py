@@ -11,6 +11,7 @@ import onnxruntime
 import torch
 from onnx import ModelProto, ValueInfoProto, helper
 
+from ...models.capture.agreement import axis_of_rows, paired_rows
 from ...models.engines.onnx_engine import DEADLY_IN_HALF
 from ...models.errors import BadFolder, CannotConvert, NotRun
 from ...models.spec import ModelSpec
@@ -123,6 +124,25 @@ def answers_alone_differ(
                 if fault := _fault(one[tensor.name], joint[tensor.name], row, size):
                     return f"output '{tensor.name}' {fault}"
     return None
+
+
+def refuse_paired_rows(spec: ModelSpec, planning: Samples, whole: Answers) -> None:
+    """Raises BadFolder where each row of an output has a place for each row of the batch (`axis_of_rows`)."""
+    rows = min(3, spec.max_batch_size, planning.count)
+    if rows < 2:
+        return
+    _, together = next(planning.batches(rows))
+    try:
+        joint = whole(together)
+        alone = [
+            whole({name: array[row : row + 1] for name, array in together.items()}) for row in range(rows)
+        ]
+    except NotRun:
+        return  # `answers_alone_differ` says so
+    for name in (tensor.name for tensor in spec.outputs):
+        shapes = [one[name].shape for one in alone]
+        if (axis := axis_of_rows(shapes, joint[name].shape, rows)) is not None:
+            raise BadFolder(f"model '{spec.name}': {paired_rows(name, shapes[0], joint[name].shape, axis)}")
 
 
 def _fault(alone: np.ndarray, joint: np.ndarray, row: int, rows: int) -> str | None:

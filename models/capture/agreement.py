@@ -78,9 +78,10 @@ def refuse_nan(failures, outputs, run, inputs, samples, request):
 
 
 def batch_gap(failures, torch, run, samples, request):
+    """Largest |batch − alone|. Raises Refused for an output whose first axis is not the batch, or not the only one."""
     rows = min(request["max_batch_size"], 4)
     together = run(*rows_of(samples, rows, request))
-    worst = 0.0
+    worst, shapes = 0.0, [[] for _ in together]
     for row in range(rows):
         alone = run(*rows_of(samples, 1, request, start=row))
         for one, many in zip(alone, together, strict=True):
@@ -91,7 +92,33 @@ def batch_gap(failures, torch, run, samples, request):
                     "max_batch_size = 0 for a model that is not batched"
                 )
             worst = max(worst, distance(torch, many[row : row + 1], one, many))
+        for known, one in zip(shapes, alone, strict=True):
+            known.append(one.shape)
+    for name, known, many in zip(request["outputs"], shapes, together, strict=True):
+        if rows > 1 and (axis := axis_of_rows(known, many.shape, rows)) is not None:
+            raise failures.Refused(paired_rows(name, known[0], many.shape, axis))
     return worst
+
+
+def axis_of_rows(alone, joint, rows):
+    """The axis after the first that is ``rows`` times as long for ``rows`` rows as for each of them alone, else None:
+    every row is answered with a place for every other one (x·xᵀ), so one row's answer has no shape of its own.
+
+    ``alone``: the output's shape for each row alone; ``joint``: its shape for the batch of them.
+    """
+    if any(len(shape) != len(joint) for shape in alone):
+        return None
+    inner = (axis for axis in range(1, len(joint)) if joint[axis])
+    return next((axis for axis in inner if all(rows * shape[axis] == joint[axis] for shape in alone)), None)
+
+
+def paired_rows(name, alone, joint, axis):
+    """The sentence for an output of which `axis_of_rows` names an axis."""
+    return (
+        f"output '{name}' has shape {list(joint)} for a batch of {joint[0]} and {list(alone)} for one row: axis {axis} "
+        "has a place for each row too, so rows cannot be batched; set max_batch_size = 0 in model.toml, for a model "
+        "that is not batched, and give the whole input for each sample"
+    )
 
 
 def same_alone(failures, torch, run, original, samples, request):

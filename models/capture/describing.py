@@ -26,7 +26,7 @@ def _sibling(name):
 child = _sibling("child")
 failures = child.failures
 FREE = -1
-SIZES = ((2, 5), (3, 7))  # rows and length of the two runs
+SIZES = ((2, 11), (3, 13))  # rows and length of the two runs: no length less one or two grows as the rows do
 
 
 def main(request_file):
@@ -168,7 +168,7 @@ def of_module(torch, module, request):
 
 
 def _result(torch, module, inputs, runs, rows, batched, doubts=()):
-    """``rows``: the largest batch. Not batched where an output has not one row for each row of the inputs."""
+    """``rows``: the largest batch. Not batched where an output has no axis of rows, or two."""
     answers = [_named(module, run) for run in runs]
     counts = [len(next(iter(run.values()))) for run in runs]
     outputs = [
@@ -180,6 +180,10 @@ def _result(torch, module, inputs, runs, rows, batched, doubts=()):
         for answer, count in zip(answers, counts, strict=True)
         for name in answer
     )
+    paired = [name for name in answers[0] if batched and _has_rows_twice(*(a[name] for a in answers))]
+    if paired:
+        why = f"not batched, because each row of '{paired[0]}' has a place for each row"
+        batched, doubts = False, [*doubts, ["", "max_batch_size", why]]
     for tensor in (*inputs, *outputs) if batched else ():
         tensor["shape"][0] = FREE
     return {
@@ -188,6 +192,12 @@ def _result(torch, module, inputs, runs, rows, batched, doubts=()):
         "max_batch_size": rows if batched else 0,
         "doubts": list(doubts),
     }
+
+
+def _has_rows_twice(one, other):
+    """Whether an axis after the first grows from the one run to the other as the rows do (x·xᵀ)."""
+    sizes = zip(one.shape[1:], other.shape[1:], strict=True)
+    return any(a != b and a * len(other) == b * len(one) for a, b in sizes)
 
 
 def _free(one, other):

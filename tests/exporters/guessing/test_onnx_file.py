@@ -58,6 +58,19 @@ def test_a_model_toml_beside_the_file_that_names_it_is_what_counts(tmp_path: Pat
     assert folder_at(tmp_path / "net.onnx").spec.name == "net"
 
 
+PAIRS = "g (float[n,8] x) => (float[n,m] y) { t = Transpose<perm=[1,0]>(x) y = MatMul(x, t) }"
+
+
+def test_a_file_that_pairs_every_row_with_every_row_is_not_batched(tmp_path: Path) -> None:
+    spec = guessed(tmp_path, parsed(PAIRS))
+    assert spec.max_batch_size == 0 and shapes(spec) == [["n", 8], [-1, -1]]
+
+
+def test_an_axis_that_has_as_many_places_as_there_are_rows_by_chance_does_not_unbatch(tmp_path: Path) -> None:
+    spec = guessed(tmp_path, parsed("g (float[n,k] x) => (float[n,m] y) { y = Concat<axis=1>(x, x) }"))
+    assert spec.max_batch_size > 1 and shapes(spec) == [[-1, "k"], [-1, -1]]
+
+
 def test_a_free_axis_written_as_minus_1_is_free(tmp_path: Path) -> None:
     model = mlp()
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1

@@ -143,6 +143,39 @@ def test_a_module_is_seen_from_example_inputs(tmp_path: Path) -> None:
     converts(tmp_path, tmp_path / "store")
 
 
+PAIRS = """
+import torch
+
+class Pairs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 8)
+
+    def forward(self, x):
+        h = torch.nn.functional.normalize(self.linear(x), dim=-1)
+        return h @ h.T
+
+def build():
+    torch.manual_seed(5)
+    return Pairs()
+"""
+
+
+@pytest.mark.slow
+def test_a_module_that_pairs_every_row_with_every_row_is_not_batched(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(PAIRS)
+    x = np.random.default_rng().standard_normal((16, 4)).astype(np.float32)
+    np.savez(tmp_path / "inputs.npz", x=x)
+    code, facts, said = run("init", f"{tmp_path}/model.py:build", "--samples", tmp_path / "inputs.npz")
+    assert code == 0 and any(
+        "each row of 'output' has a place for each row" in g for g in facts["guesses"]
+    ), said
+    found = written(tmp_path)
+    assert found["max_batch_size"] == 0 and found["outputs"][0]["shape"] == [-1, -1]
+    assert np.array_equal(load_file(tmp_path / "samples.safetensors")["x"], x[:, None])
+    converts(tmp_path, tmp_path / "store")
+
+
 def test_code_that_fails_is_reported_with_its_own_traceback(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("def build():\n    raise ValueError('no weights here')\n")
     np.savez(tmp_path / "inputs.npz", x=np.zeros((2, 4), np.float32))

@@ -193,7 +193,7 @@ def test_what_cannot_be_taken_is_refused_with_its_reason_and_nothing_is_written(
 def test_a_batch_that_the_file_does_not_have_is_refused(tmp_path: Path) -> None:
     model = parsed("g (float[n,8] x) => (float[8,n] y) { y = Transpose<perm=[1,0]>(x) }")
     said = refused(tmp_path, BATCHED.replace("dims: 4", "dims: -1"), model)
-    assert "not every tensor has one row for each row of the inputs" in said
+    assert "not every tensor has exactly one axis with a place for each row" in said
 
 
 @pytest.mark.parametrize(

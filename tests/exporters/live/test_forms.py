@@ -259,6 +259,7 @@ FAULTS = {
         "first in module 'log'",
     ),
     "no batch": (net(f"{ANSWER}[:2]"), BadFolder, "its first axis must be the batch"),
+    "pairs": (net("h = self.first(x)\nreturn h @ h.T"), BadFolder, "set max_batch_size = 0"),
     "shape": (net("return self.first(x)"), BadFolder, "output 'y' of 'net': model.toml and the model differ"),
     "two outputs": (net("return x, x"), CaptureFailed, "forward gave 2 outputs, model.toml names 1"),
 }

@@ -42,6 +42,15 @@ def with_external_data(path: Path, location: str) -> Path:
     return path / "model.onnx"
 
 
+def test_a_file_that_pairs_every_row_with_every_row_is_refused_as_a_batched_one(tmp_path: Path) -> None:
+    model = parsed("g (float[n,8] x) => (float[n,m] y) { t = Transpose<perm=[1,0]>(x) y = MatMul(x, t) }")
+    x = np.random.default_rng().standard_normal((8, 8)).astype(np.float32)
+    with pytest.raises(
+        BadFolder, match=r"'y' has shape \[3, 3\] .* \[1, 1\] for one row.*max_batch_size = 0"
+    ):
+        convert(tmp_path, model, {"x": x})
+
+
 def test_external_data_inside_the_folder_is_read_bit_for_bit(tmp_path: Path) -> None:
     file = with_external_data(tmp_path, "weights.bin")
     read = read_model(file, tmp_path)

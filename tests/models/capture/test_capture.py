@@ -126,6 +126,10 @@ CASES: dict[str, dict[str, Any]] = {
     "half-pth": {"code": net("return self.linear(x)"), "weights": "state.pth", "state": HALF_STATE},
     "pickle": {"code": net("return self.linear(x)"), "weights": "state.pth", "state": Opened()},
     "mean": {"code": net("return self.linear(x - x.mean(0))")},
+    "pairs": {
+        "code": net("return self.linear(x) @ self.linear(x).T"),
+        "outputs": [tensor("y", "FP32", [-1, -1])],
+    },
     "baked": {"code": net("return self.linear(x) + torch.zeros(len(x.tolist()), 1)")},
     "branches": {"code": net("return self.linear(x) if x.sum() > 0 else self.linear(-x)")},
     "random": {"code": net("return self.linear(x + torch.randn_like(x))")},
@@ -340,6 +344,13 @@ def test_a_model_whose_rows_depend_on_each_other_gets_batches_of_one_and_a_note(
     captured = captures.captured("mean")
     assert captured.spec.max_batch_size == 1
     assert len(captured.notes) == 1 and "max_batch_size was set to 1" in captured.notes[0]
+
+
+@pytest.mark.slow
+def test_a_model_that_pairs_every_row_with_every_row_is_refused_as_a_batched_one(captures: Captures) -> None:
+    message = captures.failed("pairs")
+    assert "'y' has shape [4, 4] for a batch of 4 and [1, 1] for one row" in message
+    assert "set max_batch_size = 0" in message
 
 
 @pytest.mark.slow
