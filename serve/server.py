@@ -25,6 +25,7 @@ from ..models.errors import BadSetting, HalfevenError, StoreUnusable
 from ..models.store import Store
 from .access.access_control import AccessControl
 from .access.certificates import Certificates
+from .address import address
 from .batching.counters import Phase
 from .batching.device import DeviceThread
 from .batching.interface import ControlledRoster
@@ -290,8 +291,8 @@ class _Announcing(PoliteServer):
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             scheme = "http" if self.config.ssl is None else "https"
             if self.beside is not None:
-                self._notify(f"halfeven listens for gRPC on {host}:{self.beside.port}")
-            self._notify(f"halfeven listens on {scheme}://{host}:{port}")
+                self._notify(f"halfeven listens for gRPC on {address(host, self.beside.port)}")
+            self._notify(f"halfeven listens on {scheme}://{address(host, port)}")
             asyncio.get_running_loop().run_in_executor(None, notify_active, self._roster, self._notify)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

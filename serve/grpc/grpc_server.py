@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from ...models.errors import BadRequest, BadSetting, HalfevenError, Unauthenticated
 from ..access.certificates import Certificates
+from ..address import address
 from ..batching.interface import ControlledRoster
 from ..http.error_mapping import NotOffered, grpc_status_of, message_of, retry_after_of
 from ..http.limits.connections import Connections
@@ -66,15 +67,15 @@ class GrpcServer:
             maximum_concurrent_rpcs=limit,
         )
         server.add_generic_rpc_handlers(self._services)
-        address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        wanted = address(self.host, self.port)
         try:
             if self._certificates is None:
-                self.port = server.add_insecure_port(address)
+                self.port = server.add_insecure_port(wanted)
             else:
-                self.port = server.add_secure_port(address, _credentials(self._certificates))
+                self.port = server.add_secure_port(wanted, _credentials(self._certificates))
         except RuntimeError:
             raise BadSetting(
-                f"cannot listen for gRPC on {address}: is another server there? Choose another --grpc-port"
+                f"cannot listen for gRPC on {wanted}: is another server there? Choose another --grpc-port"
             ) from None
         await server.start()
 

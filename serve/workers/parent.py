@@ -27,6 +27,7 @@ from ...models import errors
 from ...models.errors import BadSetting, EngineFailed, HalfevenError
 from ...models.store import Store
 from ..access.access_control import LOOK_EVERY_S
+from ..address import address
 from ..finetune.training.parent_death import die_with_the_parent
 from ..http.limits.connections import backlog_of, connection_limit
 from ..server import Notify, notify_leaving, port_taken
@@ -153,7 +154,7 @@ class _Parent:
             self._connect()
             if not announced and all(worker.up_s is not None for worker in self._workers):
                 announced = True
-                self._notify(f"halfeven listens on {scheme}://{host}:{port}")
+                self._notify(f"halfeven listens on {scheme}://{address(host, port)}")
             for key, _ in self._selector.select(self._pause_s()):
                 if key.data is None:
                     with suppress(BlockingIOError):

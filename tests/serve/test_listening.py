@@ -25,6 +25,13 @@ _LISTENING = "0A"  # the state in /proc/net/tcp, proc(5)
 @contextmanager
 def started(store: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """``halfeven serve`` on a free port: the process and its port."""
+    with announced(store, *options) as (process, url):
+        yield process, int(url.rpartition(":")[2])
+
+
+@contextmanager
+def announced(store: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """``halfeven serve`` on a free port: the process and the URL that it names."""
     command = [sys.executable, "-m", "halfeven.serve.cli.main", "serve", "--store", str(store), "--port", "0"]
     process = subprocess.Popen(
         [*command, "--device", "cpu", *options],
@@ -36,7 +43,7 @@ def started(store: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str],
         assert process.stderr is not None
         try:
             line = next(line for line in process.stderr if " listens on " in line)
-            yield process, int(line.strip().rpartition(":")[2])
+            yield process, line.strip().rpartition(" ")[2]
         finally:
             process.terminate()
             process.stderr.read()
@@ -96,6 +103,14 @@ def test_grpc_has_a_port_of_its_own_on_loopback_where_it_is_asked_for(tmp_path: 
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         assert taken.returncode == 2 and "--grpc-port" in taken.stderr, taken.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--http-workers", "2"]], ids=["one process", "workers"])
+def test_an_ipv6_address_is_named_as_a_url_has_it(options: list[str], tmp_path: Path) -> None:
+    with announced(tmp_path / "store", "--host", "::1", *options) as (_, url):
+        assert url.startswith("http://[::1]:")
+        assert httpx.get(f"{url}/v2/health/live", timeout=20).status_code == 200
 
 
 @pytest.mark.slow
