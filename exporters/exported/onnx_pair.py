@@ -13,10 +13,11 @@ from ...models.engines.onnx_engine import OnnxEngine
 from ...models.errors import BadInput, ExportFailed, ParityRefused
 from ...models.store import LIVE, Version
 from ..environment import environment
+from ..onnx.reading.large_files import DATA
 from ..onnx.stored import half_file_on_cpu
 from ..prove import ReferenceRun, answers_of, check_whole_form, judged
 from ..subject import CPU
-from ..torch.onnx_form.export import DATA, write_onnx
+from ..torch.onnx_form.export import write_onnx
 
 WHOLE, HALF = "whole.onnx", "half.onnx"
 Notify = Callable[[str], None]

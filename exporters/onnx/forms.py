@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 from onnx import ModelProto, ValueInfoProto
 
@@ -36,6 +35,7 @@ from .precision.file_operations import file_operations
 from .precision.oracle import Oracle
 from .reading.batch_first import move_batch_first
 from .reading.graph import ForeignProgram, assembled
+from .reading.large_files import save
 from .reading.signature import hold
 from .runtime import answers_alone_differ, finished, refuse_paired_rows, runtime_answers
 from .stored import ties_of
@@ -266,4 +266,4 @@ class FileForms:
         about = {"model": self.subject.spec.name, "precision": precision, "kept": kept}
         for key, value in about.items():
             model.metadata_props.add(key=f"halfeven.{key}", value=value)
-        onnx.save(model, path)
+        save(model, path)

@@ -4,12 +4,14 @@ It keeps chains of half nodes in FP32, so it never judges half storage; `oracle.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
 import onnxruntime
 import torch
-from onnx import ModelProto, ValueInfoProto, helper
+from onnx import ModelProto, ValueInfoProto
 
 from ...models.capture.agreement import axis_of_rows, paired_rows
 from ...models.engines.onnx_engine import DEADLY_IN_HALF
@@ -18,6 +20,8 @@ from ...models.spec import ModelSpec
 from ..inputs.samples import Samples
 from ..plan.batched import SAME_IN_FP32
 from ..question import Answers, Arrays
+from .reading.bounded_file import bytes_of
+from .reading.large_files import check, is_large, save, weights_as_inputs
 
 _SMALL_MODEL, _SMALL_CONSTANT = 1 << 20, 1 << 12  # bytes
 
@@ -32,8 +36,8 @@ def finished(
     try:
         found = tuple(inferred(model))
         model.graph.value_info.extend(found)
-        onnx.checker.check_model(model, full_check=True)
-        _session(model)
+        check(model, full=True)
+        session_of(model)
     except Exception as reason:
         raise error(f"{what} is no model that can be run: {str(reason)[:600]}") from reason
     return found
@@ -41,38 +45,22 @@ def finished(
 
 def inferred(model: ModelProto) -> list[ValueInfoProto]:
     """The types of the inner values, by strict shape inference; large constants are given to it as inputs."""
-    bare = ModelProto()
-    bare.CopyFrom(model) if model.ByteSize() < _SMALL_MODEL else _copy_bare(model, bare)
+    small = sum(map(bytes_of, model.graph.initializer)) < _SMALL_MODEL
+    bare = weights_as_inputs(model, _SMALL_MODEL if small else _SMALL_CONSTANT)
     known = {value.name for value in (*bare.graph.input, *bare.graph.output, *bare.graph.initializer)}
     found = onnx.shape_inference.infer_shapes(bare, strict_mode=True, data_prop=True)
     return [value for value in found.graph.value_info if value.name not in known]
 
 
-def _copy_bare(model: ModelProto, bare: ModelProto) -> None:
-    graph = model.graph
-    bare.ir_version = model.ir_version
-    bare.opset_import.extend(model.opset_import)
-    bare.graph.name = graph.name
-    bare.graph.node.extend(graph.node)
-    bare.graph.input.extend(graph.input)
-    bare.graph.output.extend(graph.output)
-    for tensor in graph.initializer:
-        if len(tensor.raw_data) <= _SMALL_CONSTANT:
-            bare.graph.initializer.append(tensor)
-        else:
-            value = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-            bare.graph.input.append(value)
-
-
 def runtime_answers(model: ModelProto) -> Answers:
     """A model as ONNX Runtime's CPU runs it, in memory; it raises NotRun."""
-    session = _session(model)
-    names = [value.name for value in session.get_outputs()]
+    loaded = session_of(model)
+    names = [value.name for value in loaded.get_outputs()]
 
     def answer(arrays: Arrays) -> dict[str, np.ndarray]:
         feed = {name: np.asarray(array) for name, array in arrays.items()}
         try:
-            came = session.run(names, feed)
+            came = loaded.run(names, feed)
         except Exception as error:  # ONNX Runtime has no narrower one
             raise NotRun(
                 f"ONNX Runtime does not run the file with the samples: {str(error)[:400]}; give samples that it takes "
@@ -83,12 +71,22 @@ def runtime_answers(model: ModelProto) -> Answers:
     return answer
 
 
-def _session(model: ModelProto) -> onnxruntime.InferenceSession:
+def session_of(model: ModelProto) -> onnxruntime.InferenceSession:
+    """Of a model in memory, on the CPU; a large one is written to a temporary file."""
+    if not is_large(model):
+        return _loaded(model.SerializeToString())
+    with TemporaryDirectory(prefix="halfeven-onnx-") as folder:
+        path = Path(folder) / "model.onnx"
+        save(model, path)
+        return _loaded(str(path))
+
+
+def _loaded(source: str | bytes) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = torch.get_num_threads()  # `threads.fixed_threads`
     return onnxruntime.InferenceSession(
-        model.SerializeToString(),
+        source,
         options,
         providers=["CPUExecutionProvider"],
         disabled_optimizers=DEADLY_IN_HALF,

@@ -20,6 +20,7 @@ from ..subject import CPU
 from .precision.oracle import Oracle, to_half_and_back
 from .precision.ties import ties_of
 from .reading.bounded_file import read_model
+from .reading.large_files import DATA
 from .reading.normalise import close_bodies, named_and_lifted
 
 
@@ -63,7 +64,8 @@ def _bare(model: ModelProto) -> tuple[ModelProto, dict[str, np.ndarray]]:
 
 
 def _stored(version: Version, name: str) -> ModelProto:
-    if version.has(beside := f"{name}.data"):
+    if version.has(beside := name + DATA):
         version.file(beside)
+        return read_model(version.file(name), version.folder)
     with version.opened(name) as file:
         return read_model(file.again, version.folder)

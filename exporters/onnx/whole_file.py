@@ -6,7 +6,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import onnx
 import torch
 from onnx import ModelProto, TensorProto
 
@@ -22,6 +21,7 @@ from ..subject import Subject
 from .precision.op_lists import LOWER
 from .reading.bounded_file import tensors
 from .reading.graph import FLOATING, ONNX, walk
+from .reading.large_files import save
 
 _INTEGER_WEIGHTS = {
     getattr(TensorProto, name) for name in ("INT8", "UINT8", "INT4", "UINT4", "INT16", "UINT16")
@@ -92,7 +92,7 @@ class WholeFile:
 
     def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:
         path: Path = draft.folder / "whole.onnx"
-        onnx.save(self.model, path)
+        save(self.model, path)
         engine = OnnxEngine(path, "fp32", torch.device("cpu"), CpuSetup(torch.get_num_threads()))
         return Made(path.name, answers_of(self.subject.spec, engine))
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnxruntime
-import torch
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
 from ....models.spec import ModelSpec
@@ -22,6 +21,7 @@ from ...prove import SEEN_AT_ONCE
 from ...question import TieTolerance
 from ..reading.graph import ONNX, attribute, element_type
 from ..reading.one_node import key_of, session
+from ..runtime import session_of
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -135,12 +135,7 @@ def _watching(model: ModelProto, tied: Sequence[Tied]) -> onnxruntime.InferenceS
     known = {value.name for value in (*model.graph.output, *model.graph.input, *model.graph.initializer)}
     asked = dict.fromkeys(name for each in tied for name in each.asked)
     watched.graph.output.extend(ValueInfoProto(name=name) for name in asked if name not in known)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = torch.get_num_threads()  # `threads.fixed_threads`
-    return onnxruntime.InferenceSession(
-        watched.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    return session_of(watched)
 
 
 def ties_of(model: ModelProto, spec: ModelSpec, dtype: str, judging: Samples) -> TieTolerance | None:

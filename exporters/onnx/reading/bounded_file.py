@@ -23,7 +23,8 @@ from onnx import (
 from ....models.errors import BadFolder, TooLarge
 from .graph import bodies
 
-MAX_BYTES = 2**31 - 2**20  # protobuf's limit, with room for the graph itself: the half is one file
+MAX_GRAPH_BYTES = 2**31 - 2**20  # of the file itself: protobuf's limit
+MAX_BYTES = 2**34  # with its external data: a conversion has a model in memory four times
 MAX_NODES = 200_000
 MAX_DEPTH = 16  # of bodies in bodies
 GIT_LFS = b"version https://git-lfs.github.com/"
@@ -41,9 +42,9 @@ def read_model(path: Path, folder: Path, max_bytes: int = MAX_BYTES) -> ModelPro
     return model
 
 
-def read_graph(path: Path, max_bytes: int = MAX_BYTES) -> ModelProto:
+def read_graph(path: Path, max_bytes: int = MAX_GRAPH_BYTES) -> ModelProto:
     """The model without its external data. Raises TooLarge and BadFolder as `read_model` does."""
-    _bound(path.name, path.stat().st_size, max_bytes)
+    _bound(path.name, path.stat().st_size, min(max_bytes, MAX_GRAPH_BYTES))
     try:
         model = ModelProto.FromString(path.read_bytes())
     except DecodeError as error:
@@ -166,7 +167,7 @@ def _load_external(path: Path, folder: Path, outside: list[TensorProto], max_byt
         info = _place_of_data(path, tensor)
         file = _inside(path, folder, tensor.name, info.location)
         size, offset = file.stat().st_size, info.offset or 0
-        length = _bytes_of(tensor, size - offset) if info.length is None else info.length
+        length = bytes_of(tensor, size - offset) if info.length is None else info.length
         if offset < 0 or length < 0 or offset + length > size:
             raise BadFolder(
                 f"{path}: tensor '{tensor.name}' lies at bytes {offset} to {offset + length} of {info.location}, "
@@ -181,7 +182,7 @@ def _load_external(path: Path, folder: Path, outside: list[TensorProto], max_byt
         del tensor.external_data[:]
 
 
-def _bytes_of(tensor: TensorProto, rest: int) -> int:
+def bytes_of(tensor: TensorProto, rest: int = 0) -> int:
     """The size of a tensor's data, of which the model may say nothing although other tensors follow in the same file.
     ``rest``, the bytes that are left of that file, for a type that is not known."""
     if tensor.data_type not in helper.get_all_tensor_dtypes():
@@ -221,11 +222,3 @@ def _inside(path: Path, folder: Path, tensor: str, location: str) -> Path:
     if not file.is_file():
         raise BadFolder(f"{path}: the data of tensor '{tensor}' should lie in {file}, which does not exist")
     return file
-
-
-def check(path: Path, model: ModelProto) -> None:
-    """``onnx.checker`` (graphs are sorted by then). Raises BadFolder with its words."""
-    try:
-        onnx.checker.check_model(model)
-    except Exception as error:
-        raise BadFolder(f"{path} is not a valid ONNX model: {str(error)[:500]}; export it again") from error

@@ -23,10 +23,10 @@ from onnx_ir.passes.common import (
 )
 
 from ....models.errors import BadFolder
-from .bounded_file import check
 from .folding import fold
 from .function_defaults import write_defaults
 from .graph import BODIES, ONNX, ForeignProgram, Names, attribute, bodies, graphs, names_in, opset_of, walk
+from .large_files import check
 from .old_resize import NEWEST_OLD, count_from_the_corner
 from .runtime_norms import as_onnx_has_them
 from .sequences import unfold
@@ -63,10 +63,18 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
     )
 
 
+def _check(path: Path, model: ModelProto) -> None:
+    """``onnx.checker`` (graphs are sorted by then). Raises BadFolder with its words."""
+    try:
+        check(model)
+    except Exception as error:
+        raise BadFolder(f"{path} is not a valid ONNX model: {str(error)[:500]}; export it again") from error
+
+
 def in_order(model: ModelProto, path: Path) -> ModelProto:
     """The model, checked, with each node after its inputs. A sorted model is not read by onnx_ir here."""
     try:
-        check(path, model)
+        _check(path, model)
         return model
     except BadFolder as fault:
         try:
@@ -80,7 +88,7 @@ def in_order(model: ModelProto, path: Path) -> ModelProto:
                 ) from error
             raise fault from error
     model = ir.to_proto(whole)
-    check(path, model)
+    _check(path, model)
     return model
 
 

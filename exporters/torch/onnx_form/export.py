@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 
 from ....models.errors import ExportFailed, OutOfTime
 from ....models.spec import ModelSpec
+from ...onnx.reading.large_files import DATA, SELF_CONTAINED_BELOW
 from .check import check_file
 from .folding import fold_known
 from .lookups import looked_up_once
@@ -25,8 +26,6 @@ from .ops import written_out
 
 OPSET = 20
 BODIES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-SELF_CONTAINED_BELOW = 2**31 - 2**24  # bytes of weights: protobuf's limit, with room for the graph itself
-DATA = ".data"  # suffix of the weights' own file, beside a larger model's
 
 
 def write_onnx(program: ExportedProgram, spec: ModelSpec, path: Path, metadata: Mapping[str, str]) -> None:
