@@ -37,7 +37,8 @@ def multiply_adds(op: str, operands: Sequence[Shape], result: Shape) -> int:
     if name == "transposed convolution":
         return math.prod(operands[0]) * math.prod(operands[1][1:])
     if has(op, Trait.ATTENTION):  # scores and values: the keys' number for each element
-        return 2 * math.prod(result) * operands[1][-2]
+        apart = len(operands) > 1 and len(operands[1]) > 1  # else queries, keys and values are one tensor
+        return 2 * math.prod(result) * (operands[1] if apart else result)[-2]
     if has(op, Trait.RECURRENT):  # every weight once for each row and step
         weights = sum(math.prod(shape) for shape in operands[1:] if len(shape) > 1)
         return math.prod(operands[0][:-1]) * weights

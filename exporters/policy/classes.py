@@ -5,7 +5,9 @@ Both back ends (captured programs, ONNX files) read their rules here. The rule a
 Sources: torch 2.13, ``aten/src/ATen/autocast_mode.h`` (AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32,
 AT_FORALL_FP32_SET_OPT_DTYPE, AT_FORALL_PROMOTE), as registered for CUDA; the two norm overloads to which CUDA gives a
 dtype argument stand under FP32, which rounds the same. ONNX names: what torch's ONNX exporter writes for the class, and
-by ONNX's operator documentation where torch has no such operation. O2 and O3: Apex (``apex.amp`` opt_levels).
+by ONNX's operator documentation where torch has no such operation; operators that ONNX Runtime's optimiser makes of
+several (``MultiHeadAttention``, ``SkipLayerNormalization``) stand in the class of the one that decides. O2 and O3: Apex
+(``apex.amp`` opt_levels).
 
 An ATen name stands for all overloads and for the in-place variant unless an overload is given. An operation in no class
 follows its inputs at O1 and is half above.
@@ -98,14 +100,15 @@ CLASSES: tuple[OpClass, ...] = (
     # AT_FORALL_LOWER_PRECISION_FP: products.
     _class("matrix product", "mm matmul linear bmm mv", "MatMul Gemm", _LOWER, _T.PRODUCT),
     _class("product and sum", "addmm baddbmm addmv addbmm", "", _LOWER, _T.PRODUCT),
-    _class("other product", "addr einsum chain_matmul linalg_multi_dot linalg_vecdot conv_tbc", "Einsum", _LOWER),
+    _class("other product", "addr einsum chain_matmul linalg_multi_dot linalg_vecdot conv_tbc",
+        "Einsum FusedMatMul FusedGemm GemmFastGelu", _LOWER),
     _class("convolution",
         """conv1d conv2d conv3d convolution _convolution _convolution.deprecated cudnn_convolution""",
-        "Conv DeformConv", _LOWER),
+        "Conv DeformConv FusedConv NhwcFusedConv NhwcConv", _LOWER),
     _class("transposed convolution", "conv_transpose1d conv_transpose2d conv_transpose3d cudnn_convolution_transpose",
         "ConvTranspose", _LOWER),
     _class("attention", "scaled_dot_product_attention _scaled_dot_product_flash_attention",
-        "Attention", _LOWER, _T.ATTENTION),
+        "Attention MultiHeadAttention GroupQueryAttention DecoderMaskedMultiHeadAttention", _LOWER, _T.ATTENTION),
     _class("recurrent cell",
         """_thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell""",
         "", _LOWER),
@@ -123,16 +126,17 @@ CLASSES: tuple[OpClass, ...] = (
     _class("inverse", "acos asin erfinv", "Acos Asin", _FP32),
     _class("tangent", "tan", "Tan", _FP32, _T.PERIODIC),
     _class("softplus", "softplus", "Softplus", _FP32),
-    _class("softmax", "softmax.int", "Softmax", _DTYPE, _T.SOFTMAX, _T.REDUCES, _T.EXPONENTIAL),
+    _class("softmax", "softmax.int", "Softmax BiasSoftmax", _DTYPE, _T.SOFTMAX, _T.REDUCES, _T.EXPONENTIAL),
     _class("log softmax", "log_softmax.int", "LogSoftmax", _DTYPE, _T.REDUCES, _T.EXPONENTIAL),
     _class("log of summed exponentials", "logsumexp",
         "ReduceLogSum ReduceLogSumExp", _FP32, _T.REDUCES, _T.EXPONENTIAL),
     _class("layer normalisation", "layer_norm native_layer_norm rms_norm",
-        "LayerNormalization RMSNormalization MeanVarianceNormalization LpNormalization LRN",
+        """LayerNormalization RMSNormalization MeanVarianceNormalization LpNormalization LRN SkipLayerNormalization
+        SkipSimplifiedLayerNormalization EmbedLayerNormalization""",
         _FP32, _T.NORMALISES, _T.REDUCES),
     # InstanceNormalization is what torch's exporter writes for group_norm where the opset has no GroupNormalization.
     _class("group normalisation", "group_norm",
-        "GroupNormalization InstanceNormalization", _FP32, _T.NORMALISES, _T.REDUCES),
+        "GroupNormalization InstanceNormalization GroupNorm SkipGroupNorm", _FP32, _T.NORMALISES, _T.REDUCES),
     _class("sum", "sum sum.dim_IntList", "ReduceSum", _DTYPE, _T.REDUCES),
     _class("product of elements", "prod prod.dim_int cumprod cumsum",
         "ReduceProd CumProd CumSum", _DTYPE, _T.REDUCES),
@@ -176,6 +180,8 @@ CLASSES: tuple[OpClass, ...] = (
     _class("root", "sqrt", "Sqrt", _INPUT, _T.ROOT),
     _class("addition", "add sub rsub", "Add Sub Sum", _INPUT, _T.ADDS),
     _class("multiplication", "mul", "Mul", _INPUT),
+    _class("activation", "gelu", "Gelu BiasGelu FastGelu QuickGelu BiasSplitGelu BiasAdd", _INPUT),
+    _class("rotary embedding", "", "RotaryEmbedding", _INPUT),
     _class("division", "div true_divide divide", "Div", _INPUT, _T.DIVIDES),
     _class("sign of a zero", "arctan2 copysign signbit angle float_power", "", _INPUT, _T.SIGNED_ZERO),
     _class("comparison", "eq ne lt le gt ge", "Equal Less LessOrEqual Greater GreaterOrEqual", _INPUT, _T.COMPARES),
@@ -227,12 +233,12 @@ _BY_NAME: Mapping[str, OpClass] = {
     for entry in (*found.aten, *found.onnx)
     for name in (entry, entry.partition(".")[0])
 }
-_OTHER = _class("other", "", "", _INPUT)
+OTHER = _class("other", "", "", _INPUT)
 
 
 def class_of(name: str) -> OpClass:
     """The class of an operation by its ONNX name, or its ATen name (``pow``, ``pow.Scalar``, ``add_``)."""
-    return _BY_NAME.get(name) or _BY_NAME.get(name.removesuffix("_"), _OTHER)
+    return _BY_NAME.get(name) or _BY_NAME.get(name.removesuffix("_"), OTHER)
 
 
 def has(name: str, *traits: Trait) -> bool:

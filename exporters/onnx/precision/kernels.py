@@ -8,6 +8,7 @@ from onnx import NodeProto
 from ...policy.classes import NO_HALF_KERNEL, Trait, has
 from ..reading.graph import HALVES, ForeignProgram, attribute, schema_of
 from ..reading.one_node import Key, key_of, output_types, refusal
+from ..reading.runtime_schemas import FUSED, inputs_taking
 from .op_lists import FP32_SLOTS
 
 _NAMES = {"fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}
@@ -27,11 +28,13 @@ class Kernels:
         return self._slots[node.name]
 
     def _free_slots(self, node: NodeProto) -> list[int]:
+        floats = [slot for slot, name in enumerate(node.input) if self.program.is_float(name)]
+        if node.domain == FUSED:
+            return [slot for slot in floats if slot in inputs_taking(node, _NAMES[self.dtype])]
         schema = schema_of(node, self.program.opset)
         if schema is None:
             return []
         fixed = FP32_SLOTS.get(node.op_type, set())
-        floats = [slot for slot, name in enumerate(node.input) if self.program.is_float(name)]
         return [slot for slot in floats if slot not in fixed and self._schema_takes(schema, slot)]
 
     def _schema_takes(self, schema: onnx.defs.OpSchema, slot: int) -> bool:

@@ -8,9 +8,10 @@ from enum import Enum
 from onnx import NodeProto
 
 from ....models.package import Precision
-from ...policy.classes import CLASSES, OpClass, Trait, class_of, has
+from ...policy.classes import CLASSES, OTHER, OpClass, Trait, class_of, has
 from ...policy.classes import Rule as Lists
 from ..reading.graph import BODIES, FLOAT, ONNX, ForeignProgram, attribute
+from ..reading.runtime_schemas import FUSED
 
 
 class Rule(Enum):
@@ -58,7 +59,7 @@ def rules(program: ForeignProgram, precision: Precision) -> dict[str, Rule]:
 def _rule(node: NodeProto, program: ForeignProgram, precision: Precision) -> Rule:
     if precision.level == "O0" or node.name in program.islands:
         return Rule.ISLAND if precision.level != "O0" else Rule.FP32
-    if node.domain not in ONNX or (node.op_type == "IsInf" and program.opset < HALF_IS_INF):
+    if not _is_known(node) or (node.op_type == "IsInf" and program.opset < HALF_IS_INF):
         return Rule.LEFT_ALONE
     if node.op_type == "Cast":
         return _cast_rule(node, program)
@@ -67,6 +68,10 @@ def _rule(node: NodeProto, program: ForeignProgram, precision: Precision) -> Rul
     if node.op_type == "Gather" and _is_embedding(node, program):
         return Rule.HALF if class_of("embedding").rule(precision) is Lists.LOWER else Rule.ISLAND
     return _of_class(class_of(node.op_type), precision)
+
+
+def _is_known(node: NodeProto) -> bool:
+    return node.domain in ONNX or (node.domain == FUSED and class_of(node.op_type) is not OTHER)
 
 
 def _of_class(found: OpClass, precision: Precision) -> Rule:

@@ -24,7 +24,7 @@ from ....models.errors import BadFolder, TooLarge
 from .graph import bodies
 
 MAX_GRAPH_BYTES = 2**31 - 2**20  # of the file itself: protobuf's limit
-MAX_BYTES = 2**34  # with its external data: a conversion has a model in memory four times
+MAX_BYTES = 2**34  # with its external data: a conversion has a model in memory six times
 MAX_NODES = 200_000
 MAX_DEPTH = 16  # of bodies in bodies
 GIT_LFS = b"version https://git-lfs.github.com/"

@@ -193,15 +193,7 @@ def test_external_data_outside_the_folder_is_refused_by_name(tmp_path: Path) -> 
     assert code == 2 and "../secret.bin" in said and "outside" in said
 
 
-def test_an_op_of_another_domain_stays_in_fp32_and_an_unknown_one_is_refused_by_name(tmp_path: Path) -> None:
-    gelu = MLP.replace("Relu(h)", "com.microsoft.Gelu(h)")
-    known = mlp(gelu, more=', "com.microsoft" : 1')
-    facts, version = converted(folder_with(tmp_path / "gelu", known), tmp_path / "store")
-    half = onnx.load(version.file("half.onnx"))
-    types = {value.name: value.type.tensor_type.elem_type for value in half.graph.value_info}
-    (node,) = nodes_of(half, "Gelu")
-    assert types.get(node.output[0], TensorProto.FLOAT) == TensorProto.FLOAT
-    assert facts["forms"]["onnx"]["half_nodes"] == 2
+def test_an_unknown_op_is_refused_by_name(tmp_path: Path) -> None:
     unknown = mlp(MLP.replace("Relu(h)", "acme.Fold(h)"), more=', "acme" : 1')
     code, _, said = run("convert", folder_with(tmp_path / "acme", unknown), "--store", tmp_path / "store")
     assert code == 2 and "acme.Fold" in said

@@ -15,6 +15,7 @@ from halfeven.exporters.policy.classes import CLASSES, OpClass, Rule, Trait, cla
 from halfeven.exporters.torch.autocast.plan import make_plan
 from halfeven.exporters.torch.autocast.policy import CUDA
 from halfeven.models.package import Precision
+from onnxruntime.capi import onnxruntime_pybind11_state as runtime  # type: ignore[attr-defined]
 
 LEVELS = ("O1", "O2", "O3")
 # What a node of a file does for what a node of a captured program does.
@@ -71,8 +72,9 @@ def test_no_name_is_in_two_classes() -> None:
     assert len({found.name for found in CLASSES}) == len(CLASSES)
 
 
-def test_every_onnx_name_is_an_operator_of_onnx() -> None:
+def test_every_onnx_name_is_an_operator_of_onnx_or_of_onnx_runtime() -> None:
     known = {schema.name for schema in onnx.defs.get_all_schemas_with_history()}
+    known |= {schema.name for schema in runtime.get_all_operator_schema() if schema.domain == "com.microsoft"}
     assert [name for found in CLASSES for name in found.onnx if name not in known] == []
 
 
