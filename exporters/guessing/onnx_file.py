@@ -30,6 +30,11 @@ from .trial_sizes import Rows, Tried, try_sizes
 
 _SAME_VALUES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Gather")
 _TAKEN = set(DATATYPES) - {"BF16"}  # numpy has none
+_CAST = "cast it in the file"
+_WAYS_OUT = {
+    "STRING": "cut the operators that read text off the file (onnx.utils.extract_model), and send what they give",
+    "BF16": "ONNX Runtime takes no arrays of it: cast it in the file",
+}
 Narrow = Callable[[GraphProto], None]
 FEW = 5  # rows of a trial run: a batch of 1, 2 or 4 could be mistaken for layers or directions
 MANY_CLASSES = 2  # a softmax over fewer places gives no probabilities of classes
@@ -207,10 +212,10 @@ def _values(graph: GraphProto, path: Path) -> tuple[list[ValueInfoProto], list[V
     """Inputs that are no constants, outputs that are tensors of numbers, and what to tell of the others."""
     constants = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in constants]
-    if wrong := [value.name for value in inputs if datatype_of(value) not in _TAKEN]:
-        raise BadFolder(f"{path}: input '{wrong[0]}' is {_described(graph.input, wrong[0])}, which is not taken: "
-                        "expected tensors of numbers (of BF16, ONNX Runtime takes no arrays: cast it in the file) or "
-                        "booleans")  # fmt: skip
+    for value in inputs:
+        if (kind := datatype_of(value)) not in _TAKEN:
+            raise BadFolder(f"{path}: input '{value.name}' is {_described(graph.input, value.name)}, which is not "
+                            f"taken: expected tensors of numbers or booleans; {_WAYS_OUT.get(kind, _CAST)}")  # fmt: skip
     if bare := [value.name for value in inputs if not value.type.tensor_type.HasField("shape")]:
         raise BadFolder(f"{path}: input '{bare[0]}' has no shape in the file: write a model.toml with the shape "
                         "that it takes, or state it in the file")  # fmt: skip

@@ -58,6 +58,16 @@ def test_a_model_toml_beside_the_file_that_names_it_is_what_counts(tmp_path: Pat
     assert folder_at(tmp_path / "net.onnx").spec.name == "net"
 
 
+@pytest.mark.parametrize(
+    ("kind", "way_out"), [("string", "extract_model"), ("bfloat16", "cast it in the file")]
+)
+def test_an_input_that_is_not_taken_is_refused_with_a_way_out(
+    kind: str, way_out: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadFolder, match=f"input 'x' is a .* tensor.*{way_out}"):
+        guessed(tmp_path, parsed(f"g ({kind}[n,8] x, float[n,8] z) => (float[n,8] y) {{ y = Relu(z) }}"))
+
+
 PAIRS = "g (float[n,8] x) => (float[n,m] y) { t = Transpose<perm=[1,0]>(x) y = MatMul(x, t) }"
 
 
