@@ -216,7 +216,8 @@ def _values(graph: GraphProto, path: Path) -> tuple[list[ValueInfoProto], list[V
         if (kind := datatype_of(value)) not in _TAKEN:
             what, way = _described(graph.input, value.name), _WAYS_OUT.get(kind, _CAST)
             raise BadFolder(
-                f"{path}: input '{value.name}' is {what}, which is not taken: expected tensors of numbers or booleans; {way}"
+                f"{path}: input '{value.name}' is {what}, which is not taken: expected tensors of numbers or booleans; "
+                + way
             )
     if bare := [value.name for value in inputs if not value.type.tensor_type.HasField("shape")]:
         raise BadFolder(f"{path}: input '{bare[0]}' has no shape in the file: write a model.toml with the shape "
