@@ -217,7 +217,32 @@ class _Trial:
             dims |= dict.fromkeys(group, dim)
             if dim.fixed or dim.minimum > 1 or dim.name != name:
                 needed |= dict.fromkeys(group, why)
+        for group, with_group, least in self.growing_together(sizes, dims, rows):
+            name, axis = with_group[0]
+            dims |= dict.fromkeys(group, Dim(least, None, self.dim(group).name))
+            needed |= dict.fromkeys(
+                group, f"{least} and larger sizes run, where axis {axis} of '{name}' grows as much"
+            )
         return _with_dims(self.spec, dims), needed
+
+    def growing_together(
+        self, sizes: Sequence[int], dims: Mapping[Place, Dim], rows: int
+    ) -> Iterator[tuple[list[Place], list[Place], int]]:
+        """Groups that run in one size alone and in others together: (a group, the other one, the least size). A mask
+        has a place for each of a cache and of what comes new. Of given samples alone: generated ones have each size
+        drawn by itself."""
+        fixed = [i for i, group in enumerate(self.groups) if dims[group[0]].fixed] if self.given else []
+        for one, other in itertools.product(fixed, range(len(self.groups))):
+            if one == other or not all(self.runs_shifted(sizes, (one, other), by, rows) for by in (1, 5)):
+                continue
+            down = min(sizes[one], sizes[other]) - 1
+            down = down if down and self.runs_shifted(sizes, (one, other), -down, rows) else 0
+            yield self.groups[one], self.groups[other], sizes[one] - down
+            yield self.groups[other], self.groups[one], sizes[other] - down
+
+    def runs_shifted(self, sizes: Sequence[int], places: Sequence[int], by: int, rows: int) -> bool:
+        changed = [size + by if place in places else size for place, size in enumerate(sizes)]
+        return self.outputs(self.with_sizes(changed), rows) is not None
 
     def runs_larger(self, sizes: Sequence[int], places: Sequence[int], rows: int) -> bool:
         for larger in (lambda size: size + 1, lambda size: 2 * size):

@@ -44,6 +44,19 @@ def guessed(tmp_path: Path, model: ModelProto, samples: Mapping[str, np.ndarray]
     return guess_onnx(tmp_path / "net.onnx", samples=samples)
 
 
+CACHED = """g (float[n,1,8] new, float[n,past,8] cache, float[n,total] mask) => (float[n,total] y, float[n,total,8] grown) {
+    grown = Concat<axis=1>(cache, new) h = MatMul(grown, w) s = ReduceSum<keepdims=0>(h, last) y = Mul(s, mask) }"""
+
+
+def test_a_mask_and_a_cache_that_grow_together_are_free_in_both_axes(tmp_path: Path) -> None:
+    model = parsed(CACHED, {"w": normal(RANDOM, 8, 8), "last": np.array([2])})
+    samples = {"new": pictures(6, 1, 8), "cache": pictures(6, 9, 8), "mask": np.ones((6, 10), np.float32)}
+    guess = guessed(tmp_path, model, samples)
+    found = {tensor.name: [dim.to_json() for dim in tensor.shape] for tensor in guess.spec.inputs}
+    assert found == {"new": [-1, 1, 8], "cache": [-1, "past", 8], "mask": [-1, "total=2.."]}
+    assert any("where axis 1 of 'cache' grows as much" in sentence for sentence in guess.sentences)
+
+
 @pytest.mark.parametrize(
     ("axes", "samples"),
     [
