@@ -33,6 +33,7 @@ from .sequences import unfold
 from .typing import value_types
 from .widening import widened
 
+BLOCKED = "com.microsoft.nchwc"  # convolutions on blocks of channels
 OLDEST = 13  # below it too many ops take no half
 TARGET = 17
 _SEQUENCES = ("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence", "StringSplit")
@@ -41,6 +42,11 @@ _SEQUENCES = ("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence", "
 def normalise(model: ModelProto, path: Path) -> ForeignProgram:
     """The model normalised. Raises BadFolder for a construct that is not valid or not supported, naming it."""
     notes: list[str] = []
+    if blocked := sum(node.domain == BLOCKED for node in walk(model.graph)):
+        notes.append(
+            f"{blocked} operators of {BLOCKED} stay in FP32: ONNX Runtime's optimiser wrote them for CPUs alone; "
+            "convert the file that it was given"
+        )
     model.graph.name = model.graph.name or "graph"  # the checker wants one, ONNX Runtime none
     model = in_order(as_onnx_has_them(model), path)
     if model.functions:

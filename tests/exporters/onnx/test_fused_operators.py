@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
+from halfeven.exporters.onnx.reading.normalise import BLOCKED, normalise
 from onnx import ModelProto
 
 from tests.exporters.onnx.onnx_files import convert, errors_u, parsed
@@ -70,3 +72,20 @@ def test_a_fused_operator_of_which_nothing_is_known_stays_in_fp32(
         "MatMul": True,
         "Inverse": False,
     }
+
+
+def test_a_file_that_was_optimised_for_cpus_alone_is_named_as_one(
+    tmp_path: Path, random: np.random.Generator
+) -> None:
+    text = (
+        "g (float[n,16,8,8] x) => (float[n,16,8,8] y) { y = Conv<kernel_shape=[3,3],pads=[1,1,1,1]>(x, w) }"
+    )
+    onnx.save(parsed(text, {"w": normal(random, 16, 16, 3, 3)}), tmp_path / "plain.onnx")
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "optimised.onnx"), 4
+    onnxruntime.InferenceSession(tmp_path / "plain.onnx", options, providers=["CPUExecutionProvider"])
+    model = onnx.load(tmp_path / "optimised.onnx")
+    if all(node.domain != BLOCKED for node in model.graph.node):
+        pytest.skip("this processor has no blocked convolutions")
+    program = normalise(model, tmp_path / "optimised.onnx")
+    assert "convert the file that it was given" in program.notes[0]
