@@ -47,7 +47,8 @@ def inferred(model: ModelProto) -> list[ValueInfoProto]:
     """The types of the inner values, by strict shape inference; large constants are given to it as inputs."""
     small = sum(map(bytes_of, model.graph.initializer)) < _SMALL_MODEL
     bare = weights_as_inputs(model, _SMALL_MODEL if small else _SMALL_CONSTANT)
-    known = {value.name for value in (*bare.graph.input, *bare.graph.output, *bare.graph.initializer)}
+    given = (*bare.graph.input, *bare.graph.output, *bare.graph.initializer, *bare.graph.value_info)
+    known = {value.name for value in given}
     found = onnx.shape_inference.infer_shapes(bare, strict_mode=True, data_prop=True)
     return [value for value in found.graph.value_info if value.name not in known]
 

@@ -7,13 +7,13 @@ Sorting and lifting are onnx_ir's passes. Two of its passes are not right here a
 branches of an If use one name, and OutputFixPass renames an input of the model that is an output as well.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import ModelProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, helper, numpy_helper
 from onnx.inliner import inline_local_functions
 from onnx.version_converter import convert_version
 from onnx_ir.passes.common import (
@@ -64,9 +64,16 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
     del model.metadata_props[:]
     model, weights, islands, halved = widened(model, weights, notes)
     fold(model, weights)
-    return ForeignProgram(
-        model, weights, value_types(model, weights), frozenset(islands), frozenset(halved), tuple(notes)
-    )
+    types = value_types(model, weights)
+    _state_types(model.graph, types)
+    return ForeignProgram(model, weights, types, frozenset(islands), frozenset(halved), tuple(notes))
+
+
+def _state_types(graph: GraphProto, types: Mapping[str, int]) -> None:
+    """Write down what operators of ai.onnx.ml give: ONNX's inference knows it of few, and fails at what reads it."""
+    for node in graph.node:
+        for name in node.output if node.domain == "ai.onnx.ml" else ():
+            graph.value_info.append(helper.make_tensor_value_info(name, types[name], None))
 
 
 def _check(path: Path, model: ModelProto) -> None:
