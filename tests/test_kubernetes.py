@@ -53,7 +53,7 @@ def test_a_misspelt_field_a_wrong_type_and_a_missing_field_are_found(tmp_path: P
     planted = {
         "deployment.yaml": [
             ("failureThreshold: 60", "failureTreshold: 60"),
-            ("replicas: 2", "replicas: two"),
+            ("maxReplicas: 8", "maxReplicas: eight"),
         ],
         "kserve-service.yaml": [("trafficPercent: 10", "percent: 10")],
         "kserve-runtime.yaml": [("- { name: store, emptyDir: {} }", "- { emptyDir: {} }")],
@@ -66,7 +66,7 @@ def test_a_misspelt_field_a_wrong_type_and_a_missing_field_are_found(tmp_path: P
         (tmp_path / name).write_text(text)
     found = faults_in(*sorted(tmp_path.iterdir()))
     said = "\n".join(fault for faults in found.values() for fault in faults)
-    assert "V1Probe has no field failureTreshold" in said and "expected int, got 'two'" in said
+    assert "V1Probe has no field failureTreshold" in said and "expected int, got 'eight'" in said
     assert "V1beta1CanarySpec has no field percent" in said
     assert "ServingRuntime.spec.volumes[0]" in said and "name" in said.partition("volumes[0]")[2]
 

@@ -1,7 +1,8 @@
 """``halfeven finetune`` and ``halfeven reproduce``: a version trained at a server, and one trained again here."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,8 @@ import typer
 
 from ...models.errors import BadInput, BadSetting
 from .console import DEFAULT_STORE, Json, StoreAt, errors, finish, notify
+
+Published = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def version_named(target: str) -> tuple[str, str]:
@@ -31,6 +34,25 @@ def settings_of(words: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             found[name] = value
     return found
+
+
+@contextmanager
+def _trained_at(url: str, ray: str | None, name: str, follow: bool) -> Iterator[tuple[str, Published]]:
+    """The server that trains, and what becomes of a job's facts at its end. ``ray``: an application on Ray Serve, for
+    which a server of this process trains. Raises BadSetting, and as `own_server`."""
+    if ray is None:
+        yield url, lambda facts: facts
+        return
+    if not follow:
+        raise BadSetting("--ray trains in this process, which ends with the job: leave --no-follow out")
+    try:
+        from ..ray.fine_tuning import connected, own_server
+    except ImportError as error:
+        raise BadSetting(
+            f"--ray needs Ray, which cannot be imported ({error}): pip install 'halfeven[ray]'"
+        ) from error
+    with connected(ray) as writer, own_server(writer, name) as server:
+        yield server.url, server.published
 
 
 def finetune(
@@ -65,6 +87,9 @@ def finetune(
     suffix: Annotated[str | None, typer.Option(help="A text of your own, kept with the job.")] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Watch until it ends.")] = True,
     dry: Annotated[bool, typer.Option("--dry-run", help="Only check the job, and train two steps.")] = False,
+    ray: Annotated[
+        str | None, typer.Option(metavar="APP", help="Train here, for this application on Ray Serve.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Fine-tune a model at a running server; Ctrl-C cancels the job."""
@@ -78,16 +103,13 @@ def finetune(
         asked |= {"trainable": trainable or None}
         asked |= {"checkpoint_every": checkpoint_every, "early_stopping_patience": early_stopping_patience}
         asked |= settings_of(set_ or ())
-        if dry:
-            facts = dry_run(
-                url, name, data, validation=validation, seed=seed, hyperparameters=asked, notify=notify,
-                console=errors,
-            )  # fmt: skip
-            return facts, dry_run_sentences(facts), dry_run_exit_code(facts)
-        facts = fine_tune(
-            url, name, data, validation=validation, suffix=suffix, seed=seed,
-            hyperparameters=asked, follow=follow, notify=notify, console=errors,
-        )  # fmt: skip
+        more: Any = {"validation": validation, "seed": seed, "hyperparameters": asked}
+        more |= {"notify": notify, "console": errors}
+        with _trained_at(url, ray, name, follow) as (server, published):
+            if dry:
+                facts = dry_run(server, name, data, **more)
+                return facts, dry_run_sentences(facts), dry_run_exit_code(facts)
+            facts = published(fine_tune(server, name, data, suffix=suffix, follow=follow, **more))
         return facts, sentence_of(facts), exit_code(facts, follow)
 
     finish(work, as_json)

@@ -18,20 +18,20 @@ from ...models.errors import BadRequest, BadSetting, HalfevenError, Unauthentica
 from ..access.certificates import Certificates
 from ..address import address
 from ..batching.interface import ControlledRoster
-from ..http.error_mapping import NotOffered, grpc_status_of, message_of, retry_after_of
+from ..http.error_mapping import NotOffered
 from ..http.limits.connections import Connections
 from ..http.limits.request_limits import DEFAULTS
 from ..http.route_scopes import need_of
 from ..http.routes.infer import InferFront
+from .call_end import abort, words_of
 from .calls import CALLS, NOT_OFFERED, Call, Calls, stream_error, stream_response, streamed
 from .health import HEALTH, HealthService
 from .message_parts import check_parts
 from .messages import SERVICE, only_message, unreadable
-from .open_stream import OpenStream, ended, most_streams, no_place
+from .open_stream import OpenStream, ended, most_streams, most_watchers, no_place
 from .unread import NotRead, UnreadAnswers
 
 AHEAD = DEFAULTS.requests_ahead  # requests of one stream that are under way at once
-_LONGEST_WORDS = 1000  # characters of a status message: it is a header, and clients take 8 KiB of them
 _NO_COMPRESSION = 1  # the set of algorithms with identity alone: gRPC unpacks before it looks at the size
 _LOG = logging.getLogger(__name__)
 
@@ -51,7 +51,9 @@ class GrpcServer:
         self.host, self.port = host, port
         self._front, self._certificates = front, certificates
         calls = _Service(front, Calls(front, roster, server_name))
-        self._services = (calls, HealthService(roster, front.body_timeout_s))
+        watchers = most_watchers(front.bounds.connections.limit)
+        self._health = HealthService(roster, front.body_timeout_s, watchers)
+        self._services = (calls, self._health)
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -81,6 +83,7 @@ class GrpcServer:
 
     async def stop(self, grace_s: float | None) -> None:
         """Take no new calls, answer those under way for at most ``grace_s`` seconds, then cut them off."""
+        self._health.end_watches()
         if self._server is not None:
             await self._server.stop(grace_s)
 
@@ -137,7 +140,7 @@ class _Service(grpc.GenericRpcHandler):
                 with self._front.call_span(f"{SERVICE}/{call.name}", context):
                     return await self._answer(call, authorization, request)
             except Exception as error:
-                await _abort(context, error)
+                await abort(context, error)
 
         async def stream(messages: AsyncIterator[Any], context: Any) -> None:
             await self._streamed(call, authorization, messages, context)
@@ -158,7 +161,7 @@ class _Service(grpc.GenericRpcHandler):
         """Answer the messages of one stream."""
         place, unread = OpenStream(), UnreadAnswers(self._front.bounds.budget)
         if not self._streams.enter(place):
-            await _abort(context, no_place())
+            await abort(context, no_place("ModelInfer"))
 
         async def in_stream(request: Any) -> Any:
             place.asked()
@@ -167,7 +170,7 @@ class _Service(grpc.GenericRpcHandler):
                     answer = await self._answer(call, authorization, request)
                     return unread.counted(stream_response(request, answer))
             except Exception as error:
-                return unread.counted(stream_error(request, _words(error)))
+                return unread.counted(stream_error(request, words_of(error)))
 
         try:
             async with aclosing(streamed(messages, in_stream, AHEAD)) as answers:
@@ -177,15 +180,15 @@ class _Service(grpc.GenericRpcHandler):
         except asyncio.CancelledError:
             if not place.was_closed():
                 raise
-            await _abort(context, ended())
+            await abort(context, ended())
         except DecodeError:
-            await _abort(context, unreadable(call.name))
+            await abort(context, unreadable(call.name))
         except BadRequest as error:  # of a message that was not read
-            await _abort(context, error)
+            await abort(context, error)
         except NotRead as error:
             unread.close()
             await error.writing
-            await _abort(context, error)
+            await abort(context, error)
         finally:
             self._streams.leave(place)
             unread.close()
@@ -218,18 +221,6 @@ def _refusing(error: HalfevenError) -> grpc.RpcMethodHandler:
     """A handler that answers with the error, and reads no message."""
 
     async def refuse(messages: Any, context: Any) -> None:
-        await _abort(context, error)
+        await abort(context, error)
 
     return grpc.stream_stream_rpc_method_handler(refuse)  # type: ignore[arg-type]
-
-
-async def _abort(context: Any, error: Exception) -> None:
-    seconds = retry_after_of(error)
-    more = () if seconds is None else (("retry-after", str(seconds)),)
-    await context.abort(grpc.StatusCode[grpc_status_of(error)], _words(error), more)
-
-
-def _words(error: Exception) -> str:
-    words = message_of(error)[:_LONGEST_WORDS]
-    # In a header an ASCII character takes up to three bytes, any other one up to twelve.
-    return words if words.isascii() else words[: _LONGEST_WORDS // 2]

@@ -18,6 +18,12 @@ def most_streams(calls: int) -> int:
     return max(int(calls * SHARE), 1)
 
 
+def most_watchers(calls: int) -> int:
+    """Of all calls, how many may watch the server's health, apart from `most_streams`: watching needs no key, and must
+    end no stream that has one. Half of what streams leave; the other half is for unary calls."""
+    return (calls - most_streams(calls)) // 2
+
+
 class OpenStream:
     """Made in the task that answers the stream, which `close_idle` cancels. ``clock`` gives seconds."""
 
@@ -55,7 +61,8 @@ def ended() -> Overloaded:
     return Overloaded("the stream was idle, and its place was needed for another one: open it again")
 
 
-def no_place() -> Overloaded:
+def no_place(instead: str) -> Overloaded:
+    """``instead``: the unary call that does the same once."""
     return Overloaded(
-        "as many streams are open as may be, and none of them is idle: use ModelInfer, or ask later"
+        f"as many streams are open as may be, and none of them is idle: use {instead}, or ask later"
     )

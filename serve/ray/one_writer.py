@@ -21,6 +21,7 @@ from ..versions.store_writer import Numbers, OwnStore, Role
 from .options import Options
 
 logger = logging.getLogger("halfeven.versions")
+WRITER = "StoreWriter"  # the name of its deployment
 _TRIES = 4  # a writer whose node was lost is started on another one
 _ANSWER_S = 30.0
 _LOCK_S = 60  # seconds for a writer before this one to end
@@ -31,6 +32,7 @@ class OneWriter:
     """The deployment's class. It holds the store's lock, as `halfeven serve` does: another server there is refused."""
 
     def __init__(self, options: Options) -> None:
+        self._source = options.store
         fs, path = fsspec.core.url_to_fs(options.store)
         self._copy: StoreCopy | None = None
         if isinstance(fs, LocalFileSystem):
@@ -40,6 +42,10 @@ class OneWriter:
             self._copy = StoreCopy(options.store, options.folder())
             store = self._copy.store
         self._writer = OwnStore(store)
+
+    def source(self) -> str:
+        """The store, as the options name it."""
+        return self._source
 
     def write(self, verb: str, name: str, given: tuple[Any, ...]) -> Outcome:
         """Call a method of `StoreWriter`. Errors are part of the outcome: Ray would wrap them in its own."""
@@ -69,8 +75,18 @@ class RemoteWriter:
     def __init__(self, handle: DeploymentHandle, after: Callable[[], None]) -> None:
         self._handle, self._after = handle, after
 
+    def source(self) -> str:
+        """The store that the writer writes to: a path or a URL of fsspec."""
+        try:
+            return self._handle.source.remote().result(timeout_s=_ANSWER_S)
+        except (RayError, TimeoutError) as lost:
+            raise NotReady(f"the store's writer does not answer ({type(lost).__name__}); ask later") from lost
+
     def promote(self, name: str, number: int) -> None:
         self._ask("promote", name, number)
+
+    def promote_over(self, name: str, current: int | None, number: int, by: str) -> None:
+        self._ask("promote_over", name, current, number, by)
 
     def roll_back(self, name: str) -> int:
         return self._ask("roll_back", name, tries=1)  # one that is sent twice may go back twice

@@ -28,8 +28,8 @@ _OF_ONE_PROCESS = (
     "POST /v1/models/{}/promote or /rollback moves it for all of them"
 )
 _NO_TRAINING = (
-    "replicas do not train: start `halfeven serve` with a store of its own, fine-tune there, copy the version's folder "
-    "into this store under the next number, and POST /v1/models/NAME/promote here"
+    "replicas do not train: run `halfeven finetune NAME --data FILE --ray APP` as a job of Ray's (`ray job submit`); "
+    "what it makes is published in this store"
 )
 
 

@@ -40,10 +40,10 @@ T = TypeVar("T")
 
 class StoreCopy:
     """``source``: a path or a URL of fsspec. Raises BadSetting for a URL that fsspec does not know, StoreUnusable for a
-    folder that is not this user's alone."""
+    folder that is not this user's alone. ``only``: a model's name, to copy that one and no keys."""
 
-    def __init__(self, source: str, folder: Path) -> None:
-        self.source = source
+    def __init__(self, source: str, folder: Path, only: str | None = None) -> None:
+        self.source, self._only = source, only
         self.store = Store(folder)
         try:
             self._fs, self._root = fsspec.core.url_to_fs(source)
@@ -100,8 +100,10 @@ class StoreCopy:
 
     def _follow(self) -> None:
         self._fs.invalidate_cache()
-        self._follow_keys()
+        if self._only is None:
+            self._follow_keys()
         names = [name for name in self._listed("models") if NAME.fullmatch(name)]
+        names = [name for name in names if self._only in (None, name)]
         there: set[tuple[str, int]] = set()
         for name in names:
             there |= {(name, number) for number in self._follow_model(name)}

@@ -26,6 +26,11 @@ class StoreWriter(Protocol):
         version."""
         ...
 
+    def promote_over(self, name: str, current: int | None, number: int, by: str) -> None:
+        """As `promote`, ``by`` whose order is recorded, and only where ``current`` (None: nothing) is still active. It
+        may be called again: a version that is active stays so. Raises Conflict where another one is."""
+        ...
+
     def roll_back(self, name: str) -> int:
         """Make the newest live version before the active one active, and return its number. Raises Conflict where
         there is none."""
@@ -62,6 +67,12 @@ class OwnStore:
     def promote(self, name: str, number: int) -> None:
         with self._lock:
             self._store.promote(self._store.version(name, number))
+            self._forget(name, number)
+
+    def promote_over(self, name: str, current: int | None, number: int, by: str) -> None:
+        with self._lock:
+            if self._store.live_number(name) != number:
+                self._store.promote_over(current, self._store.version(name, number), by)
             self._forget(name, number)
 
     def roll_back(self, name: str) -> int:

@@ -285,12 +285,11 @@ def measured(gate: Mapping[str, Any] | None) -> str:
 def sentence_of(facts: Mapping[str, Any]) -> str:
     """The end of a job as a sentence for people."""
     promotion = facts.get("promotion") or {}
+    page = f"; its page: {facts['page']}" if facts["page"] else ""
     if promotion.get("state") in ("held", "not promoted"):
-        return f"{promotion['message']}; its page: {facts['page']}"
+        return f"{promotion['message']}{page}"
     if facts["status"] == "succeeded":
-        return (
-            f"{facts['fine_tuned_model']} is active{measured(facts.get('gate'))}; its page: {facts['page']}"
-        )
+        return f"{facts['fine_tuned_model']} is active{measured(facts.get('gate'))}{page}"
     error = facts.get("error") or {}
     why = f": {error['message']}" if error.get("message") else ""
-    return f"job {facts['job']} {facts['status']}{why}; its page: {facts['page']}"
+    return f"job {facts['job']} {facts['status']}{why}{page}"

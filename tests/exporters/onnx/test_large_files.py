@@ -7,9 +7,11 @@ import onnx
 import pytest
 from halfeven.exporters.onnx.reading import large_files
 from halfeven.exporters.onnx.reading.bounded_file import read_model
+from halfeven.exporters.torch.onnx_form import export
 from halfeven.models.store import Store
 
 from tests.exporters.onnx.onnx_files import parsed
+from tests.model_folders import samples_of, write_folder
 from tests.serve.cli.test_main import run
 
 PERCEPTRON = """g (float[n,64] x) => (float[n,64] y)
@@ -68,3 +70,16 @@ def test_a_large_file_is_converted_proven_again_and_answers_as_it_did(tmp_path: 
     assert code == 0, said
     code, _, said = run("export", "net", "--for", "tensorrt", tmp_path / "out", "--store", tmp_path / "store")
     assert code == 0 and (tmp_path / "out" / "half.onnx.data").is_file(), said
+
+
+@pytest.mark.slow
+def test_the_large_onnx_form_of_a_module_is_judged_and_proven_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "SELF_CONTAINED_BELOW", 64)
+    folder = write_folder(tmp_path / "net", samples=samples_of({"x": (4,)}, 16))
+    code, facts, said = run("convert", folder, "--store", tmp_path / "store")
+    assert code == 0 and facts["forms"]["onnx"]["passed"], said
+    assert Store(tmp_path / "store").version("net", 1).has("half.onnx.data")
+    code, _, said = run("parity", "net", "--store", tmp_path / "store")
+    assert code == 0, said

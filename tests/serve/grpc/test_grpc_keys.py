@@ -29,6 +29,7 @@ from tests.serve.grpc.theirs import retry_after, service_pb2, service_pb2_grpc, 
 OPEN = {"ServerLive", "ServerReady"}
 SECONDS = 20
 PATH = "/inference.GRPCInferenceService/"
+HEALTH_PATHS = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"]
 
 
 class Keyed:
@@ -92,12 +93,16 @@ REFUSED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 def test_no_call_but_the_probes_answers_without_a_key_of_this_server(keyed: Keyed, channel: Any) -> None:
     paths = [PATH + name for name in NAMES]
     paths += [PATH + "Nothing", "/x/ServerLive", "/ServerLive", PATH + "serverlive", PATH + "/ServerLive"]
+    paths += HEALTH_PATHS
     answered = []
     for path in paths:
         for keys in ((), ("hek_000000000000_x",), (keyed.infers, keyed.infers)):
             if (status := status_of(channel, path, b"", *keys)) != "UNAUTHENTICATED":
                 answered.append((path.removeprefix(PATH), len(keys), status))
-    assert {(name, count) for name, count, _ in answered} == {(name, n) for name in OPEN for n in (0, 1)}
+    assert {(name, count) for name, count, _ in answered} == {
+        *((name, n) for name in OPEN for n in (0, 1)),
+        *((path, n) for path in HEALTH_PATHS for n in (0, 1, 2)),  # they look at no key
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -147,7 +152,7 @@ def test_a_call_without_a_key_is_refused_before_its_message_is_sent(keyed: Keyed
     assert refused.value.code().name == "UNAUTHENTICATED"
 
 
-@pytest.mark.parametrize("path", [PATH + "ServerLive", "/grpc.health.v1.Health/Check"])
+@pytest.mark.parametrize("path", [PATH + "ServerLive", HEALTH_PATHS[0]])
 def test_calls_without_their_message_end_and_leave_room_for_others(
     tmp_path: Path, start: Start, path: str
 ) -> None:
@@ -186,8 +191,10 @@ def test_idle_streams_leave_room_for_unary_calls_and_end_for_new_streams(
 
     with grpc.insecure_channel(both.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        idle = [stub.ModelStreamInfer(asked(1), timeout=SECONDS) for _ in range(3)]
-        assert all("unknown model" in next(stream).error_message for stream in idle)
+        idle = []
+        for _ in range(3):  # one after another, so that the first is the oldest
+            idle.append(stub.ModelStreamInfer(asked(1), timeout=SECONDS))
+            assert "unknown model" in next(idle[-1]).error_message
         assert status_of(channel, PATH + "ServerLive") == "OK"
         again = stub.ModelStreamInfer(asked(1), timeout=SECONDS)
         assert "unknown model" in next(again).error_message

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-ORDERS = ("kill_replica", "kill_node", "add_node", "redeploy", "replicas")
+ORDERS = ("address", "kill_replica", "kill_node", "add_node", "redeploy", "replicas")
 
 
 class TwoNodes:
@@ -31,6 +31,10 @@ class TwoNodes:
         self._deployment: dict[str, Any] = options["deployment"]
         self._run = lambda: serve.run(app(Options(**options)))
         self._run()
+
+    def address(self) -> str:
+        """Of the cluster, for another process."""
+        return str(self._cluster.address)
 
     def replicas(self) -> int:
         return len(self._names())

@@ -120,6 +120,8 @@ def test_an_order_outlives_the_loss_of_the_writer_and_a_writer_that_stays_away_i
 
     remote(lost=3).promote("net", 2)
     assert asked == [("promote", "net", (2,))] and followed == [None]
+    remote(lost=3).promote_over("net", None, 2, "operator")
+    assert asked.pop() == ("promote_over", "net", (None, 2, "operator"))
     with pytest.raises(NotReady, match="the store's writer does not answer"):
         remote(lost=4).promote("net", 1)
     with pytest.raises(NotReady, match="may have been carried out: GET /v1/models/net says so"):
@@ -163,8 +165,8 @@ def test_the_file_of_the_page_is_taken_by_ray_serve() -> None:
 @pytest.mark.parametrize(
     ("path", "way_out"),
     [
-        ("/v1/files", "start `halfeven serve` with a store of its own"),
-        ("/v1/fine_tuning/jobs", "start `halfeven serve` with a store of its own"),
+        ("/v1/files", "run `halfeven finetune NAME --data FILE --ray APP`"),
+        ("/v1/fine_tuning/jobs", "run `halfeven finetune NAME --data FILE --ray APP`"),
         ("/v2/repository/models/net/load", "POST /v1/models/net/promote or /rollback"),
         ("/v2/repository/models/net/unload", "POST /v1/models/net/promote or /rollback"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from halfeven.models.errors import BadSetting, StoreUnusable
+from halfeven.models.errors import BadSetting, Conflict, StoreUnusable
 from halfeven.models.manifest import digest_of
 from halfeven.models.store import LIVE, Store
 from halfeven.serve.versions.orders import drifted, read_orders
@@ -54,6 +54,24 @@ def test_a_copy_follows_versions_alias_orders_drift_and_keys(source: Store, copy
     (source.root / "models/net/drifted-1.json").unlink()
     copy.follow()
     assert drifted(copy.store.version("net", 1), "cpu") is None
+
+
+def test_a_copy_of_one_model_has_no_other_one_and_no_keys(source: Store, tmp_path: Path) -> None:
+    shutil.copytree(source.root / "models/net", source.root / "models/other")
+    (source.root / "keys.json").write_text("{}")
+    copy = StoreCopy(str(source.root), tmp_path / "one", only="other")
+    copy.follow()
+    assert copy.store.names() == ["other"] and copy.store.live_number("other") == 1
+    assert not (copy.store.root / "keys.json").exists()
+
+
+def test_a_version_takes_the_place_of_the_one_it_was_made_from_once(source: Store) -> None:
+    writer, second, third = OwnStore(source), publish(source, "second"), publish(source, "third")
+    for _ in range(2):  # the first answer may have been lost
+        writer.promote_over("net", 1, second, "operator")
+        assert source.live_number("net") == second
+    with pytest.raises(Conflict, match=f"version 1, but version {second} is active"):
+        writer.promote_over("net", 1, third, "operator")
 
 
 def test_what_was_copied_is_not_fetched_again(source: Store, copy: StoreCopy) -> None:
