@@ -155,7 +155,11 @@ def of_module(torch, module, request):
     from safetensors.torch import load_file
 
     stored = load_file(request["samples"])
-    given = {name: stored[name] for name in request["names"]}
+    return seen(torch, module, {name: stored[name] for name in request["names"]})
+
+
+def seen(torch, module, given):
+    """What a module gives for the first rows of samples (name → tensor, first axis = samples)."""
     rows = len(next(iter(given.values())))
     picked = [torch.arange(count) % rows for count in (2, 3)]
     runs = [{name: tensor[rows] for name, tensor in given.items()} for rows in picked]
@@ -164,7 +168,11 @@ def of_module(torch, module, request):
         for name, tensor in given.items()
     ]
     doubts = [[name, "shape", "the sizes of the given samples"] for name, t in given.items() if t.ndim > 1]
-    return _result(torch, module, inputs, runs, 64, True, doubts)
+    try:
+        return _result(torch, module, inputs, runs, 64, True, doubts)
+    except failures.PLAIN as error:
+        failures.blame_samples(error, module.forward, runs[0])
+        raise
 
 
 def _result(torch, module, inputs, runs, rows, batched, doubts=()):
@@ -218,17 +226,15 @@ def _called(module, arrays):
 def _named(module, arrays):
     """What the module gives, by name: its own names, else ``output``, ``output1``, … Nested ones are taken apart."""
     answer = _called(module, arrays)
-    parts = list(failures.sibling("flat_answers").parts_of(answer))
-    if hasattr(answer, "keys"):
-        named = dict(parts)
-    elif len(parts) == 1:
-        named = {"output": parts[0][1]}
-    else:
-        named = {f"output{place}": part for place, (_, part) in enumerate(parts)}
-    tensors = {key: part for key, part in named.items() if hasattr(part, "untyped_storage")}
-    if not tensors:
+    flat = failures.sibling("flat_answers")
+    parts = [(name, part) for name, part in flat.parts_of(answer) if flat.is_tensor(part)]
+    if not parts:
         raise failures.Refused(f"forward gave no tensor, but {type(answer).__name__}")
-    return tensors
+    if hasattr(answer, "keys"):
+        return dict(parts)
+    if len(parts) == 1:
+        return {"output": parts[0][1]}
+    return {f"output{place}": part for place, (_, part) in enumerate(parts)}
 
 
 if __name__ == "__main__":
