@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from ...models.batch_axis import array_batch_first
 from ...models.capture.capture import Limits, describe
 from ...models.datatypes import DATATYPES
 from ...models.errors import BadFolder
@@ -16,6 +17,7 @@ from .given_samples import laid_out
 from .guess import Guess
 
 _EXAMPLES = 8
+_LARGE = 256 << 20  # bytes
 
 
 def guess_module(
@@ -33,7 +35,7 @@ def guess_module(
     with tempfile.TemporaryDirectory(prefix="halfeven-init-") as scratch:
         file = Path(scratch) / "samples.safetensors"
         if samples is not None:
-            save_file({key: np.ascontiguousarray(array[:_EXAMPLES]) for key, array in samples.items()}, file)
+            save_file(_examples(samples), file)
         state = str(folder / weights) if weights else None
         found = describe(folder, source, list(samples or ()), file, Limits(), state)
     spec = ModelSpec(
@@ -44,8 +46,26 @@ def guess_module(
     )
     doubts = {(tensor.name, "kind"): "by its name" for tensor in spec.outputs if tensor.kind != "tensor"}
     doubts |= {(tensor, key): why for tensor, key, why in found["doubts"]}
-    given = None if samples is None else laid_out(samples, spec)
+    given = None if samples is None else _as_samples(samples, spec, found["whole"])
     return Guess(spec, source, doubts, weights=weights, samples=given)
+
+
+def _examples(samples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The samples, or the first of them where they are large; which of their axes is the batch is not known yet."""
+    large = sum(array.nbytes for array in samples.values()) > _LARGE
+    return {
+        key: np.asarray(array[:_EXAMPLES] if large else array, order="C") for key, array in samples.items()
+    }
+
+
+def _as_samples(samples: Mapping[str, np.ndarray], spec: ModelSpec, whole: bool) -> Mapping[str, np.ndarray]:
+    """As samples.safetensors has them. ``whole``: all that was given is one sample."""
+    if whole:
+        return {name: array[None] for name, array in samples.items()}
+    axes = {tensor.name: tensor.batch_axis for tensor in spec.inputs}
+    return laid_out(
+        {name: array_batch_first(array, axes.get(name, 0)) for name, array in samples.items()}, spec
+    )
 
 
 def _tensor(entry: Mapping[str, Any], where: Path) -> TensorSpec:
@@ -55,4 +75,6 @@ def _tensor(entry: Mapping[str, Any], where: Path) -> TensorSpec:
                         f"{', '.join(names)}")  # fmt: skip
     shape = tuple(Dim.parse(item) for item in entry["shape"])
     kind = "logits" if entry["name"] == "logits" else "tensor"
-    return TensorSpec(entry["name"], names[entry["dtype"]], shape, kind)
+    return TensorSpec(
+        entry["name"], names[entry["dtype"]], shape, kind, batch_axis=entry.get("batch_axis", 0)
+    )

@@ -141,8 +141,8 @@ def blame_samples(error, forward, given):
     """Note on ``error`` what of the samples forward failed with: ``given``, one tensor for each name."""
     shapes = ", ".join(f"'{name}' {str(t.dtype)[6:]} {list(t.shape)}" for name, t in given.items())
     sentence = (
-        f"forward fails with the first rows of the samples: {shapes}{_parameters(forward, given, error)}. Samples "
-        "have an array for each parameter of forward that they give, under its name, first axis = samples"
+        f"forward fails with the samples: {shapes}{_parameters(forward, given, error)}. Samples have an array for each "
+        "parameter of forward that they give, under its name, first axis = samples, or what forward takes as it is"
     )
     error.halfeven_inputs = (sentence, error)
 

@@ -50,7 +50,7 @@ def test_a_forward_that_takes_a_dict_gets_the_advice_to_wrap_it_when_it_is_looke
     assert (
         "a parameter for each" in sentence
         and "(batch: dict[str" in sentence
-        and "'a' float32 [2, 3]" in sentence
+        and "'a' float32 [4, 3]" in sentence
     )
 
 
