@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -420,6 +421,13 @@ def test_a_split_leaves_no_sequence_behind(tmp_path: Path) -> None:
     )
     ops = {node.op_type for node in written(model, tmp_path / "m.onnx").graph.node}
     assert "Tanh" in ops and not any("Sequence" in op for op in ops)
+
+
+def test_an_input_and_an_output_of_one_name_are_refused_by_it(tmp_path: Path) -> None:
+    model = whole(Made(lambda x: x.tanh()), {"x": torch.randn(8, 4)})
+    spec = replace(model.spec, outputs=(replace(model.spec.outputs[0], name="x"),))
+    with pytest.raises(ExportFailed, match=r"both called \['x'\].*otherwise"):
+        write_onnx(model.program, spec, tmp_path / "m.onnx", {})
 
 
 def halves(x: Tensor) -> Tensor:
