@@ -47,7 +47,12 @@ def guess_module(
     doubts = {(tensor.name, "kind"): "by its name" for tensor in spec.outputs if tensor.kind != "tensor"}
     doubts |= {(tensor, key): why for tensor, key, why in found["doubts"]}
     given = None if samples is None else _as_samples(samples, spec, found["whole"])
-    return Guess(spec, source, doubts, weights=weights, samples=given)
+    notes = tuple(
+        f"output '{output}' is left out: {kind} is no tensor; where callers need what is in it, let source build a "
+        "module around the model that gives its tensors"
+        for output, kind in found.get("left_out", {}).items()
+    )
+    return Guess(spec, source, doubts, notes, weights, given)
 
 
 def _examples(samples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -162,9 +162,10 @@ def of_module(torch, module, request):
 
 
 def seen(torch, module, given):
-    """What a module gives for samples (name → tensor): `_result` with the ``batch_axis`` of each tensor, and
-    ``whole``: whether all that is given is one sample. Shapes have the batch first."""
-    finder, call = failures.sibling("batch_found"), partial(_named, module)
+    """What a module gives for samples (name → tensor): `_result` with the ``batch_axis`` of each tensor, ``whole``
+    (whether all that is given is one sample) and ``left_out``. Shapes have the batch first."""
+    left_out = {}
+    finder, call = failures.sibling("batch_found"), partial(_named, module, left_out=left_out)
     try:
         found = finder.find(failures, torch, call, given)
         axes = found if isinstance(found, dict) else finder.FIRST
@@ -179,7 +180,7 @@ def seen(torch, module, given):
             tensor["batch_axis"] = axes[side].get(tensor["name"], 0)
             if tensor["batch_axis"]:
                 result["doubts"].append([tensor["name"], "batch_axis", finder.MOVED])
-    return {**result, "whole": found in ("steps", "whole")}
+    return {**result, "whole": found in ("steps", "whole"), "left_out": left_out}
 
 
 def _seen(torch, call, given, runs, found):
@@ -241,11 +242,17 @@ def _called(module, arrays):
         module.forward = forward
 
 
-def _named(module, arrays):
-    """What the module gives, by name: its own names, else ``output``, ``output1``, … Nested ones are taken apart."""
+def _named(module, arrays, left_out=None):
+    """What the module gives, by name: its own names, else ``output``, ``output1``, … Nested ones are taken apart.
+    ``left_out`` gets the types of what is no tensor, by name."""
     answer = _called(module, arrays)
     flat = failures.sibling("flat_answers")
-    parts = [(name, part) for name, part in flat.parts_of(answer) if flat.is_tensor(part)]
+    every = list(flat.parts_of(answer))
+    parts = [(name, part) for name, part in every if flat.is_tensor(part)]
+    if left_out is not None:
+        left_out |= {
+            name: type(part).__name__ for name, part in every if not (part is None or flat.is_tensor(part))
+        }
     if not parts:
         raise failures.Refused(f"forward gave no tensor, but {type(answer).__name__}")
     if hasattr(answer, "keys"):
