@@ -13,10 +13,11 @@ from ...models.capture.capture import Limits, describe
 from ...models.datatypes import DATATYPES
 from ...models.errors import BadFolder
 from ...models.spec import Dim, ModelSpec, TensorSpec
-from .given_samples import laid_out
+from ..inputs.samples import TARGET
 from .guess import Guess
 
 _EXAMPLES = 8
+_ROWS = 2  # of a sample of a model that is not batched
 _LARGE = 256 << 20  # bytes
 
 
@@ -37,7 +38,8 @@ def guess_module(
         if samples is not None:
             save_file(_examples(samples), file)
         state = str(folder / weights) if weights else None
-        found = describe(folder, source, list(samples or ()), file, Limits(), state)
+        names = [key for key in samples or () if not key.startswith(TARGET)]
+        found = describe(folder, source, names, file, Limits(), state)
     spec = ModelSpec(
         name,
         tuple(_tensor(entry, folder / source) for entry in found["inputs"]),
@@ -64,20 +66,31 @@ def _examples(samples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _as_samples(samples: Mapping[str, np.ndarray], spec: ModelSpec, whole: bool) -> Mapping[str, np.ndarray]:
-    """As samples.safetensors has them. ``whole``: all that was given is one sample."""
-    if whole:
-        return {name: array[None] for name, array in samples.items()}
+    """As samples.safetensors has them. ``whole``: all that was given is one sample. Else a sample of a model that is
+    not batched has two rows or more: with one alone the capture would take that size for a fixed one.
+    """
     axes = {tensor.name: tensor.batch_axis for tensor in spec.inputs}
-    return laid_out(
-        {name: array_batch_first(array, axes.get(name, 0)) for name, array in samples.items()}, spec
-    )
+    if spec.batched:
+        return {name: array_batch_first(array, axes.get(name, 0)) for name, array in samples.items()}
+    inputs = {name: samples[name] for name in axes}
+    count = min(len(array) if array.ndim else 1 for array in inputs.values())
+    if whole or count < 2 * _ROWS:
+        return {name: array[None] for name, array in inputs.items()}
+    rows = max(_ROWS, count // _EXAMPLES)
+    each = count // rows
+    return {
+        name: array[: each * rows].reshape(each, rows, *array.shape[1:]) for name, array in inputs.items()
+    }
 
 
 def _tensor(entry: Mapping[str, Any], where: Path) -> TensorSpec:
     names = {str(datatype.torch): name for name, datatype in DATATYPES.items()}
     if entry["dtype"] not in names:
+        advice = ""
+        if "complex" in entry["dtype"]:
+            advice = "; let forward give torch.view_as_real of it, and take torch.view_as_complex of what it is given"
         raise BadFolder(f"{where}: '{entry['name']}' is of {entry['dtype']}, which is not served: expected one of "
-                        f"{', '.join(names)}")  # fmt: skip
+                        f"{', '.join(names)}{advice}")  # fmt: skip
     shape = tuple(Dim.parse(item) for item in entry["shape"])
     kind = "logits" if entry["name"] == "logits" else "tensor"
     return TensorSpec(

@@ -27,7 +27,7 @@ def find(failures, torch, call, given):
             continue
         if isinstance(outcome, dict):
             return outcome
-        if lead == 0 and outcome:
+        if outcome and not any(axes.values()):
             found = outcome
     return found
 
