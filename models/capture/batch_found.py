@@ -5,6 +5,8 @@ have layers there. Runs in the child, by file path: imports nothing of ours (``f
 """
 
 NOT_BATCHED = {
+    "rows": "not batched, because an output has no place for each row of the inputs (a loss?): a module around it that "
+    "leaves that out is batched",
     "steps": "not batched, because a row alone is answered otherwise than among others",
     "whole": "not batched, because the module takes the samples only all together",
 }
@@ -21,13 +23,15 @@ def find(failures, torch, call, given):
     found = "whole"
     for lead in (0, 1):
         axes = input_axes(given, lead)
+        if axes is None:
+            continue
         try:
-            outcome = axes and _outcome(failures, torch, call, given, axes)
+            outcome = _outcome(failures, torch, call, given, axes)
         except failures.PLAIN:
             continue
         if isinstance(outcome, dict):
             return outcome
-        if outcome and not any(axes.values()):
+        if not any(axes.values()):
             found = outcome
     return found
 

@@ -70,6 +70,16 @@ def test_one_sequence_is_not_batched_and_is_one_sample() -> None:
     assert found["inputs"][0]["shape"] == [-1, 8] == found["outputs"][0]["shape"]
 
 
+def test_an_output_without_rows_is_why_a_module_is_not_batched() -> None:
+    class Loses(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x * 2.0, x.mean()
+
+    found = seen(Loses(), x=torch.randn(6, 8))
+    assert found["max_batch_size"] == 0 and not found["whole"]
+    assert any("(a loss?)" in why for _, _, why in found["doubts"])
+
+
 def test_what_runs_as_a_whole_only_is_not_batched_and_has_the_sizes_that_it_was_given() -> None:
     class Graph(nn.Module):
         def forward(self, x: Tensor, edges: Tensor, scale: Tensor) -> Tensor:
