@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from ...models.batch_axis import array_batch_first
 from ...models.capture.capture import Limits, describe
 from ...models.datatypes import DATATYPES
 from ...models.errors import BadFolder
 from ...models.spec import Dim, ModelSpec, TensorSpec
-from .given_samples import laid_out
+from ..inputs.samples import TARGET
 from .guess import Guess
 
 _EXAMPLES = 8
+_ROWS = 2  # of a sample of a model that is not batched
+_LARGE = 256 << 20  # bytes
 
 
 def guess_module(
@@ -33,9 +36,10 @@ def guess_module(
     with tempfile.TemporaryDirectory(prefix="halfeven-init-") as scratch:
         file = Path(scratch) / "samples.safetensors"
         if samples is not None:
-            save_file({key: np.ascontiguousarray(array[:_EXAMPLES]) for key, array in samples.items()}, file)
+            save_file(_examples(samples), file)
         state = str(folder / weights) if weights else None
-        found = describe(folder, source, list(samples or ()), file, Limits(), state)
+        names = [key for key in samples or () if not key.startswith(TARGET)]
+        found = describe(folder, source, names, file, Limits(), state)
     spec = ModelSpec(
         name,
         tuple(_tensor(entry, folder / source) for entry in found["inputs"]),
@@ -44,15 +48,51 @@ def guess_module(
     )
     doubts = {(tensor.name, "kind"): "by its name" for tensor in spec.outputs if tensor.kind != "tensor"}
     doubts |= {(tensor, key): why for tensor, key, why in found["doubts"]}
-    given = None if samples is None else laid_out(samples, spec)
-    return Guess(spec, source, doubts, weights=weights, samples=given)
+    given = None if samples is None else _as_samples(samples, spec, found["whole"])
+    notes = tuple(
+        f"output '{output}' is left out: {kind} is no tensor; where callers need what is in it, let source build a "
+        "module around the model that gives its tensors"
+        for output, kind in found.get("left_out", {}).items()
+    )
+    return Guess(spec, source, doubts, notes, weights, given)
+
+
+def _examples(samples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The samples, or the first of them where they are large; which of their axes is the batch is not known yet."""
+    large = sum(array.nbytes for array in samples.values()) > _LARGE
+    return {
+        key: np.asarray(array[:_EXAMPLES] if large else array, order="C") for key, array in samples.items()
+    }
+
+
+def _as_samples(samples: Mapping[str, np.ndarray], spec: ModelSpec, whole: bool) -> Mapping[str, np.ndarray]:
+    """As samples.safetensors has them. ``whole``: all that was given is one sample. Else a sample of a model that is
+    not batched has two rows or more: with one alone the capture would take that size for a fixed one.
+    """
+    axes = {tensor.name: tensor.batch_axis for tensor in spec.inputs}
+    if spec.batched:
+        return {name: array_batch_first(array, axes.get(name, 0)) for name, array in samples.items()}
+    inputs = {name: samples[name] for name in axes}
+    count = min(len(array) if array.ndim else 1 for array in inputs.values())
+    if whole or count < 2 * _ROWS:
+        return {name: array[None] for name, array in inputs.items()}
+    rows = max(_ROWS, count // _EXAMPLES)
+    each = count // rows
+    return {
+        name: array[: each * rows].reshape(each, rows, *array.shape[1:]) for name, array in inputs.items()
+    }
 
 
 def _tensor(entry: Mapping[str, Any], where: Path) -> TensorSpec:
     names = {str(datatype.torch): name for name, datatype in DATATYPES.items()}
     if entry["dtype"] not in names:
+        advice = ""
+        if "complex" in entry["dtype"]:
+            advice = "; let forward give torch.view_as_real of it, and take torch.view_as_complex of what it is given"
         raise BadFolder(f"{where}: '{entry['name']}' is of {entry['dtype']}, which is not served: expected one of "
-                        f"{', '.join(names)}")  # fmt: skip
+                        f"{', '.join(names)}{advice}")  # fmt: skip
     shape = tuple(Dim.parse(item) for item in entry["shape"])
     kind = "logits" if entry["name"] == "logits" else "tensor"
-    return TensorSpec(entry["name"], names[entry["dtype"]], shape, kind)
+    return TensorSpec(
+        entry["name"], names[entry["dtype"]], shape, kind, batch_axis=entry.get("batch_axis", 0)
+    )

@@ -176,7 +176,10 @@ def find_islands(
 
 def _asked(spec: ModelSpec, planning: Samples, whole: Answers) -> Iterable[tuple[Arrays, Trial]]:
     rows = min(ROWS, spec.max_batch_size, max(planning.count, 1)) if spec.batched else 0
-    for samples, arrays in planning.batches(rows):
+    alone = (
+        planning.batches(1, most=1) if rows > 1 else ()
+    )  # a half kernel may be there for several rows only
+    for samples, arrays in (*planning.batches(rows), *alone):
         yield arrays, Trial(samples, whole(arrays), {})
     for name, arrays in adversarial(spec, planning):
         count = len(arrays[spec.inputs[0].name]) if spec.batched else 1

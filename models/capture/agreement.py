@@ -41,8 +41,8 @@ def check(failures, torch, flat, program, samples, request):
                 )
     if largest > 1 and (gap := batch_gap(failures, torch, run, samples, request)) > TOLERANCE:
         notes.append(
-            f"answers in a batch differ from answers alone by {gap:.3g} of the largest value: "
-            "max_batch_size was set to 1"
+            f"answers in a batch differ from answers alone by {gap:.3g} of the largest value: max_batch_size was set "
+            "to 1; where another axis than the first is the batch, set batch_axis, or max_batch_size = 0 where none is"
         )
         largest = 1
     return {"notes": notes, "max_batch_size": largest}

@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 
@@ -86,7 +87,7 @@ def of_program(torch, path):
     child.widen(torch, module)
     runs = [_filled(torch, values, offset) for offset in (0, 1)]
     rows = 1 if one else (free[0][2] or 64) if free else 0
-    return _result(torch, module, inputs, runs, rows, batched)
+    return _result(torch, partial(_named, module), inputs, runs, rows, batched)
 
 
 def _dim(size, found):
@@ -129,7 +130,9 @@ def of_transformers(torch, module):
         shape = [FREE, getattr(config, "num_channels", 3), height, width]
         inputs = [{"name": main, "dtype": "torch.float32", "shape": shape}]
         runs = [{main: torch.randn(rows, *shape[1:])} for rows, _ in SIZES]
-        return _result(torch, module, inputs, runs, 64, True, [[main, "shape", "sizes of config.json"]])
+        return _result(
+            torch, partial(_named, module), inputs, runs, 64, True, [[main, "shape", "sizes of config.json"]]
+        )
     if main != "input_ids":
         raise failures.Refused(
             f"{type(module).__name__} takes '{main}', of which nothing is guessed: write model.toml by hand"
@@ -145,7 +148,7 @@ def of_transformers(torch, module):
     doubts += (
         [["", "max_batch_size", f"further inputs of forward are left out: {', '.join(left)}"]] if left else []
     )
-    return _result(torch, module, inputs, runs, 64, True, doubts)
+    return _result(torch, partial(_named, module), inputs, runs, 64, True, doubts)
 
 
 # Any other module is run with the inputs that the operator gives.
@@ -155,22 +158,46 @@ def of_module(torch, module, request):
     from safetensors.torch import load_file
 
     stored = load_file(request["samples"])
-    given = {name: stored[name] for name in request["names"]}
-    rows = len(next(iter(given.values())))
-    picked = [torch.arange(count) % rows for count in (2, 3)]
-    runs = [{name: tensor[rows] for name, tensor in given.items()} for rows in picked]
-    inputs = [
-        {"name": name, "dtype": str(tensor.dtype), "shape": [FREE, *tensor.shape[1:]]}
-        for name, tensor in given.items()
-    ]
+    return seen(torch, module, {name: stored[name] for name in request["names"]})
+
+
+def seen(torch, module, given):
+    """What a module gives for samples (name → tensor): `_result` with the ``batch_axis`` of each tensor, ``whole``
+    (whether all that is given is one sample) and ``left_out``. Shapes have the batch first."""
+    left_out = {}
+    finder, call = failures.sibling("batch_found"), partial(_named, module, left_out=left_out)
+    try:
+        found = finder.find(failures, torch, call, given)
+        axes = found if isinstance(found, dict) else finder.FIRST
+        shown = finder.in_front(given, axes["inputs"])
+        runs = [shown if found == "whole" else finder.taken(torch, shown, {}, range(rows)) for rows in (2, 3)]
+        result = _seen(torch, finder.called_in_front(call, axes), shown, runs, found)
+    except failures.PLAIN as error:
+        failures.blame_samples(error, module.forward, given)
+        raise
+    for side in ("inputs", "outputs"):
+        for tensor in result[side]:
+            tensor["batch_axis"] = axes[side].get(tensor["name"], 0)
+            if tensor["batch_axis"]:
+                result["doubts"].append([tensor["name"], "batch_axis", finder.MOVED])
+    return {**result, "whole": found in ("steps", "whole"), "left_out": left_out}
+
+
+def _seen(torch, call, given, runs, found):
+    inputs = [{"name": n, "dtype": str(t.dtype), "shape": [*t.shape]} for n, t in given.items()]
     doubts = [[name, "shape", "the sizes of the given samples"] for name, t in given.items() if t.ndim > 1]
-    return _result(torch, module, inputs, runs, 64, True, doubts)
+    if why := failures.sibling("batch_found").NOT_BATCHED.get(found if isinstance(found, str) else ""):
+        doubts.append(["", "max_batch_size", why])
+    for tensor in inputs if found != "whole" else ():
+        tensor["shape"][0] = FREE
+    return _result(torch, call, inputs, runs, 64, isinstance(found, dict), doubts)
 
 
-def _result(torch, module, inputs, runs, rows, batched, doubts=()):
-    """``rows``: the largest batch. Not batched where an output has no axis of rows, or two."""
-    answers = [_named(module, run) for run in runs]
-    counts = [len(next(iter(run.values()))) for run in runs]
+def _result(torch, call, inputs, runs, rows, batched, doubts=()):
+    """``call``: inputs by name → outputs by name. ``rows``: the largest batch. Not batched where an output has no axis
+    of rows, or two."""
+    answers = [call(run) for run in runs]
+    counts = [len(next(iter(run.values()))) if batched else 0 for run in runs]
     outputs = [
         {"name": name, "dtype": str(value.dtype), "shape": _free(value.shape, answers[1][name].shape)}
         for name, value in answers[0].items()
@@ -215,20 +242,24 @@ def _called(module, arrays):
         module.forward = forward
 
 
-def _named(module, arrays):
-    """What the module gives, by name: its own names, else ``output``, ``output1``, … Nested ones are taken apart."""
+def _named(module, arrays, left_out=None):
+    """What the module gives, by name: its own names, else ``output``, ``output1``, … Nested ones are taken apart.
+    ``left_out`` gets the types of what is no tensor, by name."""
     answer = _called(module, arrays)
-    parts = list(failures.sibling("flat_answers").parts_of(answer))
-    if hasattr(answer, "keys"):
-        named = dict(parts)
-    elif len(parts) == 1:
-        named = {"output": parts[0][1]}
-    else:
-        named = {f"output{place}": part for place, (_, part) in enumerate(parts)}
-    tensors = {key: part for key, part in named.items() if hasattr(part, "untyped_storage")}
-    if not tensors:
+    flat = failures.sibling("flat_answers")
+    every = list(flat.parts_of(answer))
+    parts = [(name, part) for name, part in every if flat.is_tensor(part)]
+    if left_out is not None:
+        left_out |= {
+            name: type(part).__name__ for name, part in every if not (part is None or flat.is_tensor(part))
+        }
+    if not parts:
         raise failures.Refused(f"forward gave no tensor, but {type(answer).__name__}")
-    return tensors
+    if hasattr(answer, "keys"):
+        return dict(parts)
+    if len(parts) == 1:
+        return {"output": parts[0][1]}
+    return {f"output{place}": part for place, (_, part) in enumerate(parts)}
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ _DTYPE = (
     "leave it out, or use .to(weight.dtype): the FP32 whole comes first, the half is made of it",
 )
 _DEVICE = ("a device written into the code", "use the input's device: x.device")
+# What a forward raises.
+PLAIN = (RuntimeError, TypeError, ValueError, LookupError, AssertionError, AttributeError)
 # Words of torch's message (all of them) → the construct, and what to do about it. The first that fits is reported.
 CAUSES = (
     (("Could not extract specialized integer",), "a size or count that is read from a tensor's values",
@@ -118,23 +120,39 @@ def blame_inputs(error, module, forward, example, request):
     """Where forward fails without tracing too, note on ``error`` the inputs that it was given, and its own error."""
     try:
         module(*(tensor.clone() for tensor in example))
-    except (RuntimeError, TypeError, ValueError, LookupError, AssertionError) as plain:
+    except PLAIN as plain:
         called = request.get("batch_axes", {}).get("inputs", {})
         axes = [called.get(spec["name"], 0) for spec in request["inputs"]]
         given = ", ".join(
             f"'{spec['name']}' {spec['declared']} (tried with {list(tensor.movedim(0, axis).shape)})"
             for spec, tensor, axis in zip(request["inputs"], example, axes, strict=True)
         )
-        with contextlib.suppress(TypeError, ValueError):
-            signature = inspect.signature(forward)
-            given += f"; its parameters are {signature}{_one_by_one(signature, example, plain)}"
         sentence = (
-            f"forward fails with the inputs that model.toml declares: {given}. Where a name, shape or datatype is not "
+            "forward fails with the inputs that model.toml declares: "
+            f"{given}{_parameters(forward, example, plain)}. Where a name, shape or datatype is not "
             f"what the model takes, correct it under [[inputs]] in {request['folder']}/model.toml"
         )
         error.halfeven_inputs = (sentence, plain)
     except Exception:
         return
+
+
+def blame_samples(error, forward, given):
+    """Note on ``error`` what of the samples forward failed with: ``given``, one tensor for each name."""
+    shapes = ", ".join(f"'{name}' {str(t.dtype)[6:]} {list(t.shape)}" for name, t in given.items())
+    sentence = (
+        f"forward fails with the samples: {shapes}{_parameters(forward, given, error)}. Samples have an array for each "
+        "parameter of forward that they give, under its name, first axis = samples, or what forward takes as it is"
+    )
+    error.halfeven_inputs = (sentence, error)
+
+
+def _parameters(forward, given, error):
+    """What forward takes, and what to do where it seems to take its tensors otherwise than one by one."""
+    with contextlib.suppress(TypeError, ValueError):
+        signature = inspect.signature(forward)
+        return f"; its parameters are {signature}{_one_by_one(signature, given, error)}"
+    return ""
 
 
 def _one_by_one(signature, example, error):
@@ -187,8 +205,7 @@ def tail(error, request):
     """The last frames of the user's own code and the last frame of all; torch's frames between them are left out."""
     _, error = getattr(error, "halfeven_inputs", ("", error))
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if is_own(frame.filename, request)]
-    shown = own[-6:] or frames[-6:]
+    shown = of_the_model(frames, request)[-6:] or frames[-6:]
     shown += [frame for frame in frames[-1:] if frame not in shown]
     return "Traceback (most recent call last):\n" + "".join(traceback.format_list(shown))[-4000:]
 
@@ -205,8 +222,22 @@ def line_of(error, request):
     return own_line(traceback.extract_tb(error.__traceback__), request)
 
 
-def own_line(frames, request):
+def of_the_model(frames, request):
+    """The frames of the user's own files; where there are none, those of the library that the model comes from."""
     own = [frame for frame in frames if is_own(frame.filename, request)]
+    return own or [frame for frame in frames if not _is_between(frame.filename)]
+
+
+def _is_between(file):
+    """Whether a frame is torch's, Python's own or ours: they say nothing of what the model does."""
+    place, torch = Path(file), getattr(sys.modules.get("torch"), "__file__", None)
+    folders = [Path(source).parent for source in (__file__, torch) if source]
+    is_pythons = Path(traceback.__file__).parent in place.parents and "-packages" not in file
+    return file.startswith("<") or is_pythons or any(folder in place.parents for folder in folders)
+
+
+def own_line(frames, request):
+    own = of_the_model(frames, request)
     if not own:
         return "", ""
     return f"{own[-1].filename}:{own[-1].lineno}", (own[-1].line or "").strip()

@@ -20,6 +20,10 @@ def parts_of(answer, name=""):
         yield from parts_of(part, f"{name}.{key}" if name else str(key))
 
 
+def is_tensor(value):
+    return hasattr(value, "untyped_storage")
+
+
 def in_order(failures, answer, names):
     """The parts that model.toml names, in its order: of a dict by name, of a tuple or list by place.
 
@@ -33,8 +37,8 @@ def in_order(failures, answer, names):
         values = tuple(found[name] for name in names)
     else:
         values = tuple(value for _, value in named)
-        if len(values) != len(names):
-            values = tuple(value for value in values if value is not None)
+        if len(values) != len(names):  # a None or a number beside the tensors is no output
+            values = tuple(value for value in values if is_tensor(value))
         if len(values) != len(names):
             nested = any("." in name for name, _ in named)
             counted = " (each tensor inside of a tuple, list or dict is one)" if nested else ""
@@ -42,6 +46,6 @@ def in_order(failures, answer, names):
                 f"forward gave {len(values)} outputs{counted}, model.toml names {len(names)}: {names}"
             )
     for name, value in zip(names, values, strict=True):
-        if not hasattr(value, "untyped_storage"):
+        if not is_tensor(value):
             raise failures.Refused(f"output '{name}' must be a tensor, forward gave {type(value).__name__}")
     return values

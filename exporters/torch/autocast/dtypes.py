@@ -7,6 +7,7 @@ takes milliseconds: the search for kept nodes asks for hundreds.
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -95,7 +96,7 @@ class Typer(Interpreter):
         tensors = list(tensors_of(step.result))
         self._found.out[name] = tuple(tensor.dtype for tensor in tensors)
         self._found.reads[name] = dict(step.reads)
-        self._found.numel[name] = sum(int(tensor.numel()) for tensor in tensors)
+        self._found.numel[name] = sum(map(_elements, tensors))
         return step.result
 
     def _remembered(self, name: str, node: Node) -> _Step:
@@ -143,6 +144,11 @@ def tensors_of(values: Any) -> Iterator[Tensor]:
     found: list[Tensor] = []
     map_aggregate(values, lambda value: found.append(value) if isinstance(value, Tensor) else None)
     return iter(found)
+
+
+def _elements(tensor: Tensor) -> int:
+    """The elements of a fake tensor. A size that values decide (``x[mask]``) is not known here: it counts as 1."""
+    return prod(size if isinstance(size, int) else 1 for size in tensor.shape)
 
 
 def cast_to(value: Any, dtype: torch.dtype | None) -> Any:

@@ -35,6 +35,7 @@ def write_onnx(program: ExportedProgram, spec: ModelSpec, path: Path, metadata: 
     ``onnx.checker`` (full check, which infers all shapes strictly) and a load by ONNX Runtime. Raises
     ExportFailed with the reason otherwise; then no file is left.
     """
+    _refuse_names_that_stand_twice(spec)
     model = _exported(written_out(program), spec)
     name_as(model, spec)
     for key, value in metadata.items():
@@ -52,6 +53,15 @@ def write_onnx(program: ExportedProgram, spec: ModelSpec, path: Path, metadata: 
         raise ExportFailed(
             f"the ONNX form of '{spec.name}' is not valid: {str(error)[:800]}; serve the torch form (--form torch)"
         ) from error
+
+
+def _refuse_names_that_stand_twice(spec: ModelSpec) -> None:
+    if twice := sorted({tensor.name for tensor in spec.inputs} & {tensor.name for tensor in spec.outputs}):
+        raise ExportFailed(
+            f"'{spec.name}' cannot be written as ONNX: an input and an output are both called {twice}, where a "
+            "name stands for one value; let source build a module around it that names the output otherwise, or serve "
+            "the torch form (--form torch)"
+        )
 
 
 def remove_onnx(path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from halfeven.models.store import Store
 from halfeven.models.zoo import hf_bert
 from safetensors.numpy import load_file
 
@@ -143,6 +144,15 @@ def test_a_module_is_seen_from_example_inputs(tmp_path: Path) -> None:
     converts(tmp_path, tmp_path / "store")
 
 
+COMPLEX = """
+import torch
+
+class Spectrum(torch.nn.Module):
+    def forward(self, x):
+        return torch.fft.rfft(x)
+
+build = Spectrum
+"""
 PAIRS = """
 import torch
 
@@ -172,8 +182,28 @@ def test_a_module_that_pairs_every_row_with_every_row_is_not_batched(tmp_path: P
     ), said
     found = written(tmp_path)
     assert found["max_batch_size"] == 0 and found["outputs"][0]["shape"] == [-1, -1]
-    assert np.array_equal(load_file(tmp_path / "samples.safetensors")["x"], x[:, None])
+    assert np.array_equal(load_file(tmp_path / "samples.safetensors")["x"], x.reshape(8, 2, 4))
     converts(tmp_path, tmp_path / "store")
+    spec = Store(tmp_path / "store").version(found["name"], 1).spec()
+    assert [dim.fixed for dim in spec.inputs[0].shape] == [False, True]  # any number of rows is answered
+
+
+def test_targets_among_example_inputs_are_no_inputs_of_the_module(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(LINEAR)
+    x = np.random.default_rng().standard_normal((6, 4)).astype(np.float32)
+    given = {"x": x, "target:output": np.arange(6) % 3}
+    np.savez(tmp_path / "inputs.npz", **given)
+    code, _, said = run("init", f"{tmp_path}/model.py:build", "--samples", tmp_path / "inputs.npz")
+    assert code == 0, said
+    assert [tensor["name"] for tensor in written(tmp_path)["inputs"]] == ["x"]
+    assert load_file(tmp_path / "samples.safetensors").keys() == given.keys()
+
+
+def test_a_module_that_gives_complex_numbers_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(COMPLEX)
+    np.savez(tmp_path / "inputs.npz", x=np.zeros((2, 4), np.float32))
+    code, _, said = run("init", f"{tmp_path}/model.py:build", "--samples", tmp_path / "inputs.npz")
+    assert code == 2 and "complex64" in said and "view_as_real" in said
 
 
 def test_code_that_fails_is_reported_with_its_own_traceback(tmp_path: Path) -> None:

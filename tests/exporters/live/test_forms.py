@@ -136,11 +136,20 @@ class Block(nn.Module):
     assert version.status == LIVE and [one["node"] for one in kept(version)] == ["block"]
 
 
-def test_a_module_without_half_kernels_on_this_device_becomes_an_island(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "return torch.special.bessel_j0(hidden)",
+        # as the LSTM of packed rows
+        "return torch.special.bessel_j0(hidden if len(hidden) == 1 else hidden.float()).to(hidden.dtype)",
+    ],
+    ids=["any-rows", "one-row"],
+)
+def test_a_module_without_half_kernels_on_this_device_becomes_an_island(forward: str, tmp_path: Path) -> None:
     code = net(
         "return self.last(self.bessel(self.first(x)))",
         "self.first, self.bessel, self.last = nn.Linear(4, 8), Bessel(), nn.Linear(8, 3)",
-        "class Bessel(nn.Module):\n    def forward(self, hidden):\n        return torch.special.bessel_j0(hidden)\n",
+        f"class Bessel(nn.Module):\n    def forward(self, hidden):\n        {forward}\n",
     )
     version = converted(folder(tmp_path, code))
     assert version.status == LIVE and [one["node"] for one in kept(version)] == ["bessel"]

@@ -26,6 +26,35 @@ def test_a_none_among_the_outputs_is_no_output() -> None:
     assert flat.in_order((first, None, last)) == (first, last)
 
 
+def test_what_is_no_tensor_among_the_outputs_is_no_output_for_the_guess_and_for_the_capture() -> None:
+    class Counts(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x + 1.0, 3, {"name": "net", "twice": x * 2.0}
+
+    x = torch.randn(2, 4)
+    assert describing.seen(torch, Counts(), {"x": x})["left_out"] == {"1": "int", "2.name": "str"}
+    found = describing._named(Counts(), {"x": x})
+    flat = Flat(Counts(), {"inputs": [{"name": "x"}], "outputs": list(found)})
+    for seen, captured in zip(found.values(), flat.forward(x), strict=True):
+        assert torch.equal(seen, captured)
+
+
+def test_a_forward_that_takes_a_dict_gets_the_advice_to_wrap_it_when_it_is_looked_at() -> None:
+    class Takes(nn.Module):
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            return batch["a"] + batch["b"]
+
+    names, request = ["a", "b"], {"folder": "/", "path": [], "memory_limit_bytes": 0}
+    with pytest.raises(TypeError) as caught:
+        describing.seen(torch, Takes(), {name: torch.randn(4, 3) for name in names})
+    sentence = describing.failures.described(caught.value, request)["error"]
+    assert (
+        "a parameter for each" in sentence
+        and "(batch: dict[str" in sentence
+        and "'a' float32 [4, 3]" in sentence
+    )
+
+
 @pytest.mark.parametrize(
     ("forward", "by_name"),
     [

@@ -125,6 +125,14 @@ CASES: dict[str, dict[str, Any]] = {
     "misfit": {"code": net("return self.linear(x)"), "weights": MISFIT},
     "half-pth": {"code": net("return self.linear(x)"), "weights": "state.pth", "state": HALF_STATE},
     "pickle": {"code": net("return self.linear(x)"), "weights": "state.pth", "state": Opened()},
+    "masked": {
+        "code": net(
+            "m = self.t.generate_square_subsequent_mask(x.shape[1]); return self.linear(self.t(x, x, tgt_mask=m))",
+            "self.t = nn.Transformer(4, 2, 1, 1, 8, batch_first=True)",
+        ),
+        **SEQUENCE,
+        "shapes": {"x": (5, 4)},
+    },
     "mean": {"code": net("return self.linear(x - x.mean(0))")},
     "pairs": {
         "code": net("return self.linear(x) @ self.linear(x).T"),
@@ -301,6 +309,12 @@ def test_what_the_code_started_does_not_outlive_a_failure(captures: Captures) ->
 def test_code_that_eats_memory_is_told_the_limit(captures: Captures) -> None:
     message = captures.failed("eats")
     assert "ran out of memory" in message and "2.0 GiB" in message and "model.py" in message
+
+
+@pytest.mark.slow
+def test_a_transformer_of_torch_with_a_mask_of_its_own_is_captured(captures: Captures) -> None:
+    captured = captures.captured("masked")
+    check_against(captures.module("masked"), captured, (3, 7, 4))
 
 
 @pytest.mark.slow

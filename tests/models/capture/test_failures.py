@@ -41,9 +41,11 @@ def request(outputs: int = 1, max_batch_size: int = 8) -> dict[str, Any]:
     }
 
 
-def described(forward: Forward, samples: Tensor | None = None, **settings: Any) -> str:
+def described(
+    forward: Forward, samples: Tensor | None = None, folder: Path = Path(__file__).parent, **settings: Any
+) -> str:
     """What the child would say of a module that it cannot capture."""
-    asked = request(**settings)
+    asked = {**request(**settings), "folder": str(folder)}
     flat = capture_child.Flat(Net(forward).eval().requires_grad_(False), asked)
     given = [torch.randn(ROWS, 4) if samples is None else samples]
     with torch.no_grad():
@@ -142,6 +144,11 @@ def test_a_construct_that_cannot_be_captured_is_told_with_its_line_and_a_way_out
     assert construct in sentence and remedy in sentence and 'form = "live"' in sentence, message
     assert f" at {__file__}:{number} (`" in sentence, message
     assert theirs in message.partition("\n")[2], message
+
+
+def test_a_construct_inside_a_library_is_told_with_the_librarys_line(tmp_path: Path) -> None:
+    sentence = described(branches, folder=tmp_path).splitlines()[0]
+    assert "a decision" in sentence and f" at {__file__}:" in sentence and "x.sum() > 0" in sentence
 
 
 def test_an_error_of_the_users_own_is_told_in_its_own_words() -> None:

@@ -371,3 +371,18 @@ def test_a_prepared_whole_is_left_as_it_is() -> None:
     before, weights = str(module.graph), {n: t.dtype for n, t in module.state_dict().items()}
     rewrite(model.program, make_plan(module, Precision()), model.spec, model.example, module)
     assert (str(module.graph), {n: t.dtype for n, t in module.state_dict().items()}) == (before, weights)
+
+
+def test_a_tensor_whose_size_its_values_decide_runs_in_half_too() -> None:
+    """x[mask]: a graph network leaves out the edges from a node to itself."""
+
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        return x * self.get_submodule("layer")(x[x[:, 0] > 0]).mean()
+
+    x = torch.randn(8, 16)
+    model = whole(net(forward, layer=nn.Linear(16, 4)), {"x": x})
+    half = half_of(model, Precision("O1", "fp16"))
+    assert half.half_nodes > 0
+    torch.testing.assert_close(
+        run(half.program, x)[0].float(), run(model.program, x)[0], rtol=1e-2, atol=1e-2
+    )

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -422,14 +423,37 @@ def test_a_split_leaves_no_sequence_behind(tmp_path: Path) -> None:
     assert "Tanh" in ops and not any("Sequence" in op for op in ops)
 
 
-def test_a_split_into_parts_as_long_as_the_batch_is_written(tmp_path: Path) -> None:
-    def forward(x: Tensor) -> Tensor:
-        first, second = torch.cat([x, 2.0 * x]).split(x.shape[0])
-        return first - second.tanh()
+def test_an_input_and_an_output_of_one_name_are_refused_by_it(tmp_path: Path) -> None:
+    model = whole(Made(lambda x: x.tanh()), {"x": torch.randn(8, 4)})
+    spec = replace(model.spec, outputs=(replace(model.spec.outputs[0], name="x"),))
+    with pytest.raises(ExportFailed, match=r"both called \['x'\].*otherwise"):
+        write_onnx(model.program, spec, tmp_path / "m.onnx", {})
 
+
+def halves(x: Tensor) -> Tensor:
+    first, second = torch.cat([x, 2.0 * x]).split(x.shape[0])
+    return first - second.tanh()
+
+
+def chunks(x: Tensor) -> Tensor:
+    first, second = torch.cat([x, 2.0 * x]).chunk(2, dim=-2)
+    return first - second.tanh()
+
+
+def uneven_parts(x: Tensor) -> Tensor:
+    rows = x.shape[0]
+    first, _, last = torch.cat([x, 2.0 * x, x[:1], 3.0 * x]).split([2 * rows, 1, rows])
+    return first[:rows] - last.tanh()
+
+
+@pytest.mark.parametrize("forward", [halves, chunks, uneven_parts])
+def test_a_split_into_parts_as_long_as_the_batch_is_written_without_a_sequence(
+    forward: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
     x = torch.randn(8, 4)
     model = whole(Made(forward), {"x": x})
-    written(model, tmp_path / "m.onnx")
+    ops = {node.op_type for node in written(model, tmp_path / "m.onnx").graph.node}
+    assert not any("Sequence" in op for op in ops)
     assert np.allclose(answers(tmp_path / "m.onnx", x[:5])[0], forward(x[:5]).numpy(), atol=1e-6)
 
 

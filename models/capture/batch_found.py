@@ -1,0 +1,103 @@
+"""Which axis of a module's inputs and outputs is the batch: that along which a row alone is answered as among others.
+
+PyTorch's recurrent and transformer layers have time on the first axis unless ``batch_first`` is set, and their states
+have layers there. Runs in the child, by file path: imports nothing of ours (``failures`` is ``failures.py``).
+"""
+
+NOT_BATCHED = {
+    "rows": "not batched, because an output has no place for each row of the inputs (a loss?): a module around it that "
+    "leaves that out is batched",
+    "steps": "not batched, because a row alone is answered otherwise than among others",
+    "whole": "not batched, because the module takes the samples only all together",
+}
+MOVED = "the axis that has as many rows as the batch"
+FIRST = {"inputs": {}, "outputs": {}}  # the batch is the first axis of every tensor
+
+
+def find(failures, torch, call, given):
+    """``{"inputs": name → axis, "outputs": name → axis}`` of the batch, or a word where there is none: ``"rows"``, any
+    number of rows runs; ``"steps"``, besides, they depend on one another; ``"whole"``, nothing but all of it runs.
+
+    ``call``: inputs by name → outputs by name. ``given``: example inputs by name.
+    """
+    found = "whole"
+    for lead in (0, 1):
+        axes = input_axes(given, lead)
+        if axes is None:
+            continue
+        try:
+            outcome = _outcome(failures, torch, call, given, axes)
+        except failures.PLAIN:
+            continue
+        if isinstance(outcome, dict):
+            return outcome
+        if not any(axes.values()):
+            found = outcome
+    return found
+
+
+def input_axes(given, lead):
+    """Name → the axis, 0 or 1, that is as long as axis ``lead`` of the first input; None where an input has none."""
+    first, axes = next(iter(given.values())), {}
+    for name, tensor in given.items():
+        fitting = [
+            a for a in (lead, 1 - lead) if tensor.shape[a : a + 1] == first.shape[lead : lead + 1] != ()
+        ]
+        if not fitting:
+            return None
+        axes[name] = fitting[0]
+    return axes
+
+
+def taken(torch, given, axes, rows):
+    """The inputs with these rows alone, again from the first on where there are fewer."""
+    chosen = {}
+    for name, tensor in given.items():
+        axis = axes.get(name, 0)
+        chosen[name] = tensor.index_select(axis, torch.tensor(rows) % tensor.shape[axis])
+    return chosen
+
+
+def in_front(tensors, axes):
+    """Tensors by name, with the batch on the first axis."""
+    return {
+        name: tensor.movedim(axes.get(name, 0), 0) if tensor.ndim else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def called_in_front(call, axes):
+    """``call`` for inputs that have the batch in front, and outputs likewise."""
+
+    def run(given):
+        moved = {n: t.movedim(0, axes["inputs"].get(n, 0)) if t.ndim else t for n, t in given.items()}
+        return in_front(call({name: tensor.contiguous() for name, tensor in moved.items()}), axes["outputs"])
+
+    return run
+
+
+def _outcome(failures, torch, call, given, inputs):
+    two, three = (call(taken(torch, given, inputs, range(count))) for count in (2, 3))
+    outputs = {}
+    for name, one in two.items():
+        sizes = zip(one.shape[:2], three[name].shape[:2], strict=False)
+        fitting = [axis for axis, pair in enumerate(sizes) if pair == (2, 3)]
+        if not fitting:
+            return "rows"
+        outputs[name] = fitting[0]
+    axes = {"inputs": inputs, "outputs": outputs}
+    gaps = [_gap(failures, torch, call(taken(torch, given, inputs, range(2))), two, two)]
+    for row in range(2):
+        among = {name: tensor.narrow(outputs[name], row, 1) for name, tensor in two.items()}
+        gaps.append(_gap(failures, torch, call(taken(torch, given, inputs, [row])), among, two))
+    most = failures.sibling("agreement").TOLERANCE
+    is_random = gaps[0] > most  # which the capture refuses
+    return axes if is_random or max(gaps) <= most else "steps"
+
+
+def _gap(failures, torch, one, other, scales):
+    """The largest difference of any output, as `agreement.distance` counts it. Other shapes are no difference here:
+    that an output has a place for each row in each row is found by `describing`."""
+    distance = failures.sibling("agreement").distance
+    same = [name for name in one if one[name].shape == other[name].shape]
+    return max((distance(torch, one[name], other[name], scales[name]) for name in same), default=0.0)
