@@ -171,6 +171,20 @@ def test_while_a_version_is_made_ready_the_index_says_loading_and_others_go_on(
         until(lambda: roster.active("net") == "2")
 
 
+def test_a_model_that_is_published_while_another_is_made_ready_is_not_unknown_meanwhile(
+    store: Store, versions: Versions
+) -> None:
+    with serving(store) as (_, roster):
+        versions.gate = threading.Event()
+        store.promote(store.version("net", 2))
+        until(lambda: ("net", "2", "LOADING", "") in roster.index())
+        store.promote(publish(store, of=spec(name="new")))
+        with pytest.raises(NotReady, match="'new' is being made ready"):
+            roster.find("new")
+        versions.gate.set()
+        until(lambda: roster.active("new") == "1")
+
+
 @pytest.mark.slow
 def test_an_alias_that_moved_on_while_its_version_was_made_ready_is_not_obeyed(
     store: Store, versions: Versions
