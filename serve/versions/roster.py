@@ -394,8 +394,7 @@ class Roster:
             )
         if name in self._faults:
             return NotReady(f"model '{name}' is not ready: {self._faults[name]}")
-        if name in self.store.names() and (
-            name in self._seen or not self._first_look.done() or self._state(name)[0]
-        ):
+        followed = name in self._seen or not self._first_look.done()
+        if name in self.store.names() and (followed or self._state(name)[0]):
             return NotReady(f"model '{name}' is being made ready; ask again in a moment")
         return UnknownName(f"Request for unknown model: '{name}' is not found")
