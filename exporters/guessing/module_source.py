@@ -58,7 +58,8 @@ def guess_module(
 
 
 def _examples(samples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The samples, or the first of them where they are large; which of their axes is the batch is not known yet."""
+    """The samples that the module is run with: all of them, or the first `_EXAMPLES` where they are large. Their batch
+    axis is not known yet."""
     large = sum(array.nbytes for array in samples.values()) > _LARGE
     return {
         key: np.asarray(array[:_EXAMPLES] if large else array, order="C") for key, array in samples.items()
@@ -66,8 +67,9 @@ def _examples(samples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _as_samples(samples: Mapping[str, np.ndarray], spec: ModelSpec, whole: bool) -> Mapping[str, np.ndarray]:
-    """As samples.safetensors has them. ``whole``: all that was given is one sample. Else a sample of a model that is
-    not batched has two rows or more: with one alone the capture would take that size for a fixed one.
+    """The samples in the layout of samples.safetensors. ``whole``: the given arrays together are one sample. Otherwise
+    each sample of a model that is not batched gets two rows or more: from a sample with one row the capture would take
+    1 for a fixed size.
     """
     axes = {tensor.name: tensor.batch_axis for tensor in spec.inputs}
     if spec.batched:

@@ -286,25 +286,25 @@ def _batch_of(
 
 
 def _paired(tried: Tried, places: Sequence[int | None]) -> bool:
-    """Whether an output has a place for each row on a second axis, too. ``places``: the batch axis of each output.
+    """Whether some output of the file has a second axis, besides its batch axis, that grows with the number of rows.
+    ``places``: the batch axis of each output.
 
-    One row more is asked as well: a size that follows from values may be twice as large by chance.
+    The file is also run with one row more: a size that depends on values may grow by chance in one of the runs.
     """
     alone = tried.of_rows(1) if tried.rows > 1 else None
-    if alone is None or not _on_a_second_axis(tried.outputs, alone, places, tried.rows):
+    if alone is None or not _grow_twice(alone, tried.outputs, places):
         return False
     more = tried.of_rows(tried.rows + 1)
-    return more is not None and _on_a_second_axis(more, alone, places, tried.rows + 1)
+    return more is not None and _grow_twice(alone, more, places)
 
 
-def _on_a_second_axis(
-    joint: Sequence[np.ndarray], alone: Sequence[np.ndarray], places: Sequence[int | None], rows: int
+def _grow_twice(
+    alone: Sequence[np.ndarray], joint: Sequence[np.ndarray], places: Sequence[int | None]
 ) -> bool:
-    for many, one, place in zip(joint, alone, places, strict=True):
-        first, other = (batch_first(array.shape, place or 0) for array in (many, one))
-        if axis_of_rows([other], first, rows) is not None:
-            return True
-    return False
+    return any(
+        axis_of_rows([batch_first(one.shape, place or 0)], batch_first(many.shape, place or 0)) is not None
+        for one, many, place in zip(alone, joint, places, strict=True)
+    )
 
 
 def _output(value: ValueInfoProto, array: np.ndarray, batch: int | None) -> TensorSpec:

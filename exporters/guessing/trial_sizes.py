@@ -57,7 +57,7 @@ class Tried:
     """A run that succeeded: the spec with the sizes that it needs, the rows it had, and what it gave.
 
     ``needed``: for each place whose size had to be found, why it has the size that the spec says.
-    ``of_rows``: what another number of rows gives in the same sizes; None where they do not run.
+    ``of_rows``: number of rows → the graph's outputs for so many rows with the same sizes; None where it does not run.
     """
 
     spec: ModelSpec
@@ -141,10 +141,14 @@ class _Trial:
         """The least usual size of a picture that runs, the other groups having ``sizes``: some run with multiples
         only."""
         smaller = (size for size in PICTURE_SIZES if size < sizes[index])
-        return next((size for size in smaller if self.runs_at(size, sizes, [index], rows)), sizes[index])
+        running = (size for size in smaller if self.runs_changed(sizes, [index], lambda _, to=size: to, rows))
+        return next(running, sizes[index])
 
-    def runs_at(self, size: int, sizes: Sequence[int], places: Sequence[int], rows: int) -> bool:
-        changed = [size if place in places else other for place, other in enumerate(sizes)]
+    def runs_changed(
+        self, sizes: Sequence[int], places: Sequence[int], change: Callable[[int], int], rows: int
+    ) -> bool:
+        """Whether the graph runs with these sizes, those of the groups at ``places`` changed."""
+        changed = [change(size) if place in places else size for place, size in enumerate(sizes)]
         return self.outputs(self.with_sizes(changed), rows) is not None
 
     def dim(self, group: Sequence[Place]) -> Dim:
@@ -228,28 +232,27 @@ class _Trial:
     def growing_together(
         self, sizes: Sequence[int], dims: Mapping[Place, Dim], rows: int
     ) -> Iterator[tuple[list[Place], list[Place], int]]:
-        """Groups that run in one size alone and in others together: (a group, the other one, the least size). A mask
-        has a place for each of a cache and of what comes new. Of given samples alone: generated ones have each size
-        drawn by itself."""
+        """Pairs of groups of axes whose sizes can only change together, by the same number, as those of a decoder's
+        mask and of its cache: (a group, the other group, the least size of the first).
+
+        Looked for where samples are given only: generated samples draw the size of each group by itself.
+        """
+
+        def runs_shifted(pair: tuple[int, int], by: int) -> bool:
+            return self.runs_changed(sizes, pair, lambda size: size + by, rows)
+
         fixed = [i for i, group in enumerate(self.groups) if dims[group[0]].fixed] if self.given else []
         for one, other in itertools.product(fixed, range(len(self.groups))):
-            if one == other or not all(self.runs_shifted(sizes, (one, other), by, rows) for by in (1, 5)):
+            if one == other or not all(runs_shifted((one, other), by) for by in (1, 5)):
                 continue
             down = min(sizes[one], sizes[other]) - 1
-            down = down if down and self.runs_shifted(sizes, (one, other), -down, rows) else 0
+            down = down if down and runs_shifted((one, other), -down) else 0
             yield self.groups[one], self.groups[other], sizes[one] - down
             yield self.groups[other], self.groups[one], sizes[other] - down
 
-    def runs_shifted(self, sizes: Sequence[int], places: Sequence[int], by: int, rows: int) -> bool:
-        changed = [size + by if place in places else size for place, size in enumerate(sizes)]
-        return self.outputs(self.with_sizes(changed), rows) is not None
-
     def runs_larger(self, sizes: Sequence[int], places: Sequence[int], rows: int) -> bool:
-        for larger in (lambda size: size + 1, lambda size: 2 * size):
-            changed = [larger(size) if place in places else size for place, size in enumerate(sizes)]
-            if self.outputs(self.with_sizes(changed), rows) is not None:
-                return True
-        return False
+        larger: tuple[Callable[[int], int], ...] = (lambda size: size + 1, lambda size: 2 * size)
+        return any(self.runs_changed(sizes, places, change, rows) for change in larger)
 
     @property
     def draws_ids(self) -> bool:

@@ -176,9 +176,8 @@ def find_islands(
 
 def _asked(spec: ModelSpec, planning: Samples, whole: Answers) -> Iterable[tuple[Arrays, Trial]]:
     rows = min(ROWS, spec.max_batch_size, max(planning.count, 1)) if spec.batched else 0
-    alone = (
-        planning.batches(1, most=1) if rows > 1 else ()
-    )  # a half kernel may be there for several rows only
+    # One row alone as well: PyTorch may have a half kernel for several rows only.
+    alone = planning.batches(1, most=1) if rows > 1 else ()
     for samples, arrays in (*planning.batches(rows), *alone):
         yield arrays, Trial(samples, whole(arrays), {})
     for name, arrays in adversarial(spec, planning):

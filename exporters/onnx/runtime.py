@@ -73,7 +73,7 @@ def runtime_answers(model: ModelProto) -> Answers:
 
 
 def session_of(model: ModelProto) -> onnxruntime.InferenceSession:
-    """Of a model in memory, on the CPU; a large one is written to a temporary file."""
+    """A session of ONNX Runtime's CPU provider for a model in memory; a large model is written to a temporary file."""
     if not is_large(model):
         return _loaded(model.SerializeToString())
     with TemporaryDirectory(prefix="halfeven-onnx-") as folder:
@@ -126,7 +126,7 @@ def answers_alone_differ(
 
 
 def refuse_paired_rows(spec: ModelSpec, planning: Samples, whole: Answers) -> None:
-    """Raises BadFolder where each row of an output has a place for each row of the batch (`axis_of_rows`)."""
+    """Raises BadFolder for an output that grows with the batch along a second axis too (`axis_of_rows`)."""
     rows = min(3, spec.max_batch_size, planning.count)
     if rows < 2:
         return
@@ -140,7 +140,7 @@ def refuse_paired_rows(spec: ModelSpec, planning: Samples, whole: Answers) -> No
         return  # `answers_alone_differ` says so
     for name in (tensor.name for tensor in spec.outputs):
         shapes = [one[name].shape for one in alone]
-        if (axis := axis_of_rows(shapes, joint[name].shape, rows)) is not None:
+        if (axis := axis_of_rows(shapes, joint[name].shape)) is not None:
             raise BadFolder(f"model '{spec.name}': {paired_rows(name, shapes[0], joint[name].shape, axis)}")
 
 

@@ -78,7 +78,8 @@ def refuse_nan(failures, outputs, run, inputs, samples, request):
 
 
 def batch_gap(failures, torch, run, samples, request):
-    """Largest |batch − alone|. Raises Refused for an output whose first axis is not the batch, or not the only one."""
+    """The largest difference between a row's answer in a batch and alone, as a share of the output's largest value.
+    Raises Refused for an output whose first axis is not the batch, or that grows with the batch on another axis too."""
     rows = min(request["max_batch_size"], 4)
     together = run(*rows_of(samples, rows, request))
     worst, shapes = 0.0, [[] for _ in together]
@@ -95,25 +96,29 @@ def batch_gap(failures, torch, run, samples, request):
         for known, one in zip(shapes, alone, strict=True):
             known.append(one.shape)
     for name, known, many in zip(request["outputs"], shapes, together, strict=True):
-        if rows > 1 and (axis := axis_of_rows(known, many.shape, rows)) is not None:
+        if (axis := axis_of_rows(known, many.shape)) is not None:
             raise failures.Refused(paired_rows(name, known[0], many.shape, axis))
     return worst
 
 
-def axis_of_rows(alone, joint, rows):
-    """The axis after the first that is ``rows`` times as long for ``rows`` rows as for each of them alone, else None:
-    every row is answered with a place for every other one (x·xᵀ), so one row's answer has no shape of its own.
+def axis_of_rows(shapes, joint):
+    """The axis after the first whose size grows as the number of rows does, from each of ``shapes`` to ``joint``; None
+    where no axis does. Such an output (x·xᵀ) has one number for each pair of rows, so its rows cannot be taken apart.
 
-    ``alone``: the output's shape for each row alone; ``joint``: its shape for the batch of them.
+    ``shapes`` and ``joint``: shapes of one output for different numbers of rows; the first axis is the batch.
     """
-    if any(len(shape) != len(joint) for shape in alone):
+
+    def grows(shape, axis):
+        return shape[axis] != joint[axis] and shape[axis] * joint[0] == joint[axis] * shape[0]
+
+    if any(len(shape) != len(joint) for shape in shapes):
         return None
-    inner = (axis for axis in range(1, len(joint)) if joint[axis])
-    return next((axis for axis in inner if all(rows * shape[axis] == joint[axis] for shape in alone)), None)
+    inner = range(1, len(joint))
+    return next((axis for axis in inner if all(grows(shape, axis) for shape in shapes)), None)
 
 
 def paired_rows(name, alone, joint, axis):
-    """The sentence for an output of which `axis_of_rows` names an axis."""
+    """The error message for an output that grows with the batch along ``axis`` too (`axis_of_rows`)."""
     return (
         f"output '{name}' has shape {list(joint)} for a batch of {joint[0]} and {list(alone)} for one row: axis {axis} "
         "has a place for each row too, so rows cannot be batched; set max_batch_size = 0 in model.toml, for a model "

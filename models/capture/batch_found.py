@@ -1,4 +1,4 @@
-"""Which axis of a module's inputs and outputs is the batch: that along which a row alone is answered as among others.
+"""Finds the batch axis of a module's inputs and outputs: along it, a row alone gets the same answer as in a batch.
 
 PyTorch's recurrent and transformer layers have time on the first axis unless ``batch_first`` is set, and their states
 have layers there. Runs in the child, by file path: imports nothing of ours (``failures`` is ``failures.py``).
@@ -15,8 +15,10 @@ FIRST = {"inputs": {}, "outputs": {}}  # the batch is the first axis of every te
 
 
 def find(failures, torch, call, given):
-    """``{"inputs": name → axis, "outputs": name → axis}`` of the batch, or a word where there is none: ``"rows"``, any
-    number of rows runs; ``"steps"``, besides, they depend on one another; ``"whole"``, nothing but all of it runs.
+    """The batch axes ``{"inputs": name → axis, "outputs": name → axis}``, or a word where the module has no batch.
+
+    ``"rows"``: the module runs with any number of rows, but some output has no axis for them. ``"steps"``: the answer
+    to a row depends on the other rows. ``"whole"``: the module runs with all rows of the samples together only.
 
     ``call``: inputs by name → outputs by name. ``given``: example inputs by name.
     """
@@ -50,7 +52,7 @@ def input_axes(given, lead):
 
 
 def taken(torch, given, axes, rows):
-    """The inputs with these rows alone, again from the first on where there are fewer."""
+    """The inputs with only the given rows; row numbers beyond the last row begin again at the first row."""
     chosen = {}
     for name, tensor in given.items():
         axis = axes.get(name, 0)
@@ -67,7 +69,7 @@ def in_front(tensors, axes):
 
 
 def called_in_front(call, axes):
-    """``call`` for inputs that have the batch in front, and outputs likewise."""
+    """A function like ``call`` whose inputs and outputs have the batch on the first axis."""
 
     def run(given):
         moved = {n: t.movedim(0, axes["inputs"].get(n, 0)) if t.ndim else t for n, t in given.items()}
@@ -96,8 +98,8 @@ def _outcome(failures, torch, call, given, inputs):
 
 
 def _gap(failures, torch, one, other, scales):
-    """The largest difference of any output, as `agreement.distance` counts it. Other shapes are no difference here:
-    that an output has a place for each row in each row is found by `describing`."""
+    """The largest difference of any output, as `agreement.distance` measures it. An output whose shape differs is left
+    out: `describing` finds outputs that grow with the batch along a second axis."""
     distance = failures.sibling("agreement").distance
     same = [name for name in one if one[name].shape == other[name].shape]
     return max((distance(torch, one[name], other[name], scales[name]) for name in same), default=0.0)

@@ -162,8 +162,11 @@ def of_module(torch, module, request):
 
 
 def seen(torch, module, given):
-    """What a module gives for samples (name → tensor): `_result` with the ``batch_axis`` of each tensor, ``whole``
-    (whether all that is given is one sample) and ``left_out``. Shapes have the batch first."""
+    """Run a module with sample tensors (``given``: name → tensor) and describe its inputs and outputs.
+
+    Gives the dictionary of `_result`, with the ``batch_axis`` of each tensor, ``whole`` (whether ``given`` is one
+    sample) and ``left_out`` (outputs that are no tensors: name → type). Shapes have the batch first.
+    """
     left_out = {}
     finder, call = failures.sibling("batch_found"), partial(_named, module, left_out=left_out)
     try:
@@ -194,8 +197,9 @@ def _seen(torch, call, given, runs, found):
 
 
 def _result(torch, call, inputs, runs, rows, batched, doubts=()):
-    """``call``: inputs by name → outputs by name. ``rows``: the largest batch. Not batched where an output has no axis
-    of rows, or two."""
+    """Names, dtypes and shapes of the inputs and outputs, and the largest batch. ``call``: inputs by name → outputs by
+    name; ``rows``: the largest batch of a model that is batched. A model is not batched where an output's first axis
+    does not have the number of rows, or where another axis grows with it, too."""
     answers = [call(run) for run in runs]
     counts = [len(next(iter(run.values()))) if batched else 0 for run in runs]
     outputs = [
@@ -207,7 +211,9 @@ def _result(torch, call, inputs, runs, rows, batched, doubts=()):
         for answer, count in zip(answers, counts, strict=True)
         for name in answer
     )
-    paired = [name for name in answers[0] if batched and _has_rows_twice(*(a[name] for a in answers))]
+    grown = failures.sibling("agreement").axis_of_rows
+    shapes = {name: [answer[name].shape for answer in answers] for name in answers[0]}
+    paired = [name for name, (one, other) in shapes.items() if batched and grown([one], other) is not None]
     if paired:
         why = f"not batched, because each row of '{paired[0]}' has a place for each row"
         batched, doubts = False, [*doubts, ["", "max_batch_size", why]]
@@ -219,12 +225,6 @@ def _result(torch, call, inputs, runs, rows, batched, doubts=()):
         "max_batch_size": rows if batched else 0,
         "doubts": list(doubts),
     }
-
-
-def _has_rows_twice(one, other):
-    """Whether an axis after the first grows from the one run to the other as the rows do (x·xᵀ)."""
-    sizes = zip(one.shape[1:], other.shape[1:], strict=True)
-    return any(a != b and a * len(other) == b * len(one) for a, b in sizes)
 
 
 def _free(one, other):
@@ -243,8 +243,9 @@ def _called(module, arrays):
 
 
 def _named(module, arrays, left_out=None):
-    """What the module gives, by name: its own names, else ``output``, ``output1``, … Nested ones are taken apart.
-    ``left_out`` gets the types of what is no tensor, by name."""
+    """The module's output tensors by name: the names that the module gives them, else ``output``, ``output1``, …
+    Tuples and dictionaries inside the output are taken apart. ``left_out`` gets name → type of each output that is no
+    tensor."""
     answer = _called(module, arrays)
     flat = failures.sibling("flat_answers")
     every = list(flat.parts_of(answer))

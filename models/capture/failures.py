@@ -23,7 +23,7 @@ _DTYPE = (
     "leave it out, or use .to(weight.dtype): the FP32 whole comes first, the half is made of it",
 )
 _DEVICE = ("a device written into the code", "use the input's device: x.device")
-# What a forward raises.
+# The exceptions that a model's forward function raises where its inputs do not fit.
 PLAIN = (RuntimeError, TypeError, ValueError, LookupError, AssertionError, AttributeError)
 # Words of torch's message (all of them) → the construct, and what to do about it. The first that fits is reported.
 CAUSES = (
@@ -138,7 +138,8 @@ def blame_inputs(error, module, forward, example, request):
 
 
 def blame_samples(error, forward, given):
-    """Note on ``error`` what of the samples forward failed with: ``given``, one tensor for each name."""
+    """Attach to ``error`` a message with the names, dtypes and shapes of the samples that the model's forward function
+    failed with. ``given``: name → tensor."""
     shapes = ", ".join(f"'{name}' {str(t.dtype)[6:]} {list(t.shape)}" for name, t in given.items())
     sentence = (
         f"forward fails with the samples: {shapes}{_parameters(forward, given, error)}. Samples have an array for each "
@@ -148,7 +149,8 @@ def blame_samples(error, forward, given):
 
 
 def _parameters(forward, given, error):
-    """What forward takes, and what to do where it seems to take its tensors otherwise than one by one."""
+    """The end of an error message: the parameters of the model's forward function, and advice where the function seems
+    to take its tensors in one tuple or dictionary."""
     with contextlib.suppress(TypeError, ValueError):
         signature = inspect.signature(forward)
         return f"; its parameters are {signature}{_one_by_one(signature, given, error)}"
@@ -229,7 +231,7 @@ def of_the_model(frames, request):
 
 
 def _is_between(file):
-    """Whether a frame is torch's, Python's own or ours: they say nothing of what the model does."""
+    """Whether a stack frame belongs to torch, to Python's standard library or to halfeven, not to the model."""
     place, torch = Path(file), getattr(sys.modules.get("torch"), "__file__", None)
     folders = [Path(source).parent for source in (__file__, torch) if source]
     is_pythons = Path(traceback.__file__).parent in place.parents and "-packages" not in file

@@ -69,7 +69,7 @@ class HealthService(grpc.GenericRpcHandler):
         return None
 
     def end_watches(self) -> None:
-        """Each watcher gets its last status, then its call ends. They would hold the end of the server up."""
+        """Send each watcher its last status and end its call: open calls would delay the end of the server."""
         self._ending = True
 
     def _status(self, service: str) -> int:

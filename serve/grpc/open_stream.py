@@ -19,8 +19,9 @@ def most_streams(calls: int) -> int:
 
 
 def most_watchers(calls: int) -> int:
-    """Of all calls, how many may watch the server's health, apart from `most_streams`: watching needs no key, and must
-    end no stream that has one. Half of what streams leave; the other half is for unary calls."""
+    """How many of all calls may watch the server's health, besides those of `most_streams`: a watching caller needs no
+    key, and must not end the stream of a caller that has one. Half of the calls that
+    streams leave; the other half is for unary calls."""
     return (calls - most_streams(calls)) // 2
 
 
@@ -62,7 +63,7 @@ def ended() -> Overloaded:
 
 
 def no_place(instead: str) -> Overloaded:
-    """``instead``: the unary call that does the same once."""
+    """The error for a caller whose stream finds no place. ``instead``: the unary call that does the same once."""
     return Overloaded(
         f"as many streams are open as may be, and none of them is idle: use {instead}, or ask later"
     )

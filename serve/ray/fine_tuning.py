@@ -133,7 +133,7 @@ class OwnServer:
 
 
 def _publish(made: Version, store: Store) -> Version:
-    """A version under the next number of another store, each file compared with its digest."""
+    """Copy a version into another store, under that store's next number; each file is compared with its digest."""
     with store.draft(made.name) as draft:
         for file in made.manifest["files"]:
             target = draft.folder / file
@@ -143,7 +143,8 @@ def _publish(made: Version, store: Store) -> Version:
 
 
 def _renamed(value: Any, made: Version, version: Version) -> Any:
-    """Facts with the name of a version as it is in the application's store, in sentences too."""
+    """The facts of a job with the name of its version replaced by the version's name in the application's store, in
+    sentences too."""
     if isinstance(value, Mapping):
         return {key: _renamed(one, made, version) for key, one in value.items()}
     if isinstance(value, str):
@@ -163,7 +164,7 @@ def _stale(version: Version, why: Conflict) -> Facts:
 
 @contextmanager
 def _serving(store: Store) -> Iterator[str]:
-    """The address of a server in a thread, which nobody else on this node has a key for."""
+    """Run a server in a thread, with a key that only this process has, and give the server's address."""
     one_heap()
     keys = KeyFile(store.root / NAME_IN_STORE)
     key, _ = keys.add("job", SCOPES)

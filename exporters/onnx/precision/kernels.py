@@ -30,7 +30,8 @@ class Kernels:
     def _free_slots(self, node: NodeProto) -> list[int]:
         floats = [slot for slot, name in enumerate(node.input) if self.program.is_float(name)]
         if node.domain == FUSED:
-            return [slot for slot in floats if slot in inputs_taking(node, _NAMES[self.dtype])]
+            takes_half = inputs_taking(node, _NAMES[self.dtype])
+            return [slot for slot in floats if slot in takes_half]
         schema = schema_of(node, self.program.opset)
         if schema is None:
             return []

@@ -71,6 +71,7 @@ def _rule(node: NodeProto, program: ForeignProgram, precision: Precision) -> Rul
 
 
 def _is_known(node: NodeProto) -> bool:
+    """Whether the table of classes has a rule for the node's operator."""
     return node.domain in ONNX or (node.domain == FUSED and class_of(node.op_type) is not OTHER)
 
 

@@ -14,7 +14,7 @@ _ALIGNED = 4096  # of a weight's place in its file, so that ONNX Runtime can map
 
 
 def is_large(model: ModelProto) -> bool:
-    """Whether protobuf may not write the model with its weights in one piece."""
+    """Whether the model with its weights is too large to be written as one protobuf message (2 GiB)."""
     return sum(bytes_of(tensor) for tensor in tensors(model)) >= SELF_CONTAINED_BELOW
 
 
@@ -40,7 +40,8 @@ def save(model: ModelProto, path: Path) -> None:
 
 
 def check(model: ModelProto, full: bool = False) -> None:
-    """``onnx.checker``, for a large model without its weights, which it does not look at. Raises what it raises."""
+    """Check a model with ``onnx.checker``, and raise the checker's own errors. A large model is checked without its
+    weights: the checker does not read them."""
     onnx.checker.check_model(weights_as_inputs(model) if is_large(model) else model, full_check=full)
 
 

@@ -70,7 +70,8 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
 
 
 def _state_types(graph: GraphProto, types: Mapping[str, int]) -> None:
-    """Write down what operators of ai.onnx.ml give: ONNX's inference knows it of few, and fails at what reads it."""
+    """Put the output types of operators of ai.onnx.ml into the graph: ONNX's type inference knows few of them, and
+    fails at a node that reads another one."""
     for node in graph.node:
         for name in node.output if node.domain == "ai.onnx.ml" else ():
             graph.value_info.append(helper.make_tensor_value_info(name, types[name], None))

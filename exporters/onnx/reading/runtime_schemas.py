@@ -1,4 +1,7 @@
-"""What ONNX Runtime's own operators take (domain ``com.microsoft``): which its optimiser writes."""
+"""The element types that the inputs of ONNX Runtime's own operators (domain ``com.microsoft``) take.
+
+ONNX Runtime's optimiser writes such operators into a file in the place of several of ONNX's.
+"""
 
 import functools
 from collections.abc import Mapping

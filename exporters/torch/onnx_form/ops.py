@@ -72,7 +72,7 @@ def _axis(split: Node) -> Any:
 
 
 def _slice_instead(split: Node) -> None:
-    """Each part of the split, by the name that it has, is a slice of what was split."""
+    """Replace a split node by one slice of the split tensor for each part; the parts keep their names."""
     whole, sizes, axis = split.args[0], split.args[1], _axis(split)
     with split.graph.inserting_before(split):
         if split.target is _CHUNK:  # of n rows in k parts each has ⌈n / k⌉, but the last
