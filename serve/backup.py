@@ -15,7 +15,7 @@ from ..models.errors import DamagedFile, StoreUnusable
 from ..models.new_folder import new_folder
 from ..models.store import Store, sha256_of
 from .finetune.data.files import UPLOADS, whole_uploads
-from .finetune.jobs.database import DATABASE, copy_database
+from .finetune.jobs.records.database import DATABASE, copy_database
 from .versions.store_copy import COPYING, StoreCopy
 
 _TRIES = 3  # a version may become active after the versions were copied, before the alias is

@@ -31,8 +31,8 @@ from .batching.device import DeviceThread
 from .batching.interface import ControlledRoster
 from .batching.place import Place
 from .finetune.data.files import UPLOADS, Files
-from .finetune.jobs.database import DATABASE
-from .finetune.jobs.job_store import JobStore
+from .finetune.jobs.records.database import DATABASE
+from .finetune.jobs.records.job_store import JobStore
 from .finetune.jobs.supervisor import Supervisor
 from .finetune.jobs.trial_run import TrialRuns
 from .finetune.web.api import router

@@ -31,7 +31,7 @@ from ..access.client_key import VARIABLE
 from ..access.key_file import NAME_IN_STORE, KeyFile
 from ..access.keys import SCOPES
 from ..finetune.jobs.concluding import FINE_TUNING, by_hand
-from ..finetune.jobs.reasons import STALE_PARENT
+from ..finetune.jobs.records.reasons import STALE_PARENT
 from ..http.connection.polite_server import PoliteServer
 from ..server import build, http_config
 from ..settings import read_settings

@@ -2,7 +2,7 @@
 
 import pytest
 from halfeven.models.nearest_name import nearest_name
-from halfeven.serve.finetune.jobs.hyperparameters import KNOWN
+from halfeven.serve.finetune.jobs.choices.hyperparameters import KNOWN
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from halfeven.models.errors import Conflict, DamagedFile, NewerFormat, StoreUnus
 from halfeven.models.manifest import FORMAT
 from halfeven.models.store import LIVE, Store
 from halfeven.serve.backup import back_up
-from halfeven.serve.finetune.jobs.job_store import JobStore
-from halfeven.serve.finetune.jobs.job_types import FileRecord
+from halfeven.serve.finetune.jobs.records.job_store import JobStore
+from halfeven.serve.finetune.jobs.records.job_types import FileRecord
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..jobs.reasons import BAD_DATA
+from ..jobs.records.reasons import BAD_DATA
 from .job_command import Bar, delete_files, job_request, upload_files
 from .remote import Remote
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ....models.errors import BadInput, HalfevenError, NotReady
-from ..jobs.reasons import ENDED, had_bad_data, not_active, was_refused
+from ..jobs.records.reasons import ENDED, had_bad_data, not_active, was_refused
 from .remote import Remote
 
 POLL_S = 0.3

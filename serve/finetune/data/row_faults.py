@@ -14,7 +14,7 @@ from ....models.errors import BadSamples
 from ....models.spec import ModelSpec
 from ....models.value_range import ValueRange
 from ..judging.judging_metrics import classifies
-from ..training.setting_names import MOST_SHARE, most_quarantined
+from ..training.loop.setting_names import MOST_SHARE, most_quarantined
 
 LARGEST = float(np.sqrt(np.finfo(np.float32).max))  # 1.8e19
 

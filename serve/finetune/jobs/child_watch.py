@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .concluding import Cancelled, JobFailed, Paused, ServerStops, WorkerLost
-from .job_store import JobStore
+from .records.job_store import JobStore
 from .worker_process import Child
 
 LOOK_EVERY_S = 0.05  # at the job's row: a small net makes a thousand steps a second, each with a line

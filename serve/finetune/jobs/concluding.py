@@ -11,10 +11,10 @@ import time
 from ....models.errors import Conflict
 from ....models.store import LIVE, Store, Version
 from ...versions.roster import Roster
-from .hyperparameter_table import REFUSE, REJUDGE
-from .job_store import JobStore
-from .job_types import FAILED, SUCCEEDED, Job
-from .reasons import NO_JUDGING_SET, NOTHING_LEARNT, STALE_PARENT
+from .choices.hyperparameter_table import REFUSE, REJUDGE
+from .records.job_store import JobStore
+from .records.job_types import FAILED, SUCCEEDED, Job
+from .records.reasons import NO_JUDGING_SET, NOTHING_LEARNT, STALE_PARENT
 
 SWAP_SECONDS = 600.0  # another device proves again first
 FINE_TUNING = "fine-tuning"  # by whose order the version becomes active

@@ -11,11 +11,11 @@ from ....models.nearest_name import nearest_name
 from ....models.store import Store, Version
 from ..data.datasets import learnable_outputs
 from ..data.files import Files
-from .declared_steps import check_settings
-from .hyperparameters import asked_hyperparameters, read_hyperparameters, resolve
+from .choices.declared_steps import check_settings
+from .choices.hyperparameters import asked_hyperparameters, read_hyperparameters, resolve
 from .job_rows import TRAINING, VALIDATION, Asked, check
-from .job_store import JobStore
-from .job_types import JobRequest
+from .records.job_store import JobStore
+from .records.job_types import JobRequest
 
 _NEEDED = ("weights.safetensors", "whole.pt2")
 _KEYS = (

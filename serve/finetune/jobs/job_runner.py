@@ -20,13 +20,13 @@ from ..judging.active_version import ActiveVersion, Measured, same_signature
 from ..judging.judging_sets import classes_not_judged, judging_sets, not_judged, sets_of
 from . import training_request as asked
 from .child_watch import lines_of, result_of
+from .choices.hyperparameter_table import REFUSE, RETRAIN
 from .concluding import Conclusion, JobFailed, Paused, ServerStops, StaleParent, WorkerLost
-from .hyperparameter_table import REFUSE, RETRAIN
 from .job_folder import MOST_STARTS, JobFolder, JobState
 from .job_rows import TRAINING, VALIDATION, Asked, JobRows, ReaderLost, divide
-from .job_store import JobStore
-from .job_types import RUNNING, IllegalMove, Job
-from .reasons import NO_JUDGING_SET, STALE_PARENT
+from .records.job_store import JobStore
+from .records.job_types import RUNNING, IllegalMove, Job
+from .records.reasons import NO_JUDGING_SET, STALE_PARENT
 from .training_request import TRAINER
 from .training_watch import TrainingWatch
 from .worker_process import Child, Priority

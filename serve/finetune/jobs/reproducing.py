@@ -10,8 +10,8 @@ from ....models.errors import BadInput, BadSamples, CannotServe, UnknownName
 from ....models.store import Store, Version, sha256_of
 from ..data.files import UPLOADS
 from .child_watch import result_of
+from .choices.hyperparameter_table import AUTO
 from .concluding import JobFailed
-from .hyperparameter_table import AUTO
 from .job_rows import TRAINING, VALIDATION, Asked, divide, lines_until
 from .training_request import TRAINER, Place, training_request
 from .worker_process import Child

@@ -27,11 +27,11 @@ from ..data.datasets import TrainingData, check_no_overlap, read_training, seen_
 from ..data.tables import IN_WORK
 from ..judging.joining import MOST_JOINED, evenly
 from ..training.parent_death import die_with_the_parent
-from .hyperparameter_table import QUARANTINE
-from .hyperparameters import held_out_share
+from .choices.hyperparameter_table import QUARANTINE
+from .choices.hyperparameters import held_out_share
+from .choices.loss_choice import check_targets, losses_by_output
+from .choices.trainable import trainable_of
 from .job_rows import HELD_OUT, ROWS, SEEN, TRAINING, VALIDATION, misfit
-from .loss_choice import check_targets, losses_by_output
-from .trainable import trainable_of
 
 Line = dict[str, Any]
 Request = Mapping[str, Any]

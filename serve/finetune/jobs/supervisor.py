@@ -18,9 +18,9 @@ from ...versions.roster import Roster
 from ..data.files import Files
 from .concluding import Cancelled, JobFailed, Paused, ServerStops
 from .job_runner import JobRunner
-from .job_store import JobStore
-from .job_types import CANCELLED, FAILED, QUEUED, RUNNING, Job
-from .reasons import DISK_FULL, DISK_FULL_MESSAGE
+from .records.job_store import JobStore
+from .records.job_types import CANCELLED, FAILED, QUEUED, RUNNING, Job
+from .records.reasons import DISK_FULL, DISK_FULL_MESSAGE
 from .worker_process import Priority
 
 logger = logging.getLogger("halfeven.finetune")

@@ -9,11 +9,11 @@ from typing import Any
 from ....models.archive.archive import save_program
 from ....models.engines.load import whole_program
 from ....models.store import Version
-from .declared_steps import OF_OPTIMIZERS, declared_steps
-from .hyperparameter_table import QUARANTINE
+from .choices.declared_steps import OF_OPTIMIZERS, declared_steps
+from .choices.hyperparameter_table import QUARANTINE
+from .choices.loss_choice import losses_by_output
+from .choices.trainable import trainable_of
 from .job_rows import HELD_OUT, ROWS, JobRows
-from .loss_choice import losses_by_output
-from .trainable import trainable_of
 from .worker_process import Priority
 
 TRAINER = Path(__file__).parents[1] / "training" / "trainer.py"

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .job_store import JobStore
+from .records.job_store import JobStore
 from .worker_process import Child
 
 REPORT_EVERY_S = 0.25

@@ -16,8 +16,8 @@ from . import training_request as asked
 from .child_watch import result_of
 from .concluding import JobFailed
 from .job_rows import HELD_OUT, TRAINING, VALIDATION, Asked, JobRows, divide, lines_until
-from .job_store import JobStore
-from .job_types import JobRequest
+from .records.job_store import JobStore
+from .records.job_types import JobRequest
 from .training_request import TRAINER
 from .worker_process import Child, Priority
 

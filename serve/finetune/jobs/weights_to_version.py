@@ -30,7 +30,7 @@ from ..judging.gate import Terms, by_set, judge, predictions
 from ..judging.joining import with_joined
 from ..judging.judging_sets import sets_of
 from ..training.parent_death import die_with_the_parent
-from .reasons import DISK_FULL, DISK_FULL_MESSAGE
+from .records.reasons import DISK_FULL, DISK_FULL_MESSAGE
 
 
 def main() -> None:

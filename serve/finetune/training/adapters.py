@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .training_terms import Stopped
+from .loop.training_terms import Stopped
 
 BASE, ADAPTER = ".base_layer", "default"
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from .checkpoints import sync
 from .evaluation import loss_of_rows
-from .passes import autocast_of
+from .loop.passes import autocast_of
+from .loop.setting_names import USUAL_LEARNING_RATE
+from .loop.training_terms import Settings
 from .precision_test import chosen_precision, timed_steps
 from .range_test import range_test
-from .setting_names import USUAL_LEARNING_RATE
 from .task import Task
 from .trainee import Trainee
-from .training_terms import Settings
 
 AUTO, FILE = "auto", "chosen.json"
 Request = Mapping[str, Any]

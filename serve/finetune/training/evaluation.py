@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batch_loop import BatchLoop
-from .loop_state import generators_untouched
-from .passes import autocast_of, restore, snapshot
+from .loop.batch_loop import BatchLoop
+from .loop.loop_state import generators_untouched
+from .loop.passes import autocast_of, restore, snapshot
 from .task import Task
 from .trainee import Trainee
 

@@ -5,10 +5,10 @@ import time
 from itertools import islice
 from typing import Any
 
-from .batch_loop import BatchLoop
+from .loop.batch_loop import BatchLoop
+from .loop.training_terms import DATA_FAULTS
 from .peak_memory import peak_memory
 from .trainee import Trainee
-from .training_terms import DATA_FAULTS
 
 _NAMED = 10
 

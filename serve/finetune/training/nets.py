@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .amp import Loop
-from .batch_loop import BatchLoop
-from .losses import one_number, own_function
-from .passes import LossOf
-from .ranks import ALONE, Ranks
-from .step_loop import MODEL, StepLoop
+from .loop.amp import Loop
+from .loop.batch_loop import BatchLoop
+from .loop.losses import one_number, own_function
+from .loop.passes import LossOf
+from .loop.ranks import ALONE, Ranks
+from .loop.step_loop import MODEL, StepLoop
+from .loop.training_terms import Settings, Stopped
 from .task import Task
 from .trainee import Trainee, child, learn
-from .training_terms import Settings, Stopped
 
 Request = Mapping[str, Any]
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from torch import nn
 
-from .amp import Loop
-from .loop_state import copied, generators_untouched, put_into
-from .passes import LossOf, PartsOf
-from .patience import named_tensors
-from .training_terms import Settings, Stopped
+from .loop.amp import Loop
+from .loop.loop_state import copied, generators_untouched, put_into
+from .loop.passes import LossOf, PartsOf
+from .loop.patience import named_tensors
+from .loop.training_terms import Settings, Stopped
 
 EXACT_FIRST = ("fp32", "fp16", "bf16")
 ROUNDS = 5  # after one that warms up; of each precision the shortest step counts

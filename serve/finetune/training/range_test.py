@@ -14,13 +14,13 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from .amp import Loop
-from .batch_loop import evenly, total_steps
-from .loop_state import copied, generators_untouched, put_into
-from .passes import LossOf, PartsOf
-from .patience import named_tensors
-from .setting_names import USUAL_LEARNING_RATE
-from .training_terms import Settings, Stopped
+from .loop.amp import Loop
+from .loop.batch_loop import evenly, total_steps
+from .loop.loop_state import copied, generators_untouched, put_into
+from .loop.passes import LossOf, PartsOf
+from .loop.patience import named_tensors
+from .loop.setting_names import USUAL_LEARNING_RATE
+from .loop.training_terms import Settings, Stopped
 
 RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 FEWEST_STEPS, MOST_STEPS, SHARE_OF_STEPS = (

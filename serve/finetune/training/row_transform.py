@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .loop_state import generators_untouched
-from .losses import own_function
-from .seeding import seed_everything
-from .training_terms import Stopped
+from .loop.loop_state import generators_untouched
+from .loop.losses import own_function
+from .loop.seeding import seed_everything
+from .loop.training_terms import Stopped
 
 Row = dict[str, Tensor]
 KEY = "transform"

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from .batch_loop import evenly
-from .losses import CLASS_LOSSES, Loss, class_count, losses_of
+from .loop.batch_loop import evenly
+from .loop.losses import CLASS_LOSSES, Loss, class_count, losses_of
+from .loop.training_terms import Stopped
 from .row_transform import RowTransform
-from .training_terms import Stopped
 
 
 class Task:

@@ -21,8 +21,8 @@ from torch.export.passes import move_to_device_pass
 from torch.fx import GraphModule
 
 from .adapters import Adapters
-from .half_model import half_model
-from .training_terms import DTYPES, Stopped
+from .loop.half_model import half_model
+from .loop.training_terms import DTYPES, Stopped
 
 Request = Mapping[str, Any]
 

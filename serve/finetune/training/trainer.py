@@ -42,8 +42,8 @@ def beside(name: str) -> Any:
 gc.disable()  # nothing of what is imported is garbage: to go through it again and again takes a quarter of the time
 torch = importlib.import_module("torch")
 parent_death, trainee, training_job = beside("parent_death"), beside("trainee"), beside("training_job")
-ranks = beside("ranks")
-terms, child = beside("training_terms"), trainee.child
+ranks = beside("loop.ranks")
+terms, child = beside("loop.training_terms"), trainee.child
 gc.freeze()
 gc.enable()
 

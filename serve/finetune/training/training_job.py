@@ -23,15 +23,15 @@ from .checkpoints import Checkpoints, Identity, sync
 from .chosen import settings_of
 from .evaluation import BestStep, held_out_loss
 from .first_steps import first_steps
-from .loop_state import copied, numbers_of, put_back, tensors_of
+from .loop.loop_state import copied, numbers_of, put_back, tensors_of
+from .loop.patience import audit, finite_names
+from .loop.ranks import ranks_of
+from .loop.seeding import seed_everything
+from .loop.training_terms import StepRecord, Stopped
 from .nets import loop_of
-from .patience import audit, finite_names
 from .peak_memory import peak_memory
-from .ranks import ranks_of
-from .seeding import seed_everything
 from .task import Task
 from .trainee import Trainee, trainee_of
-from .training_terms import StepRecord, Stopped
 
 Request = Mapping[str, Any]
 Line = dict[str, Any]

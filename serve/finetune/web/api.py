@@ -24,8 +24,8 @@ from ...http.json_body import read_order
 from ...http.route_scopes import TO_TRAIN, permit_of
 from ..data.files import IN_MEMORY, Files
 from ..jobs.job_admission import JobAdmission
-from ..jobs.job_store import JobStore
-from ..jobs.job_types import FileRecord, JobRequest, step_of
+from ..jobs.records.job_store import JobStore
+from ..jobs.records.job_types import FileRecord, JobRequest, step_of
 from .event_stream import OpenStreams, streamed
 from .kept_files import KeptFiles
 from .openai_shapes import checkpoint_body, event_body, file_body, job_body, page_of

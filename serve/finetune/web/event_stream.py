@@ -9,8 +9,8 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from ....models.errors import Overloaded
-from ..jobs.job_store import JobStore
-from ..jobs.job_types import Event
+from ..jobs.records.job_store import JobStore
+from ..jobs.records.job_types import Event
 from .openai_shapes import event_body
 
 LOOK_EVERY_S = 0.25

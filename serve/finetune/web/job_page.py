@@ -9,7 +9,7 @@ from urllib.parse import quote
 from jinja2 import Environment
 
 from ....exporters.report.page import pages_of
-from ..jobs.reasons import ENDED, not_active, was_refused
+from ..jobs.records.reasons import ENDED, not_active, was_refused
 from ..judging.judging_metrics import SHARES
 from .curves import HEIGHT, WIDTH, Curve, finite, loss_curve, norm_curve, scale_curve, x_ticks
 

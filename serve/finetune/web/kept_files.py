@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from ....models.errors import BadInput, UnknownName
 from ..data.files import Files, Upload
-from ..jobs.job_store import JobStore
-from ..jobs.job_types import FileRecord
+from ..jobs.records.job_store import JobStore
+from ..jobs.records.job_types import FileRecord
 
 
 class KeptFiles:

@@ -7,8 +7,8 @@ Fields that they do not have are in a job's ``halfeven`` object.
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ..jobs.job_types import CANCELLED, FAILED, SUCCEEDED, Evaluation, Event, FileRecord, Job
-from ..jobs.reasons import NOTHING_LEARNT
+from ..jobs.records.job_types import CANCELLED, FAILED, SUCCEEDED, Evaluation, Event, FileRecord, Job
+from ..jobs.records.reasons import NOTHING_LEARNT
 
 T = TypeVar("T")
 _OURS = (

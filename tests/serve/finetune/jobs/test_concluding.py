@@ -9,8 +9,8 @@ import pytest
 from halfeven.models.promotions import record_promotion
 from halfeven.models.store import LIVE, REFUSED, Store, Version
 from halfeven.serve.finetune.jobs.concluding import Cancelled, Conclusion, JobFailed
-from halfeven.serve.finetune.jobs.job_store import JobStore
-from halfeven.serve.finetune.jobs.job_types import FileRecord, Job, JobRequest
+from halfeven.serve.finetune.jobs.records.job_store import JobStore
+from halfeven.serve.finetune.jobs.records.job_types import FileRecord, Job, JobRequest
 from halfeven.serve.finetune.web.openai_shapes import job_body
 
 Gate = dict[str, Any]

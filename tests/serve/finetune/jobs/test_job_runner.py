@@ -17,8 +17,8 @@ from halfeven.serve.finetune.jobs.concluding import JobFailed, Paused, StalePare
 from halfeven.serve.finetune.jobs.job_folder import MOST_STARTS, JobFolder, JobState
 from halfeven.serve.finetune.jobs.job_rows import ReaderLost
 from halfeven.serve.finetune.jobs.job_runner import MOST_PASSES, JobRunner
-from halfeven.serve.finetune.jobs.job_store import JobStore
-from halfeven.serve.finetune.jobs.job_types import FileRecord, Job, JobRequest
+from halfeven.serve.finetune.jobs.records.job_store import JobStore
+from halfeven.serve.finetune.jobs.records.job_types import FileRecord, Job, JobRequest
 from halfeven.serve.finetune.jobs.supervisor import Supervisor
 from halfeven.serve.finetune.jobs.trial_run import TrialRuns
 from safetensors import SafetensorError

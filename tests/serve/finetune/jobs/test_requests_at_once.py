@@ -11,8 +11,8 @@ from halfeven.models.errors import StoreError
 from halfeven.models.store import Store
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs.concluding import Paused
-from halfeven.serve.finetune.jobs.job_store import JobStore
-from halfeven.serve.finetune.jobs.job_types import FileRecord, Job, JobRequest
+from halfeven.serve.finetune.jobs.records.job_store import JobStore
+from halfeven.serve.finetune.jobs.records.job_types import FileRecord, Job, JobRequest
 from halfeven.serve.finetune.jobs.supervisor import Supervisor
 
 

@@ -14,9 +14,9 @@ from halfeven.exporters import convert as convert_module
 from halfeven.exporters.convert import Options, convert
 from halfeven.models.package import read_folder
 from halfeven.models.store import Store, Version
-from halfeven.serve.finetune.jobs.bad_hyperparameter import BadHyperparameter
-from halfeven.serve.finetune.jobs.declared_steps import check_settings
-from halfeven.serve.finetune.jobs.hyperparameters import read_hyperparameters
+from halfeven.serve.finetune.jobs.choices.bad_hyperparameter import BadHyperparameter
+from halfeven.serve.finetune.jobs.choices.declared_steps import check_settings
+from halfeven.serve.finetune.jobs.choices.hyperparameters import read_hyperparameters
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 

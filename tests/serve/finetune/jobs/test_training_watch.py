@@ -4,8 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from halfeven.serve.finetune.jobs.job_store import JobStore
-from halfeven.serve.finetune.jobs.job_types import RUNNING, FileRecord, JobRequest
+from halfeven.serve.finetune.jobs.records.job_store import JobStore
+from halfeven.serve.finetune.jobs.records.job_types import RUNNING, FileRecord, JobRequest
 from halfeven.serve.finetune.jobs.training_watch import FURTHER_SKIPS, MOST_SKIP_EVENTS, TrainingWatch
 
 

@@ -14,8 +14,8 @@ from halfeven.models.store import Store, sha256_of
 from halfeven.serve.bench.callers import served_version
 from halfeven.serve.finetune.data.files import Files, Upload
 from halfeven.serve.finetune.jobs.job_admission import JobAdmission
-from halfeven.serve.finetune.jobs.job_store import JobStore
-from halfeven.serve.finetune.jobs.job_types import FileRecord
+from halfeven.serve.finetune.jobs.records.job_store import JobStore
+from halfeven.serve.finetune.jobs.records.job_types import FileRecord
 from halfeven.serve.finetune.jobs.trial_run import TrialRuns
 from safetensors.numpy import save_file
 

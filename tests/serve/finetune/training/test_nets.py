@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 import torch
+from halfeven.serve.finetune.training.loop.training_terms import Stopped
 from halfeven.serve.finetune.training.nets import Called, step_loss
 from halfeven.serve.finetune.training.task import Task
 from halfeven.serve.finetune.training.trainee import trainee_of
-from halfeven.serve.finetune.training.training_terms import Stopped
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from halfeven.serve.finetune.training.loop_state import copied
-from halfeven.serve.finetune.training.passes import whole
-from halfeven.serve.finetune.training.patience import named_tensors
+from halfeven.serve.finetune.training.loop.loop_state import copied
+from halfeven.serve.finetune.training.loop.passes import whole
+from halfeven.serve.finetune.training.loop.patience import named_tensors
+from halfeven.serve.finetune.training.loop.training_terms import Settings
 from halfeven.serve.finetune.training.precision_test import ROUNDS, chosen_precision, timed_steps
-from halfeven.serve.finetune.training.training_terms import Settings
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 

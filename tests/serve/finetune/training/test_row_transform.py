@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from halfeven.serve.finetune.training.evaluation import loss_of_rows
-from halfeven.serve.finetune.training.passes import autocast_of
+from halfeven.serve.finetune.training.loop.passes import autocast_of
+from halfeven.serve.finetune.training.loop.training_terms import Settings
 from halfeven.serve.finetune.training.row_transform import RowTransform
 from halfeven.serve.finetune.training.task import Task
 from halfeven.serve.finetune.training.trainee import Trainee
-from halfeven.serve.finetune.training.training_terms import Settings
 from safetensors.torch import save_file
 from torch import Tensor, nn
 

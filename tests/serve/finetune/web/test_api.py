@@ -26,7 +26,7 @@ from halfeven.serve.access.key_file import KeyFile
 from halfeven.serve.finetune.client.dry_run import dry_run
 from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.jobs.job_admission import JobAdmission
-from halfeven.serve.finetune.jobs.job_store import JobStore
+from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.web.api import router
 from halfeven.serve.finetune.web.waiting_requests import MOST
 from halfeven.serve.http.routes.app import build_app

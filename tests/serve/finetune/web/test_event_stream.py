@@ -6,8 +6,8 @@ from typing import Any
 import anyio
 import pytest
 from halfeven.models.errors import Overloaded
-from halfeven.serve.finetune.jobs.job_store import JobStore
-from halfeven.serve.finetune.jobs.job_types import FileRecord, JobRequest
+from halfeven.serve.finetune.jobs.records.job_store import JobStore
+from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest
 from halfeven.serve.finetune.web.event_stream import OpenStreams, streamed
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from halfeven.models.errors import StoreError, UnknownName
 from halfeven.serve.finetune.data.files import Files, Upload
-from halfeven.serve.finetune.jobs.job_store import JobStore
-from halfeven.serve.finetune.jobs.job_types import CANCELLED, JobRequest
+from halfeven.serve.finetune.jobs.records.job_store import JobStore
+from halfeven.serve.finetune.jobs.records.job_types import CANCELLED, JobRequest
 from halfeven.serve.finetune.web.kept_files import KeptFiles
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ....models.errors import BadInput
+from .....models.errors import BadInput
 
 
 class BadHyperparameter(BadInput):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from halfeven.serve.finetune.data.datasets import TrainingData, read_training
-from halfeven.serve.finetune.training import amp
-from halfeven.serve.finetune.training.training_terms import Settings
+from halfeven.serve.finetune.training.loop import amp
+from halfeven.serve.finetune.training.loop.training_terms import Settings
 from safetensors.numpy import save_file
 from torch import nn
 from torch.nn.functional import cross_entropy

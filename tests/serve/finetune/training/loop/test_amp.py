@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from halfeven.serve.finetune.training import amp, batch_loop, learner, passes
-from halfeven.serve.finetune.training.training_terms import (
+from halfeven.serve.finetune.training.loop import amp, batch_loop, learner, passes
+from halfeven.serve.finetune.training.loop.training_terms import (
     GRADIENT_OVERFLOW,
     NON_FINITE_BUFFER,
     NON_FINITE_LOSS,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from halfeven.models.loss_names import CLASS_LOSSES, LOSSES, NLL_OF_PROBABILITIES, VALUE_LOSSES
-from halfeven.serve.finetune.training import losses as subject
-from halfeven.serve.finetune.training.losses import ClassWeights, class_loss, losses_of, value_loss
+from halfeven.serve.finetune.training.loop import losses as subject
+from halfeven.serve.finetune.training.loop.losses import ClassWeights, class_loss, losses_of, value_loss
 from torch import Tensor
 from torch.nn import functional
 

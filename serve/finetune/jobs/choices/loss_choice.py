@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from ....exporters.inputs.samples import TARGET, Samples
-from ....models.errors import BadSamples
-from ....models.loss_names import (
+from .....exporters.inputs.samples import TARGET, Samples
+from .....models.errors import BadSamples
+from .....models.loss_names import (
     CLASS_LOSSES,
     LOSSES,
     LOSSES_OF_KIND,
@@ -15,8 +15,8 @@ from ....models.loss_names import (
     OWN_LOSS,
     short_name,
 )
-from ....models.spec import ModelSpec
-from ..data.datasets import named_rows
+from .....models.spec import ModelSpec
+from ...data.datasets import named_rows
 from .bad_hyperparameter import bad, shown
 
 BALANCED = "balanced"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from halfeven.serve.finetune.training import loop_state, step_loop
-from halfeven.serve.finetune.training.batch_loop import batches
-from halfeven.serve.finetune.training.step_loop import StepLoop
-from halfeven.serve.finetune.training.training_terms import Settings, Stopped
+from halfeven.serve.finetune.training.loop import loop_state, step_loop
+from halfeven.serve.finetune.training.loop.batch_loop import batches
+from halfeven.serve.finetune.training.loop.step_loop import StepLoop
+from halfeven.serve.finetune.training.loop.training_terms import Settings, Stopped
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 from torch.nn.functional import l1_loss

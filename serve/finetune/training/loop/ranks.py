@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from .seeding import seed_everything
 
 LONGEST = timedelta(days=7)  # that a process waits for another one, which may be evaluating
-SCRIPT = Path(__file__).with_name("trainer.py")
+SCRIPT = Path(__file__).parents[1] / "trainer.py"
 _LOOK_EVERY_S = 0.1  # whether another process has ended before all have met
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from ....models.durable import no_space_left
-from ....models.errors import DamagedFile, DiskFull, StoreError
+from .....models.durable import no_space_left
+from .....models.errors import DamagedFile, DiskFull, StoreError
 
 DATABASE = "halfeven.db"  # in the store
 SCHEMA_VERSION = 3

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from halfeven.serve.finetune.training.amp import Loop
-from halfeven.serve.finetune.training.batch_loop import batches
-from halfeven.serve.finetune.training.half_model import half_model
-from halfeven.serve.finetune.training.training_terms import DTYPES, Settings
+from halfeven.serve.finetune.training.loop.amp import Loop
+from halfeven.serve.finetune.training.loop.batch_loop import batches
+from halfeven.serve.finetune.training.loop.half_model import half_model
+from halfeven.serve.finetune.training.loop.training_terms import DTYPES, Settings
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ....models.errors import StoreError, UnknownName
+from .....models.errors import StoreError, UnknownName
 
 VALIDATING, QUEUED, RUNNING, PAUSED = "validating_files", "queued", "running", "paused"
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"

@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from ....models.store import Version
+from .....models.store import Version
 from .bad_hyperparameter import bad, shown
 from .hyperparameter_table import HEAD, LORA
 
@@ -67,10 +67,10 @@ def trainable_of(parent: Version, values: Mapping[str, Any], learnt: Collection[
 
 
 def _head(parent: Version, learnt: Collection[str]) -> list[str]:
-    from ....exporters.torch.last_layers import (
+    from .....exporters.torch.last_layers import (
         head_of,
     )  # brings torch, which other checks of a job do not need
-    from ....models.engines.load import whole_program
+    from .....models.engines.load import whole_program
 
     positions = [at for at, tensor in enumerate(parent.spec().outputs) if tensor.name in learnt]
     if not (found := head_of(whole_program(parent), positions)):

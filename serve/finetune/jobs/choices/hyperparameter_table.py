@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..training.setting_names import SCHEDULES
+from ...training.loop.setting_names import SCHEDULES
 
 AUTO = "auto"
 REFUSE, REJUDGE, RETRAIN, QUARANTINE = "refuse", "rejudge", "retrain", "quarantine"

@@ -26,8 +26,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ....models.nearest_name import nearest_name
-from ..training.setting_names import ONE_CYCLE, USUAL_LEARNING_RATE
+from .....models.nearest_name import nearest_name
+from ...training.loop.setting_names import ONE_CYCLE, USUAL_LEARNING_RATE
 from .bad_hyperparameter import bad, shown
 from .hyperparameter_table import AUTO, RANGES, READ_WITH, WORDS
 from .loss_choice import CLASS_WEIGHTS, LOSS, read_class_weights, read_loss

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from halfeven.serve.finetune.training import amp, lstm
-from halfeven.serve.finetune.training.training_terms import Settings
+from halfeven.serve.finetune.training.loop import amp, lstm
+from halfeven.serve.finetune.training.loop.training_terms import Settings
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 

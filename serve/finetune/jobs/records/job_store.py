@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from ....models.errors import BadInput, Conflict, Overloaded, UnknownName
+from .....models.errors import BadInput, Conflict, Overloaded, UnknownName
 from .database import Database, decoded, encoded
 from .job_types import (
     CANCELLED,

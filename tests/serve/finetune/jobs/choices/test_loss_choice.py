@@ -7,8 +7,8 @@ import pytest
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.models.errors import BadInput, BadSamples
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
-from halfeven.serve.finetune.jobs.hyperparameters import read_hyperparameters
-from halfeven.serve.finetune.jobs.loss_choice import check_targets, losses_by_output
+from halfeven.serve.finetune.jobs.choices.hyperparameters import read_hyperparameters
+from halfeven.serve.finetune.jobs.choices.loss_choice import check_targets, losses_by_output
 
 OWN = "losses.py:focal"
 LEARNT = {"word": "cross_entropy", "size": "mse"}

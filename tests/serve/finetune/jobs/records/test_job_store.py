@@ -21,10 +21,10 @@ from halfeven.models.errors import (
     StoreError,
     UnknownName,
 )
-from halfeven.serve.finetune.jobs import job_store as module
-from halfeven.serve.finetune.jobs.database import _SCHEMA
-from halfeven.serve.finetune.jobs.job_store import JobStore
-from halfeven.serve.finetune.jobs.job_types import (
+from halfeven.serve.finetune.jobs.records import job_store as module
+from halfeven.serve.finetune.jobs.records.database import _SCHEMA
+from halfeven.serve.finetune.jobs.records.job_store import JobStore
+from halfeven.serve.finetune.jobs.records.job_types import (
     CANCELLED,
     FAILED,
     FINAL,
@@ -38,7 +38,7 @@ from halfeven.serve.finetune.jobs.job_types import (
     Job,
     JobRequest,
 )
-from halfeven.serve.finetune.jobs.old_jobs import forget_old
+from halfeven.serve.finetune.jobs.records.old_jobs import forget_old
 
 FILE = FileRecord("file-1", "a" * 64, 10, "train.npz", 1)
 REASON: dict[str, Any] = {"code": "DIVERGED", "message": "the loss left the numbers"}
@@ -76,9 +76,9 @@ def job(job_store: JobStore) -> Job:
 WRITER = """
 import sys, time
 from pathlib import Path
-from halfeven.serve.finetune.jobs.job_types import FileRecord, JobRequest
-from halfeven.serve.finetune.jobs.database import _SCHEMA
-from halfeven.serve.finetune.jobs.job_store import JobStore
+from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest
+from halfeven.serve.finetune.jobs.records.database import _SCHEMA
+from halfeven.serve.finetune.jobs.records.job_store import JobStore
 
 job_store = JobStore(Path(sys.argv[1]))
 job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from halfeven.models.errors import BadInput
-from halfeven.serve.finetune.jobs.hyperparameter_table import AUTO, RANGES, WORDS
-from halfeven.serve.finetune.jobs.hyperparameters import (
+from halfeven.serve.finetune.jobs.choices.hyperparameter_table import AUTO, RANGES, WORDS
+from halfeven.serve.finetune.jobs.choices.hyperparameters import (
     KNOWN,
     held_out_share,
     read_hyperparameters,
     resolve,
 )
-from halfeven.serve.finetune.jobs.trainable import check_patterns
+from halfeven.serve.finetune.jobs.choices.trainable import check_patterns
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 100, 1437, 10**6])
@@ -112,7 +112,7 @@ def test_an_opt_level_and_a_precision_that_contradict_each_other_are_refused() -
 
 
 def test_the_page_has_every_setting_with_its_range_and_default() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "finetune.md").read_text()
+    page = (Path(__file__).parents[5] / "docs" / "finetune.md").read_text()
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in page.splitlines()

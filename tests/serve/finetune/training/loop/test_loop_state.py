@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from halfeven.serve.finetune.training import loop_state
-from halfeven.serve.finetune.training.amp import Loop
-from halfeven.serve.finetune.training.seeding import seed_everything
-from halfeven.serve.finetune.training.training_terms import Settings
+from halfeven.serve.finetune.training.loop import loop_state
+from halfeven.serve.finetune.training.loop.amp import Loop
+from halfeven.serve.finetune.training.loop.seeding import seed_everything
+from halfeven.serve.finetune.training.loop.training_terms import Settings
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 

@@ -1,0 +1,1 @@
+"""The jobs, their events and their files in the store's database."""

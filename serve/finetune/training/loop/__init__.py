@@ -1,0 +1,1 @@
+"""The AMP training loop alone: it needs torch, and nothing of a job."""
