@@ -51,8 +51,11 @@ demo: $(ALONE)
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
-# The tests come last, so that pytest's closing line closes the output.
-check: lint types resolves peers kernels older test-all
+# What needs one core runs two at a time. The tests come last, so that pytest's closing line closes the output.
+check: $(READY)
+	$(MAKE) --no-print-directory -j 2 -O lint types resolves peers kernels
+	$(MAKE) --no-print-directory older
+	$(MAKE) --no-print-directory test-all
 
 # The engines once more as on a processor with AVX2 and no bf16 units.
 older: export ONEDNN_MAX_CPU_ISA := AVX2
@@ -63,7 +66,7 @@ older: $(READY)
 	  tests/serve/tuning/test_search.py tests/serve/versions/loading/test_ready.py
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --durations=25
 
 lint: $(READY)
 	$(BIN)/ruff check .

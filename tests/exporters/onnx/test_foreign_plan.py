@@ -2,15 +2,12 @@
 
 # ruff: noqa: E501  (graphs in their own lines)
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from halfeven.exporters.onnx.precision.file_rules import matches
-from halfeven.exporters.onnx.precision.rewrite import HalfGraph
-from halfeven.exporters.onnx.reading.graph import graphs, walk
 from halfeven.exporters.onnx.reading.typing import value_types
 from halfeven.models.errors import BadSetting
 from halfeven.models.package import Precision
@@ -24,8 +21,7 @@ from tests.exporters.onnx.onnx_files import (
     nodes_of,
     parsed,
 )
-from tests.exporters.onnx.traps import EVERY_RUN, FOREIGN
-from tests.slow import slow_but
+from tests.exporters.onnx.traps import FOREIGN
 
 FLOAT, FLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16
 WIDE = 1e3  # u: the claim is about the graph, whatever the numbers drawn err by
@@ -50,14 +46,6 @@ def encoder() -> ModelProto:
 
 def ids(rows: int = 16) -> dict[str, np.ndarray]:
     return {"ids": np.random.default_rng().integers(0, 100, (rows, 5))}
-
-
-def floating_casts(graph: HalfGraph | None) -> int:
-    """Casts that change one floating type into another."""
-    assert graph is not None
-    types = value_types(graph.model, graph.weights)
-    pairs = [{types[n.input[0]], types[n.output[0]]} for n in walk(graph.model.graph) if n.op_type == "Cast"]
-    return sum(len(pair) == 2 and pair <= {FLOAT, FLOAT16, TensorProto.DOUBLE} for pair in pairs)
 
 
 def computed(foreign: ConvertedFile) -> dict[str, int]:
@@ -133,24 +121,6 @@ def test_a_keep_pattern_reaches_into_the_body_of_the_node_it_names(tmp_path: Pat
     with pytest.raises(BadSetting, match="matches no node"):
         convert(tmp_path, trap.model(), trap.inputs(np.random.default_rng(), 16), keep=["i"])
     assert not matches(NodeProto(name="iffy", op_type="Relu"), "if")
-
-
-@pytest.mark.parametrize("name", slow_but(EVERY_RUN, FOREIGN))
-def test_no_value_is_cast_twice_and_no_name_stands_twice(name: str, tmp_path: Path) -> None:
-    trap = FOREIGN[name]
-    foreign = convert(
-        tmp_path, trap.model(), trap.inputs(np.random.default_rng(11), 8), max_batch_size=trap.max_batch_size
-    )
-    assert foreign.half is not None
-    inserted = set(foreign.written.half_graph.casts) if foreign.written.half_graph else set()
-    casts = [node for node in walk(foreign.half.graph) if node.name in inserted]
-    assert len(casts) <= foreign.written.casts == floating_casts(foreign.written.half_graph)
-    assert max(Counter(node.input[0] for node in casts).values(), default=1) == 1
-    made = Counter(name for node in walk(foreign.half.graph) for name in node.output if name)
-    made.update(value.name for graph in graphs(foreign.half.graph) for value in graph.input)
-    made.update(tensor.name for tensor in foreign.half.graph.initializer)
-    assert max(made.values()) == 1
-    assert max(Counter(node.name for node in walk(foreign.half.graph)).values()) == 1
 
 
 def test_an_initialiser_is_stored_in_both_only_where_both_are_read(tmp_path: Path) -> None:
