@@ -114,18 +114,18 @@ def anew(
 ) -> Candidate:
     """Load the chosen engine again, as if it were the only one: memory that the other engines left behind, and its own
     for batches larger than the useful one, can be half of its memory."""
-    rows = min(chosen.useful_rows or chosen.most_rows, chosen.most_rows)
     place.call(chosen.engine.close)
     give_back()
     chosen.engine = place.call(load)
-    warm(
-        chosen.engine,
-        spec.with_max_batch_size(rows),
-        partial(batch_of, spec, samples),
-        chosen.ceiling,
-        place.call,
-    )
+    warm_useful(spec, samples, chosen, place)
     return chosen
+
+
+def warm_useful(spec: ModelSpec, samples: Samples, chosen: Candidate, place: Place) -> None:
+    """Warm the engine up again, with no more rows than are useful."""
+    rows = min(chosen.useful_rows or chosen.most_rows, chosen.most_rows)
+    few, batches = spec.with_max_batch_size(rows), partial(batch_of, spec, samples)
+    warm(chosen.engine, few, batches, chosen.ceiling, place.call)
 
 
 def free_memory() -> None:

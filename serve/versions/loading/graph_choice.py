@@ -13,7 +13,7 @@ from ....models.engines.wire_widening import as_sent
 from ....models.errors import BadRequest
 from ....models.spec import ModelSpec
 from ...batching.place import Place
-from .candidate_forms import Candidate, batch_of, free_memory
+from .candidate_forms import Candidate, batch_of, free_memory, warm_useful
 from .useful_rows import shortest_seconds
 
 logger = logging.getLogger("halfeven.roster")
@@ -52,4 +52,5 @@ def choose_graphs(spec: ModelSpec, samples: Samples, chosen: Candidate, place: P
         why = f"no CUDA graphs: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     place.call(engine.forget_recordings)
     place.call(free_memory)
+    warm_useful(spec, samples, chosen, place)  # else the first request of each size would wait for memory
     return [why]

@@ -22,6 +22,7 @@ from halfeven.models.wire import Wire
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.loading import candidate_forms as measuring
+from halfeven.serve.versions.loading import graph_choice
 from halfeven.serve.versions.loading import ready as readying
 from halfeven.serve.versions.loading.candidate_forms import Candidate, fastest
 from safetensors.torch import save_file
@@ -148,9 +149,11 @@ def simulated() -> Iterator[tuple[SimulatedGpu, Place]]:
         thread.stop(30)
 
 
+@pytest.mark.parametrize("must_gain", [0.0, 1e9], ids=["recorded", "recordings given up"])
 def test_what_is_ready_has_run_every_bucket_in_every_slot_as_requests_send_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    must_gain: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(graph_choice, "MUST_GAIN", must_gain)
     # Measured, it is fewer on a busy machine, and larger batches are not warmed up again.
     monkeypatch.setattr(readying, "_useful_rows", lambda spec, samples, chosen, place: 4)
     net = whole(nn.Linear(3, 2), {"input": torch.randn(4, 3)}, max_batch_size=4)
