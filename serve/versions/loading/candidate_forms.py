@@ -14,7 +14,7 @@ import numpy as np
 from ....exporters.inputs.samples import Samples
 from ....models.engines.engine import Engine
 from ....models.engines.faults import give_back_cached_memory
-from ....models.errors import EngineFailed
+from ....models.errors import EngineFailed, NotReady
 from ....models.spec import ModelSpec
 from ...batching.ceiling import Ceiling
 from ...batching.core_wait import seconds_on_core
@@ -74,13 +74,15 @@ def _running(
     spec: ModelSpec, candidates: Iterable[Candidate], place: Place, attempt: Callable[[Candidate], None]
 ) -> list[Candidate]:
     """The candidates with which ``attempt`` succeeds. One that fails is closed; where all fail, EngineFailed is
-    raised."""
+    raised, and NotReady where the server is stopping."""
     running: list[Candidate] = []
     fault: Exception | None = None
     for candidate in candidates:
         try:
             attempt(candidate)
             running.append(candidate)
+        except NotReady:  # the server is stopping
+            raise
         except Exception as error:
             logger.exception(
                 "the %s %s form does not run here", candidate.engine.form, candidate.engine.precision

@@ -152,6 +152,16 @@ def test_on_a_cpu_the_fastest_form_that_runs_no_whole_batch_gives_way_to_the_nex
     assert best.engine is serves and fails.closed and 64 in serves.ran
 
 
+def test_a_server_that_stops_meanwhile_blames_no_form(caplog: pytest.LogCaptureFixture) -> None:
+    thread = DeviceThread()
+    thread.start()
+    thread.stop(5)
+    candidates = [Candidate(Timed(form, "fp32", 1.0), "file") for form in ("torch", "onnx")]
+    with pytest.raises(NotReady, match="stopping"):
+        fastest(SPEC, SAMPLES, candidates, Place(torch.device("cpu"), thread))
+    assert "does not run here" not in caplog.text
+
+
 def test_a_whole_that_is_passed_over_because_its_file_is_damaged_is_named(
     place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
