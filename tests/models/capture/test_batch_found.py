@@ -13,7 +13,7 @@ Made = Callable[[], nn.Module]
 
 def seen(module: nn.Module, **given: Tensor) -> dict[str, Any]:
     with torch.no_grad():
-        found: dict[str, Any] = describing.seen(torch, module.eval(), given)
+        found: dict[str, Any] = describing.seen(torch, module.eval(), given)[0]
     return found
 
 
