@@ -180,10 +180,10 @@ def seen(torch, module, given):
     finder, call = failures.sibling("batch_found"), partial(_named, module, left_out=left_out)
     try:
         found = finder.find(failures, torch, call, given)
-        axes = found if isinstance(found, dict) else finder.FIRST
+        axes, (word, why) = (found, ("", "")) if isinstance(found, dict) else (finder.FIRST, found)
         shown = finder.in_front(given, axes["inputs"])
-        runs = [shown if found == "whole" else finder.taken(torch, shown, {}, range(rows)) for rows in (2, 3)]
-        result = _seen(torch, finder.called_in_front(call, axes), shown, runs, found)
+        runs = [shown if word == "whole" else finder.taken(torch, shown, {}, range(rows)) for rows in (2, 3)]
+        result = _seen(torch, finder.called_in_front(call, axes), shown, runs, word, why)
     except failures.PLAIN as error:
         failures.blame_samples(error, module.forward, given)
         raise
@@ -192,17 +192,17 @@ def seen(torch, module, given):
             tensor["batch_axis"] = axes[side].get(tensor["name"], 0)
             if tensor["batch_axis"]:
                 result["doubts"].append([tensor["name"], "batch_axis", finder.MOVED])
-    return {**result, "whole": found in ("steps", "whole"), "left_out": left_out}, shown
+    return {**result, "whole": word in ("steps", "whole"), "left_out": left_out}, shown
 
 
-def _seen(torch, call, given, runs, found):
+def _seen(torch, call, given, runs, word, why):
     inputs = [{"name": n, "dtype": str(t.dtype), "shape": [*t.shape]} for n, t in given.items()]
     doubts = [[name, "shape", "the sizes of the given samples"] for name, t in given.items() if t.ndim > 1]
-    if why := failures.sibling("batch_found").NOT_BATCHED.get(found if isinstance(found, str) else ""):
+    if why:
         doubts.append(["", "max_batch_size", why])
-    for tensor in inputs if found != "whole" else ():
+    for tensor in inputs if word != "whole" else ():
         tensor["shape"][0] = FREE
-    return _result(torch, call, inputs, runs, 64, isinstance(found, dict), doubts)
+    return _result(torch, call, inputs, runs, 64, not word, doubts)
 
 
 def _result(torch, call, inputs, runs, rows, batched, doubts=()):
