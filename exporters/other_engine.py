@@ -15,12 +15,14 @@ import torch
 from ..models.engines.onnx_engine import DEADLY_IN_HALF
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import EngineFailed
+from ..models.spec import ModelSpec
 from ..models.store import Version
 from .exported.file_rows import take_rows
 from .gate.refusals import of_engine
 from .gate.verdict import AdversarialVerdict, OutputVerdict, ParityReport
 from .gate.worst import worst_sample
 from .inputs.samples import Samples, read_tensors
+from .onnx.output_names import as_in_spec
 from .prove import ReferenceRun, judged, take
 from .question import Answers, Arrays
 from .reprove import reference_run_of
@@ -97,8 +99,9 @@ def _asked(run: ReferenceRun, engine: OtherEngine) -> dict[str, Any]:
     return {"batch_sizes": sizes, "adversarial": len(run.adversarial)}
 
 
-def onnx_file(path: Path) -> OtherEngine:
-    """An ONNX file in ONNX Runtime on a CPU; its tensors are matched by name. Raises EngineFailed."""
+def onnx_file(path: Path, spec: ModelSpec) -> OtherEngine:
+    """An ONNX file in ONNX Runtime on a CPU; its tensors are matched with those of the spec by name (`output_names`).
+    Raises EngineFailed."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = torch.get_num_threads()
@@ -117,7 +120,7 @@ def onnx_file(path: Path) -> OtherEngine:
             raise EngineFailed(f"ONNX Runtime does not run {path}: {str(error)[:800]}") from error
         return dict(zip(names, map(np.asarray, outputs), strict=True))
 
-    return OtherEngine("ONNX Runtime", str(path), answer)
+    return OtherEngine("ONNX Runtime", str(path), as_in_spec(spec, answer))
 
 
 def answers_file(path: Path) -> OtherEngine:

@@ -73,7 +73,7 @@ def _onnxruntime(spec: ModelSpec, samples: Shapes) -> Commands:
         "pip install onnxruntime-gpu",
         "There is nothing to build. `use_tf32` 0 keeps the FP32 part FP32; the optimiser that is switched off crashes\n"
         "on some valid half files. Do not run a float16 converter over the file: it is converted.",
-        program + _answer_rows(spec, "session.run(names, {rows})"),
+        program + _answer_rows(spec, "session.run(None, {rows})"),
     )
 
 

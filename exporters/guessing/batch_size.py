@@ -6,15 +6,29 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import ModelProto
 
-from ...models.spec import ModelSpec
-
 # Of the largest value in a batch. A conversion was seen to need twelve times as much.
 BATCH_BYTES = 1 << 28
 _FP32_BYTES = 4
 
 
-def fitting_rows(model: ModelProto, spec: ModelSpec, inputs: Mapping[str, Sequence[int]]) -> int:
-    """The largest power of two up to ``spec.max_batch_size`` with which no value has more than `BATCH_BYTES`.
+def fitting_rows(row_bytes: int, most: int) -> tuple[int, str]:
+    """The largest power of two up to ``most`` with which no value has more than `BATCH_BYTES`, and why it is less
+    than ``most`` (empty where it is not).
+
+    ``row_bytes``: of the largest value, for one row.
+    """
+    fitting = max(BATCH_BYTES // max(row_bytes, 1), 1)
+    rows = min(most, 1 << (fitting.bit_length() - 1))
+    if rows == most:
+        return most, ""
+    return (
+        rows,
+        f"at most {rows}, for a value inside would have more than {BATCH_BYTES >> 20} MiB with {2 * rows}",
+    )
+
+
+def row_bytes_of_file(model: ModelProto, inputs: Mapping[str, Sequence[int]]) -> int:
+    """The bytes of the largest value of a graph for one row, in FP32; 0 where shape inference fails.
 
     ``inputs``: the shape of each input for one row, as the file has it. Sizes that shape inference does not find count
     as 1. Source: onnx.shape_inference.
@@ -27,10 +41,9 @@ def fitting_rows(model: ModelProto, spec: ModelSpec, inputs: Mapping[str, Sequen
     try:
         graph = onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph
     except (onnx.shape_inference.InferenceError, ValueError):  # ValueError: above protobuf's 2 GiB
-        return spec.max_batch_size
-    sizes = [
+        return 0
+    sizes = (
         math.prod(dim.dim_value or 1 for dim in value.type.tensor_type.shape.dim)
         for value in (*graph.value_info, *graph.output)
-    ]
-    fitting = max(BATCH_BYTES // (_FP32_BYTES * max(sizes, default=1)), 1)
-    return min(spec.max_batch_size, 1 << (fitting.bit_length() - 1))
+    )
+    return _FP32_BYTES * max(sizes, default=1)

@@ -14,6 +14,7 @@ from ...models.datatypes import DATATYPES
 from ...models.errors import BadFolder
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ..inputs.samples import TARGET
+from .batch_size import fitting_rows
 from .guess import Guess
 
 _EXAMPLES = 8
@@ -40,14 +41,16 @@ def guess_module(
         state = str(folder / weights) if weights else None
         names = [key for key in samples or () if not key.startswith(TARGET)]
         found = describe(folder, source, names, file, Limits(), state)
+    rows, fewer = fitting_rows(found.get("row_bytes", 0), found["max_batch_size"])
     spec = ModelSpec(
         name,
         tuple(_tensor(entry, folder / source) for entry in found["inputs"]),
         tuple(_tensor(entry, folder / source) for entry in found["outputs"]),
-        max_batch_size=found["max_batch_size"],
+        max_batch_size=rows,
     )
     doubts = {(tensor.name, "kind"): "by its name" for tensor in spec.outputs if tensor.kind != "tensor"}
-    doubts |= {(tensor, key): why for tensor, key, why in found["doubts"]}
+    for tensor, key, why in [*found["doubts"], *([["", "max_batch_size", fewer]] if fewer else [])]:
+        doubts[tensor, key] = "; ".join(filter(None, (doubts.get((tensor, key)), why)))
     given = None if samples is None else _as_samples(samples, spec, found["whole"])
     notes = tuple(
         f"output '{output}' is left out: {kind} is no tensor; where callers need what is in it, let source build a "

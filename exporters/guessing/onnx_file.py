@@ -21,7 +21,7 @@ from ..onnx.reading.bounded_file import read_graph
 from ..onnx.reading.graph import attribute
 from ..onnx.reading.signature import datatype_of, size_of
 from .batch_axes import batch_axes
-from .batch_size import BATCH_BYTES, fitting_rows
+from .batch_size import fitting_rows, row_bytes_of_file
 from .file_runs import FileRuns, file_runs
 from .given_samples import Arrays, GivenSamples, laid_out
 from .guess import Guess, name_for
@@ -346,12 +346,8 @@ def _with_fitting_rows(model: ModelProto, spec: ModelSpec, why: str) -> tuple[Mo
     for tensor in spec.inputs:
         sizes = [dim.minimum if dim.fixed else max(dim.minimum, USUAL_LENGTH) for dim in tensor.shape[1:]]
         shapes[tensor.name] = batch_back([1, *sizes], tensor.batch_axis)
-    rows = fitting_rows(model, spec, shapes)
-    if rows == spec.max_batch_size:
-        return spec, why
-    return replace(spec, max_batch_size=rows), (
-        f"{why}; at most {rows}, for a value inside would have more than {BATCH_BYTES // 2**20} MiB with {2 * rows}"
-    )
+    rows, fewer = fitting_rows(row_bytes_of_file(model, shapes), spec.max_batch_size)
+    return replace(spec, max_batch_size=rows), "; ".join(filter(None, (why, fewer)))
 
 
 def _with_kinds(spec: ModelSpec, graph: GraphProto) -> tuple[ModelSpec, dict[tuple[str, str], str]]:

@@ -17,6 +17,7 @@ from ..inputs.samples import Samples
 from ..prove import ReferenceRun, Taken, answers_of, take
 from ..question import Answers, TieTolerance
 from ..subject import CPU
+from .output_names import as_in_spec
 from .precision.oracle import Oracle, to_half_and_back
 from .precision.ties import ties_of
 from .reading.bounded_file import read_model
@@ -31,7 +32,7 @@ def stored_ties(version: Version, dtype: str, judging: Samples) -> TieTolerance 
 
 def stored_oracle(version: Version) -> Answers:
     """A version's half file with true half storage."""
-    return half_storage(_stored(version, "half.onnx"))
+    return half_storage(_stored(version, "half.onnx"), version.spec())
 
 
 def half_file_on_cpu(
@@ -43,18 +44,18 @@ def half_file_on_cpu(
     nodes than its program where the program's own are composite (attention), and rounds after each.
     """
     serves = answers_of(spec, OnnxEngine(path, dtype, CPU, CpuSetup(torch.get_num_threads())))
-    storage = half_storage(read_model(path, path.parent))
+    storage = half_storage(read_model(path, path.parent), spec)
     return serves, [take(run, storage), take(run, serves)]
 
 
-def half_storage(model: ModelProto) -> Answers:
+def half_storage(model: ModelProto, spec: ModelSpec) -> Answers:
     """The answers of a half graph on a CPU, where every value that is half in the graph is rounded to half."""
-    return Oracle(*_bare(model), to_half_and_back).run
+    return as_in_spec(spec, Oracle(*_bare(model), to_half_and_back).run)
 
 
 def stored_whole(version: Version) -> Answers:
     """A version's FP32 file node by node: with its sums in another order than ONNX Runtime's."""
-    return Oracle(*_bare(_stored(version, "whole.onnx"))).run
+    return as_in_spec(version.spec(), Oracle(*_bare(_stored(version, "whole.onnx"))).run)
 
 
 def _bare(model: ModelProto) -> tuple[ModelProto, dict[str, np.ndarray]]:

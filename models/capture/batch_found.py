@@ -5,8 +5,8 @@ have layers there. Runs in the child, by file path: imports nothing of ours (``f
 """
 
 NOT_BATCHED = {
-    "rows": "not batched, because an output has no place for each row of the inputs (a loss?): a module around it that "
-    "leaves that out is batched",
+    "rows": "not batched, because output '{name}' has shape {shape} for 2 rows, with no place for each (a loss, or a "
+    "parameter?): a module around it that leaves that out is batched",
     "steps": "not batched, because a row alone is answered otherwise than among others",
     "whole": "not batched, because the module takes the samples only all together",
 }
@@ -15,14 +15,15 @@ FIRST = {"inputs": {}, "outputs": {}}  # the batch is the first axis of every te
 
 
 def find(failures, torch, call, given):
-    """The batch axes ``{"inputs": name → axis, "outputs": name → axis}``, or a word where the module has no batch.
+    """The batch axes ``{"inputs": name → axis, "outputs": name → axis}``, or a word and a sentence where the module has
+    no batch.
 
     ``"rows"``: the module runs with any number of rows, but some output has no axis for them. ``"steps"``: the answer
     to a row depends on the other rows. ``"whole"``: the module runs with all rows of the samples together only.
 
     ``call``: inputs by name → outputs by name. ``given``: example inputs by name.
     """
-    found = "whole"
+    found = "whole", NOT_BATCHED["whole"]
     for lead in (0, 1):
         axes = input_axes(given, lead)
         if axes is None:
@@ -85,7 +86,7 @@ def _outcome(failures, torch, call, given, inputs):
         sizes = zip(one.shape[:2], three[name].shape[:2], strict=False)
         fitting = [axis for axis, pair in enumerate(sizes) if pair == (2, 3)]
         if not fitting:
-            return "rows"
+            return "rows", NOT_BATCHED["rows"].format(name=name, shape=list(one.shape))
         outputs[name] = fitting[0]
     axes = {"inputs": inputs, "outputs": outputs}
     gaps = [_gap(failures, torch, call(taken(torch, given, inputs, range(2))), two, two)]
@@ -94,7 +95,7 @@ def _outcome(failures, torch, call, given, inputs):
         gaps.append(_gap(failures, torch, call(taken(torch, given, inputs, [row])), among, two))
     most = failures.sibling("agreement").TOLERANCE
     is_random = gaps[0] > most  # which the capture refuses
-    return axes if is_random or max(gaps) <= most else "steps"
+    return axes if is_random or max(gaps) <= most else ("steps", NOT_BATCHED["steps"])
 
 
 def _gap(failures, torch, one, other, scales):

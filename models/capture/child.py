@@ -59,12 +59,7 @@ def capture(request, out):
     torch = imported("torch")  # before the folder is on the path: torch must not import the folder's files
 
     sys.path[:0] = [str(folder), *request["path"]]
-    torch.backends.mha.set_fastpath_enabled(False)  # its fused op would hide the layers from the policy
-    # nn.Transformer reads its masks' values to choose a kernel, where no hint says that they are causal.
-    torch.nn.modules.transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: (
-        is_causal is True
-    )
-    torch.manual_seed(0)
+    prepare(torch)
     samples = load_samples(request)
     with failures.sibling("autocast").whole_in_fp32() as regions:
         program, notes, facts = trace(torch, request, samples)
@@ -72,6 +67,16 @@ def capture(request, out):
     state = save(torch, program, out)
     largest = facts["max_batch_size"]
     return {"notes": notes, "max_batch_size": largest, "dims": dims(program), "state": state}
+
+
+def prepare(torch):
+    """Settings of torch with which modules are run and traced."""
+    torch.backends.mha.set_fastpath_enabled(False)  # its fused op would hide the layers from the policy
+    # nn.Transformer reads its masks' values to choose a kernel, where no hint says that they are causal.
+    torch.nn.modules.transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: (
+        is_causal is True
+    )
+    torch.manual_seed(0)
 
 
 def trace(torch, request, samples):

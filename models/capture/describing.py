@@ -47,17 +47,21 @@ def described(request):
     os.chdir(folder)
     torch = child.imported("torch")
     sys.path[:0] = [str(folder)]
-    torch.manual_seed(0)
+    child.prepare(torch)
     with torch.no_grad():
         if source.endswith(".pt2"):
             return of_program(torch, folder / source)
         with child.failures.sibling("autocast").whole_in_fp32():  # as the capture sees it
             module, _ = child.loaded(torch, request, "sdpa")
-            return (
+            result, shown = (
                 of_transformers(torch, module)
                 if source.startswith("hf:")
                 else of_module(torch, module, request)
             )
+            if not result["max_batch_size"]:
+                return result
+            trial = failures.sibling("trial_capture")
+            return {**result, **trial.tried(child, torch, module, shown, result, str(folder))}
 
 
 # An exported program says what it takes; it is run for the names and shapes of what it gives.
@@ -87,7 +91,11 @@ def of_program(torch, path):
     child.widen(torch, module)
     runs = [_filled(torch, values, offset) for offset in (0, 1)]
     rows = 1 if one else (free[0][2] or 64) if free else 0
-    return _result(torch, partial(_named, module), inputs, runs, rows, batched)
+    result = _result(torch, partial(_named, module), inputs, runs, rows, batched)
+    return {
+        **result,
+        "row_bytes": failures.sibling("trial_capture").row_bytes(torch, program, runs[0].values()),
+    }
 
 
 def _dim(size, found):
@@ -122,6 +130,7 @@ def _filled(torch, values, offset):
 
 
 def of_transformers(torch, module):
+    """The dictionary of `_result`, and inputs by name that the module was run with."""
     config, known = module.config, inspect.signature(module.forward).parameters
     main = module.main_input_name
     if main == "pixel_values":
@@ -130,9 +139,8 @@ def of_transformers(torch, module):
         shape = [FREE, getattr(config, "num_channels", 3), height, width]
         inputs = [{"name": main, "dtype": "torch.float32", "shape": shape}]
         runs = [{main: torch.randn(rows, *shape[1:])} for rows, _ in SIZES]
-        return _result(
-            torch, partial(_named, module), inputs, runs, 64, True, [[main, "shape", "sizes of config.json"]]
-        )
+        doubts = [[main, "shape", "sizes of config.json"]]
+        return _result(torch, partial(_named, module), inputs, runs, 64, True, doubts), runs[0]
     if main != "input_ids":
         raise failures.Refused(
             f"{type(module).__name__} takes '{main}', of which nothing is guessed: write model.toml by hand"
@@ -148,7 +156,7 @@ def of_transformers(torch, module):
     doubts += (
         [["", "max_batch_size", f"further inputs of forward are left out: {', '.join(left)}"]] if left else []
     )
-    return _result(torch, partial(_named, module), inputs, runs, 64, True, doubts)
+    return _result(torch, partial(_named, module), inputs, runs, 64, True, doubts), runs[0]
 
 
 # Any other module is run with the inputs that the operator gives.
@@ -165,16 +173,17 @@ def seen(torch, module, given):
     """Run a module with sample tensors (``given``: name → tensor) and describe its inputs and outputs.
 
     Gives the dictionary of `_result`, with the ``batch_axis`` of each tensor, ``whole`` (whether ``given`` is one
-    sample) and ``left_out`` (outputs that are no tensors: name → type). Shapes have the batch first.
+    sample) and ``left_out`` (outputs that are no tensors: name → type); and the tensors with the batch first, as
+    shapes have it.
     """
     left_out = {}
     finder, call = failures.sibling("batch_found"), partial(_named, module, left_out=left_out)
     try:
         found = finder.find(failures, torch, call, given)
-        axes = found if isinstance(found, dict) else finder.FIRST
+        axes, (word, why) = (found, ("", "")) if isinstance(found, dict) else (finder.FIRST, found)
         shown = finder.in_front(given, axes["inputs"])
-        runs = [shown if found == "whole" else finder.taken(torch, shown, {}, range(rows)) for rows in (2, 3)]
-        result = _seen(torch, finder.called_in_front(call, axes), shown, runs, found)
+        runs = [shown if word == "whole" else finder.taken(torch, shown, {}, range(rows)) for rows in (2, 3)]
+        result = _seen(torch, finder.called_in_front(call, axes), shown, runs, word, why)
     except failures.PLAIN as error:
         failures.blame_samples(error, module.forward, given)
         raise
@@ -183,17 +192,17 @@ def seen(torch, module, given):
             tensor["batch_axis"] = axes[side].get(tensor["name"], 0)
             if tensor["batch_axis"]:
                 result["doubts"].append([tensor["name"], "batch_axis", finder.MOVED])
-    return {**result, "whole": found in ("steps", "whole"), "left_out": left_out}
+    return {**result, "whole": word in ("steps", "whole"), "left_out": left_out}, shown
 
 
-def _seen(torch, call, given, runs, found):
+def _seen(torch, call, given, runs, word, why):
     inputs = [{"name": n, "dtype": str(t.dtype), "shape": [*t.shape]} for n, t in given.items()]
     doubts = [[name, "shape", "the sizes of the given samples"] for name, t in given.items() if t.ndim > 1]
-    if why := failures.sibling("batch_found").NOT_BATCHED.get(found if isinstance(found, str) else ""):
+    if why:
         doubts.append(["", "max_batch_size", why])
-    for tensor in inputs if found != "whole" else ():
+    for tensor in inputs if word != "whole" else ():
         tensor["shape"][0] = FREE
-    return _result(torch, call, inputs, runs, 64, isinstance(found, dict), doubts)
+    return _result(torch, call, inputs, runs, 64, not word, doubts)
 
 
 def _result(torch, call, inputs, runs, rows, batched, doubts=()):

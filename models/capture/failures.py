@@ -25,6 +25,7 @@ _DTYPE = (
 _DEVICE = ("a device written into the code", "use the input's device: x.device")
 # The exceptions that a model's forward function raises where its inputs do not fit.
 PLAIN = (RuntimeError, TypeError, ValueError, LookupError, AssertionError, AttributeError)
+SPECIALISED = "specialized it to be a constant"
 # Words of torch's message (all of them) → the construct, and what to do about it. The first that fits is reported.
 CAUSES = (
     (("Could not extract specialized integer",), "a size or count that is read from a tensor's values",
@@ -37,7 +38,7 @@ CAUSES = (
     (("Expected input at", "to be equal to"), "a size that the exported program has fixed",
      "export it again with that size free (torch.export.Dim.DYNAMIC), or write the size into model.toml"),
     ((".numpy() is not supported",), "a NumPy call on a tensor", "use torch's own function"),
-    (("specialized it to be a constant",), "a free size that the code turns into a constant",
+    ((SPECIALISED,), "a free size that the code turns into a constant",
      "take sizes from x.shape and keep them as they are (no number written out, no .tolist(), no len() of a list "
      "made of rows); or write the size into model.toml (max_batch_size = 1 for the batch)"),
     (("not linked with support for cuda",), *_DEVICE),
@@ -274,9 +275,14 @@ def _stack():
     return traceback.StackSummary.extract(traceback.walk_stack(sys._getframe(1)))[::-1]
 
 
+def is_specialised(error):
+    """Whether the error says that the code turns a size that has to stay free into a constant."""
+    return SPECIALISED in str(error)
+
+
 def where_specialised(error, request, export):
     """Add the line where a size became a constant to torch's error, which lacks it: by exporting once more."""
-    if "specialized it to be a constant" not in str(error):
+    if not is_specialised(error):
         return
     heard = _Specialised(request)
     log = logging.getLogger("torch.fx.experimental.symbolic_shapes")

@@ -10,11 +10,13 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 _ATEN = torch.ops.aten
-# Uninitialised memory becomes zeros: a module whose answers depend on it has no defined answer.
+# Uninitialised memory becomes zeros: a module whose answers depend on it has no defined answer. What torch.tensor makes
+# in forward is detached in place, which a view refuses, and constants that were read from an archive are views.
 _WRITTEN = {
     _ATEN.empty.memory_format: _ATEN.zeros.default,
     _ATEN.empty_like.default: _ATEN.zeros_like.default,
     _ATEN.new_empty.default: _ATEN.new_zeros.default,
+    _ATEN.detach_.default: _ATEN.detach.default,
 }
 _UNCHECKED_NORMS = (_ATEN._native_batch_norm_legit_no_training.default, _ATEN.native_batch_norm.default)
 

@@ -13,6 +13,7 @@ from ...exporters.inputs.samples import load_samples, stored_samples
 from ...exporters.other_engine import OtherEngine, answers_file, onnx_file, prove_engine
 from ...exporters.report.page import number_text, render_terminal
 from ...models.errors import BadInput, BadSetting
+from ...models.spec import ModelSpec
 from ..access.client_key import request_headers
 from ..http.routes.history import store_at
 from .parity_command import version_called
@@ -37,16 +38,16 @@ def prove_against(
         raise BadSetting(f"--timeout {timeout_s}: expected a number of seconds above 0")
     exported = (Path(target) / "manifest.json").is_file()
     version = exported_version(Path(target)) if exported else version_called(target, store_at(store))
-    engine = _engine(against, version.name, timeout_s, headers)
+    engine = _engine(against, version.spec(), timeout_s, headers)
     judging = load_samples(samples, version.spec()) if samples else stored_samples(version)
     if callable(engine.asked):  # the rows of a file of answers are those that were given
         judging = judging.distinct()
     return prove_engine(version, judging, engine, notify)
 
 
-def _engine(against: str, model: str, timeout_s: float, headers: Sequence[str]) -> OtherEngine:
+def _engine(against: str, spec: ModelSpec, timeout_s: float, headers: Sequence[str]) -> OtherEngine:
     if "://" in against:
-        engine = v2_engine(against, model, timeout_s, request_headers(headers))
+        engine = v2_engine(against, spec.name, timeout_s, request_headers(headers))
         return OtherEngine("V2 server", engine.url, engine)
     path = Path(against)
     if not path.is_file():
@@ -54,7 +55,7 @@ def _engine(against: str, model: str, timeout_s: float, headers: Sequence[str]) 
             f"--against {against}: no such file; expected a URL, an ONNX file or a file of answers"
         )
     if path.suffix == ".onnx":
-        return onnx_file(path)
+        return onnx_file(path, spec)
     if path.suffix in (".npz", ".safetensors"):
         return answers_file(path)
     raise BadInput(

@@ -29,13 +29,12 @@ BODIES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def write_onnx(program: ExportedProgram, spec: ModelSpec, path: Path, metadata: Mapping[str, str]) -> None:
-    """Write ``program`` with the spec's names and order and with symbolic free dimensions.
+    """Write ``program`` with the spec's names (`output_names`) and order and with symbolic free dimensions.
 
     Weights of 2 GiB and more stand beside it, in ``<path>.data``. When this returns, the file has passed
     ``onnx.checker`` (full check, which infers all shapes strictly) and a load by ONNX Runtime. Raises
     ExportFailed with the reason otherwise; then no file is left.
     """
-    _refuse_names_that_stand_twice(spec)
     model = _exported(written_out(program), spec)
     name_as(model, spec)
     for key, value in metadata.items():
@@ -53,15 +52,6 @@ def write_onnx(program: ExportedProgram, spec: ModelSpec, path: Path, metadata: 
         raise ExportFailed(
             f"the ONNX form of '{spec.name}' is not valid: {str(error)[:800]}; serve the torch form (--form torch)"
         ) from error
-
-
-def _refuse_names_that_stand_twice(spec: ModelSpec) -> None:
-    if twice := sorted({tensor.name for tensor in spec.inputs} & {tensor.name for tensor in spec.outputs}):
-        raise ExportFailed(
-            f"'{spec.name}' cannot be written as ONNX: an input and an output are both called {twice}, where a "
-            "name stands for one value; let source build a module around it that names the output otherwise, or serve "
-            "the torch form (--form torch)"
-        )
 
 
 def remove_onnx(path: Path) -> None:

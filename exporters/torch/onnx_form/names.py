@@ -1,17 +1,21 @@
 """The spec's names in an ONNX model: inputs, outputs and free dimensions."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import onnx_ir as ir
 
 from ....models.spec import ModelSpec
+from ...onnx.output_names import output_names
 
 
 def name_as(model: ir.Model, spec: ModelSpec) -> None:
     """Give inputs and outputs the spec's names and their free dimensions a symbol each."""
     graph = model.graph
     _make_outputs_differ(graph)
-    ends = [*zip(graph.inputs, spec.inputs, strict=True), *zip(graph.outputs, spec.outputs, strict=True)]
+    outputs = output_names(spec)
+    tensors = [*spec.inputs, *(replace(tensor, name=outputs[tensor.name]) for tensor in spec.outputs)]
+    ends = list(zip([*graph.inputs, *graph.outputs], tensors, strict=True))
     _make_room(graph, {id(value): tensor.name for value, tensor in ends})
     symbols: dict[str, str] = {}
     for value, tensor in ends:

@@ -1,10 +1,11 @@
 """Loads, warms up and measures the engines that may serve a version, and chooses the fastest.
 
-On a device with memory of its own they are loaded one at a time: each is closed before the next is loaded.
+On a device with memory of its own they are loaded one at a time: each is closed before the next is loaded. On a CPU
+they are loaded together and measured with batches that end soon; only the fastest is warmed up with the largest batch.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,9 +14,10 @@ import numpy as np
 from ....exporters.inputs.samples import Samples
 from ....models.engines.engine import Engine
 from ....models.engines.faults import give_back_cached_memory
-from ....models.errors import EngineFailed
+from ....models.errors import EngineFailed, NotReady
 from ....models.spec import ModelSpec
 from ...batching.ceiling import Ceiling
+from ...batching.core_wait import seconds_on_core
 from ...batching.place import Place
 from ...batching.warming import warm
 from .release import give_back
@@ -23,13 +25,15 @@ from .useful_rows import shortest_seconds
 
 logger = logging.getLogger("halfeven.roster")
 HALF_MUST_GAIN = 1.1  # times as fast as the best whole, or the whole serves
+LONG_SECONDS = 0.5  # of a batch that is measured on a CPU
+NEAR = 10.0  # times the shortest measurement: no disturbance makes more of it
 
 
 @dataclass(slots=True)
 class Candidate:
     engine: Engine
     file: str
-    seconds: float = 0.0  # for a batch of max_batch_size
+    seconds: float = 0.0  # for the batch that all candidates were measured with
     useful_rows: int = 0
     ceiling: Ceiling = field(default_factory=Ceiling)
     most_rows: int = 0  # that the device has memory for; found when it was warmed up
@@ -44,38 +48,41 @@ def fastest(
     place: Place,
     several: bool = True,
 ) -> tuple[Candidate, str]:
-    """Measure every candidate on this device at the largest batch, where there are ``several``; a half must be faster
-    by a clear margin."""
-    candidates = _running(spec, samples, candidates, place, several)
-    best = min(candidates, key=_handicapped)
-    for other in candidates:
+    """Measure every candidate on this device, where there are ``several``; a half must be faster by a clear margin.
+
+    The largest batch is measured; on a CPU, where one lasts long, fewer rows of it (`_measured_rows`). Raises
+    EngineFailed where no candidate runs.
+    """
+    rows = max(spec.max_batch_size, 1)
+    if place.device.type == "cpu" and len(candidates := list(candidates)) > 1:
+        running, rows = _measured_on_cpu(spec, samples, candidates, place)
+        best = _warm_best(spec, samples, running, place)
+    else:
+        several = several and place.device.type != "cpu"
+        running = _running(spec, candidates, place, partial(_try_alone, spec, samples, place, several))
+        best = min(running, key=_handicapped)
+    for other in running:
         if other is not best:
             close(other, place)
-    if len(candidates) == 1:
+    if len(running) == 1:
         return best, "the only form there is"
-    sentence = ", ".join(f"{c.engine.form} {c.engine.precision} {c.seconds * 1e3:.3g} ms" for c in candidates)
-    return best, f"measured fastest here at batch {max(spec.max_batch_size, 1)}: {sentence}"
+    sentence = ", ".join(f"{c.engine.form} {c.engine.precision} {c.seconds * 1e3:.3g} ms" for c in running)
+    return best, f"measured fastest here at batch {rows}: {sentence}"
 
 
 def _running(
-    spec: ModelSpec, samples: Samples, candidates: Iterable[Candidate], place: Place, several: bool
+    spec: ModelSpec, candidates: Iterable[Candidate], place: Place, attempt: Callable[[Candidate], None]
 ) -> list[Candidate]:
-    """The candidates that run here, warm and measured. One that fails is closed; where all fail, EngineFailed is
-    raised. On a CPU all stay loaded and are measured twice; elsewhere each is put away before the next is loaded."""
-    if place.device.type == "cpu":
-        candidates = list(candidates)
-        several = len(candidates) > 1
+    """The candidates with which ``attempt`` succeeds. One that fails is closed; where all fail, EngineFailed is
+    raised, and NotReady where the server is stopping."""
     running: list[Candidate] = []
     fault: Exception | None = None
     for candidate in candidates:
         try:
-            if candidate.away:
-                load_again(candidate, place)
-            warm_candidate(spec, samples, candidate, place)
-            if several:
-                _look(spec, samples, candidate, place)
-                put_away(candidate, place)
+            attempt(candidate)
             running.append(candidate)
+        except NotReady:  # the server is stopping
+            raise
         except Exception as error:
             logger.exception(
                 "the %s %s form does not run here", candidate.engine.form, candidate.engine.precision
@@ -85,17 +92,77 @@ def _running(
     if not running:
         why = fault or "there is no memory for it"
         raise EngineFailed(f"'{spec.name}' runs in no form on {place.device}: {why}") from fault
-    if several and place.device.type == "cpu":
-        for candidate in running:  # measure again: a disturbance of the first measurement may be over
-            _look(spec, samples, candidate, place)
     return running
 
 
-def _look(spec: ModelSpec, samples: Samples, candidate: Candidate, place: Place) -> None:
-    """Measure the candidate, and keep the shortest of this time and those before."""
-    run = partial(candidate.engine.run, batch_of(spec, samples, candidate.most_rows))
+def _try_alone(spec: ModelSpec, samples: Samples, place: Place, several: bool, candidate: Candidate) -> None:
+    """Warm the candidate up; where there are ``several``, measure it and put it away before the next is loaded."""
+    if candidate.away:
+        load_again(candidate, place)
+    warm_candidate(spec, samples, candidate, place)
+    if several:
+        _look(spec, samples, candidate, place, candidate.most_rows)
+        candidate.seconds *= max(spec.max_batch_size, 1) / max(candidate.most_rows, 1)
+        put_away(candidate, place)
+
+
+def _measured_on_cpu(
+    spec: ModelSpec, samples: Samples, candidates: Sequence[Candidate], place: Place
+) -> tuple[list[Candidate], int]:
+    """The candidates that run, each measured with the same number of rows, and that number. They all stay loaded.
+
+    Only those that are near the fastest are measured again: a disturbance of the first measurement may be over.
+    """
+    one_row = spec.with_max_batch_size(1) if spec.batched else spec
+    rows = 0
+
+    def attempt(candidate: Candidate) -> None:
+        nonlocal rows
+        warm_candidate(one_row, samples, candidate, place)
+        rows = rows or _measured_rows(spec, samples, candidate, place)
+        _look(spec, samples, candidate, place, rows)
+
+    running = _running(spec, candidates, place, attempt)
+    shortest = min(candidate.seconds for candidate in running)
+    for candidate in running:
+        if candidate.seconds <= NEAR * shortest:
+            _look(spec, samples, candidate, place, rows)
+    return running, rows
+
+
+def _measured_rows(spec: ModelSpec, samples: Samples, candidate: Candidate, place: Place) -> int:
+    """The largest power of two of rows that should end within `LONG_SECONDS`, or all rows of a batch.
+
+    A longer batch tells nothing more: its time is that of its rows.
+    """
+    if not spec.batched:
+        return 1
+    run = partial(candidate.engine.run, batch_of(spec, samples, 1))
+    row_s = min(place.call(partial(seconds_on_core, run)) for _ in range(2))  # one may be disturbed
+    fitting = max(int(LONG_SECONDS / max(row_s, 1e-9)), 1)
+    return min(spec.max_batch_size, 1 << (fitting.bit_length() - 1))
+
+
+def _warm_best(spec: ModelSpec, samples: Samples, running: list[Candidate], place: Place) -> Candidate:
+    """The fastest of the candidates that runs the largest batch, or as much of it as there is memory for. One that
+    does not is closed and taken out of ``running``; the error of the last one is raised."""
+    for best in sorted(running, key=_handicapped):
+        try:
+            warm_candidate(spec, samples, best, place)
+            return best
+        except Exception:
+            close(best, place)
+            running.remove(best)
+            if not running:
+                raise
+            logger.exception("the %s %s form does not run here", best.engine.form, best.engine.precision)
+    raise AssertionError("there is a candidate")
+
+
+def _look(spec: ModelSpec, samples: Samples, candidate: Candidate, place: Place, rows: int) -> None:
+    """Measure the candidate with a batch of so many rows, and keep the shortest of this time and those before."""
+    run = partial(candidate.engine.run, batch_of(spec, samples, rows))
     seconds = place.call(partial(shortest_seconds, run))
-    seconds *= max(spec.max_batch_size, 1) / max(candidate.most_rows, 1)
     candidate.seconds = min(candidate.seconds or seconds, seconds)
 
 

@@ -59,7 +59,7 @@ def _convert(where: Path) -> None:
         where / "single",
         LINEAR,
         inputs=[tensor("x", "FP32", [2, 4])],
-        outputs=[tensor("y", "FP32", [2, 3])],
+        outputs=[tensor("x", "FP32", [2, 3])],
         samples=samples_of({"x": [2, 4]}, 24, seed=1),
         max_batch_size=0,
     )
@@ -77,8 +77,8 @@ def _convert(where: Path) -> None:
 
 @pytest.fixture(scope="module")
 def store() -> Store:
-    """``both`` forms, the torch form ``alone``, ``loud`` (refused), ``whole`` (FP32), ``live``, ``single`` (unbatched),
-    ``free`` (a named length)."""
+    """``both`` forms, the torch form ``alone``, ``loud`` (refused), ``whole`` (FP32), ``live``, ``single`` (unbatched,
+    input and output of one name), ``free`` (a named length)."""
     return Store(kept_store(__file__, _convert) / "store")
 
 
@@ -101,8 +101,8 @@ def test_the_folder_alone_proves_its_half_again(
     found = exported_version(moved)
     assert (found.name, found.number, found.manifest["half"]) == (name, 1, "fp16")
     assert facts["files"] == {file: sha256_of(moved / file) for file in found.manifest["files"]}
-    for engine in (onnx_file(moved / "half.onnx"), onnx_file(moved / "whole.onnx")):
-        proof = prove_engine(found, stored_samples(found), engine)
+    for file in ("half.onnx", "whole.onnx"):
+        proof = prove_engine(found, stored_samples(found), onnx_file(moved / file, found.spec()))
         assert proof["status"] == "equal" and proof["samples"]["judging"] == 12
 
 
@@ -215,7 +215,7 @@ def test_a_changed_file_of_the_folder_is_not_judged_by(
         file.write(b"\0")
     found = Version.at(tmp_path / "out")
     with pytest.raises(DamagedFile, match=r"whole\.onnx"):
-        prove_engine(found, stored_samples(found), onnx_file(tmp_path / "out" / "half.onnx"))
+        prove_engine(found, stored_samples(found), onnx_file(tmp_path / "out" / "half.onnx", found.spec()))
 
 
 @pytest.mark.parametrize("name", ["live", "both"])
@@ -263,8 +263,9 @@ def test_the_program_on_the_page_answers_the_rows_and_its_answers_pass(
     assert proof["status"] == "equal" and proof["samples"]["judging"] == 12
     assert proof["forms"]["engine"]["parity"]["perturbed"]["samples"] == 20
     expected, came = np.load(folder / "expected.npz"), np.load(folder / "answers.npz")
-    assert expected["y"].shape == came["y"].shape and len(came["y"]) == 32
-    assert not np.array_equal(expected["y"], came["y"]), "the half answered, not the whole"
+    (output,) = expected
+    assert expected[output].shape == came[output].shape and len(came[output]) == 32
+    assert not np.array_equal(expected[output], came[output]), "the half answered, not the whole"
 
 
 @pytest.mark.skipif(find_spec("openvino") is None, reason="needs the package openvino")

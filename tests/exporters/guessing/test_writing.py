@@ -188,6 +188,65 @@ def test_a_module_that_pairs_every_row_with_every_row_is_not_batched(tmp_path: P
     assert [dim.fixed for dim in spec.inputs[0].shape] == [False, True]  # any number of rows is answered
 
 
+LARGE_INSIDE = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = torch.nn.Conv2d(3, 64, 1), torch.nn.Conv2d(64, 1, 1)
+
+    def forward(self, x):
+        return self.narrow(self.wide(x).relu()).mean((2, 3))
+
+build = Net
+"""
+COUNTED_ROWS = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 8)
+
+    def forward(self, x):
+        rows = len(x)
+        return self.linear(x).tanh().reshape(rows, 2, 4)
+
+build = Net
+"""
+
+
+def inited(folder: Path, source: str, **inputs: np.ndarray) -> tuple[dict[str, Any], str]:
+    """The model.toml that is written for a module with these example inputs, as values and as text."""
+    (folder / "model.py").write_text(source)
+    np.savez(folder / "inputs.npz", **inputs)  # pyright: ignore[reportArgumentType]
+    code, _, said = run("init", f"{folder}/model.py:build", "--samples", folder / "inputs.npz")
+    assert code == 0, said
+    return written(folder), (folder / "model.toml").read_text()
+
+
+@pytest.mark.parametrize(("side", "rows"), [(32, 64), (256, 16)])
+def test_a_batch_of_a_module_has_as_many_rows_as_one_value_inside_may_have_memory_for(
+    tmp_path: Path, side: int, rows: int
+) -> None:
+    x = np.random.default_rng().standard_normal((3, 3, side, side)).astype(np.float32)
+    found, text = inited(tmp_path, LARGE_INSIDE, x=x)
+    assert found["max_batch_size"] == rows
+    why = f"{CONFIRM}at most {rows}, for a value inside would have more than 256 MiB with {2 * rows}"
+    assert (why in text) is (rows < 64)
+
+
+@pytest.mark.slow
+def test_a_module_that_counts_its_rows_gets_batches_of_one_that_convert(tmp_path: Path) -> None:
+    x = np.random.default_rng().standard_normal((16, 4)).astype(np.float32)
+    found, text = inited(tmp_path, COUNTED_ROWS, x=x)
+    assert found["max_batch_size"] == 1 and [tensor["shape"] for tensor in found["inputs"]] == [[-1, 4]]
+    assert f"{CONFIRM}1 because forward makes the number of rows a constant at {tmp_path}/model.py:10" in text
+    assert "(`rows = len(x)`)" in text
+    converts(tmp_path, tmp_path / "store")
+
+
 def test_targets_among_example_inputs_are_no_inputs_of_the_module(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(LINEAR)
     x = np.random.default_rng().standard_normal((6, 4)).astype(np.float32)

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 from halfeven.exporters.onnx.stored import half_storage
+from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 from onnx import TensorProto, helper, numpy_helper
 
 HALF, FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
+SPEC = ModelSpec("m", (TensorSpec("x", "FP32", (Dim(),)),), (TensorSpec("y", "FP32", (Dim(),)),), 0)
 
 
 def branch(name: str, number: float) -> object:
@@ -43,4 +45,4 @@ def test_constants_in_the_bodies_of_a_half_are_its_own(sign: float) -> None:
     wanted = (
         [2048.0, 2052.0] if sign > 0 else [0.0, -2.0]
     )  # half has steps of 2 there: 2049 and 2051 are rounded
-    assert half_storage(model)({"x": x})["y"].tolist() == wanted
+    assert half_storage(model, SPEC)({"x": x})["y"].tolist() == wanted

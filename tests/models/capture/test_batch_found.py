@@ -13,7 +13,7 @@ Made = Callable[[], nn.Module]
 
 def seen(module: nn.Module, **given: Tensor) -> dict[str, Any]:
     with torch.no_grad():
-        found: dict[str, Any] = describing.seen(torch, module.eval(), given)
+        found: dict[str, Any] = describing.seen(torch, module.eval(), given)[0]
     return found
 
 
@@ -77,7 +77,7 @@ def test_an_output_without_rows_is_why_a_module_is_not_batched() -> None:
 
     found = seen(Loses(), x=torch.randn(6, 8))
     assert found["max_batch_size"] == 0 and not found["whole"]
-    assert any("(a loss?)" in why for _, _, why in found["doubts"])
+    assert any("output 'output1' has shape [] for 2 rows" in why for _, _, why in found["doubts"])
 
 
 def test_what_runs_as_a_whole_only_is_not_batched_and_has_the_sizes_that_it_was_given() -> None:

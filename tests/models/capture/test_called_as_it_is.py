@@ -32,7 +32,7 @@ def test_what_is_no_tensor_among_the_outputs_is_no_output_for_the_guess_and_for_
             return x + 1.0, 3, {"name": "net", "twice": x * 2.0}
 
     x = torch.randn(2, 4)
-    assert describing.seen(torch, Counts(), {"x": x})["left_out"] == {"1": "int", "2.name": "str"}
+    assert describing.seen(torch, Counts(), {"x": x})[0]["left_out"] == {"1": "int", "2.name": "str"}
     found = describing._named(Counts(), {"x": x})
     flat = Flat(Counts(), {"inputs": [{"name": "x"}], "outputs": list(found)})
     for seen, captured in zip(found.values(), flat.forward(x), strict=True):

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from halfeven.exporters.torch.autocast.plan import make_plan
+from halfeven.exporters.torch.autocast.rewrite import rewrite
 from halfeven.models.archive.archive import load_program, save_program
 from halfeven.models.capture.substitutes import substitute
+from halfeven.models.package import Precision
 from halfeven.models.program import runnable
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -35,6 +38,11 @@ def windows(x: Tensor) -> Tensor:
     return torch.as_strided(x.relu(), (x.shape[0], 3, 2), (4, 1, 1)).sum(-1)
 
 
+def scaled(x: Tensor) -> Tensor:
+    """A constant that is made in forward, as kornia's colour spaces have theirs."""
+    return x * torch.tensor([0.95, 1.0, 1.09, 2.0], dtype=x.dtype)
+
+
 class Made(nn.Module):
     def __init__(self, forward: Forward) -> None:
         super().__init__()
@@ -53,6 +61,20 @@ def test_what_reads_memory_as_it_was_found_is_captured_with_zeros_or_a_copy(
     save_program(captured.program, tmp_path / "program.pt2", weights=True)
     (came,) = runnable(load_program(tmp_path / "program.pt2"))(x)
     assert torch.equal(came, forward(x))
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O3"])
+def test_a_constant_that_forward_makes_may_be_half_after_it_was_read_from_an_archive(
+    level: str, tmp_path: Path
+) -> None:
+    x = torch.randn(5, 4)
+    captured = whole(Made(scaled), {"x": x})
+    save_program(captured.program, tmp_path / "program.pt2", weights=True)
+    program = load_program(tmp_path / "program.pt2")
+    plan = make_plan(runnable(program), Precision(level))
+    half = rewrite(program, plan, captured.spec, captured.example)
+    (came,) = runnable(half.program)(x)
+    torch.testing.assert_close(came, scaled(x), rtol=2**-10, atol=0.0)
 
 
 class Normed(nn.Module):

@@ -57,7 +57,9 @@ def test_it_is_nearer_to_the_files_own_storage_than_one_rounding_is(kind: str, t
     write_onnx(half.program, made.spec, tmp_path / "half.onnx", {})
     x = 3 * torch.randn(4, LENGTH, HEADS * WIDTH)
     (name,) = (tensor.name for tensor in made.spec.inputs)
-    file = half_storage(onnx.load(tmp_path / "half.onnx"))({name: x.numpy()})[made.spec.outputs[0].name]
+    file = half_storage(onnx.load(tmp_path / "half.onnx"), made.spec)({name: x.numpy()})[
+        made.spec.outputs[0].name
+    ]
 
     def gap(opened: bool) -> float:
         dtypes = Typing(module, made.example).under(plan)

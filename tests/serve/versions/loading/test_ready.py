@@ -102,6 +102,67 @@ def test_a_form_measured_while_another_program_had_the_core_is_measured_again(
     assert best.engine.form == "torch" and best.seconds == 10.0
 
 
+class Lasting(Timed):
+    """An engine whose rows take a given time each. ``ran``: the rows of each batch, in order."""
+
+    def __init__(self, form: str, row_s: float, most_rows: int = 64) -> None:
+        super().__init__(form, "fp32", row_s)
+        self.most_rows, self.ran = most_rows, list[int]()
+
+    def warm_up(self, parts: Any) -> None:
+        self.run(parts)
+
+    def run(self, parts: Any) -> list[np.ndarray]:
+        self.ran.append(len(parts[0][0]))
+        if self.ran[-1] > self.most_rows:
+            raise RuntimeError("no kernel for so many rows")
+        return [parts[0][0]]
+
+
+def lasting(place: Place, monkeypatch: pytest.MonkeyPatch, *engines: Lasting) -> tuple[Candidate, str]:
+    """The fastest of engines whose batches are said to last as long as their rows, and why it is."""
+
+    def seconds_of(run: partial[Any]) -> float:
+        run()
+        engine = run.func.__self__  # type: ignore[attr-defined]
+        return engine.seconds * engine.ran[-1]
+
+    monkeypatch.setattr(measuring, "shortest_seconds", seconds_of)
+    monkeypatch.setattr(measuring, "seconds_on_core", seconds_of)
+    candidates = [Candidate(engine, "file") for engine in engines]
+    return fastest(SPEC.with_max_batch_size(64), SAMPLES, candidates, place)
+
+
+def test_on_a_cpu_only_the_fastest_form_runs_a_whole_batch_that_lasts_long(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, quick, slowest = Lasting("torch", 0.12), Lasting("onnx", 0.1), Lasting("live", 3.0)
+    best, why = lasting(place, monkeypatch, slow, quick, slowest)
+    assert best.engine is quick and "measured fastest here at batch 4" in why
+    assert max(slow.ran) == max(slowest.ran) == 4 and quick.ran.count(64) == 1
+    assert (
+        slow.ran.count(4) == 2 and slowest.ran.count(4) == 1
+    )  # only what is near the fastest is measured again
+
+
+def test_on_a_cpu_the_fastest_form_that_runs_no_whole_batch_gives_way_to_the_next(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails, serves = Lasting("torch", 0.1, most_rows=8), Lasting("onnx", 0.2)
+    best, _ = lasting(place, monkeypatch, fails, serves)
+    assert best.engine is serves and fails.closed and 64 in serves.ran
+
+
+def test_a_server_that_stops_meanwhile_blames_no_form(caplog: pytest.LogCaptureFixture) -> None:
+    thread = DeviceThread()
+    thread.start()
+    thread.stop(5)
+    candidates = [Candidate(Timed(form, "fp32", 1.0), "file") for form in ("torch", "onnx")]
+    with pytest.raises(NotReady, match="stopping"):
+        fastest(SPEC, SAMPLES, candidates, Place(torch.device("cpu"), thread))
+    assert "does not run here" not in caplog.text
+
+
 def test_a_whole_that_is_passed_over_because_its_file_is_damaged_is_named(
     place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

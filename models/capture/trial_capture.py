@@ -1,0 +1,102 @@
+"""A trial capture of a module that has no model.toml yet: how many rows a batch may have, and what a row needs.
+
+Runs in the child, by file path: ``child`` is ``child.py``, whose `export` traces as the capture of a conversion does.
+"""
+
+FOR_ONE_ROW = "1 because forward makes the number of rows a constant{place}: {remedy}"
+REMEDY = (
+    "where it takes that number from x.shape and keeps it as it is (no len(x), no int()), more are possible"
+)
+MANY = 64  # the largest batch that the trial asks for
+
+
+def tried(child, torch, module, shown, result, folder):
+    """What the trial shows of a batched module: ``{"row_bytes": …}``, or ``{"max_batch_size": 1, "doubts": […]}``
+    where only one row can be captured; empty where something else keeps the module from being captured: a conversion
+    says what.
+
+    ``shown``: input name → tensor with its batch on the first axis. ``result``: that of `describing.seen`.
+    """
+    request = _request(result, folder)
+    try:
+        program = child.export(torch, child.Flat(module, request), list(shown.values()), request)
+    except Exception as error:
+        if not child.failures.is_specialised(error):
+            return {}
+        why = FOR_ONE_ROW.format(place=child.failures.place_of(error, request), remedy=REMEDY)
+        return {"max_batch_size": 1, "doubts": [*result["doubts"], ["", "max_batch_size", why]]}
+    return {"row_bytes": row_bytes(torch, program, list(shown.values()))}
+
+
+def _request(result, folder):
+    """As a conversion asks: free sizes but for those that model.toml is going to fix."""
+    inputs = [
+        {
+            "name": each["name"],
+            "dims": [[size, size] if _is_fixed(size) else [1, None] for size in each["shape"]],
+        }
+        for each in result["inputs"]
+    ]
+    axes = {
+        side: {tensor["name"]: tensor.get("batch_axis", 0) for tensor in result[side]}
+        for side in ("inputs", "outputs")
+    }
+    return {
+        "folder": folder,
+        "path": [],
+        "inputs": inputs,
+        "outputs": [tensor["name"] for tensor in result["outputs"]],
+        "batch_axes": axes,
+        "max_batch_size": MANY,
+    }
+
+
+def _is_fixed(size):
+    return isinstance(size, int) and size > 0
+
+
+def row_bytes(torch, program, given):
+    """The bytes that one row has in the largest value that grows with the batch; 0 where none is known to.
+
+    ``given``: a tensor for each input, with the batch on its first axis; their other sizes are those that are counted
+    with, and a size that depends on values counts as 1. Views are not counted: they have no memory of their own.
+    """
+    sizes, batch = {}, set()
+    for node, tensor in zip(_inputs(program), given, strict=True):
+        shape = node.meta["val"].shape
+        sizes |= {size.node.expr: known for size, known in zip(shape, tensor.shape, strict=True)
+                  if isinstance(size, torch.SymInt)}  # fmt: skip
+        batch |= _symbols(torch, shape[:1])
+    sizes |= dict.fromkeys(batch, 1)
+    grown = (value for value in _values(torch, program) if batch & _symbols(torch, value.shape))
+    return max((_bytes(torch, value, sizes) for value in grown), default=0)
+
+
+def _inputs(program):
+    names = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
+    return [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+
+
+def _values(torch, program):
+    """The tensors that the nodes make."""
+    for node in program.graph.nodes:
+        if node.op == "call_function" and not getattr(node.target, "is_view", False):
+            for value in torch.utils._pytree.tree_leaves(node.meta.get("val")):
+                if isinstance(value, torch.Tensor):
+                    yield value
+
+
+def _symbols(torch, shape):
+    return {
+        symbol for size in shape if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols
+    }
+
+
+def _bytes(torch, value, sizes):
+    elements = 1
+    for size in value.shape:
+        if isinstance(size, torch.SymInt):
+            known = size.node.expr.subs(sizes)
+            size = known.subs(dict.fromkeys(known.free_symbols, 1))
+        elements *= int(size)
+    return elements * value.element_size()
