@@ -36,6 +36,7 @@ from rich.text import Text
 from ..gate.gate_rows import few_pairs, gate_rows
 from ..search.delta_debugging import EXHAUSTED
 from .headline import FEW, GENERATED, PASSED, headline, is_generated, judged_samples, perturbed_samples
+from .own_noise import widened_limits
 from .plots import HEIGHT, SLICE_HEIGHT, WIDTH, curve_plot, error_bar, error_plot, slice_plot
 
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
@@ -61,6 +62,8 @@ def render_terminal(facts: Mapping[str, Any]) -> Group:
             table.add_row(*row)
         sentences += [Text(f"✗ {form}: {sentence}", style="red") for sentence in _sentences(found)]
         sentences += [Text(f"  {form}: {sentence}") for sentence in (*_diagnoses(found), *_orders(found))]
+        widened = widened_limits(found.get("parity") or {})
+        sentences += [Text(f"! {form}: {sentence}", style="yellow") for sentence in widened]
     sentences += [Text(f"! {sentence}", style="yellow") for sentence in _findings(facts)]
     sentences += [Text(f"  {note}") for note in facts.get("notes", ())]
     return Group(table, *_verdict(facts), *sentences)
@@ -156,6 +159,7 @@ def _environment() -> Environment:
     environment = pages_of(Path(__file__).parent)
     environment.globals.update(error_bar=error_bar, error_plot=error_plot, slice_plot=slice_plot)
     environment.globals.update(curve_plot=curve_plot, gate_rows=gate_rows, headline=headline)
+    environment.globals.update(widened_limits=widened_limits)
     environment.globals.update(
         is_generated=is_generated, GENERATED=GENERATED, perturbed_samples=perturbed_samples
     )

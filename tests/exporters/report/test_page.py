@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from halfeven.exporters.gate.diagnosis import diagnosed
 from halfeven.exporters.gate.gate_rows import gate_rows
-from halfeven.exporters.gate.parity import judge
+from halfeven.exporters.gate.parity import judge, noise_of
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.report import plots
 from halfeven.exporters.report.page import number_text, render_html, render_terminal, size_text
@@ -452,3 +452,21 @@ def test_a_ranking_is_told_in_the_terminal_and_in_the_page(random: np.random.Gen
     assert "gives the same number to" in reply
     page = render_html(facts(parity))
     assert "pairs distinct in FP32 that tie" in page and "ten best kept" in page
+
+
+def test_where_fp32_itself_is_no_firm_reference_the_page_and_the_terminal_say_so(
+    random: np.random.Generator,
+) -> None:
+    whole = random.standard_normal((40, 10)).astype(np.float32)
+    again = whole.copy()
+    again[3] = whole[3, ::-1]  # another order of what ties: as large as the values themselves
+
+    def judged(itself: np.ndarray) -> dict:
+        rows = tuple(range(40))
+        noise = noise_of(SPEC, [Trial(rows, {"logits": whole}, {"logits": itself})])
+        return judge(SPEC, "fp16", [Trial(rows, {"logits": whole}, {"logits": whole})], noise=noise).to_json()
+
+    for itself, expected in ((again, True), (whole, False)):
+        reply = facts(judged(itself))
+        for page in (render_html(reply), terminal(reply)):
+            assert ("FP32 itself answers otherwise" in " ".join(page.split())) == expected
