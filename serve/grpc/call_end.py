@@ -10,10 +10,12 @@ _LONGEST_WORDS = 1000  # characters of a status message: it is a header, and cli
 
 
 async def abort(context: Any, error: Exception) -> NoReturn:
-    """End the call with the status of the error. Raises what grpcio ends a call with; ``retry-after`` (seconds) is in
+    """End the call with the status of the error. Raises what grpcio ends a call with; ``retry-after`` (seconds) joins
     the trailing metadata where the error has one."""
     seconds = retry_after_of(error)
-    more = () if seconds is None else (("retry-after", str(seconds)),)
+    more = tuple(context.trailing_metadata() or ())
+    if seconds is not None:
+        more = (*more, ("retry-after", str(seconds)))
     await context.abort(grpc.StatusCode[grpc_status_of(error)], words_of(error), more)
     raise error  # for the type checker: abort has raised
 

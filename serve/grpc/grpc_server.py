@@ -26,6 +26,7 @@ from ..http.routes.infer import InferFront
 from .call_end import abort, words_of
 from .calls import CALLS, NOT_OFFERED, Call, Calls, stream_error, stream_response, streamed
 from .health import HEALTH, HealthService
+from .load_report import add_load, load_format
 from .message_parts import check_parts
 from .messages import SERVICE, only_message, unreadable
 from .open_stream import OpenStream, ended, most_streams, most_watchers, no_place
@@ -124,22 +125,34 @@ class _Service(grpc.GenericRpcHandler):
         if call is not None:
             like = call.like
         try:
-            authorization = _authorization(handler_call_details.invocation_metadata)
+            metadata = handler_call_details.invocation_metadata
+            authorization = _authorization(metadata)
             scopes, _ = need_of(*(like or ("", handler_call_details.method)))
             self._front.access.check(authorization, scopes)
             if way_out:
                 raise NotOffered(way_out)
         except HalfevenError as error:
             return _refusing(error)
-        return None if call is None else self._handler(call, authorization)
+        if call is None:
+            return None
+        return self._handler(
+            call, authorization, load_format(metadata) if call.answer is Calls.infer else None
+        )
 
-    def _handler(self, call: Call, authorization: str | None) -> grpc.RpcMethodHandler:
+    def _handler(self, call: Call, authorization: str | None, form: str | None) -> grpc.RpcMethodHandler:
+        """``form``: of the load report that the call asks for."""
+
         async def unary(messages: AsyncIterator[Any], context: Any) -> Any:
+            model = ""
             try:
                 request = await only_message(messages, self._front.body_timeout_s, call.name)
+                model = request.model_name if form else ""
                 with self._front.call_span(f"{SERVICE}/{call.name}", context):
-                    return await self._answer(call, authorization, request)
+                    answer = await self._answer(call, authorization, request)
+                add_load(context, self._front.load, form, model)
+                return answer
             except Exception as error:
+                add_load(context, self._front.load, form, model)
                 await abort(context, error)
 
         async def stream(messages: AsyncIterator[Any], context: Any) -> None:

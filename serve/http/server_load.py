@@ -49,14 +49,18 @@ class ServerLoad:
     def utilisation(self) -> float:
         return self._utilisation.share()
 
-    def header(self, form: str, model: str) -> bytes | None:
-        """The value of ``endpoint-load-metrics`` for an answer of this model; None for a format that is not known."""
+    def report(self, model: str) -> tuple[float, dict[str, float]]:
+        """The share of the time in which batches ran, and by name the requests that wait for this model and the seconds
+        that a new one would wait."""
         own = [one for one in self.versions() if one.name == model]
-        named = {
+        return round(self.utilisation, 4), {
             "queue_requests": sum(one.waiting for one in own),
             "queue_seconds": round(max((one.expected_wait_s for one in own), default=0.0), 6),
         }
-        utilisation = round(self.utilisation, 4)
+
+    def header(self, form: str, model: str) -> bytes | None:
+        """The value of ``endpoint-load-metrics`` for an answer of this model; None for a format that is not known."""
+        utilisation, named = self.report(model)
         if form.upper() == "JSON":
             return b"JSON " + orjson.dumps({"application_utilization": utilisation, "named_metrics": named})
         if form.upper() == "TEXT":

@@ -12,6 +12,7 @@ from halfeven.serve.http.connection.polite_server import PoliteServer
 from halfeven.serve.http.limits.bounds import Bounds
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
+from halfeven.serve.http.server_load import ServerLoad
 
 from tests.serve.conftest import HISTORY, FakeRoster, make_roster, started
 
@@ -38,10 +39,13 @@ def serving(
     certificates: Certificates | None = None,
     bounds: Bounds | None = None,
     seconds: int = 1,
+    load: ServerLoad | None = None,
 ) -> Iterator[Both]:
     roster = make_roster()
     app = build_app(roster, lambda: b"", HISTORY, "triton", max_body_bytes=MOST)
-    front = InferFront(app, roster, MOST, bounds.seconds if bounds else 30, access=access, bounds=bounds)
+    front = InferFront(
+        app, roster, MOST, bounds.seconds if bounds else 30, access=access, bounds=bounds, load=load
+    )
     beside = GrpcServer(front, roster, "127.0.0.1", 0, "triton", certificates)
     with started(front, seconds=seconds, beside=beside) as server:
         port = server.servers[0].sockets[0].getsockname()[1]
