@@ -7,6 +7,7 @@ from functools import partial
 from ....exporters.inputs.samples import Samples
 from ....models.buckets import buckets_of
 from ....models.engines.cuda_graphs import NotRecorded
+from ....models.engines.faults import out_of_memory
 from ....models.engines.switched_off import CUDA_GRAPHS, is_off
 from ....models.engines.torch_engine import TorchEngine
 from ....models.engines.wire_widening import as_sent
@@ -52,5 +53,9 @@ def choose_graphs(spec: ModelSpec, samples: Samples, chosen: Candidate, place: P
         why = f"no CUDA graphs: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     place.call(engine.forget_recordings)
     place.call(free_memory)
-    warm_useful(spec, samples, chosen, place)  # else the first request of each size would wait for memory
+    try:
+        warm_useful(spec, samples, chosen, place)  # else the first request of each size would wait for memory
+    except Exception as error:
+        if not out_of_memory(error):  # there may be memory when a request comes
+            raise
     return [why]
