@@ -286,8 +286,8 @@ def _batch_of(
 
 
 def _paired(tried: Tried, places: Sequence[int | None]) -> bool:
-    """Whether some output of the file has a second axis, besides its batch axis, that grows with the number of rows.
-    ``places``: the batch axis of each output.
+    """Whether the ONNX file has an output with one number for each pair of rows (x·xᵀ): besides its batch axis, a
+    second axis of that output grows with the number of rows. ``places``: the batch axis of each output.
 
     The file is also run with one row more: a size that depends on values may grow by chance in one of the runs.
     """

@@ -147,7 +147,10 @@ class _Trial:
     def runs_changed(
         self, sizes: Sequence[int], places: Sequence[int], change: Callable[[int], int], rows: int
     ) -> bool:
-        """Whether the graph runs with these sizes, those of the groups at ``places`` changed."""
+        """Whether ONNX Runtime runs the graph after ``change`` was applied to the sizes of some groups of axes.
+
+        ``sizes``: the size of each group; ``places``: the numbers of the groups that change; ``rows``: of the batch.
+        """
         changed = [change(size) if place in places else size for place, size in enumerate(sizes)]
         return self.outputs(self.with_sizes(changed), rows) is not None
 

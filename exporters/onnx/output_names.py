@@ -1,7 +1,7 @@
-"""What the outputs are called in an ONNX file that is written here.
+"""The names of a model's outputs inside the ONNX files that halfeven writes.
 
-A name stands for one value in ONNX. A module may give its output the name of an input (``sample`` of a denoiser): that
-output has another name in the file, which callers do not see.
+In an ONNX graph each name belongs to one value. A module may give an output the name of an input (``sample`` of a
+denoiser): that output gets another name in the file, which callers of the server do not see.
 """
 
 import numpy as np
@@ -11,7 +11,8 @@ from ..question import Answers, Arrays
 
 
 def output_names(spec: ModelSpec) -> dict[str, str]:
-    """Each output's name in the spec → its name in the file: the same, or ``NAME_output`` where an input has it."""
+    """Each output's name in the spec → its name in the file: the same name, or ``NAME_output`` where an input of the
+    model is called NAME."""
     inputs, outputs = ({tensor.name for tensor in tensors} for tensors in (spec.inputs, spec.outputs))
     names: dict[str, str] = {}
     for tensor in spec.outputs:
@@ -23,7 +24,8 @@ def output_names(spec: ModelSpec) -> dict[str, str]:
 
 
 def as_in_spec(spec: ModelSpec, answers: Answers) -> Answers:
-    """The answers of a file, under the spec's names. Outputs that are not the spec's keep theirs."""
+    """A function like ``answers``, which runs an ONNX file, whose outputs have the names of the spec. Outputs that the
+    spec does not list keep their names."""
     ours = {in_file: name for name, in_file in output_names(spec).items()}
 
     def answer(arrays: Arrays) -> dict[str, np.ndarray]:

@@ -228,11 +228,12 @@ def line_of(error, request):
 def of_the_model(frames, request):
     """The frames of the user's own files; where there are none, those of the library that the model comes from."""
     own = [frame for frame in frames if is_own(frame.filename, request)]
-    return own or [frame for frame in frames if not _is_between(frame.filename)]
+    return own or [frame for frame in frames if not _is_torch_or_python(frame.filename)]
 
 
-def _is_between(file):
-    """Whether a stack frame belongs to torch, to Python's standard library or to halfeven, not to the model."""
+def _is_torch_or_python(file):
+    """Whether this source file is torch's, the Python standard library's or halfeven's. A stack frame in such a file
+    does not show which line of the model's code failed."""
     place, torch = Path(file), getattr(sys.modules.get("torch"), "__file__", None)
     folders = [Path(source).parent for source in (__file__, torch) if source]
     is_pythons = Path(traceback.__file__).parent in place.parents and "-packages" not in file
@@ -276,7 +277,8 @@ def _stack():
 
 
 def is_specialised(error):
-    """Whether the error says that the code turns a size that has to stay free into a constant."""
+    """Whether this error of torch.export says that the model's code makes a constant of a size that has to stay free,
+    such as the number of rows."""
     return SPECIALISED in str(error)
 
 

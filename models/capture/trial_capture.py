@@ -1,4 +1,4 @@
-"""A trial capture of a module that has no model.toml yet: how many rows a batch may have, and what a row needs.
+"""Exports a module that has no model.toml yet, to see how many rows a batch may have and how many bytes a row needs.
 
 Runs in the child, by file path: ``child`` is ``child.py``, whose `export` traces as the capture of a conversion does.
 """
@@ -11,9 +11,11 @@ MANY = 64  # the largest batch that the trial asks for
 
 
 def tried(child, torch, module, shown, result, folder):
-    """What the trial shows of a batched module: ``{"row_bytes": …}``, or ``{"max_batch_size": 1, "doubts": […]}``
-    where only one row can be captured; empty where something else keeps the module from being captured: a conversion
-    says what.
+    """Export a module that takes batches, and give the entries of the module's description that follow from it.
+
+    ``{"row_bytes": …}`` where a batch of any size can be exported (`row_bytes`); ``{"max_batch_size": 1, "doubts":
+    […]}`` where only one row can; an empty dictionary where the export fails for another reason, which the user
+    reads when the module is converted.
 
     ``shown``: input name → tensor with its batch on the first axis. ``result``: that of `describing.seen`.
     """
@@ -29,7 +31,8 @@ def tried(child, torch, module, shown, result, folder):
 
 
 def _request(result, folder):
-    """As a conversion asks: free sizes but for those that model.toml is going to fix."""
+    """The request for the export: every size is free but for those that model.toml is going to fix, as in a
+    conversion."""
     inputs = [
         {
             "name": each["name"],

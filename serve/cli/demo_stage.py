@@ -81,8 +81,7 @@ def await_version(port: int, number: int | None, notify: Notify, model: str = MO
             notify(f"   version {found} is active ({time.monotonic() - began:.1f} s)")
             return
         time.sleep(0.05)
-    active = f"version {found}" if found else "no version"
     raise NotReady(
-        f"{'version ' + str(number) if number else 'a version'} of {model} was expected to be active within "
-        f"{SWAP_SECONDS:g} s, and {active} is: try again when the machine has less to do"
+        f"after {SWAP_SECONDS:g} s {f'version {found}' if found else 'no version'} of {model} is active, and "
+        f"{f'version {number}' if number else 'any version'} was expected: try again when the machine has less to do"
     )

@@ -18,7 +18,7 @@ _KEY, _VALUE = 1 << 3 | 2, 2 << 3 | 1
 
 
 def load_format(metadata: Sequence[tuple[str, Any]] | None) -> str | None:
-    """The format that a call asks for."""
+    """The format of the load report that a call's metadata asks for; None where it asks for none."""
     return next((str(value) for key, value in metadata or () if key == FORMAT), None)
 
 

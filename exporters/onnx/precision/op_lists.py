@@ -71,7 +71,8 @@ def _rule(node: NodeProto, program: ForeignProgram, precision: Precision) -> Rul
 
 
 def _is_known(node: NodeProto) -> bool:
-    """Whether the table of classes has a rule for the node's operator."""
+    """Whether the operator of this ONNX node has a precision rule: ONNX's own operators all have one, those of ONNX
+    Runtime where they stand in the table of operation classes (`exporters/policy/classes.py`)."""
     return node.domain in ONNX or (node.domain == FUSED and class_of(node.op_type) is not OTHER)
 
 

@@ -454,7 +454,7 @@ def test_a_ranking_is_told_in_the_terminal_and_in_the_page(random: np.random.Gen
     assert "pairs distinct in FP32 that tie" in page and "ten best kept" in page
 
 
-def test_where_fp32_itself_is_no_firm_reference_the_page_and_the_terminal_say_so(
+def test_a_limit_that_fp32_itself_widened_is_named_on_the_page_and_in_the_terminal(
     random: np.random.Generator,
 ) -> None:
     whole = random.standard_normal((40, 10)).astype(np.float32)
@@ -469,4 +469,4 @@ def test_where_fp32_itself_is_no_firm_reference_the_page_and_the_terminal_say_so
     for itself, expected in ((again, True), (whole, False)):
         reply = facts(judged(itself))
         for page in (render_html(reply), terminal(reply)):
-            assert ("FP32 itself answers otherwise" in " ".join(page.split())) == expected
+            assert ("the FP32 model itself differs" in " ".join(page.split())) == expected
