@@ -53,7 +53,9 @@ def served(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 def trained(served: Served, begun: Path, model: str = "net", **hyperparameters: Any) -> tuple[Any, set[str]]:
     """The job, and the names of the parameters that it changed."""
     store, client = served
-    job = ended(client, create(client, begun, model, **{"n_epochs": 4, **hyperparameters}).id)
+    # So few steps on drawn rows may lose accuracy, which the gate would refuse: the claim is what moves.
+    short = {"n_epochs": 4, "forgetting_tolerance": 1.0}
+    job = ended(client, create(client, begun, model, **{**short, **hyperparameters}).id)
     assert job.status == "succeeded", job.error
     old, new = weights_of(store, job)
     assert old.keys() == new.keys()
