@@ -9,7 +9,9 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +49,17 @@ class _Draws:
         self._sequence = np.random.SeedSequence([SEED, zlib.crc32(name.encode())])
         torch.manual_seed(int(self._sequence.generate_state(1)[0]))
 
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        """Draw by ``name`` inside the block, and go on afterwards as if the block had not been."""
+        outside, state = self._sequence, torch.get_rng_state()
+        self.begin(name)
+        try:
+            yield
+        finally:
+            self._sequence = outside
+            torch.set_rng_state(state)
+
     def default_rng(self, seed: object = None) -> np.random.Generator:
         return self._default_rng(self._sequence.spawn(1)[0] if seed is None else seed)
 
@@ -73,6 +86,16 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     _draws.begin(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[Any]:
+    """What a fixture for many tests draws follows from its own name: which of the tests comes first on a worker is
+    chance."""
+    if fixturedef.scope == "function":
+        return (yield)
+    with _draws.within(f"{fixturedef.baseid}::{fixturedef.argname}[{getattr(request, 'param_index', 0)}]"):
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
