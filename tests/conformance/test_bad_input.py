@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.conformance.conftest import COUNTING, ONES, SIMPLE, Serving, answers_right, error_of
+from tests.slow import slow_but_every
 
 GOOD = {"inputs": [COUNTING, ONES]}
 
@@ -110,7 +111,7 @@ BAD_BODIES: dict[str, tuple[object, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_BODIES)
+@pytest.mark.parametrize("case", slow_but_every(4, BAD_BODIES))
 def test_a_bad_body_is_refused_with_words(http: httpx.Client, case: str) -> None:
     body, words = BAD_BODIES[case]
     answer = http.post(SIMPLE, content=body if isinstance(body, str | bytes) else json.dumps(body))

@@ -14,6 +14,7 @@ def converted(folder: Path, store: Path) -> Conversion:
     return convert(folder, Store(store), Options(forms=("torch",), level="O0"))
 
 
+@pytest.mark.slow
 def test_a_store_in_the_folder_is_no_part_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -28,6 +29,7 @@ def test_a_store_in_the_folder_is_no_part_of_the_model(
     assert sources == ["source/model.py", "source/model.toml", "source/notes.txt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["weights.safetensors", "manifest.json", "spec.json"])
 def test_a_damaged_version_is_made_again_of_an_unchanged_folder(file: str, tmp_path: Path) -> None:
     """It is what every sentence about a damaged file advises."""

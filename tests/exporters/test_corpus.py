@@ -83,6 +83,7 @@ def test_a_row_is_answered_alone_as_it_is_in_a_batch(name: str) -> None:
         assert all(same(one, many[row : row + 1], many) for one, many in zip(alone, together, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, case in CORPUS.items() if case.free])
 def test_a_free_axis_stays_free_and_may_be_shorter_and_longer(name: str) -> None:
     case, program = CORPUS[name], captured(name).program

@@ -116,6 +116,7 @@ def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Convert
     return convert
 
 
+@pytest.mark.slow
 @every_head
 def test_as_converted_a_head_ranks_new_candidates_as_fp32_does(name: str) -> None:
     maker = converted(name).maker

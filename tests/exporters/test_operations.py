@@ -73,6 +73,7 @@ def test_a_meter_adds_up_what_is_run_through_it() -> None:
     assert meter.spent() == (5 + 3) + (5 + 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["zoo mlp", "zoo cnn28", "zoo bert"])
 def test_a_program_and_its_file_have_about_the_same_operations(name: str, tmp_path: Path) -> None:
     whole, inputs = captured(name), fresh(name, 8, seed=5)

@@ -252,6 +252,7 @@ def test_a_transformers_folder_is_captured_with_its_free_length(name: str) -> No
     assert all(any(w.shape == s.shape and torch.equal(w, s) for w in weights) for s in shipped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "ranges"),
     [

@@ -57,6 +57,7 @@ def test_a_mask_and_a_cache_that_grow_together_are_free_in_both_axes(tmp_path: P
     assert any("where axis 1 of 'cache' grows as much" in sentence for sentence in guess.sentences)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("axes", "samples"),
     [

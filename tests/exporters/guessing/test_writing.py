@@ -226,6 +226,7 @@ def inited(folder: Path, source: str, **inputs: np.ndarray) -> tuple[dict[str, A
     return written(folder), (folder / "model.toml").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("side", "rows"), [(32, 64), (256, 16)])
 def test_a_batch_of_a_module_has_as_many_rows_as_one_value_inside_may_have_memory_for(
     tmp_path: Path, side: int, rows: int

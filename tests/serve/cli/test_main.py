@@ -227,6 +227,7 @@ def test_saved_numbers_are_judged_under_other_limits_without_running_the_model(
     assert code == 2 and "max_error_u" in refused["error"]
 
 
+@pytest.mark.slow
 def test_parity_ends_with_exit_0_where_every_form_that_can_be_made_is_equal(tmp_path: Path) -> None:
     """ONNX Runtime's CPU provider has no bf16 kernels: what cannot be made was not refused."""
     folder = write_folder(tmp_path / "net", LINEAR, precision={"level": "mixed_bfloat16"})

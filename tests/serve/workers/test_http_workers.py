@@ -155,6 +155,7 @@ def test_killed_workers_and_a_killed_engine_process_leave_no_request_without_an_
     assert kinds["right"] > kills * CALLERS and kinds["503"] > 0 and kinds["connection lost"] > 0
 
 
+@pytest.mark.slow
 def test_the_end_of_the_parent_ends_every_process_and_leaves_nothing_behind(store: Path) -> None:
     before = sorted(Path("/dev/shm").iterdir())
     with started(store) as server:

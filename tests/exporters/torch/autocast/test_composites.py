@@ -60,6 +60,7 @@ def ops(module: GraphModule) -> list[str]:
     return [op_name(node) for node in module.graph.nodes if isinstance(node.target, OpOverload)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORWARDS)
 def test_the_half_program_is_bit_equal_to_live_autocast(name: str) -> None:
     model = captured(name)

@@ -333,6 +333,7 @@ def agree(model: Whole, plan: PrecisionPlan, result: Placed, *inputs: Tensor) ->
 EVERY_NET = [(name, level, lists) for name in NETS for level in ("O1", "O2") for lists in ("cuda", "cpu")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "level", "lists"), slow_but_every(7, EVERY_NET))
 def test_placing_changes_no_bit_of_any_net(name: str, level: str, lists: str) -> None:
     model = captured_net(name)

@@ -286,6 +286,7 @@ def test_a_cast_is_made_anew_after_its_tensor_was_changed_in_place() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_loop_over_time_in_one_op_stays_fp32_whatever_comes_before_it() -> None:
     """The lists act inside it, where the plan cannot look, and a CPU has no FP16 kernel for an LSTM."""
     linear, lstm = nn.Linear(4, 8), nn.LSTM(8, 4, batch_first=True)
@@ -310,6 +311,7 @@ def test_a_kept_node_computes_in_fp32() -> None:
     assert {half.plan.actions[kept.node] for kept in half.plan.kept} == {Action.FP32}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("name", ["mlp", "residual", "encoder", "tied", "pictures"])
 def test_the_emulation_is_within_a_rounding_of_true_half(name: str, dtype: str) -> None:

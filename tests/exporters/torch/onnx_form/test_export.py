@@ -127,6 +127,7 @@ def test_free_dimensions_without_a_name_get_one(tmp_path: Path) -> None:
     assert [dims(value) for value in graph.input] == [["batch", "x_1", 3]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "level"), [("digits", "O1"), ("digits", "O3"), ("residual", "O2"), ("encoder", "O1")]
 )
@@ -155,6 +156,7 @@ def test_a_tiny_addend_and_a_factor_near_one_survive(tmp_path: Path) -> None:
     assert (big * (1.0 + 1e-6) != big).all(), "this test could not fail"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bias", "scale", "level"),
     [
@@ -245,6 +247,7 @@ def normed(build: Callable[[], nn.Module], shape: torch.Size, path: Path) -> tup
     return half, float(np.sqrt(np.square(file - exact).mean() / np.square(storage - exact).mean()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDED)
 def test_a_batch_norm_after_a_half_layer_is_folded_and_errs_about_as_much_as_the_half_program(
     name: str, tmp_path: Path

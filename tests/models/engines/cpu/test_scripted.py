@@ -59,6 +59,7 @@ def test_a_net_answers_the_same_bits(name: str, rows: int) -> None:
     assert_same_bits(module, list(net.inputs(rows).values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(sorted(CORPUS)))
 def test_a_model_of_the_corpus_answers_the_same_bits_and_only_control_flow_stays_in_python(name: str) -> None:
     module = as_served(captured(name))
@@ -67,6 +68,7 @@ def test_a_model_of_the_corpus_answers_the_same_bits_and_only_control_flow_stays
     assert_same_bits(module, list(fresh(name, min(3, CORPUS[name].max_batch_size), seed=31).values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CONTROL_FLOW))
 def test_control_flow_is_left_to_python(name: str) -> None:
     net = CONTROL_FLOW[name]

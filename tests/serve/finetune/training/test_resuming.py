@@ -144,6 +144,7 @@ def calls(steps: int) -> int:
     return 2 * steps + 4 * (steps // EVERY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "resumed"),
     [
