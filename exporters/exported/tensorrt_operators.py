@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
-from onnx import ModelProto, ValueInfoProto
+from onnx import ModelProto
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
 from ...models.errors import ExportFailed, OutOfTime
@@ -18,7 +18,6 @@ from ..inputs.samples import Samples
 from ..onnx.reading.bounded_file import read_graph, read_model
 from ..onnx.reading.graph import BODIES, ONNX, Names, names_in, opset_of
 from ..onnx.reading.large_files import save
-from ..onnx.reading.normalise import close_bodies
 from ..onnx.runtime import session_of
 from ..torch.onnx_form.check import check_file
 from ..torch.onnx_form.export import remove_onnx
@@ -63,7 +62,6 @@ def rewrite_for_tensorrt(path: Path, samples: Samples, most_rows: int) -> list[L
     if not list(_lacking(ir.from_proto(read_graph(path)))):
         return []
     proto = read_model(path, path.parent)
-    close_bodies(proto)
     model = ir.from_proto(proto)
     ShapeInferencePass(check_type=False, strict_mode=False)(model)
     sizes, names = _sizes(model, proto, samples, most_rows), Names(names_in(proto.graph))
@@ -123,14 +121,16 @@ def _sizes(model: ir.Model, proto: ModelProto, samples: Samples, most_rows: int)
 
 def _measured(proto: ModelProto, names: Sequence[str], samples: Samples, most_rows: int) -> Sizes:
     """Sizes in the largest batch: each grows with the rows as it does from one row to two."""
-    watched = ModelProto()
-    watched.CopyFrom(proto)
-    known = {value.name for value in (*proto.graph.output, *proto.graph.input)}
-    watched.graph.output.extend(ValueInfoProto(name=name) for name in names if name not in known)
-    session = session_of(watched)
-    one = two = _shapes(session, names, samples, min(most_rows, 1))
+    part = ir.from_proto(proto)
+    values = {value.name: value for node in part.graph for value in node.outputs}
+    part.graph.outputs[:] = [values[name] for name in names if name in values]
+    RemoveUnusedNodesPass()(
+        part
+    )  # what comes after the values need not be computed, nor does it run in every half
+    session = session_of(ir.to_proto(part)) if part.graph.outputs else None
+    one = two = _shapes(session, samples, min(most_rows, 1))
     if (more := most_rows - 1) > 0 and samples.count > 1:
-        two = _shapes(session, names, samples, 2)
+        two = _shapes(session, samples, 2)
     return {
         name: [size + more * (other - size) for size, other in zip(one[name], two[name], strict=True)]
         for name in names
@@ -138,16 +138,17 @@ def _measured(proto: ModelProto, names: Sequence[str], samples: Samples, most_ro
 
 
 def _shapes(
-    session: onnxruntime.InferenceSession, names: Sequence[str], samples: Samples, rows: int
+    session: onnxruntime.InferenceSession | None, samples: Samples, rows: int
 ) -> dict[str, tuple[int, ...]]:
-    """Of these inputs and outputs, for the first rows of the samples."""
+    """Of the inputs, and of the session's outputs, for the first rows of the samples."""
     _, inputs = next(iter(samples.batches(rows)))
-    feed = {value.name: np.asarray(inputs[value.name]) for value in session.get_inputs()}
-    asked = [name for name in names if name not in feed]
-    options = onnxruntime.RunOptions()
-    options.only_execute_path_to_fetches = True  # the rest is not needed
-    came = zip(asked, map(np.asarray, session.run(asked, feed, options) if asked else ()), strict=True)
-    return {name: array.shape for name, array in (*feed.items(), *came)}
+    shapes = {name: array.shape for name, array in inputs.items()}
+    if session is not None:
+        feed = {value.name: np.asarray(inputs[value.name]) for value in session.get_inputs()}
+        asked = [value.name for value in session.get_outputs()]
+        came = zip(asked, session.run(asked, feed), strict=True)
+        shapes |= {name: np.asarray(array).shape for name, array in came}
+    return shapes
 
 
 def _write(model: ir.Model, path: Path) -> None:

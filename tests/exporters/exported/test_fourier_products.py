@@ -89,6 +89,18 @@ def test_one_line_alone_is_transformed_along_its_first_axis(
     assert np.allclose(file.answer({"x": x}), by_numpy(x, 0, None, False, False), atol=1e-5)
 
 
+@pytest.mark.parametrize(("opset", "axis"), [(17, 1), (20, 2)])
+def test_without_an_axis_it_is_the_one_of_the_opset(
+    opset: int, axis: int, tmp_path: Path, random: np.random.Generator
+) -> None:
+    x = drawn(random, (3, 4, 6, 2))
+    file = File(tmp_path, "main (float[n,4,6,2] x) => (float[n,4,6,2] y) { y = DFT(x) }", opset)
+    before = file.answer({"x": x})
+    assert is_rewritten(file.rewrite({"x": x}, 8))
+    assert np.allclose(file.answer({"x": x}), before, atol=1e-5)
+    assert np.allclose(before, by_numpy(x, axis, None, False, False), atol=1e-5)
+
+
 @pytest.mark.parametrize(("type_", "error"), [("float16", 2**-11), ("bfloat16", 2**-8), ("double", 2**-44)])
 def test_it_keeps_the_datatype_and_a_half_is_rounded_once(
     type_: str, error: float, tmp_path: Path, random: np.random.Generator

@@ -141,6 +141,7 @@ EXPANDED = {
     "of a lower rank": ((7, 1), (3, 7, 6), 1, True),
     "for each row": ((1, 5, 7), (3, 5, 7), 2, True),
     "along the axis itself": ((3, 1, 6), (3, 7, 6), 1, False),
+    "along the axis itself and for each feature": ((3, 1, 1), (3, 7, 6), 1, False),
 }
 
 
@@ -230,6 +231,7 @@ def test_one_in_a_body_is_rewritten_where_its_sizes_are_fixed(
         assert is_rewritten([found]) == fixed
         assert fixed or "sizes of its inputs are not known" in found.left_because
         assert np.allclose(file.answer(inputs), before, atol=1e-6)
+        assert np.array_equal(file.answer(inputs | {"ask": np.array(False)}), inputs["data"])
 
 
 @pytest.mark.parametrize("axis", [1, None])
