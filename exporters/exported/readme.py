@@ -51,15 +51,15 @@ equal, and the report says where.
 _OPERATIONS = """
 ## Operations that TensorRT lacks
 
-{engine} does not have these operations of ONNX. Where one is rewritten, `half.onnx` and `whole.onnx` compute the same
-with operations that it has: the half was proven again with them, and the whole answers as before.{left}
+{engine} does not have these operations of ONNX. One that is rewritten is computed in `half.onnx` and `whole.onnx` by
+operations that it has: the half was proven again so, and the whole answers as before.{left}
 
 | value | operation | |
 |---|---|---|
 {lines}
 """
-_LEFT = """ Where one stays,
-the engine is not built unless yours has that operation."""
+_LEFT = """ One that stays as it is
+keeps an engine from being built, unless your TensorRT has it; the table says why it stays."""
 
 
 def readme(folder: Path, facts: Mapping[str, Any], proof: Mapping[str, Any], commands: Commands) -> str:

@@ -116,7 +116,7 @@ def test_the_rewritten_folder_proves_itself_again(
     )
     text = (folder / "README.md").read_text()
     assert len(re.findall(r"^\| `\w+` \| (?:DFT|Scatter\w+ \(add\)) \| rewritten \|$", text, re.M)) == 4
-    assert "Where one stays" not in text
+    assert "One that stays as it is" not in text
 
 
 def test_the_proof_is_that_of_the_files_in_the_folder(
@@ -175,7 +175,7 @@ def test_what_is_left_is_named_and_does_not_keep_the_model_from_being_exported(
     assert [line for line in said if "TensorRT lacks ScatterElements (max), which stays as it is" in line]
     text = (folder / "README.md").read_text()
     assert f"| `{left[0]['output']}` | ScatterElements (max) | halfeven does not rewrite" in text
-    assert "Where one stays" in text
+    assert "One that stays as it is" in text
     proof = prove_engine(found, stored_samples(found), onnx_file(folder / "half.onnx", found.spec()))
     assert proof["status"] == "equal"
 
