@@ -14,6 +14,7 @@ from ..inputs.synthetic import longest
 from .file_rows import INPUTS
 
 ANSWERS = "answers.npz"
+TENSORRT = "tensorrt"
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -93,7 +94,7 @@ def _openvino(spec: ModelSpec, samples: Shapes) -> Commands:
 
 
 BY_ENGINE: dict[str, Callable[[ModelSpec, Shapes], Commands]] = {
-    "tensorrt": _tensorrt,
+    TENSORRT: _tensorrt,
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
 }

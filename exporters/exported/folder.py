@@ -10,7 +10,7 @@ The folder is a version like those of the store (`Version.at`), so that the gate
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ from ...models.store import LIVE, Version, write_manifest
 from ..inputs.samples import stored_samples
 from ..reprove import reference_run_of
 from ..subject import CPU
-from .build_commands import BY_ENGINE, commands_for
+from .build_commands import BY_ENGINE, TENSORRT, commands_for
 from .file_rows import write_rows
 from .onnx_pair import WHOLE, check_exportable, put_pair
 from .readme import readme
+from .tensorrt_operators import LackingOperation
+from .tensorrt_pair import suit_tensorrt
 
 COPIED = ("spec.json", "precision.json", "samples.safetensors")
 STATED = ("half", "reason", "notes", "samples", "row_operations", "created")  # of the version's own manifest
@@ -36,7 +38,8 @@ def export(
     """Write the folder ``target``, new or empty, at once: it is whole or not there. Gives its facts.
 
     Raises BadSetting for an unknown engine, Conflict where the folder is not empty, and as `onnx_pair` does where the
-    version has no proven half as ONNX and none can be made.
+    version has no proven half as ONNX and none can be made. For TensorRT operations that it lacks are rewritten in the
+    files (`tensorrt_pair.py`).
     """
     if engine not in BY_ENGINE:
         raise BadSetting(f"--for {engine!r}: expected one of {', '.join(BY_ENGINE)}")
@@ -46,13 +49,16 @@ def export(
         samples = stored_samples(version)
         notify(f"answering the samples of {version} in FP32")
         run = reference_run_of(version, version.manifest["half"], CPU, samples)
-        proof = put_pair(version, run, folder, notify)
+        proof, lacking = put_pair(version, run, folder, notify), []
+        if engine == TENSORRT:
+            lacking, again = suit_tensorrt(version, run, samples, folder, notify)
+            proof = again or proof
         write_rows(run, folder)
         for name in COPIED:
             (folder / name).write_bytes(version.bytes(name))
         (folder / "parity.json").write_text(json.dumps(proof, indent=2, allow_nan=False) + "\n")
         shapes = {name: array.shape[1:] for name, array in samples.arrays.items()}
-        facts = _manifest(version, engine, proof)
+        facts = _manifest(version, engine, proof, lacking)
         commands = commands_for(engine, version.spec(), shapes)
         (folder / "README.md").write_text(readme(folder, facts, proof, commands))
         write_manifest(folder, LIVE, facts)
@@ -70,13 +76,19 @@ def exported_version(folder: Path) -> Version:
     return version
 
 
-def _manifest(version: Version, engine: str, proof: dict[str, Any]) -> dict[str, Any]:
+def _manifest(
+    version: Version, engine: str, proof: dict[str, Any], lacking: Sequence[LackingOperation]
+) -> dict[str, Any]:
     (form,) = proof["forms"].values()
     passed = {key: form[key] for key in ("passed", "max_error_u", "sqnr_db")}
     return {
         "model": version.name,
         "version": version.number,
-        "exported": {"for": engine, "digest": version.digest},
+        "exported": {
+            "for": engine,
+            "digest": version.digest,
+            **({"lacking": [operation.to_json() for operation in lacking]} if engine == TENSORRT else {}),
+        },
         **{key: version.manifest.get(key) for key in STATED},
         "forms": {"onnx": {**passed, "file": "half.onnx"}},
     }

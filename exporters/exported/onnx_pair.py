@@ -13,6 +13,7 @@ from ...models.engines.onnx_engine import OnnxEngine
 from ...models.errors import BadInput, ExportFailed, ParityRefused
 from ...models.store import LIVE, Version
 from ..environment import environment
+from ..gate.verdict import ParityReport
 from ..onnx.reading.large_files import DATA
 from ..onnx.stored import half_file_on_cpu
 from ..prove import ReferenceRun, answers_of, check_whole_form, judged
@@ -59,21 +60,34 @@ def put_pair(version: Version, run: ReferenceRun, folder: Path, notify: Notify) 
     return _written(version, run, folder, notify)
 
 
+def judge_pair(version: Version, run: ReferenceRun, folder: Path) -> ParityReport:
+    """The gate's report on the half in ``folder``. Raises ExportFailed where the whole there does not answer as the
+    version's does."""
+    spec, dtype = version.spec(), version.manifest["half"]
+    whole = OnnxEngine(folder / WHOLE, "fp32", CPU, CpuSetup(torch.get_num_threads()))
+    check_whole_form(run, answers_of(spec, whole))
+    del whole  # its weights need not lie beside the half's
+    _, taken = half_file_on_cpu(folder / HALF, spec, dtype, run)
+    return judged(run, dtype, taken)
+
+
+def proof_of(report: ParityReport) -> dict[str, Any]:
+    """The report on a half file that was judged now, as ``parity.json`` has it."""
+    return {"environment": environment(CPU), "forms": {"onnx": report.to_json()}}
+
+
 def _written(version: Version, run: ReferenceRun, folder: Path, notify: Notify) -> dict[str, Any]:
     spec, dtype = version.spec(), version.manifest["half"]
     notify(f"{version} has the torch form alone: writing its programs as ONNX")
     write_onnx(whole_program(version), spec, folder / WHOLE, {"model": spec.name, "precision": "fp32"})
-    whole = OnnxEngine(folder / WHOLE, "fp32", CPU, CpuSetup(torch.get_num_threads()))
-    check_whole_form(run, answers_of(spec, whole))
     kept = ",".join(kept["node"] for kept in version.json("precision.json")["kept"])
     about = {"model": spec.name, "precision": dtype, "kept": kept}
     write_onnx(half_program(version), spec, folder / HALF, about)
     notify("proving the ONNX form")
-    _, taken = half_file_on_cpu(folder / HALF, spec, dtype, run)
-    report = judged(run, dtype, taken)
+    report = judge_pair(version, run, folder)
     if not report.passed:
         raise ParityRefused(
             f"the ONNX form of {version} is not equal, so it is not exported: {report.summary()}; convert the model "
             "again with --form onnx, which searches for what must stay in FP32 there"
         )
-    return {"environment": environment(CPU), "forms": {"onnx": report.to_json()}}
+    return proof_of(report)

@@ -1,6 +1,6 @@
 """The page of an exported folder: the verdict, the build command, and how an engine's answers are judged."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from ...models.store import sha256_of
 from ..report.headline import headline
 from .build_commands import Commands
+from .tensorrt_operators import SEEN_IN
 
 _PAGE = """\
 # {model}, version {version}: a proven {half} half for {engine}
@@ -31,7 +32,7 @@ kernels of its own: judge its answers, as below, before it serves.
 ```
 
 {notes}
-
+{operations}
 ## Judge the engine
 
 The same gate that judged the half, from this folder alone:
@@ -46,6 +47,19 @@ A server is asked at several batch sizes and with adversarial inputs too. `answe
 row i is the answer to row i of `inputs.npz`, and `expected.npz` has what FP32 answers there. Exit code 0: equal; 3: not
 equal, and the report says where.
 """
+
+_OPERATIONS = """
+## Operations that TensorRT lacks
+
+{engine} does not have these operations of ONNX. One that is rewritten is computed in `half.onnx` and `whole.onnx` by
+operations that it has: the half was proven again so, and the whole answers as before.{left}
+
+| value | operation | |
+|---|---|---|
+{lines}
+"""
+_LEFT = """ One that stays as it is
+keeps an engine from being built, unless your TensorRT has it; the table says why it stays."""
 
 
 def readme(folder: Path, facts: Mapping[str, Any], proof: Mapping[str, Any], commands: Commands) -> str:
@@ -65,5 +79,18 @@ def readme(folder: Path, facts: Mapping[str, Any], proof: Mapping[str, Any], com
         digests="\n".join(digests),
         build=commands.build,
         notes=commands.notes,
+        operations=_operations(facts["exported"].get("lacking", ())),
     )
     return page + (f"\n```python\n{dedent(commands.asks).strip()}\n```\n" if commands.asks else "")
+
+
+def _operations(lacking: Sequence[Mapping[str, str]]) -> str:
+    """What was done about the operations that TensorRT lacks; empty where there are none."""
+    if not lacking:
+        return ""
+    lines = [
+        f"| `{each['output']}` | {each['operation']} | {each['left_because'] or 'rewritten'} |"
+        for each in lacking
+    ]
+    left = sum(bool(each["left_because"]) for each in lacking)
+    return _OPERATIONS.format(engine=SEEN_IN, lines="\n".join(lines), left=_LEFT if left else "")
