@@ -42,6 +42,7 @@ from tests.serve.batching.stage import prepared, rows_of, spec
 from tests.simulated_gpu import SimulatedGpu
 from tests.simulated_gpu.onnx_session import onnx_runtime_on
 
+pytestmark = pytest.mark.slow  # each plants its error and then makes the claim again
 CPU = torch.device("cpu")
 SEEDS = range(6)
 

@@ -19,6 +19,8 @@ from tests.conformance.test_limits import (  # noqa: F401
     test_limit_raw_binary,
 )
 
+pytestmark = pytest.mark.slow  # every claim is made of one process in every run
+
 
 @pytest.fixture(scope="module")
 def serving(hosted: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:

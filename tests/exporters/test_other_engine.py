@@ -318,6 +318,7 @@ AROUND: dict[str, tuple[str, Callable[[Answers], Answers]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", IN_PARTS)
 def test_an_engine_with_a_faulty_part_is_refused(fault: str) -> None:
     name, sabotage = IN_PARTS[fault]

@@ -189,6 +189,7 @@ def test_a_mask_is_rewritten_and_every_fp32_answer_stays_bit_equal(name: str) ->
             assert torch.equal(module(*inputs)[0], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(REWRITTEN) - {"branch"}))
 def test_no_tensor_of_the_rewritten_program_holds_a_number_that_half_has_not(name: str) -> None:
     module, _, _ = rewritten(captured(REWRITTEN[name]))

@@ -220,6 +220,7 @@ def flows() -> dict[str, tuple[Net, Whole]]:
     return {name: (nets[name], whole(nets[name], {"x": torch.randn(8, *FLOWS[name][1])})) for name in FLOWS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", FLOWS)
 def test_control_flow_is_captured_saved_loaded_and_run(
     flow: str, flows: dict[str, tuple[Net, Whole]], tmp_path: Path

@@ -57,6 +57,7 @@ def test_the_half_program_is_bit_equal_to_live_autocast(name: str, rows: int) ->
             assert torch.equal(one.float(), other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lists", ["cpu", "cuda"])
 @pytest.mark.parametrize("level", slow_but({"O1"}, ["O1", "O2", "O3"]))
 @pytest.mark.parametrize("name", CONTROL_FLOW)

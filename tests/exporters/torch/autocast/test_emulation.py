@@ -50,6 +50,7 @@ def apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / (U * other.abs().max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", slow_but({"O1"}, ["O1", "O2", "O3"]))
 @pytest.mark.parametrize("name", NETS)
 def test_it_gives_what_true_half_kernels_give(name: str, level: str) -> None:

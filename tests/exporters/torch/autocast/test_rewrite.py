@@ -129,6 +129,7 @@ def test_the_half_program_is_bit_equal_to_live_autocast_on_cuda(name: str, dtype
             assert torch.equal(one.to(other.dtype), other), (one.to(other.dtype) - other).abs().max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lists", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", NETS)
 def test_what_is_interpreted_is_what_is_written(name: str, lists: str) -> None:

@@ -258,6 +258,7 @@ def test_a_batch_norm_after_a_half_layer_is_folded_and_errs_about_as_much_as_the
     assert error < 4.0  # 0.9 to 2.2 in 50 draws: the weights are rounded twice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOT_FOLDED)
 def test_a_batch_norm_that_cannot_be_folded_is_an_fp32_island(name: str, tmp_path: Path) -> None:
     graph = normed(*NOT_FOLDED[name], tmp_path / "half.onnx")[0].graph

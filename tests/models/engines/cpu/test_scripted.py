@@ -50,6 +50,7 @@ def assert_same_bits(module: GraphModule, inputs: list[Tensor]) -> None:
         assert torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", slow_but({5}, [1, 5]))
 @pytest.mark.parametrize("name", sorted(NETS))
 def test_a_net_answers_the_same_bits(name: str, rows: int) -> None:
