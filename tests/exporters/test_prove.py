@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.prove import ReferenceRun, ask_reference, judged, take
+from halfeven.exporters.prove import ReferenceRun, ask_reference, check_whole_form, judged, take
 from halfeven.exporters.question import Answers, Arrays
+from halfeven.models.errors import ExportFailed
 from halfeven.models.spec import Batching, Dim, ModelSpec, TensorSpec
 
 
@@ -70,3 +71,26 @@ def test_a_perturbed_sample_without_a_finite_answer_is_not_asked() -> None:
     answers = [question.reference["y"] for question in run.perturbed]
     assert 0 < sum(map(len, answers)) < 24 and all(np.isfinite(answer).all() for answer in answers)
     assert all(len(question.samples) == len(question.inputs["x"]) for question in run.perturbed)
+
+
+def test_a_form_that_differs_in_fp32_is_the_exporters_fault_unless_the_program_itself_differs_as_much() -> (
+    None
+):
+    def whole(inputs: Arrays) -> dict[str, np.ndarray]:
+        return {"y": inputs["x"]}
+
+    def moved(inputs: Arrays) -> dict[str, np.ndarray]:
+        return {"y": inputs["x"] + np.float32(0.01)}
+
+    run = run_on(16, whole)
+    with pytest.raises(ExportFailed, match="this is the exporter's fault"):
+        check_whole_form(run, moved)
+    tensor = TensorSpec("x", "FP32", (Dim(), Dim(4, 4)))
+    samples = Samples({"x": np.random.default_rng(5).standard_normal((16, 4)).astype(np.float32)})
+    noisy = ask_reference(
+        ModelSpec("m", (tensor,), (replace(tensor, name="y"),), 8), samples, whole, exact=moved
+    )
+    with pytest.raises(
+        ExportFailed, match=r"the program itself differs by 0\.\d+ when it is computed in FP64"
+    ):
+        check_whole_form(noisy, moved)
