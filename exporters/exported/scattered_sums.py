@@ -107,10 +107,8 @@ def _sums(new: NewNodes, lines: _Lines) -> ir.Value | str:
     met = new.op("Equal", indices, _places(new, lines))  # [..., K, 1] and [N] give [..., K, N]
     if lines.summed <= LARGEST:
         nothing = new.constant(np.zeros((), wide(lines.dtype).numpy()))
-        met, updates = (
-            new.op("Unsqueeze", met, new.integers(rank - 2)),
-            new.op("Unsqueeze", updates, new.integers(rank)),
-        )
+        met = new.op("Unsqueeze", met, new.integers(rank - 2))
+        updates = new.op("Unsqueeze", updates, new.integers(rank))
         sums = new.op("ReduceSum", new.op("Where", met, updates, nothing), new.integers(rank - 1), keepdims=0)
     else:
         sums = new.op("MatMul", updates, new.cast(met, wide(lines.dtype)))
