@@ -69,7 +69,7 @@ def fourier_matrix(length: int, read: int, parts: int, inverse: bool, onesided: 
 
 
 def _along(new: NewNodes, x: ir.Value, rank: int, axis: int, matrix: np.ndarray) -> ir.Value:
-    """The product along one axis of [..., N, ..., C]."""
+    """The product of the lines along ``axis`` of x [..., N, ..., C] with the matrix [N, C, K, P]: [..., K, ..., P]."""
     read, parts, count, made = matrix.shape
     order = [*(place for place in range(rank - 1) if place != axis), axis, rank - 1]
     kept = [0] * (rank - 2)  # a size of 0 keeps the input's
@@ -80,14 +80,15 @@ def _along(new: NewNodes, x: ir.Value, rank: int, axis: int, matrix: np.ndarray)
 
 
 def _axis(node: ir.Node, opset: int) -> int | None:
-    """None where it is computed. Below opset 20 it is an attribute, 1 unless given."""
+    """The axis of a DFT; None where the graph computes it. Below opset 20 it is an attribute, 1 unless given."""
     if opset < 20:
         return node.attributes.get_int("axis", 1)
     return _integer(node, 2, -2)
 
 
 def _integer(node: ir.Node, slot: int, default: int) -> int | None:
-    """An input that is a constant; ``default`` where the node has none, None where it is computed."""
+    """The number in the node's input at ``slot``; ``default`` where there is no such input, None where the graph
+    computes it."""
     value = node.inputs[slot] if len(node.inputs) > slot else None
     if value is None:
         return default

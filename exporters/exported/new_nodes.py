@@ -16,7 +16,7 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, *HALVES)
 
 
 def wide(dtype: ir.DataType) -> ir.DataType:
-    """What numbers of this datatype are added up in: FP32 for halves, else the datatype itself."""
+    """The datatype in which sums of numbers of ``dtype`` are computed: FP32 for FP16 and bfloat16, else ``dtype``."""
     return ir.DataType.FLOAT if dtype in HALVES else dtype
 
 
@@ -35,6 +35,7 @@ class NewNodes:
         return self._tape.op(operation, inputs, attributes)
 
     def constant(self, array: np.ndarray) -> ir.Value:
+        """A new initialiser with the array's shape and datatype."""
         name = self._names.fresh(f"{self._node.outputs[0].name}__constant")
         return self._tape.initializer(ir.tensor(array, name=name))
 

@@ -85,7 +85,7 @@ def readme(folder: Path, facts: Mapping[str, Any], proof: Mapping[str, Any], com
 
 
 def _operations(lacking: Sequence[Mapping[str, str]]) -> str:
-    """What was done about the operations that TensorRT lacks; empty where there are none."""
+    """The page's section on the operations that TensorRT lacks; an empty text where the file has no such operation."""
     if not lacking:
         return ""
     lines = [

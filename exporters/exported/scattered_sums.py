@@ -95,7 +95,8 @@ def sum_of_slices(new: NewNodes, node: ir.Node, sizes: Sizes) -> ir.Value | str:
 
 
 def _sums(new: NewNodes, lines: _Lines) -> ir.Value | str:
-    """What each place gains: [...] with N in the place of K."""
+    """For each place the sum of its updates: the shape of the updates, in which N places stand for the K updates. A
+    reason where a comparison of the indices with all places is too large."""
     least = lines.compared if lines.dtype in FLOATS else lines.summed
     if least > LARGEST:
         return f"a comparison of its indices with all places would have {least} elements, more than {LARGEST}"
@@ -123,12 +124,12 @@ def _places(new: NewNodes, lines: _Lines) -> ir.Value:
 
 
 def _size(new: NewNodes, value: ir.Value, axis: int) -> ir.Value:
-    """int64 [1]"""
+    """The size of one axis of the value, int64 [1], computed when the file runs."""
     return new.op("Shape", value, start=axis, end=axis + 1)
 
 
 def _from_the_start(new: NewNodes, indices: ir.Value, size: ir.Value) -> ir.Value:
-    """Indices below zero count from the end."""
+    """The indices with ``size`` added to those below zero, which count from the end."""
     below = new.op("Less", indices, new.integers(0))
     return new.op("Where", below, new.op("Add", indices, size), indices)
 
@@ -166,7 +167,7 @@ def _padded(new: NewNodes, sums: ir.Value, data: ir.Value, rank: int) -> ir.Valu
 
 
 def _same_beside(data: ir.Value, updates: ir.Value, axis: int) -> bool:
-    """Whether both are known to have the same sizes on all axes but one."""
+    """Whether the shapes of data and updates are known to be equal on every axis except ``axis``."""
     pairs = enumerate(zip(_shape(data), _shape(updates), strict=True))
     return all(each == axis or _same(one, other) for each, (one, other) in pairs)
 

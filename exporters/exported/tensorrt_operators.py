@@ -26,7 +26,7 @@ from .new_nodes import NewNodes
 from .scattered_sums import Sizes, sum_of_elements, sum_of_slices
 
 SEEN_IN = "TensorRT-RTX 1.7"
-# Operations of ONNX that its parser does not have, by its own word (`OnnxParser.supports_operator`).
+# Operations of ONNX for which `OnnxParser.supports_operator` of that library is false.
 LACKING = frozenset({
     "AffineGrid", "Bernoulli", "BitCast", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor",
     "CenterCropPad", "Col2Im", "Compress", "ConcatFromSequence", "ConvInteger", "CumProd", "DFT", "DeformConv", "Det",
@@ -36,7 +36,7 @@ LACKING = frozenset({
     "SequenceInsert", "SequenceLength", "SequenceMap", "SoftmaxCrossEntropyLoss", "SplitToSequence", "StringConcat",
     "StringNormalizer", "StringSplit", "SwiGLU", "TfIdfVectorizer", "Unique",
 })  # fmt: skip
-_SCATTERS = ("ScatterElements", "ScatterND")  # it has them without a reduction
+_SCATTERS = ("ScatterElements", "ScatterND")  # TensorRT has both without a reduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +120,12 @@ def _sizes(model: ir.Model, proto: ModelProto, samples: Samples, most_rows: int)
 
 
 def _measured(proto: ModelProto, names: Sequence[str], samples: Samples, most_rows: int) -> Sizes:
-    """Sizes in the largest batch: each grows with the rows as it does from one row to two."""
+    """The sizes of these values in the largest batch, extrapolated from a run with one row and a run with two."""
     part = ir.from_proto(proto)
     values = {value.name: value for node in part.graph for value in node.outputs}
     part.graph.outputs[:] = [values[name] for name in names if name in values]
-    RemoveUnusedNodesPass()(
-        part
-    )  # what comes after the values need not be computed, nor does it run in every half
+    # The nodes behind these values need not be computed, and some of them have no kernel in half.
+    RemoveUnusedNodesPass()(part)
     session = session_of(ir.to_proto(part)) if part.graph.outputs else None
     one = two = _shapes(session, samples, min(most_rows, 1))
     if (more := most_rows - 1) > 0 and samples.count > 1:
@@ -140,7 +139,7 @@ def _measured(proto: ModelProto, names: Sequence[str], samples: Samples, most_ro
 def _shapes(
     session: onnxruntime.InferenceSession | None, samples: Samples, rows: int
 ) -> dict[str, tuple[int, ...]]:
-    """Of the inputs, and of the session's outputs, for the first rows of the samples."""
+    """The shapes of the model's inputs and of the session's outputs, for the first rows of the samples."""
     _, inputs = next(iter(samples.batches(rows)))
     shapes = {name: array.shape for name, array in inputs.items()}
     if session is not None:

@@ -23,12 +23,14 @@ def suit_tensorrt(
     is not equal any more, ExportFailed where the whole does not answer as the version's does.
     """
     rows = version.spec().max_batch_size
-    rewrite_for_tensorrt(folder / WHOLE, samples, rows)
+    of_whole = rewrite_for_tensorrt(folder / WHOLE, samples, rows)
     found = rewrite_for_tensorrt(folder / HALF, samples, rows)
     for operation in found:
         if operation.left_because:
             notify(f"TensorRT lacks {operation.operation}, which stays as it is: {operation.left_because}")
-    rewritten = [operation for operation in found if not operation.left_because]
+    rewritten = _rewritten(found) or _rewritten(
+        of_whole
+    )  # a value may be too large in one of the files alone
     if not rewritten:
         return found, None
     notify(f"proving the half again: {_named(rewritten)} rewritten as operations that TensorRT has")
@@ -50,6 +52,10 @@ def _proven_again(version: Version, run: ReferenceRun, folder: Path, named: str)
             f"its whole, and it is not: {report.summary()}; {way_out}"
         )
     return proof_of(report)
+
+
+def _rewritten(operations: Sequence[LackingOperation]) -> list[LackingOperation]:
+    return [operation for operation in operations if not operation.left_because]
 
 
 def _named(operations: Sequence[LackingOperation]) -> str:

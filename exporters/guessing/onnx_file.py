@@ -286,8 +286,10 @@ def _batch_of(
 
 
 def _paired(tried: Tried, places: Sequence[int | None]) -> bool:
-    """Whether the ONNX file has an output with one number for each pair of rows (x·xᵀ): besides its batch axis, a
-    second axis of that output grows with the number of rows. ``places``: the batch axis of each output.
+    """Whether an output of the ONNX file has a number for each pair of rows of the batch (x·xᵀ).
+
+    Such an output has, besides its batch axis, a second axis that grows with the number of rows. ``places``: the batch
+    axis of each output.
 
     The file is also run with one row more: a size that depends on values may grow by chance in one of the runs.
     """

@@ -147,7 +147,9 @@ class _Trial:
     def runs_changed(
         self, sizes: Sequence[int], places: Sequence[int], change: Callable[[int], int], rows: int
     ) -> bool:
-        """Whether ONNX Runtime runs the graph after ``change`` was applied to the sizes of some groups of axes.
+        """Whether ONNX Runtime can run the ONNX file after ``change`` is applied to the sizes of some of its axes.
+
+        Axes that must have equal sizes are one group.
 
         ``sizes``: the size of each group; ``places``: the numbers of the groups that change; ``rows``: of the batch.
         """

@@ -71,8 +71,10 @@ def _rule(node: NodeProto, program: ForeignProgram, precision: Precision) -> Rul
 
 
 def _is_known(node: NodeProto) -> bool:
-    """Whether the operator of this ONNX node has a precision rule: ONNX's own operators all have one, those of ONNX
-    Runtime where they stand in the table of operation classes (`exporters/policy/classes.py`)."""
+    """Whether halfeven knows in which precision the operator of this ONNX node may run.
+
+    It does for every operator of ONNX itself, and for those of ONNX Runtime that are in the table of operation classes
+    (`exporters/policy/classes.py`)."""
     return node.domain in ONNX or (node.domain == FUSED and class_of(node.op_type) is not OTHER)
 
 

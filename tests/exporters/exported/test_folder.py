@@ -82,16 +82,6 @@ def store() -> Store:
     return Store(kept_store(__file__, _convert) / "store")
 
 
-@pytest.fixture
-def version(store: Store) -> Callable[[str], Version]:
-    def called(name: str) -> Version:
-        found = store.newest(name)
-        assert found is not None
-        return found
-
-    return called
-
-
 @pytest.mark.parametrize("name", ["both", "alone", "single", "free"])
 def test_the_folder_alone_proves_its_half_again(
     name: str, version: Callable[[str], Version], tmp_path: Path
