@@ -24,6 +24,11 @@ class Question:
     reference: Arrays
     name: str = ""
 
+    @property
+    def nbytes(self) -> int:
+        """Of the inputs and of the whole's answers."""
+        return sum(array.nbytes for side in (self.inputs, self.reference) for array in side.values())
+
     def first(self, rows: int) -> "Question":
         """The first ``rows`` rows, of a model that is batched."""
         inputs, reference = (

@@ -24,7 +24,6 @@ from .subject import FurtherVerdict, Subject
 from .threads import fixed_threads
 from .torch.onnx_form.export import remove_onnx
 
-SLOW_SAMPLES = 8  # choose the plan of a model that takes long
 NEAR = 2.0  # times the allowed error: a miss that more nodes in FP32 are likely to cure
 
 
@@ -65,7 +64,6 @@ class _Conversion:
         if why := why_nothing_is_proven(reference_run):
             maker.serve_whole(why)
         planning = planning if planning.count else judging
-        planning = planning.take(slice(0, SLOW_SAMPLES)) if reference_run.is_slow else planning
         self._write()
         forms = self._proven(planning, reference_run)
         reports = [form.report for form in forms.values() if form.report is not None]

@@ -5,15 +5,20 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...models.spec import ModelSpec
+from ..operations import UNKNOWN, Operations
 from .samples import Samples
 
 MAX_SAMPLES = 16
+SLOW_SAMPLES = 8  # of a model that needs more than `OPERATIONS` for `MAX_SAMPLES`
+OPERATIONS = 1 << 34
 ROWS = 8  # of one execution
 
 
-def few(planning: Samples) -> Samples:
-    """The planning samples that every candidate plan answers."""
-    return planning.take(slice(0, MAX_SAMPLES))
+def few(planning: Samples, operations: Operations = UNKNOWN) -> Samples:
+    """The planning samples that every candidate plan answers. ``operations``: of one execution."""
+    row = operations.of(planning.take(slice(0, 1)).arrays)
+    slow = row * min(planning.count, MAX_SAMPLES) > OPERATIONS
+    return planning.take(slice(0, SLOW_SAMPLES if slow else MAX_SAMPLES))
 
 
 def executions(spec: ModelSpec, samples: Samples) -> Iterator[tuple[tuple[int, ...], dict[str, np.ndarray]]]:

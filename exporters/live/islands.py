@@ -19,6 +19,7 @@ from ...models.errors import BadSetting, EngineFailed
 from ...models.spec import ModelSpec
 from ..gate.parity import judge
 from ..gate.trial import Trial
+from ..inputs.planning import few
 from ..inputs.samples import Samples
 from ..inputs.synthetic import adversarial
 from ..operations import UNKNOWN, Meter, Operations
@@ -27,7 +28,6 @@ from ..prove import Answers, Arrays, answers_of
 from ..search.delta_debugging import Budget, Found, Score, smallest_set
 
 BUDGET = Budget(evaluations=200, operations=1 << 41)
-MAX_SAMPLES = 16  # that a trial is judged on
 ROWS = 8  # of one batch
 
 Outputs = dict[str, list[Tensor]]  # module path → the floating tensors that its last call gave
@@ -110,7 +110,7 @@ class LiveRehearsal:
         self._spec = replace(live.spec, parity=limits)
         whole = answers_of(live.spec, LiveEngine(live, "fp32", device))
         self.meter = Meter(operations)
-        self._trials = list(_asked(live.spec, planning.take(slice(0, MAX_SAMPLES)), whole))
+        self._trials = list(_asked(live.spec, few(planning, operations), whole))
         self._scores: dict[frozenset[str], Score] = {}
 
     def score(self, islands: Iterable[str]) -> Score:

@@ -15,7 +15,7 @@ from ..search.ranking import RANKED, OrderJudge
 from .batched import Batch
 
 OPERATIONS = 1 << 36  # for the whole's answers: a large model is tried on fewer
-ANSWERS_BYTES = 1 << 28  # that the whole's answers may take
+BYTES = 1 << 28  # that they and the whole's answers may take
 PART_OPERATIONS = (
     1 << 33
 )  # of the first part of a trial on unseen samples; each part is twice as large as the last
@@ -58,8 +58,8 @@ class Counterexamples:
         found, held, end = list[Batch](), 0, self.spent() + OPERATIONS
         for batch in self.draw():
             found.append(batch)
-            held += sum(array.nbytes for one in batch.questions for array in one.reference.values())
-            if self.spent() > end or held > ANSWERS_BYTES:
+            held += sum(one.nbytes for one in batch.questions)
+            if self.spent() > end or held > BYTES:
                 break
         return found
 

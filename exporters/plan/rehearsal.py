@@ -17,7 +17,7 @@ from ..gate.parity import judge
 from ..gate.trial import Trial
 from ..gate.verdict import OutputVerdict, ParityReport
 from ..graph.backend import Graph
-from ..inputs.perturbed import COPIES, perturbed
+from ..inputs.perturbed import COPIES, perturbed, perturbed_if_small
 from ..inputs.planning import MAX_SAMPLES, executions, few
 from ..inputs.samples import Samples
 from ..inputs.synthetic import LARGEST, adversarial
@@ -44,11 +44,11 @@ class Rehearsal:
         self.meter = Meter(graph.operations())
         self._whole = self.meter.on(graph.whole())
         self._tie_tolerance = graph.tie_tolerance(planning)
-        self._few = few(planning)
+        self._few = few(planning, graph.operations())
         self._rows = max(self._few.count, 1)
         self._may_join = spec.batched and spec.max_batch_size > 1
         self.own = list(self._batches(self._questions([self._few], 0)))
-        moved = list(self._batches(self._questions(perturbed(spec, self._few), 1)))
+        moved = list(self._batches(self._questions(perturbed_if_small(spec, self._few), 1)))
         self.samples = [*self.own, *moved]
         self._adversarial: dict[float, list[Batch]] = {}
         self.adversarial()  # those of every search, whose budget they are no part of
@@ -144,7 +144,7 @@ class Rehearsal:
     def _unseen(self, planning: Samples) -> Iterator[Samples]:
         """Planning samples that are not asked of every plan, then perturbed ones."""
         spec, rows = self._graph.spec, self._rows
-        more = range(MAX_SAMPLES, min(planning.count, RANKED), rows)
+        more = range(rows, min(planning.count, RANKED), rows)
         copies = -(-(UNSEEN if self._may_join else UNSEEN_ALONE) // rows)
         return chain(
             (planning.take(slice(start, min(start + rows, RANKED))) for start in more),

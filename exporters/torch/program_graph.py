@@ -166,7 +166,8 @@ def program_graph(subject: Subject, planning: Samples, example: Sequence[Tensor]
     plan = make_plan(module, precision, half_loops=kernels.of_loops)
     if precision.level == "O3":
         lift_guards(module, plan.dtype)
-    profiled = profile(module, _batches(subject.spec, planning), plan.dtype)
+    some = few(planning, program_operations(module, example))
+    profiled = profile(module, _batches(subject.spec, some), plan.dtype)
     masks = rewrite_sentinels(module, profiled)
     graph = ProgramGraph(
         module,
@@ -195,8 +196,8 @@ def _ruled(graph: ProgramGraph) -> ProgramGraph:
     return replace(graph, plan=plan, weighed=weighed)
 
 
-def _batches(spec: ModelSpec, planning: Samples) -> Iterator[list[Tensor]]:
-    for _, arrays in executions(spec, few(planning)):
+def _batches(spec: ModelSpec, samples: Samples) -> Iterator[list[Tensor]]:
+    for _, arrays in executions(spec, samples):
         yield [to_torch(arrays[tensor.name].copy()) for tensor in spec.inputs]
 
 

@@ -14,7 +14,7 @@ from ....models.spec import ModelSpec
 from ...graph.actions import Action, Kept
 from ...graph.backend import Candidate, GraphNode, Observe
 from ...graph.traffic import Traffic
-from ...inputs.perturbed import perturbed
+from ...inputs.perturbed import perturbed_if_small
 from ...inputs.planning import executions, few
 from ...inputs.samples import Samples
 from ...inputs.synthetic import adversarial
@@ -192,7 +192,7 @@ def file_graph(
     """
     dtype, rules = precision.dtype, FileRules(program, precision, search)
     _, example = next(planning.batches(min(3, spec.max_batch_size) if spec.batched else 0, 1))
-    some = few(planning)
+    some = few(planning, operations)
     measured = [inputs for _, inputs in executions(spec, some)]
     graph = FileGraph(rules, spec, answers, example, operations)
     if precision.level == "O0" or not graph.has_half():
@@ -203,7 +203,7 @@ def file_graph(
         if name.startswith(RESCALED) or takes(answers, inputs)
     }
     asked = [inputs for name, inputs in odd.items() if not name.startswith(RESCALED)]
-    asked += [inputs for part in perturbed(spec, some) for _, inputs in executions(spec, part)]
+    asked += [inputs for part in perturbed_if_small(spec, some) for _, inputs in executions(spec, part)]
     ranges = profile(program, measured, dtype)
     masks = rewrite_masks(program, ranges, [*measured, *asked])
     if masks.done:

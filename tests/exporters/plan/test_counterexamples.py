@@ -119,9 +119,8 @@ def test_a_whole_that_has_used_up_its_operations_is_asked_about_one_more_and_no_
     assert not found.search(half) and found.tried == 20
 
 
-def test_large_answers_end_the_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = One(0.0).question(0).reference["y"].nbytes
-    monkeypatch.setattr("halfeven.exporters.plan.counterexamples.ANSWERS_BYTES", 3 * answer)
+def test_large_inputs_and_answers_end_the_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halfeven.exporters.plan.counterexamples.BYTES", 3 * One(0.0).question(0).nbytes)
     found = unseen(*[One(0.0)] * 20)
     assert not found.search(half) and found.tried == 4
 

@@ -3,9 +3,12 @@
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from halfeven.exporters import inputs
 from halfeven.exporters.inputs.perturbed import COPIES
+from halfeven.exporters.inputs.planning import SLOW_SAMPLES
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.plan.aims import RETREATS, SHARES
 from halfeven.exporters.plan.planner import Planner
@@ -244,6 +247,30 @@ def test_planning_samples_beyond_those_of_every_trial_are_tried_before_perturbed
     given = {row.tobytes() for row in planning.arrays["x"]}
     assert {row.tobytes() in given for one in unseen[:3] for row in one.inputs["x"]} == {True}
     assert not any(row.tobytes() in given for one in unseen[3:] for row in one.inputs["x"])
+
+
+def test_a_costly_model_answers_fewer_samples_in_every_trial_and_the_others_are_tried_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, planning, _ = prepared(Healthy())
+    monkeypatch.setattr(inputs.planning, "OPERATIONS", 0)
+    rehearsal = Rehearsal(graph, planning)
+    in_every_trial = [row for batch in rehearsal.own for one in batch.questions for row in one.inputs["x"]]
+    unseen = [one for batch in rehearsal.counterexamples.unseen for one in batch.questions]
+    assert len(in_every_trial) == SLOW_SAMPLES < planning.count
+    assert np.array_equal(np.concatenate([in_every_trial, unseen[0].inputs["x"]]), planning.arrays["x"])
+
+
+def test_large_samples_are_perturbed_for_a_plan_that_passes_and_not_for_every_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, planning, _ = prepared(Healthy())
+    monkeypatch.setattr(inputs.perturbed, "MAX_ELEMENTS", planning.arrays["x"].size - 1)
+    rehearsal = Rehearsal(graph, planning)
+    assert rehearsal.samples == rehearsal.own
+    assert (
+        sum(len(one.samples) for batch in rehearsal.counterexamples.unseen for one in batch.questions) > 1000
+    )
 
 
 @pytest.fixture
