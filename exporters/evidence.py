@@ -11,6 +11,7 @@ from typing import Any
 from ..models.errors import CannotConvert
 from ..models.store import Draft, Version
 from .environment import environment
+from .gate.refusals import accepting
 from .gate.verdict import ParityReport
 from .gate.worst import worst_sample
 from .maker import Maker
@@ -58,9 +59,27 @@ def facts_of(version: Version) -> dict[str, Any]:
     }
 
 
+def _every_half_misses(last: ParityReport) -> str:
+    error_u, limit_u = max((one.max_error_u, one.limit_u) for one in last.outputs)
+    if error_u <= limit_u:
+        return "the last half that was planned misses the gate's limits, so that every node stays in FP32"
+    limit = accepting("max_error_u", error_u)
+    accept = (
+        "" if limit is None else f"; accept such an error by setting max_error_u = {limit:g} under [parity]"
+    )
+    return (
+        f"the last half that was planned errs by {error_u:.3g}u in the proof, where {limit_u:g}u are allowed, so that "
+        f"every node stays in FP32{accept}"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All findings of a conversion, ready to be written. ``nearest``: of a refusal, as `Maker.nearest` gives it."""
+    """All findings of a conversion, ready to be written.
+
+    ``nearest``: of a refusal, as `Maker.nearest` gives it. ``missed``: the report on the last half that was not equal,
+    where another plan followed it.
+    """
 
     subject: Subject
     maker: Maker
@@ -68,6 +87,7 @@ class Evidence:
     status: str
     further: FurtherVerdict | None = None
     nearest: str = ""
+    missed: ParityReport | None = None
 
     @property
     def half_nodes(self) -> int:
@@ -102,6 +122,8 @@ class Evidence:
             return str(why)
         if self.subject.precision.level == "O0":
             return "that was asked for (level O0)"
+        if self.missed is not None and self.maker.facts()["kept"]:
+            return _every_half_misses(self.missed)
         if self.exhausted:
             return f"{_EXHAUSTED}, and says neither that a half is equal nor that none is"
         if self.maker.facts()["kept"]:

@@ -4,6 +4,7 @@ Kinds of model differ in how their forms are made: a captured program (`torch/fo
 (`onnx/forms.py`), a module that is served live (`live/forms.py`). Each has a `Maker`; the road is the same.
 """
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,11 +21,13 @@ from .maker import Made, Maker, Notify
 from .plan.aims import RETREATS, SHARES
 from .plan.counterexamples import excess
 from .prove import ReferenceRun, judged
+from .search.delta_debugging import COMPLETE, EXHAUSTED, NOT_NEEDED
 from .subject import FurtherVerdict, Subject
 from .threads import fixed_threads
 from .torch.onnx_form.export import remove_onnx
 
 NEAR = 2.0  # times the allowed error: a miss that more nodes in FP32 are likely to cure
+PASSED = (NOT_NEEDED, COMPLETE, EXHAUSTED)  # outcomes of a search: its plan passes on the planning samples
 
 
 def travel(
@@ -54,6 +57,7 @@ class _Conversion:
     notify: Notify
     twins_after: int | None = None
     made: dict[str, Made] = field(default_factory=dict)
+    missed: ParityReport | None = None  # on the last half that was refused before another plan was made
 
     def go(self) -> Version:
         started = time.perf_counter()
@@ -80,21 +84,27 @@ class _Conversion:
         self._drop_refused(forms, status)
         unproven = status == REFUSED and any(form.report and not form.passed for form in forms.values())
         nearest = maker.nearest(self.notify) if unproven else ""
-        evidence = Evidence(subject, maker, forms, status, further, nearest)
+        evidence = Evidence(subject, maker, forms, status, further, nearest, self.missed)
         evidence.write(self.draft, reference_run, planning.count)
         facts = evidence.manifest(time.perf_counter() - started)
         return self.draft.publish(status, facts, self.twins_after)
 
     def _proven(self, planning: Samples, reference_run: ReferenceRun) -> dict[str, Form]:
         """The forms under the first plan that passes, or under the last; each is stricter than the one before."""
-        forms: dict[str, Form] = {}
+        forms, before = dict[str, Form](), 1.0
         for share in (*SHARES, *RETREATS):
-            if share in RETREATS and not _nearly(forms):
+            if share in RETREATS and not all(map(_may_retreat, forms.values())):
                 break
+            if share in RETREATS[:-1] and share * _missed(forms) > before:
+                continue  # it is likely to miss as well
+            before = share
             if not self.maker.plan(planning, share, self.notify):
                 if share in RETREATS or not forms:
                     break
                 continue  # planned as strictly before
+            self.missed = next(
+                (one.report for one in forms.values() if not one.passed and one.report), self.missed
+            )
             forms = {name: self._form(name, reference_run) for name in self.subject.forms}
             if all(form.passed or form.report is None for form in forms.values()):
                 break
@@ -152,6 +162,15 @@ class _Conversion:
                 remove_onnx(self.draft.folder / "half.onnx")
 
 
-def _nearly(forms: Mapping[str, Form]) -> bool:
-    """Whether every form that was refused misses its limits by less than a factor of two."""
-    return all(form.report is None or form.passed or excess(form.report) < NEAR for form in forms.values())
+def _may_retreat(form: Form) -> bool:
+    """Whether the form passed or more nodes in FP32 are likely to cure it: it misses its limits by less than `NEAR`, or
+    by more although its plan passed on the planning samples, because a judged sample is more sensitive than those."""
+    if form.report is None or form.passed:
+        return True
+    limit = math.inf if form.facts.get("search") in PASSED else NEAR
+    return excess(form.report) < limit
+
+
+def _missed(forms: Mapping[str, Form]) -> float:
+    """The worst error of the refused forms, as a share of the allowed one."""
+    return max((excess(form.report) for form in forms.values() if form.report and not form.passed), default=1)

@@ -9,8 +9,7 @@ from ..gate.parity import UNIT_ROUNDOFF, min_sqnr_db
 from ..inputs.synthetic import LARGEST
 
 SHARES = (0.75, 0.4)  # of the gate's limits, for what a search finds: the second where the proof then fails
-# For what is given to FP32 besides where the proof misses a limit by less than a factor of two; after the last of
-# them everything is.
+# For what is given to FP32 besides where the proof misses a limit (`road`); after the last of them everything is.
 RETREATS = (0.2, 0.1, 0.05)
 
 

@@ -21,7 +21,7 @@ from .rehearsal import Rehearsal
 BUDGET = Budget(evaluations=400, operations=1 << 40)  # about a minute of one core
 NAMED = 12  # of the nodes that a refusal proposes to keep
 RETREAT = "its error in half adds to that of the others"
-TOO_CLOSE = "the proof without it and its like missed a limit by less than a factor of two"
+TOO_CLOSE = "the proof without it and its like missed a limit"
 
 G = TypeVar("G", bound=Graph)
 Notify = Callable[[str], None]

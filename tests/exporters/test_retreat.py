@@ -1,4 +1,4 @@
-"""A proof that misses by little gives more to FP32 before it is refused; one that misses by much does not."""
+"""A proof that misses gives more to FP32 before it is refused: by how much it missed decides how much more."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.plan.aims import RETREATS, SHARES
 from halfeven.exporters.prove import ReferenceRun
 from halfeven.exporters.road import _Conversion
+from halfeven.exporters.search.delta_debugging import COMPLETE, EXHAUSTED, FAILED, NOT_NEEDED
 from halfeven.models.spec import Dim, ModelSpec, TensorSpec
 
 U = 2.0**-11
@@ -32,24 +33,27 @@ class Maker:
         return len(self.asked) == 1 or not self.fixed
 
 
-def form(error_u: float) -> Form:
-    """Judged with one element that errs by so much."""
+def form(error_u: float, search: str) -> Form:
+    """Judged with one element that errs by so much; ``search``: the outcome for its plan."""
     whole = np.ones((8, 50), np.float32)
     half = whole.copy()
     half[3, 3] += error_u * U
     report = judge(SPEC, "fp16", [Trial(tuple(range(8)), {"y": whole}, {"y": half})])
-    return Form({"passed": report.passed}, report)
+    return Form({"passed": report.passed, "search": search}, report)
 
 
 def shares_asked(
-    monkeypatch: pytest.MonkeyPatch, error_of: Callable[[float], float], fixed: bool = False
+    monkeypatch: pytest.MonkeyPatch,
+    error_of: Callable[[float], float],
+    fixed: bool = False,
+    search: str = FAILED,
 ) -> list[float]:
     maker: Any = Maker(fixed)
     subject: Any = SimpleNamespace(forms=("torch",))
     reference_run: Any = None
 
     def made(self: _Conversion, name: str, reference_run: ReferenceRun) -> Form:
-        return form(error_of(maker.asked[-1]))
+        return form(error_of(maker.asked[-1]), search)
 
     monkeypatch.setattr(_Conversion, "_form", made)
     draft: Any = None
@@ -62,8 +66,25 @@ def test_a_near_miss_gives_more_to_fp32_until_the_proof_passes(monkeypatch: pyte
     assert shares_asked(monkeypatch, errors.__getitem__) == [*SHARES, *RETREATS[:2]]
 
 
-def test_a_miss_by_a_factor_of_two_is_refused_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_plan_passes_the_planning_samples_a_miss_by_a_factor_of_two_is_refused_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert shares_asked(monkeypatch, lambda share: 8.1) == list(SHARES)
+
+
+@pytest.mark.parametrize("outcome", [NOT_NEEDED, COMPLETE, EXHAUSTED])
+@pytest.mark.parametrize(
+    "error_u, retreats", [(8.1, RETREATS[1:]), (24.0, RETREATS[2:]), (1e6, RETREATS[2:])]
+)
+def test_a_plan_that_passed_and_misses_by_more_gives_as_much_more_at_once(
+    monkeypatch: pytest.MonkeyPatch, outcome: str, error_u: float, retreats: tuple[float, ...]
+) -> None:
+    """A judged sample is more sensitive than those that chose the plan; in the end all is given."""
+    assert shares_asked(monkeypatch, lambda share: error_u, search=outcome) == [*SHARES, *retreats]
+
+
+def test_an_answer_that_is_not_finite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shares_asked(monkeypatch, lambda share: np.inf, search=COMPLETE) == list(SHARES)
 
 
 def test_all_that_can_be_given_is_given_before_a_near_miss_is_refused(
