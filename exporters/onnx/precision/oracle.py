@@ -38,11 +38,15 @@ def to_mantissa(array: np.ndarray, type_: int) -> np.ndarray:
     """Rounded to half's mantissa with FP32's exponent: the floor, the error that is left whatever is done about
     range."""
     drop = _DROPPED_BITS[type_]
-    bits = np.ascontiguousarray(array, np.float32).view(np.uint32).astype(np.uint64)
-    even = (bits >> np.uint64(drop)) & np.uint64(1)
-    carried = bits + np.uint64((1 << (drop - 1)) - 1) + even
-    kept = (carried & ~np.uint64((1 << drop) - 1)).astype(np.uint32).view(np.float32)
-    return np.where(np.isfinite(array), kept, array).reshape(np.shape(array)).astype(np.float32)
+    rounded = np.array(array, np.float32, order="C")
+    bits = rounded.view(np.uint32)  # in place: a batch may be large
+    to_even = bits >> np.uint32(drop)
+    to_even &= np.uint32(1)
+    to_even += np.uint32((1 << (drop - 1)) - 1)
+    bits += to_even
+    bits &= np.uint32(0xFFFFFFFF << drop & 0xFFFFFFFF)
+    np.copyto(rounded, array, where=~np.isfinite(array))
+    return rounded
 
 
 @dataclass(frozen=True, slots=True)

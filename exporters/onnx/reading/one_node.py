@@ -77,6 +77,7 @@ def session(key: Key) -> onnxruntime.InferenceSession:
 def _session(key: Key, threads: int) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.enable_cpu_mem_arena = False  # each of a thousand arenas would keep its largest batch
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # A pool of threads for each of a thousand nodes is too many.

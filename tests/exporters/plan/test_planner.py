@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters import inputs
 from halfeven.exporters.inputs.perturbed import COPIES
 from halfeven.exporters.inputs.planning import SLOW_SAMPLES
 from halfeven.exporters.inputs.samples import Samples
@@ -253,7 +252,7 @@ def test_a_costly_model_answers_fewer_samples_in_every_trial_and_the_others_are_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graph, planning, _ = prepared(Healthy())
-    monkeypatch.setattr(inputs.planning, "OPERATIONS", 0)
+    monkeypatch.setattr("halfeven.exporters.inputs.planning.OPERATIONS", 0)
     rehearsal = Rehearsal(graph, planning)
     in_every_trial = [row for batch in rehearsal.own for one in batch.questions for row in one.inputs["x"]]
     unseen = [one for batch in rehearsal.counterexamples.unseen for one in batch.questions]
@@ -265,7 +264,7 @@ def test_large_samples_are_perturbed_for_a_plan_that_passes_and_not_for_every_tr
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graph, planning, _ = prepared(Healthy())
-    monkeypatch.setattr(inputs.perturbed, "MAX_ELEMENTS", planning.arrays["x"].size - 1)
+    monkeypatch.setattr("halfeven.exporters.inputs.perturbed.MAX_ELEMENTS", planning.arrays["x"].size - 1)
     rehearsal = Rehearsal(graph, planning)
     assert rehearsal.samples == rehearsal.own
     assert (
