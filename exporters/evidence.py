@@ -60,7 +60,9 @@ def facts_of(version: Version) -> dict[str, Any]:
 
 
 def _every_half_misses(last: ParityReport) -> str:
-    error_u, limit_u = max((one.max_error_u, one.limit_u) for one in last.outputs)
+    """Why every node stays in FP32 where the proof refused each half. ``last``: the report on the last refused half."""
+    worst = max(last.outputs, key=lambda output: output.max_error_u and output.max_error_u / output.limit_u)
+    error_u, limit_u = worst.max_error_u, worst.limit_u
     if error_u <= limit_u:
         return "the last half that was planned misses the gate's limits, so that every node stays in FP32"
     limit = accepting("max_error_u", error_u)
@@ -77,8 +79,8 @@ def _every_half_misses(last: ParityReport) -> str:
 class Evidence:
     """All findings of a conversion, ready to be written.
 
-    ``nearest``: of a refusal, as `Maker.nearest` gives it. ``missed``: the report on the last half that was not equal,
-    where another plan followed it.
+    ``nearest``: of a refusal, as `Maker.nearest` gives it. ``missed``: the report on the last half that the proof
+    refused before the plan of these forms was made; None where there was no such half.
     """
 
     subject: Subject

@@ -228,7 +228,8 @@ def check_whole_form(reference_run: ReferenceRun, answers: Answers) -> None:
 
 
 def _cause(gap: float, noise: Noise | None) -> str:
-    """Of a difference in FP32, as a share of the output's largest value."""
+    """The cause of a difference in FP32 between two forms. ``gap``: that difference, as a share of the output's largest
+    value; ``noise``: how much the program itself differs when it is computed another way."""
     own = noise.numbers["error"] if noise else 0.0
     if np.isfinite(gap) and SAME_IN_FP32 < gap <= ROOM * own:
         return (

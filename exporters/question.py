@@ -26,7 +26,7 @@ class Question:
 
     @property
     def nbytes(self) -> int:
-        """Of the inputs and of the whole's answers."""
+        """The bytes of the inputs and of the whole's answers."""
         return sum(array.nbytes for side in (self.inputs, self.reference) for array in side.values())
 
     def first(self, rows: int) -> "Question":

@@ -27,7 +27,7 @@ from .threads import fixed_threads
 from .torch.onnx_form.export import remove_onnx
 
 NEAR = 2.0  # times the allowed error: a miss that more nodes in FP32 are likely to cure
-PASSED = (NOT_NEEDED, COMPLETE, EXHAUSTED)  # outcomes of a search: its plan passes on the planning samples
+PASSED = (NOT_NEEDED, COMPLETE, EXHAUSTED)  # outcomes of a search whose plan passes on the planning samples
 
 
 def travel(
@@ -91,13 +91,13 @@ class _Conversion:
 
     def _proven(self, planning: Samples, reference_run: ReferenceRun) -> dict[str, Form]:
         """The forms under the first plan that passes, or under the last; each is stricter than the one before."""
-        forms, before = dict[str, Form](), 1.0
+        forms, last_share = dict[str, Form](), 1.0
         for share in (*SHARES, *RETREATS):
             if share in RETREATS and not all(map(_may_retreat, forms.values())):
                 break
-            if share in RETREATS[:-1] and share * _missed(forms) > before:
-                continue  # it is likely to miss as well
-            before = share
+            if share in RETREATS[:-1] and share * _worst_excess(forms) > last_share:
+                continue  # a plan for this share is likely to miss the limits as well
+            last_share = share
             if not self.maker.plan(planning, share, self.notify):
                 if share in RETREATS or not forms:
                     break
@@ -163,14 +163,17 @@ class _Conversion:
 
 
 def _may_retreat(form: Form) -> bool:
-    """Whether the form passed or more nodes in FP32 are likely to cure it: it misses its limits by less than `NEAR`, or
-    by more although its plan passed on the planning samples, because a judged sample is more sensitive than those."""
+    """Whether a plan with more nodes in FP32 is likely to make this form equal; True as well where the form is equal.
+
+    That is likely where the error is below `NEAR` times the allowed one. It is likely with any finite error where the
+    plan passed on the planning samples: then a judged sample is only more sensitive than those.
+    """
     if form.report is None or form.passed:
         return True
     limit = math.inf if form.facts.get("search") in PASSED else NEAR
     return excess(form.report) < limit
 
 
-def _missed(forms: Mapping[str, Form]) -> float:
-    """The worst error of the refused forms, as a share of the allowed one."""
+def _worst_excess(forms: Mapping[str, Form]) -> float:
+    """The largest error of all refused forms, divided by the allowed error; 1 where no form was refused."""
     return max((excess(form.report) for form in forms.values() if form.report and not form.passed), default=1)

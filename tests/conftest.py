@@ -90,8 +90,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[Any]:
-    """What a fixture for many tests draws follows from its own name: which of the tests comes first on a worker is
-    chance."""
+    """A fixture that many tests share draws by its own name, not by that of the test that asks for it first: which test
+    that is changes from run to run."""
     if fixturedef.scope == "function":
         return (yield)
     with _draws.within(f"{fixturedef.baseid}::{fixturedef.argname}[{getattr(request, 'param_index', 0)}]"):

@@ -15,19 +15,20 @@ from .samples import Samples
 
 COPIES = 3  # of the samples
 NOISE = 0.5  # of the sample's own spread: far enough to be another sample, near enough to be one of its kind
-MAX_ELEMENTS = 1 << 18  # of all samples together; larger ones are not perturbed where every trial asks them
+MAX_ELEMENTS = 1 << 18  # of all samples together, for `perturbed_if_small`
 SHIFT = 8  # a picture moves by at most 1/8 of its height and width
 DIMMEST = 0.7  # of a picture's brightness
 
 
 def perturbed_if_small(spec: ModelSpec, samples: Samples) -> Iterator[Samples]:
-    """`COPIES` of the samples, perturbed; none where the samples are large."""
+    """`COPIES` perturbed copies of the samples, which every trial of a plan asks; none where the samples have more than
+    `MAX_ELEMENTS`, because trials would take too long."""
     elements = sum(samples.arrays[tensor.name].size for tensor in changeable(spec, samples))
     return perturbed(spec, samples, COPIES) if elements <= MAX_ELEMENTS else iter(())
 
 
 def perturbed(spec: ModelSpec, samples: Samples, copies: int, seed: int = 0) -> Iterator[Samples]:
-    """``copies`` of the samples, perturbed; none where no input can be changed."""
+    """``copies`` perturbed copies of the samples, one at a time; none where no input can be changed."""
     if not changeable(spec, samples):
         return
     random = np.random.default_rng(seed)

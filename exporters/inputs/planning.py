@@ -9,13 +9,14 @@ from ..operations import UNKNOWN, Operations
 from .samples import Samples
 
 MAX_SAMPLES = 16
-SLOW_SAMPLES = 8  # of a model that needs more than `OPERATIONS` for `MAX_SAMPLES`
+SLOW_SAMPLES = 8  # instead of `MAX_SAMPLES`, where those would need more than `OPERATIONS`
 OPERATIONS = 1 << 34
 ROWS = 8  # of one execution
 
 
 def few(planning: Samples, operations: Operations = UNKNOWN) -> Samples:
-    """The planning samples that every candidate plan answers. ``operations``: of one execution."""
+    """The first planning samples: every candidate plan is tried on them. ``operations``: of one execution of the
+    model."""
     row = operations.of(planning.take(slice(0, 1)).arrays)
     slow = row * min(planning.count, MAX_SAMPLES) > OPERATIONS
     return planning.take(slice(0, SLOW_SAMPLES if slow else MAX_SAMPLES))

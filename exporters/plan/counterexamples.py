@@ -15,7 +15,7 @@ from ..search.ranking import RANKED, OrderJudge
 from .batched import Batch
 
 OPERATIONS = 1 << 36  # for the whole's answers: a large model is tried on fewer
-BYTES = 1 << 28  # that they and the whole's answers may take
+BYTES = 1 << 28  # of the unseen samples with the whole's answers to them
 PART_OPERATIONS = (
     1 << 33
 )  # of the first part of a trial on unseen samples; each part is twice as large as the last

@@ -1,12 +1,13 @@
 """A proof that misses gives more to FP32 before it is refused: by how much it missed decides how much more."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from halfeven.exporters.evidence import Form
+from halfeven.exporters.evidence import Form, _every_half_misses
 from halfeven.exporters.gate.parity import judge
 from halfeven.exporters.gate.trial import Trial
 from halfeven.exporters.inputs.samples import Samples
@@ -81,6 +82,15 @@ def test_a_plan_that_passed_and_misses_by_more_gives_as_much_more_at_once(
 ) -> None:
     """A judged sample is more sensitive than those that chose the plan; in the end all is given."""
     assert shares_asked(monkeypatch, lambda share: error_u, search=outcome) == [*SHARES, *retreats]
+
+
+def test_where_all_stays_in_fp32_the_verdict_names_the_output_that_misses_its_own_limit() -> None:
+    report = form(24.0, COMPLETE).report
+    assert report is not None
+    (refused,) = report.outputs
+    wide = replace(refused, name="wide", max_error_u=50.0, limit_u=100.0)
+    why = _every_half_misses(replace(report, outputs=(wide, refused)))
+    assert "errs by 24u in the proof, where 4u are allowed" in why and "max_error_u = 24" in why
 
 
 def test_an_answer_that_is_not_finite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
