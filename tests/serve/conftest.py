@@ -249,8 +249,8 @@ def started(
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        assert is_up.wait(20)
+        assert is_up.wait(90)
         yield server
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(90)

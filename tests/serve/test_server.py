@@ -80,7 +80,7 @@ def get(address: str, path: str, body: bytes | None = None) -> tuple[int, Any, A
         request = urllib.request.Request(
             f"http://{address}{path}", body, {"content-type": "application/json"}
         )
-        answer = urllib.request.urlopen(request, timeout=30)
+        answer = urllib.request.urlopen(request, timeout=90)
     except urllib.error.HTTPError as error:
         answer = error
     content = answer.read()
@@ -92,7 +92,7 @@ def get(address: str, path: str, body: bytes | None = None) -> tuple[int, Any, A
     )
 
 
-def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+def until(holds: Callable[[], bool], seconds: float = 90.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it did not come about in time"
@@ -313,7 +313,7 @@ def test_probes_a_server_that_loads_serves_drains_or_lost_its_device(
     may_load, make_ready = threading.Event(), roster_module.make_ready
 
     def slow(*arguments: Any) -> Any:
-        may_load.wait(30)
+        may_load.wait(90)
         return make_ready(*arguments)
 
     monkeypatch.setattr(roster_module, "make_ready", slow)
