@@ -189,11 +189,15 @@ class Recogniser(nn.Module):
         self.recurrent = nn.LSTM(width, width // 2, bidirectional=True, batch_first=True)
         self.norm, self.head, self.sharpness = nn.LayerNorm(width), nn.Linear(width, 96), sharpness
 
-    def forward(self, x: Tensor) -> Tensor:
+    def scores(self, x: Tensor) -> Tensor:
+        """Logits, ``[rows, columns, 96]``."""
         x = self.stem(x).mean(2).transpose(1, 2)
         x = self.blocks(x)
         x = x + self.recurrent(x)[0]
-        return torch.softmax(self.sharpness * self.head(self.norm(x)), -1)
+        return self.sharpness * self.head(self.norm(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.scores(x), -1)
 
 
 class UNet(nn.Module):
@@ -212,7 +216,8 @@ class UNet(nn.Module):
         one = (nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(4, width), nn.SiLU())
         return nn.Sequential(*(part for _ in range(count) for part in _copies(one)))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def residual(self, x: Tensor) -> Tensor:
+        """What is taken away from the picture, of its shape."""
         hidden, bridges = self.stem(x), list[Tensor]()
         for part in self.fall:
             hidden = hidden + part(hidden)
@@ -222,7 +227,10 @@ class UNet(nn.Module):
         for part, merge, bridge in zip(self.rise, self.merge, reversed(bridges), strict=True):
             hidden = merge(torch.cat([nn.functional.interpolate(hidden, scale_factor=2.0), bridge], 1))
             hidden = hidden + part(hidden)
-        return 8.0 * x - self.last(hidden) - 7.9 * x
+        return self.last(hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 8.0 * x - self.residual(x) - 7.9 * x
 
 
 def _copies(layers: tuple[nn.Module, ...]) -> list[nn.Module]:

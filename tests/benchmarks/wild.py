@@ -1,4 +1,4 @@
-"""What becomes of nets of 100 to 300 nodes (`tests/wild.py`), as programs and as ONNX files.
+"""What becomes of nets of 100 to 300 nodes (`tests/wild.py`, `trained_wild.py`), as programs and as ONNX files.
 
     python -m tests.benchmarks.wild [--only NAME …] [--road program file] [--level O1] [--out FILE.json]
 
@@ -30,12 +30,14 @@ from halfeven.models.package import ModelFolder, Precision
 from halfeven.models.store import Store, Version
 from torch import Tensor
 
+from tests.benchmarks.trained_wild import TRAINED
 from tests.corpus.case import Case
 from tests.programs import Whole, whole
 from tests.wild import WILD
 
 ROWS, SEED, SECOND = 32, 1, 1 << 34
 ROADS = ("program", "file")
+NETS = WILD | TRAINED
 
 
 def fresh(case: Case, rows: int, seed: int) -> dict[str, Tensor]:
@@ -44,7 +46,7 @@ def fresh(case: Case, rows: int, seed: int) -> dict[str, Tensor]:
 
 
 def captured(name: str) -> Whole:
-    case = WILD[name]
+    case = NETS[name]
     torch.manual_seed(0)
     found = whole(case.build(), fresh(case, 8, 0), case.free, case.max_batch_size)
     kinds = zip(found.spec.outputs, case.kinds or ("tensor",), strict=True)
@@ -59,7 +61,7 @@ def captured(name: str) -> Whole:
 def converted(name: str, road: str, level: str, folder: Path) -> tuple[Version, Any]:
     """The version, and its maker."""
     made, store = captured(name), Store(folder / "store")
-    samples = Samples({key: tensor.numpy() for key, tensor in fresh(WILD[name], ROWS, SEED).items()})
+    samples = Samples({key: tensor.numpy() for key, tensor in fresh(NETS[name], ROWS, SEED).items()})
 
     def notify(line: str) -> None:
         print(f"  {line}", flush=True)
@@ -133,7 +135,7 @@ def half_at_most(maker: ProgramForms | FileForms) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.wild")
-    parser.add_argument("--only", nargs="+", default=list(WILD), choices=list(WILD))
+    parser.add_argument("--only", nargs="+", default=list(NETS), choices=list(NETS))
     parser.add_argument("--road", nargs="+", default=list(ROADS), choices=ROADS)
     parser.add_argument("--level", nargs="+", default=["O1"])
     parser.add_argument("--out", type=Path)
