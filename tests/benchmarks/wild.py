@@ -4,7 +4,8 @@
 
 A row for each: nodes, those in half, those that would be if nothing were kept, their ratio (the share that counts:
 nodes that only follow a kept one are FP32 too), kept by the search, evaluations, operations (in units of 2**34, about
-a second of one core), seconds, outcome of the search, verdict.
+a second of one core), seconds, outcome of the search, verdict; and of 256 inputs that nobody saw how many err by more
+than the limit, and the largest error.
 """
 
 import argparse
@@ -30,12 +31,14 @@ from halfeven.models.package import ModelFolder, Precision
 from halfeven.models.store import Store, Version
 from torch import Tensor
 
+from tests.benchmarks.fresh_inputs import wrong_inputs
 from tests.benchmarks.trained_wild import TRAINED
 from tests.corpus.case import Case
 from tests.programs import Whole, whole
 from tests.wild import WILD
 
 ROWS, SEED, SECOND = 32, 1, 1 << 34
+FRESH, FRESH_SEED = 256, 77
 ROADS = ("program", "file")
 NETS = WILD | TRAINED
 
@@ -99,12 +102,23 @@ def row_of(name: str, road: str, level: str) -> dict[str, Any]:
     try:
         with TemporaryDirectory() as scratch:
             version, maker = converted(name, road, level, Path(scratch))
-            found |= _facts(version, maker)
+            found |= _facts(version, maker) | {"seconds": round(time.perf_counter() - began)}
+            found |= _unseen(name, version)
     except CannotConvert as error:
-        found["verdict"] = str(error)
+        found |= {"verdict": str(error), "seconds": round(time.perf_counter() - began)}
     finally:
         Meter.on = add  # type: ignore[method-assign]
-    return found | {"operations": round(spent[0] / SECOND, 1), "seconds": round(time.perf_counter() - began)}
+    return found | {"operations": round(spent[0] / SECOND, 1)}
+
+
+def _unseen(name: str, version: Version) -> dict[str, Any]:
+    """What becomes of inputs that nobody saw, where a half is served."""
+    if version.manifest["half"] is None:
+        return {}
+    ((form, report),) = version.json("parity.json")["forms"].items()
+    drawn = {key: tensor.numpy() for key, tensor in fresh(NETS[name], FRESH, FRESH_SEED).items()}
+    wrong, worst = wrong_inputs(version, form, report, Samples(drawn))
+    return {"fresh_wrong": wrong, "fresh_error_u": round(worst, 2)}
 
 
 def _facts(version: Version, maker: Any) -> dict[str, Any]:
