@@ -48,6 +48,10 @@ $(READY): $(ALONE)
 demo: $(ALONE)
 	$(BIN)/halfeven demo
 
+# Threads of torch in each of as many test processes as there are cores wait for each other more than they compute:
+# with them `make test` takes 5:09 on two cores, without 3:22.
+test test-all older: export OMP_NUM_THREADS := 1
+
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
