@@ -61,9 +61,9 @@ def captured(name: str) -> Whole:
     )
 
 
-def converted(name: str, road: str, level: str, folder: Path) -> tuple[Version, Any]:
+def converted(made: Whole, name: str, road: str, level: str, folder: Path) -> tuple[Version, Any]:
     """The version, and its maker."""
-    made, store = captured(name), Store(folder / "store")
+    store = Store(folder / "store")
     samples = Samples({key: tensor.numpy() for key, tensor in fresh(NETS[name], ROWS, SEED).items()})
 
     def notify(line: str) -> None:
@@ -96,12 +96,13 @@ def row_of(name: str, road: str, level: str) -> dict[str, Any]:
 
         return run
 
+    made = captured(name)  # some are trained first
     Meter.on = counted  # type: ignore[method-assign]
     began = time.perf_counter()
     found: dict[str, Any] = {"net": name, "road": road, "level": level}
     try:
         with TemporaryDirectory() as scratch:
-            version, maker = converted(name, road, level, Path(scratch))
+            version, maker = converted(made, name, road, level, Path(scratch))
             found |= _facts(version, maker) | {"seconds": round(time.perf_counter() - began)}
             found |= _unseen(name, version)
     except CannotConvert as error:
