@@ -48,8 +48,8 @@ $(READY): $(ALONE)
 demo: $(ALONE)
 	$(BIN)/halfeven demo
 
-# Threads of torch in each of as many test processes as there are cores wait for each other more than they compute:
-# with them `make test` takes 5:09 on two cores, without 3:22.
+# Torch would start a thread for each core in each test process; so many threads mostly wait for each other. On two
+# cores `make test` takes 5:09 with them and 3:22 with one thread in each process.
 test test-all older: export OMP_NUM_THREADS := 1
 
 test: $(READY)

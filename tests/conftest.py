@@ -82,8 +82,8 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Of ``-n auto``: one more than there are cores, because many tests wait for processes of their own. On two cores
-    the quick tests take 181 s with three workers, 204 s with two."""
+    """The number of test processes that ``-n auto`` starts: one more than there are cores, because many tests wait for
+    other processes. On two cores the quick tests take 181 s with three test processes and 204 s with two."""
     return usable_cores() + 1
 
 

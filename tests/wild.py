@@ -217,7 +217,7 @@ class UNet(nn.Module):
         return nn.Sequential(*(part for _ in range(count) for part in _copies(one)))
 
     def residual(self, x: Tensor) -> Tensor:
-        """What is taken away from the picture, of its shape."""
+        """The correction that `forward` subtracts, of the same shape as the input picture."""
         hidden, bridges = self.stem(x), list[Tensor]()
         for part in self.fall:
             hidden = hidden + part(hidden)

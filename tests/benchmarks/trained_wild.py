@@ -1,7 +1,8 @@
-"""The recogniser and the U-Net of `tests/wild.py` with weights that were trained, on drawn lines of text.
+"""The recogniser and the U-Net of `tests/wild.py` with trained weights, for the benchmark `wild.py`.
 
-Fresh weights answer with nearly equal numbers, which no user's net does: what half costs such a net says little about
-a trained one. The recogniser learns to read (CTC, Graves et al., ICML 2006), the U-Net to take noise away.
+Nets with random weights give nearly equal scores to all classes, trained nets do not: errors of a half change the
+answers of the two differently. The recogniser is trained to read drawn lines of text (CTC, Graves et al., ICML 2006),
+the U-Net to remove noise from pictures of such lines.
 """
 
 import time
@@ -23,21 +24,21 @@ READING_STEPS, READING_ROWS, CLEANING_STEPS, CLEANING_ROWS, RATE = 4000, 48, 120
 
 
 class Reader(Recogniser):
-    """The same recogniser without the softmax at its end."""
+    """A `Recogniser` without the softmax at its end: its output are logits, ``[rows, columns, 96]``."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.scores(x)
 
 
 class Denoiser(UNet):
-    """The same U-Net; its residual is the noise."""
+    """A `UNet` that removes noise: it computes the noise of its input picture and subtracts it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x - self.residual(x)
 
 
 def line_of_text(random: np.random.Generator, width: int) -> tuple[str, np.ndarray]:
-    """Two to seven characters and their picture, ``[32, width]`` in [0, 1], with a little noise."""
+    """A text of two to seven random characters and its picture, ``[32, width]`` FP32: 0 to 1, with a little noise."""
     while True:
         text = "".join(LETTERS[code] for code in random.integers(1, len(LETTERS), random.integers(2, 8)))
         font = ImageFont.load_default(size=SIZES[random.integers(len(SIZES))])
@@ -54,14 +55,14 @@ def line_of_text(random: np.random.Generator, width: int) -> tuple[str, np.ndarr
 
 
 def lines(random: np.random.Generator, rows: int) -> tuple[list[str], Tensor]:
-    """Texts, and pictures ``[rows, 3, 32, 96]``."""
+    """Random texts and their pictures, ``[rows, 3, 32, 96]`` FP32."""
     drawn = [line_of_text(random, 96) for _ in range(rows)]
     pictures = np.stack([np.repeat(picture[None], 3, 0) for _, picture in drawn])
     return [text for text, _ in drawn], torch.from_numpy(pictures)
 
 
 def noisy(random: np.random.Generator, rows: int) -> tuple[Tensor, Tensor]:
-    """Two lines of text each, ``[rows, 1, 64, 64]``, without noise and with it."""
+    """Pictures of two lines of text, ``[rows, 1, 64, 64]`` FP32: first without noise, then the same ones with noise."""
     pages = [np.concatenate([line_of_text(random, 64)[1] for _ in range(2)]).clip(0, 1) for _ in range(rows)]
     clean = torch.from_numpy(np.stack(pages)[:, None])
     noise = random.normal(0, random.uniform(0.1, 0.4), clean.shape).astype(np.float32)
@@ -69,7 +70,8 @@ def noisy(random: np.random.Generator, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def read(scores: Tensor) -> str:
-    """The likeliest letter of each column, ``[columns, 96]``, repeated ones once, blanks not."""
+    """The text that CTC reads from the logits of one line, ``[columns, 96]``: the most probable letter of each column,
+    repeated letters once, without blanks."""
     best = scores.argmax(-1).tolist()
     return "".join(
         LETTERS[now] for before, now in zip([0, *best], best, strict=False) if now and now != before
@@ -77,8 +79,8 @@ def read(scores: Tensor) -> str:
 
 
 @cache
-def reading() -> dict[str, Tensor]:
-    """The weights of a recogniser that learnt to read."""
+def reader_weights() -> dict[str, Tensor]:
+    """Trains a `Reader` and returns its weights."""
     random, loss_of = np.random.default_rng(0), nn.CTCLoss(zero_infinity=True)
 
     def loss(net: nn.Module) -> Tensor:
@@ -97,8 +99,8 @@ def reading() -> dict[str, Tensor]:
 
 
 @cache
-def cleaning() -> dict[str, Tensor]:
-    """The weights of a U-Net that learnt to take noise away."""
+def denoiser_weights() -> dict[str, Tensor]:
+    """Trains a `Denoiser` and returns its weights."""
     random = np.random.default_rng(0)
 
     def loss(net: nn.Module) -> Tensor:
@@ -150,7 +152,7 @@ def _drawn(
 
 
 TRAINED: dict[str, Case] = {
-    "trained-unet": Case(_with(Denoiser, cleaning), _drawn(noisy)),
-    "trained-reader": Case(_with(Reader, reading), _drawn(lines), kinds=("logits",)),
-    "trained-recogniser": Case(_with(Recogniser, reading), _drawn(lines), kinds=("probabilities",)),
+    "trained-unet": Case(_with(Denoiser, denoiser_weights), _drawn(noisy)),
+    "trained-reader": Case(_with(Reader, reader_weights), _drawn(lines), kinds=("logits",)),
+    "trained-recogniser": Case(_with(Recogniser, reader_weights), _drawn(lines), kinds=("probabilities",)),
 }

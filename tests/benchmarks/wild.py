@@ -1,11 +1,11 @@
-"""What becomes of nets of 100 to 300 nodes (`tests/wild.py`, `trained_wild.py`), as programs and as ONNX files.
+"""Converts nets of 100 to 300 nodes (`tests/wild.py`, `trained_wild.py`), as captured programs and as ONNX files.
 
     python -m tests.benchmarks.wild [--only NAME …] [--road program file] [--level O1] [--out FILE.json]
 
-A row for each: nodes, those in half, those that would be if nothing were kept, their ratio (the share that counts:
-nodes that only follow a kept one are FP32 too), kept by the search, evaluations, operations (in units of 2**34, about
-a second of one core), seconds, outcome of the search, verdict; and of 256 inputs that nobody saw how many err by more
-than the limit, and the largest error.
+Prints a row for each conversion: nodes, those in half, those that would be if nothing were kept, their ratio (the
+share that counts: nodes that only follow a kept one are FP32 too), kept by the search, evaluations, operations (in units of 2**34, about
+a second of one core), seconds, outcome of the search, verdict; of 256 new inputs the number whose
+error is above the limit, and the largest error.
 """
 
 import argparse
@@ -31,6 +31,8 @@ from halfeven.models.package import ModelFolder, Precision
 from halfeven.models.store import Store, Version
 from torch import Tensor
 
+from tests.benchmarks.fresh_inputs import ROWS as FRESH
+from tests.benchmarks.fresh_inputs import SEED as FRESH_SEED
 from tests.benchmarks.fresh_inputs import wrong_inputs
 from tests.benchmarks.trained_wild import TRAINED
 from tests.corpus.case import Case
@@ -38,7 +40,6 @@ from tests.programs import Whole, whole
 from tests.wild import WILD
 
 ROWS, SEED, SECOND = 32, 1, 1 << 34
-FRESH, FRESH_SEED = 256, 77
 ROADS = ("program", "file")
 NETS = WILD | TRAINED
 
@@ -46,6 +47,10 @@ NETS = WILD | TRAINED
 def fresh(case: Case, rows: int, seed: int) -> dict[str, Tensor]:
     torch.manual_seed(seed)
     return case.inputs(rows)
+
+
+def drawn(name: str, rows: int, seed: int) -> Samples:
+    return Samples({key: tensor.numpy() for key, tensor in fresh(NETS[name], rows, seed).items()})
 
 
 def captured(name: str) -> Whole:
@@ -61,10 +66,10 @@ def captured(name: str) -> Whole:
     )
 
 
-def converted(made: Whole, name: str, road: str, level: str, folder: Path) -> tuple[Version, Any]:
+def converted(made: Whole, road: str, level: str, folder: Path) -> tuple[Version, Any]:
     """The version, and its maker."""
     store = Store(folder / "store")
-    samples = Samples({key: tensor.numpy() for key, tensor in fresh(NETS[name], ROWS, SEED).items()})
+    samples = drawn(made.spec.name, ROWS, SEED)
 
     def notify(line: str) -> None:
         print(f"  {line}", flush=True)
@@ -102,7 +107,7 @@ def row_of(name: str, road: str, level: str) -> dict[str, Any]:
     found: dict[str, Any] = {"net": name, "road": road, "level": level}
     try:
         with TemporaryDirectory() as scratch:
-            version, maker = converted(made, name, road, level, Path(scratch))
+            version, maker = converted(made, road, level, Path(scratch))
             found |= _facts(version, maker) | {"seconds": round(time.perf_counter() - began)}
             found |= _unseen(name, version)
     except CannotConvert as error:
@@ -113,12 +118,12 @@ def row_of(name: str, road: str, level: str) -> dict[str, Any]:
 
 
 def _unseen(name: str, version: Version) -> dict[str, Any]:
-    """What becomes of inputs that nobody saw, where a half is served."""
+    """How many of `FRESH` new inputs the half answers with an error above the limit, and the largest error; empty
+    where the version serves FP32."""
     if version.manifest["half"] is None:
         return {}
     ((form, report),) = version.json("parity.json")["forms"].items()
-    drawn = {key: tensor.numpy() for key, tensor in fresh(NETS[name], FRESH, FRESH_SEED).items()}
-    wrong, worst = wrong_inputs(version, form, report, Samples(drawn))
+    wrong, worst = wrong_inputs(version, form, report, drawn(name, FRESH, FRESH_SEED))
     return {"fresh_wrong": wrong, "fresh_error_u": round(worst, 2)}
 
 

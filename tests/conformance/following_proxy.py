@@ -130,10 +130,10 @@ def following() -> Iterator[FollowingProxy]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(proxy.run(up, end)))
     thread.start()
     try:
-        assert up.wait(90)
+        assert up.wait(20)
         yield proxy
     finally:
         loop.call_soon_threadsafe(end.set)
-        thread.join(90)
+        thread.join(20)
         loop.run_until_complete(asyncio.sleep(0.1))  # the last closed connections are taken down
         loop.close()

@@ -199,7 +199,7 @@ def exchange(serving: Serving, sent: bytes) -> bytes:
     host, port = serving.address.split(":")
     received = b""
     with (
-        socket.create_connection((host, int(port)), timeout=90) as wire,
+        socket.create_connection((host, int(port)), timeout=30) as wire,
         suppress(BrokenPipeError, ConnectionResetError),  # it need not read what it refuses
     ):
         with suppress(BrokenPipeError, ConnectionResetError):

@@ -41,7 +41,7 @@ def client(serving: Serving) -> Iterator[Any]:
 def gone(client: Any, name: str) -> None:
     """Unloading is asynchronous by the protocol: clients ask until the model is not ready."""
     client.unload_model(name)
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 20
     while client.is_model_ready(name):
         assert time.monotonic() < deadline, f"{name} is still there"
 

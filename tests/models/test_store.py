@@ -64,7 +64,7 @@ def test_the_draft_of_a_dead_process_is_deleted_and_that_of_a_living_one_stays(s
     try:
         dead, living = [Path(writer.stdout.readline().strip()) for writer in writers if writer.stdout]
         writers[0].kill()
-        writers[0].wait(90)
+        writers[0].wait(20)
         assert dead.is_dir() and living.is_dir()
         store.remove_dead_drafts()
         assert not dead.exists() and living.is_dir()
@@ -157,7 +157,7 @@ def test_threads_that_publish_at_once_get_a_number_each(store: Store) -> None:
     def one(i: int) -> Version:
         with store.draft("net") as draft:
             draft.write_json("spec.json", {"i": i})
-            barrier.wait(timeout=90)
+            barrier.wait(timeout=30)
             return draft.publish(LIVE, {})
 
     with ThreadPoolExecutor(8) as pool:
@@ -298,7 +298,7 @@ def test_of_many_who_promote_over_one_version_at_once_one_does(store: Store) -> 
     barrier = Barrier(len(others) - 2)
 
     def race(version: Version) -> bool:
-        barrier.wait(90)
+        barrier.wait(30)
         try:
             store.promote_over(1, version, "thread")
         except Conflict:
@@ -307,7 +307,7 @@ def test_of_many_who_promote_over_one_version_at_once_one_does(store: Store) -> 
 
     with ThreadPoolExecutor(len(others)) as pool:
         threads = pool.map(race, others[2:])
-        words = [racer.communicate("x", timeout=90)[0].strip() for racer in racers]
+        words = [racer.communicate("x", timeout=30)[0].strip() for racer in racers]
         moved = [*threads].count(True) + words.count("moved")
     assert moved == 1
     assert store.promotions("net")[store.live_number("net") or 0]["last"]["over"] == 1

@@ -33,15 +33,15 @@ DIGEST = "0123456789abcdef" * 4
 
 @pytest.fixture
 def whole_heap() -> None:
-    """For a test that asks whether a closed engine's memory comes back: a load collects garbage of all objects."""
+    """Switches `small_heap` off, for a test that checks that the memory of a closed engine is freed."""
 
 
 @pytest.fixture(autouse=True)
 def small_heap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was there when a version is loaded stays out of the collector's sight (`release.take_out_of_sight`).
+    """The garbage collection after a load (`release.take_out_of_sight`) skips pytest's objects and earlier tests'.
 
-    Pytest's objects are millions, of which a server has none: walking them at every load costs loading/test_ready.py
-    39 of 46 s in a run of all tests.
+    The server unfreezes all objects of its process first, so that the collector visits them. In a test process pytest
+    has millions of objects: visiting them takes 39 of the 46 s of loading/test_ready.py in a run of all tests.
     """
     if "whole_heap" not in request.fixturenames:
         monkeypatch.setattr(gc, "unfreeze", lambda: None)
@@ -266,8 +266,8 @@ def started(
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        assert is_up.wait(90)
+        assert is_up.wait(20)
         yield server
     finally:
         server.should_exit = True
-        thread.join(90)
+        thread.join(20)

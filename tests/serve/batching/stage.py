@@ -43,7 +43,7 @@ class Fake:
         self.batches.append([part.shape for part in parts[0]])
         self.entered()
         if self.gate is not None:
-            assert self.gate.wait(90)
+            assert self.gate.wait(30)
         joined = np.concatenate(parts[0])
         if (joined == POISON).any():
             raise ValueError("poison")

@@ -454,8 +454,8 @@ def test_answers_to_a_closed_loop_do_not_hurt_the_device(caplog: pytest.LogCaptu
 
     asyncio.run(leave())
     device.release()
-    device.call(lambda: None).result(90)
-    device.call(lambda: None).result(90)
+    device.call(lambda: None).result(30)
+    device.call(lambda: None).result(30)
     assert asyncio.run(come()).outputs[0].item() == 5
     assert device.stop(30)
     assert "mistake of ours" not in caplog.text

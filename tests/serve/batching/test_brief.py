@@ -227,7 +227,7 @@ async def test_what_the_device_thread_ends_just_then_is_answered_on_the_event_lo
             """Between the decision to run here and the device's refusal the first batch ends."""
             assert engine.gate is not None
             engine.gate.set()
-            assert answered.wait(90)
+            assert answered.wait(30)
             found.append(first.done())
             return run_here(one)
 

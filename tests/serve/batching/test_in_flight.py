@@ -33,7 +33,7 @@ class _Launched:
     def wait(self) -> list[np.ndarray]:
         self.engine.events.append(f"wait {len(self.parts[0])}")
         self.engine.waiting.set()
-        assert self.engine.done.wait(90)
+        assert self.engine.done.wait(30)
         self.engine.computing -= 1
         return Fake.run(self.engine, self.parts)
 
@@ -63,7 +63,7 @@ class Ahead(Fake):
 class _LaunchedInBackground(_Launched):
     def synchronize(self) -> None:
         self.engine.waiting.set()
-        assert self.engine.done.wait(90)
+        assert self.engine.done.wait(30)
 
     def wait(self) -> list[np.ndarray]:
         if not self.engine.done.is_set():

@@ -60,7 +60,7 @@ async def late(rows: int, pace: float) -> AsyncIterator[tuple[Batcher, DeviceThr
     with SimulatedGpu(random.Random(0), pace) as gpu:
         engine = TorchEngine(PROGRAM, "fp32", gpu.device)
         async with serving(engine, spec(rows=rows)) as (batcher, device):
-            device.call(gpu.operations.__enter__).result(90)
+            device.call(gpu.operations.__enter__).result(30)
             try:
                 yield batcher, device, gpu
             finally:

@@ -48,7 +48,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, st
         yield store, url, log.read_text()
     finally:
         process.terminate()
-        process.wait(90)
+        process.wait(30)
 
 
 def test_a_server_on_an_empty_store_says_what_to_do_next(serving: tuple[Path, str, str]) -> None:

@@ -172,7 +172,7 @@ def test_an_answer_beyond_the_bound_is_not_read_to_its_end(monkeypatch: pytest.M
 
 def test_a_server_that_answers_late_or_never_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
-    with odd({"/v2": lambda _: ended.wait(90) and {}}) as (url, _):
+    with odd({"/v2": lambda _: ended.wait(20) and {}}) as (url, _):
         with pytest.raises(NotReady, match=r"within 0\.1 s"):
             v2_engine(url, "m", 0.1, {})
         ended.set()

@@ -27,7 +27,7 @@ from tests.serve.grpc.theirs import retry_after, service_pb2, service_pb2_grpc, 
 
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
 RAW = ROWS.tobytes()
-SECONDS = 90
+SECONDS = 20
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from tests.serve.grpc.conftest import Both, Start
 from tests.serve.grpc.theirs import retry_after, service_pb2, service_pb2_grpc, triton
 
 OPEN = {"ServerLive", "ServerReady"}
-SECONDS = 90
+SECONDS = 20
 PATH = "/inference.GRPCInferenceService/"
 HEALTH_PATHS = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"]
 

@@ -22,7 +22,7 @@ from tests.serve.grpc.theirs import retry_after, service_pb2, service_pb2_grpc
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"
 V2 = b"inference.GRPCInferenceService"
 LOADING = ["models are being made ready"]
-SECONDS = 90
+SECONDS = 20
 
 
 def check(address: str, service: bytes = b"") -> bytes:

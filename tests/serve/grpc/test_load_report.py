@@ -18,7 +18,7 @@ from tests.serve.grpc.conftest import Both, serving
 from tests.serve.grpc.theirs import service_pb2, service_pb2_grpc
 
 FORMAT, TEXT = "endpoint-load-metrics-format", "endpoint-load-metrics"
-SECONDS = 90
+SECONDS = 20
 
 
 class Waiting:

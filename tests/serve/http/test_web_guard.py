@@ -56,7 +56,7 @@ def dial() -> Iterator[Dial]:
     """Kept-alive connections, closed when the test ends."""
     with contextlib.ExitStack() as stack:
         yield lambda address: stack.enter_context(
-            contextlib.closing(http.client.HTTPConnection(address, timeout=90))
+            contextlib.closing(http.client.HTTPConnection(address, timeout=20))
         )
 
 
@@ -149,7 +149,7 @@ def test_the_short_way_lets_in_whom_the_long_way_does(
         hot_protocol.HotProtocol, "_submit", lambda self, hot: (short.append(hot), submit(self, hot))
     )
     host, port = server.split(":")
-    dialled = socket.create_connection((host, int(port)), timeout=90)
+    dialled = socket.create_connection((host, int(port)), timeout=20)
     with dialled as connection, connection.makefile("rb") as reader:
         for fields, wanted in (*[("Host: localhost", 200)] * after, (more, status)):
             connection.sendall(

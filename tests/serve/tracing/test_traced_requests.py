@@ -118,8 +118,8 @@ def infer(traced: Traced, stream: bool = False) -> Any:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         metadata = (("traceparent", CALLER),)
         if stream:
-            return list(stub.ModelStreamInfer(iter([request]), timeout=90, metadata=metadata))
-        return stub.ModelInfer.with_call(request, timeout=90, metadata=metadata)[1]
+            return list(stub.ModelStreamInfer(iter([request]), timeout=20, metadata=metadata))
+        return stub.ModelInfer.with_call(request, timeout=20, metadata=metadata)[1]
 
 
 @pytest.mark.parametrize("call", ["ModelInfer", "ModelStreamInfer"])

@@ -13,7 +13,7 @@ import pytest
 from halfeven.serve.workers.channel import RING_BYTES, Channel, new_memory
 from halfeven.serve.workers.ring import Message
 
-SECONDS = 90
+SECONDS = 30
 
 
 @dataclass

@@ -22,7 +22,7 @@ from halfeven.serve.workers.call_frames import (
 )
 from halfeven.serve.workers.engine_calls import answer_call
 
-SECONDS = 90
+SECONDS = 30
 PIECES = 20
 SCOPE = {
     "type": "http", "method": "POST", "path": "/", "raw_path": b"/", "query_string": b"", "http_version": "1.1",

@@ -12,7 +12,7 @@ from halfeven.serve.workers.control import Control
 from halfeven.serve.workers.engine_link import EngineLink
 from halfeven.serve.workers.http_worker import _WorkerServer
 
-SECONDS = 90
+SECONDS = 30
 
 
 def test_a_caller_that_never_goes_on_with_its_handshake_does_not_hold_up_the_end(

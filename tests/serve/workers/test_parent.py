@@ -15,7 +15,7 @@ from halfeven.serve.settings import read_settings
 from halfeven.serve.workers import parent
 from halfeven.serve.workers.control import Control, read_packet
 
-SECONDS = 90
+SECONDS = 10
 
 
 class Running:

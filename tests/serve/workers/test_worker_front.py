@@ -29,7 +29,7 @@ from halfeven.serve.workers.worker_front import WorkerFront
 
 from tests.serve.conftest import HISTORY, FakeRoster, make_roster, tensor
 
-SECONDS = 90
+SECONDS = 30
 INFER = "/v2/models/double/infer"
 SCOPE = {
     "type": "http", "method": "POST", "path": INFER, "raw_path": INFER.encode(), "query_string": b"",

@@ -105,7 +105,7 @@ def speaking(script: Script) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(90)
+        thread.join(10)
 
 
 class Clock:

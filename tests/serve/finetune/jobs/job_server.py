@@ -36,7 +36,7 @@ def serving(store: Store) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     finally:
         process.terminate()
         try:
-            process.wait(90)
+            process.wait(30)
         finally:
             process.kill()
 

@@ -316,7 +316,7 @@ def test_cancel_ends_the_job_after_a_step(small: Line) -> None:
         process.stdin.write("cancel\n")
         process.stdin.flush()
         lines = [json.loads(line) for line in process.stdout]
-        assert process.wait(90) == 0
+        assert process.wait(10) == 0
     assert lines[-1] == {"type": "cancelled"}
     assert not list(Path(small["out"]).iterdir())
 

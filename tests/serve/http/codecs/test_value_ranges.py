@@ -162,7 +162,7 @@ def test_over_http_it_is_a_bad_request_and_the_metadata_says_the_range(
     pair.spec = ModelSpec("pair", (bounded, mask), pair.spec.outputs, 8)
     assert ids.range is None
     host, port = server.split(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=90)
+    connection = http.client.HTTPConnection(host, int(port), timeout=10)
 
     def asked(path: str, message: object) -> tuple[int, str]:
         connection.request("POST", path, json.dumps(message), {"content-type": "application/json"})

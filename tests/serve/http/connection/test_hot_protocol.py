@@ -39,7 +39,7 @@ def binary() -> tuple[bytes, dict[str, str]]:
 
 def connected(server: str) -> socket.socket:
     host, port = server.split(":")
-    return socket.create_connection((host, int(port)), timeout=90)
+    return socket.create_connection((host, int(port)), timeout=20)
 
 
 def one_response(connection: socket.socket) -> tuple[bytes, bytes]:
@@ -225,9 +225,9 @@ def test_a_caller_who_leaves_cancels_his_request(server: str, roster: Any, hot_r
     double.holding = True
     connection = connected(server)
     connection.sendall(request(json.dumps(GOOD).encode()))
-    assert double.submitted.wait(90) and not double.cancelled.is_set()
+    assert double.submitted.wait(20) and not double.cancelled.is_set()
     connection.close()
-    assert double.cancelled.wait(90)
+    assert double.cancelled.wait(20)
     assert len(hot_requests) == 1
 
 

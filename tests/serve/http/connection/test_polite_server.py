@@ -42,7 +42,7 @@ class Wire:
     """One connection; `read` gives (status, whether the server said that it closes, body)."""
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=90)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
         self._reader = self.socket.makefile("rb")
 
     def ask(self, message: bytes) -> tuple[int, bool, bytes]:
@@ -83,7 +83,7 @@ class Leaving:
         self.server.handle_exit(number, None)
 
     def until(self, holds: Callable[[], bool]) -> None:
-        end_s = time.monotonic() + 90
+        end_s = time.monotonic() + 20
         while not holds():
             assert time.monotonic() < end_s, "it did not come about in time"
             time.sleep(0.005)
@@ -220,13 +220,13 @@ class Stalled:
         (one,) = server._state.connections
         assert isinstance(one, HotProtocol)
         one.loop.call_soon_threadsafe(self._stall, one)
-        assert self._stalls.wait(90)
+        assert self._stalls.wait(20)
         wires[0].socket.sendall(infer())
         self._sent.set()
 
     def _stall(self, one: HotProtocol) -> None:
         self._stalls.set()
-        assert self._sent.wait(90)
+        assert self._sent.wait(20)
         self._then(one)
 
 
@@ -256,14 +256,14 @@ def test_who_connected_before_the_port_closed_is_answered_though_nobody_had_acce
 
     def stall() -> None:
         stalls.set()
-        assert sent.wait(90)
+        assert sent.wait(20)
         leaving.signal()
 
     (one,) = leaving.server._state.connections
     leaving.signal()
     leaving.until_leaving()
     one.loop.call_soon_threadsafe(stall)
-    assert stalls.wait(90)
+    assert stalls.wait(20)
     for _ in range(20):
         late.append(leaving.dial())
         late[-1].socket.sendall(infer())
@@ -364,6 +364,6 @@ def test_a_process_ends_with_0_where_it_ended_in_order(
         for number in signals:  # one by one: a process sees that a signal came, not how often
             process.send_signal(number)
             assert process.stdout.readline() == "heard\n"
-        assert process.wait(90) == code
+        assert process.wait(20) == code
         assert process.stdout.read() == ("" if code else "ended in order\nleft\n")
         wire.close()

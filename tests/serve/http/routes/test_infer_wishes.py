@@ -26,7 +26,7 @@ LENGTH = "inference-header-content-length"
 
 @pytest.fixture
 def http(server: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{server}", timeout=90) as client:
+    with httpx.Client(base_url=f"http://{server}", timeout=20) as client:
         yield client
 
 
@@ -120,7 +120,7 @@ def test_each_request_is_a_record_where_the_operator_wants_them(
 def strict(roster: Any) -> Iterator[httpx.Client]:
     """A server with room for large bodies that speaks as Triton does."""
     front = InferFront(no_app, roster, dialect=STRICT)
-    with running(front) as address, httpx.Client(base_url=f"http://{address}", timeout=90) as client:
+    with running(front) as address, httpx.Client(base_url=f"http://{address}", timeout=20) as client:
         yield client
 
 
@@ -177,23 +177,23 @@ def test_large_json_is_read_beside_the_event_loop_and_others_are_answered_meanwh
     def slow(self: InferCodec, body: bytes, header_length: str | None = None) -> Any:
         if len(body) > SMALL_JSON:
             reading.set()
-            assert others_done.wait(90)
+            assert others_done.wait(20)
         return read(self, body, header_length)
 
     monkeypatch.setattr(InferCodec, "read", slow)
     large = json.dumps(GOOD).encode() + b" " * SMALL_JSON
     with running(InferFront(no_app, roster)) as address, ThreadPoolExecutor() as pool:
         url = f"http://{address}{URL}"
-        answer = pool.submit(httpx.post, url, content=large, timeout=90)
+        answer = pool.submit(httpx.post, url, content=large, timeout=20)
         with_head = pool.submit(
             httpx.post,
             url,
             content=large,
             headers={LENGTH: str(len(large)), "accept-encoding": ""},
-            timeout=90,
+            timeout=20,
         )
-        assert reading.wait(90)
-        assert httpx.post(url, json=GOOD, timeout=90).status_code == 200
+        assert reading.wait(20)
+        assert httpx.post(url, json=GOOD, timeout=20).status_code == 200
         others_done.set()
-        for one in (answer.result(90), with_head.result(90)):
+        for one in (answer.result(20), with_head.result(20)):
             assert one.json()["outputs"][0]["data"] == [2, 4, 6, 8]

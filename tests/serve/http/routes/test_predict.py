@@ -61,7 +61,7 @@ def models(whole: tuple[FakeRoster, str], roster: FakeRoster) -> FakeRoster:
 
 @pytest.fixture
 def http(whole: tuple[FakeRoster, str], models: FakeRoster) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{whole[1]}", timeout=90) as client:
+    with httpx.Client(base_url=f"http://{whole[1]}", timeout=20) as client:
         yield client
 
 
@@ -151,7 +151,7 @@ def test_nobody_waits_while_a_large_body_is_read(
         where.append(threading.current_thread().name)
         if spec.name == "wide":
             begun.set()
-            assert go_on.wait(90)
+            assert go_on.wait(20)
         return read(spec, *more)
 
     monkeypatch.setattr(predict_routes, "read_body_of", slow)
@@ -159,12 +159,12 @@ def test_nobody_waits_while_a_large_body_is_read(
         large = other.submit(
             lambda: httpx.post(f"{http.base_url}/v1/models/wide:predict", content=large_json())
         )
-        assert begun.wait(90)
+        assert begun.wait(20)
         small = predict(http, "double", json={"instances": [[1, 2, 3, 4]]})
         assert small.json() == {"predictions": [[2, 4, 6, 8]]} and not large.done()
         assert predict(http, "seeing", content=png(grey[0])).status_code == 200
         go_on.set()
-        assert large.result(90).json() == {"predictions": [20_000.0]}
+        assert large.result(20).json() == {"predictions": [20_000.0]}
     pooled = [name.startswith("halfeven-predict") for name in where]
     assert pooled == [True, False, True], "large and small JSON, a picture"
 
@@ -200,7 +200,7 @@ async def crowded(worker_threads: WorkerThreads) -> None:
 
     def work() -> int:
         begun.set()
-        assert go_on.wait(90)
+        assert go_on.wait(20)
         return 7
 
     first, second = (

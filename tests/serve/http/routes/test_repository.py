@@ -20,7 +20,7 @@ def client(server: str) -> Iterator[Any]:
 
 @pytest.fixture
 def http(server: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{server}", timeout=90) as client:
+    with httpx.Client(base_url=f"http://{server}", timeout=20) as client:
         yield client
 
 

@@ -52,7 +52,7 @@ GOOD = [
 
 def status_of(server: str, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
     host, port = server.split(":")
-    with socket.create_connection((host, int(port)), timeout=90) as connection:
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
         fields = f"Host: localhost\r\nConnection: close\r\nContent-Length: {len(body)}"
         connection.sendall(f"{method} {path} HTTP/1.1\r\n{fields}\r\n\r\n".encode() + body)
         answer = b""

@@ -43,7 +43,7 @@ def loaded(model: Whole) -> Iterator[tuple[SimulatedGpu, Place, Candidate, Sampl
     thread.start()
     samples = Samples({"x": np.ones((8, 3), np.float32)})
     with SimulatedGpu(Random(0)) as gpu:
-        thread.call(gpu.operations.__enter__).result(90)
+        thread.call(gpu.operations.__enter__).result(30)
         place = Place(gpu.device, thread)
         chosen = Candidate(place.call(lambda: TorchEngine(model.program, "fp16", gpu.device)), "half.pt2")
         warm_candidate(model.spec, samples, chosen, place)

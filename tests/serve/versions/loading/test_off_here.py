@@ -74,7 +74,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SimulatedGpu, P
     thread.start()
     try:
         with SimulatedGpu(random.Random(0)) as gpu:
-            thread.call(gpu.operations.__enter__).result(90)
+            thread.call(gpu.operations.__enter__).result(30)
             yield gpu, Place(gpu.device, thread)
     finally:
         thread.stop(30)

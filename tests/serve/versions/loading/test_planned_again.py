@@ -58,7 +58,7 @@ def place() -> Iterator[Place]:
     thread.start()
     with SimulatedGpu(Random(0)) as gpu:
         gpu.operations.without_half = {"sin"}
-        thread.call(gpu.operations.__enter__).result(90)
+        thread.call(gpu.operations.__enter__).result(30)
         yield Place(gpu.device, thread)
         thread.stop(5)
 

@@ -44,7 +44,7 @@ def place() -> Iterator[Place]:
     thread = DeviceThread()
     thread.start()
     with SimulatedGpu(Random(0)) as gpu:
-        thread.call(gpu.operations.__enter__).result(90)
+        thread.call(gpu.operations.__enter__).result(30)
         yield Place(gpu.device, thread)
         thread.stop(5)
 

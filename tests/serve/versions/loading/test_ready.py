@@ -205,7 +205,7 @@ def simulated() -> Iterator[tuple[SimulatedGpu, Place]]:
     thread = DeviceThread("cuda:0")
     thread.start()
     with SimulatedGpu(Random(0)) as gpu:
-        thread.call(gpu.operations.__enter__).result(90)
+        thread.call(gpu.operations.__enter__).result(30)
         yield gpu, Place(gpu.device, thread)
         thread.stop(30)
 

@@ -85,7 +85,7 @@ class Versions:
     ) -> PreparedVersion:
         number = version.number
         if self.gate is not None:
-            assert self.gate.wait(90)
+            assert self.gate.wait(20)
         if number in self.refuse:
             raise self.refuse[number]
         self.loads[number] += 1
@@ -146,7 +146,7 @@ def call(address: str, path: str, asked: Any = None) -> tuple[int, Any]:
         request = urllib.request.Request(
             f"http://{address}{path}", body, {"content-type": "application/json"}
         )
-        answer = urllib.request.urlopen(request, timeout=90)
+        answer = urllib.request.urlopen(request, timeout=30)
     except urllib.error.HTTPError as error:
         answer = error
     content = answer.read()
@@ -166,7 +166,7 @@ def infer(address: str, value: float = 0.5, id: str | None = None, version: str 
     return answer["model_version"]
 
 
-def until(holds: Callable[[], bool], seconds: float = 90.0) -> None:
+def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
     """Wait for another thread's doing."""
     deadline = time.monotonic() + seconds
     while not holds():

@@ -73,7 +73,7 @@ def answering(roster: Roster, width: int = 4, rows: int = 1) -> str:
 def on_another_thread(deed: Callable[[], object]) -> None:
     thread = threading.Thread(target=deed)
     thread.start()
-    thread.join(90)
+    thread.join(20)
     assert not thread.is_alive()
 
 

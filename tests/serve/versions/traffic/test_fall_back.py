@@ -288,5 +288,5 @@ def hold_then_reject(address: str, roster: Roster) -> None:
     served.reject(bad, "a test says so", {})
     roster.place.thread.release()
     for caller in callers:
-        caller.join(90)
+        caller.join(20)
     assert answered == ["2"] * 4

@@ -79,8 +79,8 @@ def test_unloading_answers_what_waits_before_it_closes(store: Store, versions: V
         until(lambda: call(address, "/v2/models/net/infer", {})[0] in (400, 404))
         assert not versions.halves[1].closed
         thread.release()
-        assert [one.result(90) for one in waiting] == ["1"] * 4
-        unloading.result(90)
+        assert [one.result(20) for one in waiting] == ["1"] * 4
+        unloading.result(20)
         assert versions.halves[1].closed
 
 

@@ -97,7 +97,7 @@ def test_what_was_answered_is_there_after_the_process_was_killed(path: Path) -> 
     with writer.stdout:
         id = writer.stdout.readline().strip()
         os.kill(writer.pid, signal.SIGKILL)
-        writer.wait(90)
+        writer.wait(20)
     reopened = JobStore(path)
     assert (reopened.job(id).status, reopened.job(id).stage) == (RUNNING, "training")
     assert [step["step"] for step in reopened.steps(id)] == [1, 2, 3]
@@ -265,7 +265,7 @@ def test_of_many_who_take_a_job_at_once_one_gets_it(job_store: JobStore, job: Jo
     together = threading.Barrier(8)
 
     def take(_: int) -> bool:
-        together.wait(90)
+        together.wait(10)
         try:
             return job_store.move(job.id, RUNNING).status == RUNNING
         except IllegalMove:
@@ -371,7 +371,7 @@ def test_one_key_makes_one_job_however_often_and_however_fast(job_store: JobStor
     together = threading.Barrier(8)
 
     def create(_: int) -> tuple[str, bool]:
-        together.wait(90)
+        together.wait(10)
         job, created = job_store.create_job(request(), "a key")
         return job.id, created
 
