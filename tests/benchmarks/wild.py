@@ -3,9 +3,9 @@
     python -m tests.benchmarks.wild [--only NAME …] [--road program file] [--level O1] [--out FILE.json]
 
 Prints a row for each conversion: nodes, those in half, those that would be if nothing were kept, their ratio (the
-share that counts: nodes that only follow a kept one are FP32 too), kept by the search, evaluations, operations (in units of 2**34, about
-a second of one core), seconds, outcome of the search, verdict; of 256 new inputs the number whose
-error is above the limit, and the largest error.
+share that counts: nodes that only follow a kept one are FP32 too), kept by the search, evaluations, operations (in
+units of 2**34, about a second of one core), seconds, outcome of the search, verdict; of 256 new inputs the number
+whose error is above the limit, and the largest error.
 """
 
 import argparse
