@@ -57,6 +57,22 @@ def test_what_a_run_waited_for_a_core_is_not_its_own_time(
     assert least_s <= found <= most_s + late_s
 
 
+def test_a_run_is_never_shorter_than_the_processor_time_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait that began before the run counts with it, and left next to nothing of the run."""
+    spent: list[float] = []
+    readings = iter((0.0, 0.0))
+    monkeypatch.setattr(core_wait, "_others_worked_s", lambda: 0.0)
+    monkeypatch.setattr(core_wait, "waited_for_core_s", lambda: next(readings) + 0.9999 * sum(spent))
+
+    def run() -> None:
+        began, end = time.perf_counter(), time.thread_time() + 0.05
+        while time.thread_time() < end:
+            pass
+        spent.append(time.perf_counter() - began)
+
+    assert seconds_on_core(run) >= 0.05
+
+
 @pytest.mark.parametrize(
     ("waited_s", "others_s", "crowded"), [(5.0, 5.0, True), (5.0, 0.0, False), (0.0, 5.0, False)]
 )
