@@ -1,5 +1,6 @@
 """The evidence of a conversion that is stored with its version: manifest, plan, parity report, page, source text."""
 
+import math
 import os
 import shutil
 import time
@@ -11,7 +12,7 @@ from typing import Any
 from ..models.errors import CannotConvert
 from ..models.store import Draft, Version
 from .environment import environment
-from .gate.refusals import accepting
+from .gate.refusals import accepting, without_advice
 from .gate.verdict import ParityReport
 from .gate.worst import worst_sample
 from .maker import Maker
@@ -21,6 +22,10 @@ from .subject import FurtherVerdict, Subject
 
 SOURCE_SUFFIXES = (".py", ".toml", ".md", ".txt", ".json")
 SOURCE_MAX_BYTES = 2**20
+_WITHOUT_INTEGERS = (
+    "; a half of what computes these integers may pass: name the other outputs alone under [[outputs]], and choose "
+    "from them outside of the model"
+)
 _EXHAUSTED = "the search for nodes that must stay in FP32 was exhausted before all was tried"
 
 
@@ -63,8 +68,11 @@ def _every_half_misses(last: ParityReport) -> str:
     """Why every node stays in FP32 where the proof refused each half. ``last``: the report on the last refused half."""
     worst = max(last.outputs, key=lambda output: output.max_error_u and output.max_error_u / output.limit_u)
     error_u, limit_u = worst.max_error_u, worst.limit_u
-    if error_u <= limit_u:
-        return "the last half that was planned misses the gate's limits, so that every node stays in FP32"
+    if not limit_u < error_u < math.inf:
+        failed = last.all_failures[0]
+        missed = "the proof refuses the last half that was planned, so that every node stays in FP32"
+        advice = _WITHOUT_INTEGERS if failed.rule == "equal" else ""
+        return f"{missed}: {without_advice(failed).message}{advice}"
     limit = accepting("max_error_u", error_u)
     accept = (
         "" if limit is None else f"; accept such an error by setting max_error_u = {limit:g} under [parity]"

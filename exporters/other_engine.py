@@ -18,7 +18,7 @@ from ..models.errors import EngineFailed
 from ..models.spec import ModelSpec
 from ..models.store import Version
 from .exported.file_rows import take_rows
-from .gate.refusals import of_engine
+from .gate.refusals import without_advice
 from .gate.verdict import AdversarialVerdict, OutputVerdict, ParityReport
 from .gate.worst import worst_sample
 from .inputs.samples import Samples, read_tensors
@@ -53,7 +53,7 @@ def _said_of_engine(report: ParityReport) -> ParityReport:
     """The same verdict; its sentences give no advice about a half of ours."""
 
     def said(one: Judged) -> Judged:
-        return replace(one, failures=tuple(map(of_engine, one.failures)))
+        return replace(one, failures=tuple(map(without_advice, one.failures)))
 
     report = replace(said(report), perturbed=report.perturbed and _said_of_engine(report.perturbed))
     outputs, adversarial = tuple(map(said, report.outputs)), tuple(map(said, report.adversarial))

@@ -95,7 +95,7 @@ class _Conversion:
         for share in (*SHARES, *RETREATS):
             if share in RETREATS and not all(map(_may_retreat, forms.values())):
                 break
-            if share in RETREATS[:-1] and share * _worst_excess(forms) > last_share:
+            if share in RETREATS[:-1] and last_share < share * _worst_excess(forms) < math.inf:
                 continue  # a plan for this share is likely to miss the limits as well
             last_share = share
             if not self.maker.plan(planning, share, self.notify):
@@ -165,13 +165,19 @@ class _Conversion:
 def _may_retreat(form: Form) -> bool:
     """Whether a plan with more nodes in FP32 is likely to make this form equal; True as well where the form is equal.
 
-    That is likely where the error is below `NEAR` times the allowed one. It is likely with any finite error where the
-    plan passed on the planning samples: then a judged sample is only more sensitive than those.
+    That is likely where the error is below `NEAR` times the allowed one. It is likely with any error where the plan
+    passed on the planning samples: then a judged sample is only more sensitive than those. And where no setting would
+    accept the half, FP32 serves in the end: a refusal would name no way out.
     """
-    if form.report is None or form.passed:
+    if form.report is None or form.passed or form.facts.get("search") in PASSED:
         return True
-    limit = math.inf if form.facts.get("search") in PASSED else NEAR
-    return excess(form.report) < limit
+    return excess(form.report) < NEAR or not _is_acceptable(form.report)
+
+
+def _is_acceptable(report: ParityReport) -> bool:
+    """Whether settings under ``[parity]`` would accept what was refused; True as well where nothing is diagnosed."""
+    refused = [one for one in report.diagnoses if one.verdict != "equal"]
+    return not report.diagnoses or (bool(refused) and all(one.override for one in refused))
 
 
 def _worst_excess(forms: Mapping[str, Form]) -> float:

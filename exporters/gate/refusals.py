@@ -219,9 +219,9 @@ def perturbed(failure: Failure) -> Failure:
     return Failure(failure.rule, f"on a perturbed copy of the few samples, {failure.message}; {way}")
 
 
-def of_engine(failure: Failure) -> Failure:
-    """A gate failure without the advice on how to convert the model otherwise. For the answers of another engine: that
-    advice changes the halves that halfeven makes, and nothing about the engine."""
+def without_advice(failure: Failure) -> Failure:
+    """A gate failure without the advice on how to convert the model otherwise: for another engine, of which it
+    changes nothing, and where halfeven has already done what it asks for."""
     message = failure.message
     for advice in (_KEEP, _KEEP_HEAD, _OURS):
         message = message.replace(f"; {advice}", "")

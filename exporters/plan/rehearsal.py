@@ -30,6 +30,7 @@ from ..search.ranking import RANKED, ranking
 from .aims import stricter
 from .batched import Batch, batches
 from .counterexamples import SHARE, Ask, Counterexamples
+from .near_ties import without_near_ties
 
 UNSEEN = 4096  # rows that a plan is tried on
 UNSEEN_ALONE = 2048  # where a model takes one row at a time
@@ -63,7 +64,10 @@ class Rehearsal:
         joined = -(-MAX_SAMPLES // self._rows)  # copies of few samples that are judged as one set
         self.counterexamples = Counterexamples(
             self._rows * joined,
-            lambda: self._batches(self._questions(self._unseen(planning), (1 + COPIES) * joined)),
+            lambda: without_near_ties(
+                self._batches(self._questions(self._unseen(planning), (1 + COPIES) * joined)),
+                graph.half([one.node for one in graph.candidates()]),
+            ),
             self._batches,
             lambda trials: judge(limits, graph.precision.dtype, trials, noise=self._noise),
             rank=ranking(spec, graph.precision.dtype),

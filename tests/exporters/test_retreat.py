@@ -1,6 +1,6 @@
 """A proof that misses gives more to FP32 before it is refused: by how much it missed decides how much more."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +10,7 @@ import pytest
 from halfeven.exporters.evidence import Form, _every_half_misses
 from halfeven.exporters.gate.parity import judge
 from halfeven.exporters.gate.trial import Trial
+from halfeven.exporters.gate.verdict import Diagnosis
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.plan.aims import RETREATS, SHARES
 from halfeven.exporters.prove import ReferenceRun
@@ -34,12 +35,16 @@ class Maker:
         return len(self.asked) == 1 or not self.fixed
 
 
-def form(error_u: float, search: str) -> Form:
-    """Judged with one element that errs by so much; ``search``: the outcome for its plan."""
+def form(error_u: float, search: str, override: Mapping[str, float] | None = None) -> Form:
+    """Judged with one element that errs by so much; ``search``: the outcome for its plan. ``override``: of its
+    diagnosis; without one there is no diagnosis."""
     whole = np.ones((8, 50), np.float32)
     half = whole.copy()
     half[3, 3] += error_u * U
     report = judge(SPEC, "fp16", [Trial(tuple(range(8)), {"y": whole}, {"y": half})])
+    if override is not None:
+        found = Diagnosis("y", "precision", error_u, error_u, 1.0, "", override)
+        report = replace(report, diagnoses=(found,))
     return Form({"passed": report.passed, "search": search}, report)
 
 
@@ -48,13 +53,14 @@ def shares_asked(
     error_of: Callable[[float], float],
     fixed: bool = False,
     search: str = FAILED,
+    override: Mapping[str, float] | None = None,
 ) -> list[float]:
     maker: Any = Maker(fixed)
     subject: Any = SimpleNamespace(forms=("torch",))
     reference_run: Any = None
 
     def made(self: _Conversion, name: str, reference_run: ReferenceRun) -> Form:
-        return form(error_of(maker.asked[-1]), search)
+        return form(error_of(maker.asked[-1]), search, override)
 
     monkeypatch.setattr(_Conversion, "_form", made)
     draft: Any = None
@@ -93,8 +99,32 @@ def test_where_all_stays_in_fp32_the_verdict_names_the_output_that_misses_its_ow
     assert "errs by 24u in the proof, where 4u are allowed" in why and "max_error_u = 24" in why
 
 
-def test_an_answer_that_is_not_finite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shares_asked(monkeypatch, lambda share: np.inf, search=COMPLETE) == list(SHARES)
+def test_where_an_answer_is_not_finite_no_step_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Infinity does not tell how much more has to stay in FP32."""
+    assert shares_asked(monkeypatch, lambda share: np.inf, search=COMPLETE) == [*SHARES, *RETREATS]
+
+
+def test_where_no_plan_passes_the_planning_samples_an_answer_that_is_not_finite_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert shares_asked(monkeypatch, lambda share: np.inf) == list(SHARES)
+
+
+@pytest.mark.parametrize(("override", "retreats"), [({}, RETREATS[1:]), ({"max_error_u": 8.1}, ())])
+def test_where_no_plan_passes_fp32_serves_unless_a_setting_would_accept_the_half(
+    monkeypatch: pytest.MonkeyPatch, override: Mapping[str, float], retreats: tuple[float, ...]
+) -> None:
+    """A refusal names that setting; without one it would name no way out."""
+    assert shares_asked(monkeypatch, lambda share: 8.1, override=override) == [*SHARES, *retreats]
+
+
+def test_where_integers_differ_the_reason_names_them_and_the_way_to_a_half() -> None:
+    spec = replace(SPEC, outputs=(replace(SPEC.outputs[0], datatype="INT64"),))
+    whole, half = np.arange(8).reshape(8, 1), np.arange(8).reshape(8, 1) + np.eye(8, 1, dtype=np.int64)
+    report = judge(spec, "fp16", [Trial(tuple(range(8)), {"y": whole}, {"y": half})])
+    why = _every_half_misses(report)
+    assert "output 'y' (INT64) must be equal but differs in 1 element(s)" in why
+    assert "name the other outputs alone" in why and "--keep" not in why
 
 
 def test_all_that_can_be_given_is_given_before_a_near_miss_is_refused(

@@ -70,6 +70,29 @@ def test_a_folder_with_an_onnx_file_becomes_a_version_of_onnx_files_alone(tmp_pa
     assert set(element_types(half).values()) == {TensorProto.FLOAT16} and len(nodes_of(half, "Cast")) == 2
 
 
+def test_boxes_that_are_chosen_by_near_ties_are_served_in_fp32(tmp_path: Path) -> None:
+    """Of 256 scores in half some always change places, and no setting accepts other integers."""
+    text = (
+        "g (float[1,8] x) => (int64[k,3] y) { h = MatMul(x, w) r = Tanh(h) s = MatMul(r, v) u = Constant<value_ints=[1]>()"
+        " a = Unsqueeze(s, u) p = Sigmoid(a) m = Constant<value_ints=[20]>() y = NonMaxSuppression(boxes, p, m, iou, least) }"
+    )
+    random = np.random.default_rng(5)
+    corner, size = random.uniform(0, 100, (1, 256, 2)), random.uniform(5, 30, (1, 256, 2))
+    weights = {
+        "w": normal(random, 8, 64, scale=0.35), "v": normal(random, 64, 256, scale=0.1), "iou": f32([0.5]),
+        "boxes": f32(np.concatenate([corner, corner + size], -1)), "least": f32([0.5]),
+    }  # fmt: skip
+    folder = write_folder(
+        tmp_path / "boxes", "", inputs=[tensor("x", "FP32", [1, 8])], outputs=[tensor("y", "INT64", [-1, 3])],
+        samples={"x": normal(random, 32, 1, 8)}, source="model.onnx", max_batch_size=0,
+    )  # fmt: skip
+    onnx.save(parsed(text, weights), folder / "model.onnx")
+    facts, version = converted(folder, tmp_path / "store")
+    assert facts["status"] == "live" and version.manifest["half"] is None
+    assert "served in FP32" in facts["reason"] and "output 'y' (INT64) must be equal" in facts["reason"]
+    assert all(kept["evidence"] for kept in facts["forms"]["onnx"]["kept"])
+
+
 def test_a_half_of_which_no_sample_says_anything_is_not_made(tmp_path: Path) -> None:
     """Where the whole answers 0 to every judged sample, a half that is wrong everywhere else would pass."""
     model = mlp(
