@@ -22,10 +22,6 @@ from .subject import FurtherVerdict, Subject
 
 SOURCE_SUFFIXES = (".py", ".toml", ".md", ".txt", ".json")
 SOURCE_MAX_BYTES = 2**20
-_WITHOUT_INTEGERS = (
-    "; a half of what computes these integers may pass: name the other outputs alone under [[outputs]], and choose "
-    "from them outside of the model"
-)
 _EXHAUSTED = "the search for nodes that must stay in FP32 was exhausted before all was tried"
 
 
@@ -71,8 +67,7 @@ def _every_half_misses(last: ParityReport) -> str:
     if not limit_u < error_u < math.inf:
         failed = last.all_failures[0]
         missed = "the proof refuses the last half that was planned, so that every node stays in FP32"
-        advice = _WITHOUT_INTEGERS if failed.rule == "equal" else ""
-        return f"{missed}: {without_advice(failed).message}{advice}"
+        return f"{missed}: {without_advice(failed).message}"
     limit = accepting("max_error_u", error_u)
     accept = (
         "" if limit is None else f"; accept such an error by setting max_error_u = {limit:g} under [parity]"
@@ -133,7 +128,8 @@ class Evidence:
         if self.subject.precision.level == "O0":
             return "that was asked for (level O0)"
         if self.missed is not None and self.maker.facts()["kept"]:
-            return _every_half_misses(self.missed)
+            choosing = self.maker.facts().get("choosing")
+            return "; ".join(filter(None, (_every_half_misses(self.missed), choosing)))
         if self.exhausted:
             return f"{_EXHAUSTED}, and says neither that a half is equal nor that none is"
         if self.maker.facts()["kept"]:

@@ -66,6 +66,7 @@ class Maker(Protocol):
         """Facts of the half for each form: nodes, half_nodes, kept, casts, bytes, …, and ``search``.
 
         ``search``: `delta_debugging.outcome`. ``whole_because``, where the maker decides to serve the whole: why.
+        ``choosing``, where a node chooses by comparing: a sentence about it (`onnx/reading/choosing.py`).
         """
         ...
 

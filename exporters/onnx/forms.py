@@ -34,6 +34,7 @@ from .precision.file_graph import FileGraph, file_graph
 from .precision.file_operations import file_operations
 from .precision.oracle import Oracle
 from .reading.batch_first import move_batch_first
+from .reading.choosing import choosing
 from .reading.graph import ForeignProgram, assembled
 from .reading.large_files import save
 from .reading.signature import hold
@@ -96,7 +97,8 @@ def _planned_subject(
         if wrong := difference(given, spec, answers, row):
             raise NotPlanned(f"{path}: {wrong}")
     subject = _subject(asked, spec, samples, origin, search, notes, answers)
-    return subject, FileForms(subject, program, answers, info, operations, operations.of(row))
+    chooses = choosing(given.graph)
+    return subject, FileForms(subject, program, answers, info, operations, operations.of(row), chooses)
 
 
 def _subject(
@@ -146,7 +148,8 @@ def _check_shapes(spec: ModelSpec, came: Mapping[str, np.ndarray], may_be_empty:
 class FileForms:
     """``answers``: of the FP32 file; ``info``: the value_info of its inner values; ``operations``: of an execution.
 
-    ``because``: why the whole serves although something could be half.
+    ``choosing``: of the file as it was given (`reading.choosing`). ``because``: why the whole serves although something
+    could be half.
     """
 
     subject: Subject
@@ -155,6 +158,7 @@ class FileForms:
     info: tuple[ValueInfoProto, ...]
     operations: Operations
     row_operations: int
+    choosing: str = ""
     planner: Planner[FileGraph] | None = None
     settled: FileGraph = field(init=False)
     half: ForeignHalf = field(init=False)
@@ -239,6 +243,7 @@ class FileForms:
             "bytes_fp32": half.bytes_fp32,
             "search": self.planner.search if self.planner else NOT_ASKED,
             **({"whole_because": why} if (why := self.subject.whole_because or self.because) else {}),
+            **({"choosing": self.choosing} if self.choosing else {}),
         }
 
     def plan_json(self) -> dict[str, Any]:

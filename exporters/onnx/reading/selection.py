@@ -1,19 +1,21 @@
-"""The part of a file's graph that model.toml asks for: some of its outputs, under the names that model.toml gives."""
+"""The part of a file's graph that model.toml asks for: outputs and inner values, under the names that it gives."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper, shape_inference
 
 from ....models.errors import BadFolder
-from ....models.spec import ModelSpec
+from ....models.spec import ModelSpec, TensorSpec
 from .graph import names_in, read_by
+from .large_files import weights_as_inputs
 
 _CONSTANTS_ALONE = 4  # the first ir_version in which an initialiser need not be an input as well
 
 
 def select(model: ModelProto, spec: ModelSpec, file_names: Mapping[str, str], path: Path) -> list[str]:
-    """Take out what no named output needs, and rename inputs and outputs, in place; gives what to tell.
+    """Make named inner values outputs, take out what no named output needs, and rename inputs and outputs, in place;
+    gives what to tell.
 
     ``file_names``: a tensor's name in model.toml → its name in the file, where the two differ. An initialiser that is
     an input as well is no input. Raises BadFolder where a new name is that of another value of the graph.
@@ -23,13 +25,18 @@ def select(model: ModelProto, spec: ModelSpec, file_names: Mapping[str, str], pa
     _keep(graph.input, {value.name for value in graph.input} - constants)
     if constants:
         model.ir_version = max(model.ir_version, _CONSTANTS_ALONE)
-    wanted = {file_names.get(tensor.name, tensor.name) for tensor in spec.outputs}
+    wanted = {file_names.get(tensor.name, tensor.name): tensor for tensor in spec.outputs}
     given = [value.name for value in graph.output]
     notes = []
-    if wanted and wanted < set(given):
-        left = [name for name in given if name not in wanted]
+    if inner := _add_inner(model, wanted):
+        notes.append(f"values inside of the graph are outputs, as model.toml asks: {', '.join(inner)}")
+    if (
+        wanted
+        and (left := [name for name in given if name not in wanted])
+        and wanted.keys() <= {*given, *inner}
+    ):
         notes.append(f"outputs that model.toml does not name were taken out: {', '.join(left)}")
-        _keep(graph.output, wanted)
+        _keep(graph.output, set(wanted))
         _drop_unread(graph, {file_names.get(tensor.name, tensor.name) for tensor in spec.inputs})
     taken = names_in(graph)
     for new, old in file_names.items():
@@ -39,6 +46,26 @@ def select(model: ModelProto, spec: ModelSpec, file_names: Mapping[str, str], pa
             )
         _rename(graph, old, new)
     return notes
+
+
+def _add_inner(model: ModelProto, wanted: Mapping[str, TensorSpec]) -> list[str]:
+    """Make results of nodes of the main graph outputs where they are ``wanted``; gives their names."""
+    graph = model.graph
+    given = {value.name for value in graph.output}
+    inner = [name for node in graph.node for name in node.output if name in wanted and name not in given]
+    known = _inferred(model) if inner else {}
+    for name in inner:
+        declared = helper.np_dtype_to_tensor_dtype(wanted[name].type.numpy)
+        type_ = known.get(name) or declared
+        graph.output.append(helper.make_tensor_value_info(name, type_, None))
+    return inner
+
+
+def _inferred(model: ModelProto) -> dict[str, int]:
+    """The element types of inner values that ONNX's inference finds; it takes no more than 2 GiB, so that large
+    constants are given to it as inputs."""
+    found = shape_inference.infer_shapes(weights_as_inputs(model)).graph
+    return {value.name: value.type.tensor_type.elem_type for value in found.value_info}
 
 
 def _keep(values, names: set[str]) -> None:  # type: ignore[no-untyped-def]

@@ -47,6 +47,28 @@ def test_some_outputs_under_new_names_and_reordered_inputs(tmp_path: Path) -> No
         assert np.allclose(answer, expected, atol=tolerance)
 
 
+def test_a_value_inside_of_the_graph_may_be_an_output(tmp_path: Path) -> None:
+    inputs = [tensor("a", "FP32", [-1, 8]), tensor("b", "FP32", [-1, 8])]
+    outputs = [tensor("gap", "FP32", [-1, 8], file_name="s"), tensor("y", "FP32", [-1, 4])]
+    code, facts, said = run("convert", folder(tmp_path, inputs, outputs), "--store", tmp_path / "store")
+    assert code == 0, said
+    assert "values inside of the graph are outputs, as model.toml asks: s" in facts["notes"]
+    version = Store(tmp_path / "store").version("net", 1)
+    random = np.random.default_rng()
+    a, b = (random.standard_normal((3, 8)).astype(np.float32) for _ in "ab")
+    engine = load_whole(version, "onnx", device("cpu"))
+    gap, y = engine.run([[a], [b]])
+    engine.close()
+    assert np.array_equal(gap, a - b) and y.shape == (3, 4)
+
+
+def test_an_inner_value_of_another_datatype_is_refused_with_both(tmp_path: Path) -> None:
+    inputs = [tensor("a", "FP32", [-1, 8]), tensor("b", "FP32", [-1, 8])]
+    path = folder(tmp_path, inputs, [tensor("gap", "INT64", [-1, 8], file_name="s")])
+    code, _, said = run("convert", path, "--store", tmp_path / "store")
+    assert code == 2 and "gap" in said and "INT64" in said and "FP32" in said
+
+
 def test_a_new_name_that_another_value_has_is_refused(tmp_path: Path) -> None:
     inputs = [tensor("s", "FP32", [-1, 8], file_name="b"), tensor("a", "FP32", [-1, 8])]
     path = folder(tmp_path, inputs, [tensor("y", "FP32", [-1, 4])])

@@ -1,0 +1,20 @@
+"""Nodes that choose among candidates by comparing numbers: which are chosen changes where the numbers nearly tie."""
+
+from onnx import GraphProto
+
+# op → the inputs that it compares
+_COMPARED = {"NonMaxSuppression": (0, 1), "TopK": (0,)}
+
+
+def choosing(graph: GraphProto) -> str:
+    """A sentence about the first node of the main graph that chooses, with a way to a half without it; empty where
+    there is none."""
+    for node in graph.node:
+        if node.op_type in _COMPARED:
+            names = " and ".join(f"'{node.input[place]}'" for place in _COMPARED[node.op_type])
+            return (
+                f"what {node.op_type} '{node.name or node.output[0]}' chooses changes where {names} nearly tie: for a "
+                "half of what computes them, name them as outputs under [[outputs]] in place of what is chosen, and "
+                "choose outside of the model"
+            )
+    return ""
