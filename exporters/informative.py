@@ -1,5 +1,5 @@
-"""Whether the judged samples can prove a half at all: not where the FP32 model answers nothing but zeros to them, nor
-where a half passes only because FP32 errs as much itself."""
+"""Whether the judged samples can prove a half at all: not where the FP32 model answers nothing to them, or nothing but
+zeros, nor where a half passes only because FP32 errs as much itself."""
 
 from collections.abc import Iterable
 
@@ -15,14 +15,21 @@ _GIVE = "give samples that it has answers to (samples.safetensors in the model's
 
 
 def why_nothing_is_proven(run: ReferenceRun) -> str:
-    """A reason where every answer in floating point is 0 or not finite, or where all answers of one output are so large
-    that the gate compares none; empty otherwise, or without an output in floating point.
+    """A reason where every answer in floating point is 0 or not finite, or where all answers of one output have no
+    elements or are so large that the gate compares none; empty otherwise.
 
     Any half that also answers 0 would pass: a mask that generated lengths leave empty, a score below its threshold. So
-    would one that overflows where the gate compares signs alone.
+    would one that finds nothing where a detector finds nothing, and one that overflows where the gate compares signs
+    alone.
     """
     names = [tensor.name for tensor in run.spec.outputs if tensor.type.is_float]
     asked = [*run.small, *run.bulk, *run.perturbed]
+    every = [tensor.name for tensor in run.spec.outputs] if asked else []
+    if empty := [name for name in every if not any(question.reference[name].size for question in asked)]:
+        return (
+            f"the FP32 model finds nothing in any judged sample ({_listed(empty)} without elements), which proves "
+            f"nothing of a half; {_GIVE}"
+        )
     if huge := [name for name in names if _only_sentinels(question.reference[name] for question in asked)]:
         return (
             f"to every judged sample the FP32 model answers numbers of {SENTINEL:.0e} or more ({_listed(huge)}), which "

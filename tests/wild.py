@@ -1,5 +1,5 @@
-"""Nets of 100 to 300 nodes of the kinds that people bring: a detector of text, a ConvNeXt, a Swin transformer, a
-recogniser, a U-Net.
+"""Nets of 100 to 300 nodes of the kinds that people bring: a detector of text, a finder of objects, a ConvNeXt, a Swin
+transformer, a recogniser, a U-Net.
 
 Each is built like its original, with small widths and fresh weights, and with what makes trained ones hard in half: a
 sharpened score map whose rows are nearly empty, few channels that are far louder than the others, confident scores.
@@ -60,6 +60,40 @@ class Detector(nn.Module):
         merged = [nn.functional.interpolate(one, scale_factor=2.0**place) for place, one in enumerate(found)]
         scores, bar = (head(torch.cat(merged, 1)) for head in self.heads)
         return torch.sigmoid(self.sharpness * (0.3 + 0.2 * torch.sigmoid(bar) - scores))
+
+
+class Finder(nn.Module):
+    """Boxes and scores of objects on three scales (YOLO, FCOS): what a NonMaxSuppression chooses from."""
+
+    SIDE = 64  # pixels of a picture
+
+    def __init__(self, width: int = 16, blocks: int = 4, kinds: int = 3) -> None:
+        super().__init__()
+        self.stem = _conv(3, width, stride=2)
+        self.stages = nn.ModuleList(
+            nn.Sequential(*(_Residual(width) for _ in range(blocks))) for _ in range(3)
+        )
+        self.down = nn.ModuleList(_conv(width, width, stride=2) for _ in range(2))
+        self.boxes = nn.ModuleList(nn.Conv2d(width, 4, 1) for _ in range(3))
+        self.scores = nn.ModuleList(nn.Conv2d(width, kinds, 1) for _ in range(3))
+
+    def found(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Boxes ``[rows, places, 4]`` (upper, left, lower, right: pixels) and logits ``[rows, kinds, places]``."""
+        x, boxes, scores = self.stem(x), list[Tensor](), list[Tensor]()
+        for place, stage in enumerate(self.stages):
+            x = stage(self.down[place - 1](x) if place else x)
+            side, step = self.SIDE >> (1 + place), 2.0 ** (1 + place)
+            centres = (torch.arange(side) + 0.5) * step
+            grid = torch.stack(torch.meshgrid(centres, centres, indexing="ij"), -1).reshape(1, -1, 2)
+            box = self.boxes[place](x).flatten(2).transpose(1, 2)
+            middle, half = grid + step * torch.tanh(box[..., :2]), 4.0 * step * torch.sigmoid(box[..., 2:])
+            boxes.append(torch.cat([middle - half, middle + half], -1))
+            scores.append(self.scores[place](x).flatten(2))
+        return torch.cat(boxes, 1), torch.cat(scores, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        boxes, logits = self.found(x)
+        return boxes, torch.sigmoid(logits)
 
 
 class _ConvNeXtBlock(nn.Module):
@@ -256,6 +290,7 @@ def lines_of_text(channels: int, height: int, width: int) -> Callable[[int], dic
 
 WILD: dict[str, Case] = {
     "detector": Case(Detector, lines_of_text(3, 64, 64)),
+    "finder": Case(Finder, lines_of_text(3, 64, 64)),
     "swin": Case(Swin, lines_of_text(3, 64, 64), kinds=("logits",)),
     "convnext": Case(ConvNeXt, lines_of_text(3, 64, 64), kinds=("logits",)),
     "recogniser": Case(Recogniser, lines_of_text(3, 32, 96), kinds=("probabilities",)),

@@ -1,8 +1,9 @@
-"""The recogniser and the U-Net of `tests/wild.py` with trained weights, for the benchmark `wild.py`.
+"""Nets of `tests/wild.py` with trained weights, for the benchmark `wild.py`.
 
 Nets with random weights give nearly equal scores to all classes, trained nets do not: errors of a half change the
 answers of the two differently. The recogniser is trained to read drawn lines of text (CTC, Graves et al., ICML 2006),
-the U-Net to remove noise from pictures of such lines.
+the U-Net to remove noise from pictures of such lines, the finder to find drawn shapes (focal loss, Lin et al., ICCV
+2017).
 """
 
 import time
@@ -15,12 +16,16 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
 from tests.corpus.case import Case
-from tests.wild import Recogniser, UNet
+from tests.wild import Finder, Recogniser, UNet
 
 LETTERS = "".join(map(chr, range(32, 127)))  # the first, a space, is never drawn: it is CTC's blank
 SIZES = (14, 16, 18, 20)
 HEIGHT, NOISE = 32, 0.05
 READING_STEPS, READING_ROWS, CLEANING_STEPS, CLEANING_ROWS, RATE = 4000, 48, 1200, 8, 2e-3
+FINDING_STEPS, FINDING_ROWS = 2500, 12
+SMALL, MEDIUM = 10, 19  # pixels: a shape of up to so many is found on the first scale, on the second
+
+Box = tuple[float, float, float, float]  # upper, left, lower, right: pixels
 
 
 class Reader(Recogniser):
@@ -69,6 +74,48 @@ def noisy(random: np.random.Generator, rows: int) -> tuple[Tensor, Tensor]:
     return clean, clean + torch.from_numpy(noise)
 
 
+def shapes(random: np.random.Generator) -> tuple[np.ndarray, list[tuple[Box, int]]]:
+    """A picture of up to three rectangles, ellipses and crosses, ``[3, 64, 64]`` FP32: 0 to 1, with a little noise; and
+    the shapes' boxes and kinds."""
+    picture = Image.new("RGB", (Finder.SIDE, Finder.SIDE), _colour(random, 0, 80))
+    draw, found = ImageDraw.Draw(picture), list[tuple[Box, int]]()
+    for kind in random.integers(0, 3, random.integers(1, 4)).tolist():
+        height, width = random.uniform(6, 28, 2)
+        upper, left = random.uniform(1, Finder.SIDE - 1 - height), random.uniform(1, Finder.SIDE - 1 - width)
+        lower, right, fill = upper + height, left + width, _colour(random, 110, 256)
+        if any(
+            upper < b[2] + 2 and b[0] - 2 < lower and left < b[3] + 2 and b[1] - 2 < right for b, _ in found
+        ):
+            continue
+        if kind == 2:
+            draw.line((left, upper, right, lower), fill=fill, width=2)
+            draw.line((left, lower, right, upper), fill=fill, width=2)
+        else:
+            (draw.rectangle if kind == 0 else draw.ellipse)((left, upper, right, lower), fill=fill)
+        found.append(((upper, left, lower, right), kind))
+    pixels = np.asarray(picture, np.float32) / 255
+    return (pixels + random.normal(0, 0.03, pixels.shape)).astype(np.float32).transpose(2, 0, 1), found
+
+
+def _colour(random: np.random.Generator, darkest: int, lightest: int) -> tuple[int, ...]:
+    return tuple(random.integers(darkest, lightest, 3).tolist())
+
+
+def drawn_shapes(random: np.random.Generator, rows: int) -> tuple[list[list[tuple[Box, int]]], Tensor]:
+    """Boxes and kinds of the shapes of each picture, and the pictures, ``[rows, 3, 64, 64]`` FP32."""
+    drawn = [shapes(random) for _ in range(rows)]
+    return [found for _, found in drawn], torch.from_numpy(np.stack([picture for picture, _ in drawn]))
+
+
+def place_of(box: Box) -> int:
+    """The place of the cell that is to find a shape: of the scale for its size the one where its centre lies."""
+    size = max(box[2] - box[0], box[3] - box[1])
+    scale = 0 if size < SMALL else 1 if size < MEDIUM else 2
+    sides = [Finder.SIDE >> (1 + one) for one in range(3)]
+    row, column = (int((box[one] + box[one + 2]) / 2 * sides[scale] / Finder.SIDE) for one in (0, 1))
+    return sum(side * side for side in sides[:scale]) + row * sides[scale] + column
+
+
 def read(scores: Tensor) -> str:
     """The text that CTC reads from the logits of one line, ``[columns, 96]``: the most probable letter of each column,
     repeated letters once, without blanks."""
@@ -115,6 +162,44 @@ def denoiser_weights() -> dict[str, Tensor]:
     return net.state_dict()
 
 
+@cache
+def finder_weights() -> dict[str, Tensor]:
+    """Trains a `Finder` and returns its weights."""
+    random = np.random.default_rng(0)
+
+    def loss(net: nn.Module) -> Tensor:
+        assert isinstance(net, Finder)
+        pictures_shapes, pictures = drawn_shapes(random, FINDING_ROWS)
+        boxes, logits = net.found(pictures)
+        wanted, missed = torch.zeros_like(logits), list[Tensor]()
+        for row, found in enumerate(pictures_shapes):
+            for box, kind in found:
+                wanted[row, kind, place_of(box)] = 1.0
+                missed.append((boxes[row, place_of(box)] - torch.tensor(box)).abs().mean())
+        gap = (wanted - torch.sigmoid(logits)).square() * (0.25 + 0.5 * wanted)
+        focal = (gap * nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")).sum()
+        return focal / len(missed) + 0.1 * torch.stack(missed).mean()
+
+    def build() -> nn.Module:
+        net = Finder()
+        for one in net.scores:
+            assert isinstance(one, nn.Conv2d) and one.bias is not None
+            nn.init.constant_(one.bias, -4.0)  # most places hold nothing
+        return net
+
+    net = _trained(build, loss, FINDING_STEPS)
+    pictures_shapes, pictures = drawn_shapes(np.random.default_rng(1), 256)
+    with torch.no_grad():
+        _, scores = net(pictures)
+    right = sum(
+        int(scores[row, :, place_of(box)].argmax()) == kind and float(scores[row, kind, place_of(box)]) > 0.5
+        for row, found in enumerate(pictures_shapes)
+        for box, kind in found
+    )
+    print(f"the finder finds {right} of {sum(map(len, pictures_shapes))} fresh shapes", flush=True)
+    return net.state_dict()
+
+
 def _trained(build: Callable[[], nn.Module], loss_of: Callable[[nn.Module], Tensor], steps: int) -> nn.Module:
     torch.manual_seed(0)
     net, began = build().train(), time.perf_counter()
@@ -154,5 +239,6 @@ def _drawn(
 TRAINED: dict[str, Case] = {
     "trained-unet": Case(_with(Denoiser, denoiser_weights), _drawn(noisy)),
     "trained-reader": Case(_with(Reader, reader_weights), _drawn(lines), kinds=("logits",)),
+    "trained-finder": Case(_with(Finder, finder_weights), _drawn(drawn_shapes)),
     "trained-recogniser": Case(_with(Recogniser, reader_weights), _drawn(lines), kinds=("probabilities",)),
 }

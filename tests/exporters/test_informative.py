@@ -35,3 +35,18 @@ def test_an_output_of_which_the_gate_compares_no_number_proves_nothing(huge, fau
     why = why_nothing_is_proven(run)
     assert [name for name in "yz" if f"'{name}'" in why] == faulty
     assert bool(why) is bool(faulty)
+
+
+@pytest.mark.parametrize("least", [0.5, 100.0])
+def test_a_detector_that_finds_nothing_in_any_sample_proves_nothing(least: float) -> None:
+    """Its scores may be compared; of what it chooses by them nothing is."""
+
+    def whole(inputs: Arrays) -> dict[str, np.ndarray]:
+        return {"y": inputs["x"], "found": np.argwhere(inputs["x"] > least)}
+
+    found = TensorSpec("found", "INT64", (Dim(), Dim(2, 2)))
+    one = TensorSpec("x", "FP32", (Dim(4, 4),)), TensorSpec("y", "FP32", (Dim(4, 4),))
+    x = np.random.default_rng(3).standard_normal((16, 4)).astype(np.float32)
+    spec = ModelSpec("m", one[:1], (one[1], found), 0)
+    why = why_nothing_is_proven(ask_reference(spec, Samples({"x": x}), whole))
+    assert ("finds nothing" in why and "'found'" in why and "'y'" not in why) == (least == 100.0), why
