@@ -15,6 +15,7 @@ from halfeven.exporters.guessing.onnx_file import guess_onnx
 from halfeven.exporters.inputs.samples import read_tensors
 from halfeven.models.errors import BadSamples
 from onnx import ModelProto
+from onnx.numpy_helper import to_array
 
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.traps import normal
@@ -35,8 +36,17 @@ def pictures(count: int, *shape: int) -> np.ndarray:
     return RANDOM.normal(size=(count, *shape)).astype(np.float32)
 
 
+def with_objects(model: ModelProto, pictures: np.ndarray) -> np.ndarray:
+    """The pictures, faint, with one or two patches that the detector scores high and far from all others."""
+    kernel = next(to_array(tensor) for tensor in model.graph.initializer if tensor.name == "k")[4]
+    faint, patch = 0.1 * pictures, kernel / np.linalg.norm(kernel)
+    faint[..., 8:16, 8:16] = 5 * patch
+    faint[::2, ..., 16:24, 16:24] = 3 * patch
+    return faint
+
+
 def thresholds(*shape: int) -> dict[str, np.ndarray]:
-    return {"iou": np.full(shape, 0.5, np.float32), "least": np.full(shape, 0.999, np.float32)}
+    return {"iou": np.full(shape, 0.5, np.float32), "least": np.full(shape, 0.9, np.float32)}
 
 
 def guessed(tmp_path: Path, model: ModelProto, samples: Mapping[str, np.ndarray]) -> Guess:
@@ -70,7 +80,9 @@ def test_a_mask_and_a_cache_that_grow_together_are_free_in_both_axes(tmp_path: P
 def test_a_detector_that_takes_its_thresholds_goes_from_init_to_a_version(
     axes: str, samples: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
-    onnx.save(detector(thresholds=axes), tmp_path / "net.onnx")
+    model = detector(thresholds=axes)
+    onnx.save(model, tmp_path / "net.onnx")
+    samples = samples | {"image": with_objects(model, samples["image"])}
     np.savez(tmp_path / "samples.npz", **samples)  # type: ignore[arg-type]
     words = ("init", tmp_path / "net.onnx", tmp_path / "folder", "--samples", tmp_path / "samples.npz")
     code, _, said = run(*words)
