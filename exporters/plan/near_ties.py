@@ -4,7 +4,7 @@ A box that overlaps another one by almost exactly the threshold is chosen or not
 in FP32 cures that, and a search that is asked such a sample ends with none in half.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -12,17 +12,17 @@ from ..question import Answers, Arrays
 from .batched import Batch
 
 
-def without_near_ties(several: Iterable[Batch], all_kept: Answers) -> Iterator[Batch]:
-    """The batches without the questions to which ``all_kept``, the program with every node in FP32, gives other
-    integers than the whole. It is not asked where the whole gives no integers.
+def without_near_ties(several: Iterable[Batch], all_kept: Callable[[], Answers]) -> Iterator[Batch]:
+    """The batches without the questions to which the program with every node in FP32, made by ``all_kept``, gives other
+    integers than the whole. It is not made where the whole gives no integers.
     """
+    half: Answers | None = None
     for batch in several:
         if not any(map(_decided, batch.questions[0].reference.values())):
             yield batch
             continue
-        same = tuple(
-            one for one, answers in batch.answers(all_kept) if _same_decisions(one.reference, answers)
-        )
+        half = half or all_kept()
+        same = tuple(one for one, answers in batch.answers(half) if _same_decisions(one.reference, answers))
         if same:
             yield Batch(same)
 

@@ -66,7 +66,7 @@ class Rehearsal:
             self._rows * joined,
             lambda: without_near_ties(
                 self._batches(self._questions(self._unseen(planning), (1 + COPIES) * joined)),
-                graph.half([one.node for one in graph.candidates()]),
+                lambda: graph.half([one.node for one in graph.candidates()]),
             ),
             self._batches,
             lambda trials: judge(limits, graph.precision.dtype, trials, noise=self._noise),

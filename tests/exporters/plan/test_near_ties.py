@@ -3,7 +3,7 @@
 import numpy as np
 from halfeven.exporters.plan.batched import Batch
 from halfeven.exporters.plan.near_ties import without_near_ties
-from halfeven.exporters.question import Arrays, Question
+from halfeven.exporters.question import Answers, Arrays, Question
 
 
 def question(number: int, value: float, chosen: int | None) -> Question:
@@ -22,13 +22,13 @@ def other_order(inputs: Arrays) -> dict[str, np.ndarray]:
 def test_a_sample_with_other_integers_is_dropped_and_its_neighbours_stay() -> None:
     batch = Batch((question(0, 0.25, 1), question(1, 0.5, 1), question(2, 0.75, 1)))
     alone = Batch((question(3, 0.5, 1),))
-    (left,) = without_near_ties([batch, alone], other_order)
+    (left,) = without_near_ties([batch, alone], lambda: other_order)
     assert [one.samples for one in left.questions] == [(0,), (2,)]
 
 
 def test_a_model_without_integers_is_not_asked() -> None:
-    def never(inputs: Arrays) -> dict[str, np.ndarray]:
-        raise AssertionError(inputs)
+    def never() -> Answers:
+        raise AssertionError("nothing to ask")
 
     batches = [Batch((question(0, 0.5, None),))]
     assert list(without_near_ties(batches, never)) == batches
