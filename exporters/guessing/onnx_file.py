@@ -27,6 +27,7 @@ from .given_samples import Arrays, GivenSamples, laid_out
 from .guess import Guess, name_for
 from .lengths import lengths_in
 from .trial_sizes import Rows, Tried, try_sizes
+from .weight_sizes import weight_sizes
 
 _SAME_VALUES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Gather")
 _TAKEN = set(DATATYPES) - {"BF16"}  # numpy has none
@@ -162,7 +163,8 @@ class _Found:
             }
             return self.run({**arrays, **own})
 
-        variants = (try_sizes(each, run, rows, self.given_rows(axes)) for each in self.with_compared(asked))
+        given, likely = self.given_rows(axes), weight_sizes(self.graph)
+        variants = (try_sizes(each, run, rows, given, likely) for each in self.with_compared(asked))
         return next(filter(None, variants), None)
 
     def given_rows(self, axes: Mapping[str, int] | None) -> Rows | None:

@@ -16,6 +16,10 @@ from ..inputs.synthetic import SAFE_IDS, USUAL_LENGTH, generate
 from .given_samples import resized
 
 RUNS = 400
+SCANNED = range(
+    3, 257
+)  # sizes of one axis that are tried where no usual ones run, the others having `BESIDE`
+BESIDE = 64
 SQUARE = 3  # sizes of each other axis that are tried beside a square picture
 SIZES = (
     2,
@@ -41,7 +45,7 @@ SIZES = (
     1600,
     16000,
 )
-FIRST_SIZES = (2, 1)  # of a first axis: rows
+FIRST_SIZES = (2, 1, 16, 64)  # of a first axis: rows, or steps of time
 CHANNELS = (3, 1, 4)
 PICTURE_SIZES = (32, 48, 64, 96, 128, 160, 224, 256, 320, 416, 480, 512, 640)
 IDS = (SAFE_IDS, (1, 1), (0, 0))  # of integers: a small table takes few
@@ -67,18 +71,22 @@ class Tried:
     of_rows: Callable[[int], Sequence[np.ndarray] | None]
 
 
-def try_sizes(spec: ModelSpec, run: Run, rows: int, given: Rows | None = None) -> Tried | None:
+def try_sizes(
+    spec: ModelSpec, run: Run, rows: int, given: Rows | None = None, likely: Sequence[int] = ()
+) -> Tried | None:
     """Run with the sizes that generated samples have, then with others, until one run succeeds; None where none does.
 
     A batched model is asked for ``rows`` rows. ``given``: so many rows of given samples, which are run with in the
-    place of generated ones, in their own sizes first, then cut or repeated.
+    place of generated ones, in their own sizes first, then cut or repeated. ``likely``: sizes that are tried before the
+    usual ones.
     """
-    return _Trial(spec, run, given).at(rows)
+    return _Trial(spec, run, given, likely).at(rows)
 
 
 class _Trial:
-    def __init__(self, spec: ModelSpec, run: Run, given: Rows | None) -> None:
+    def __init__(self, spec: ModelSpec, run: Run, given: Rows | None, likely: Sequence[int]) -> None:
         self.spec, self.run, self.given = spec, run, given
+        self.sizes = tuple(dict.fromkeys((*likely, *SIZES)))
         self.groups = _groups(spec)
 
     def at(self, rows: int) -> Tried | None:
@@ -88,7 +96,7 @@ class _Trial:
         if not pictures and (outputs := self.outputs(self.spec, rows)) is not None:
             spec, needed = self.from_the_least(rows)
             return Tried(spec, rows, outputs, needed, partial(self.outputs, self.spec))
-        for sizes in itertools.islice(self.candidates(), RUNS):
+        for sizes in itertools.chain(itertools.islice(self.candidates(), RUNS), self.scanned()):
             chosen = self.with_sizes(sizes)
             if (outputs := self.outputs(chosen, rows)) is not None:
                 spec, needed = self.bounded(sizes, rows)
@@ -177,15 +185,22 @@ class _Trial:
                 if max(places) == worst:
                     yield tuple(sizes[place] for sizes, place in zip(lists, places, strict=True))
 
+    def scanned(self) -> Iterator[tuple[int, ...]]:
+        """Every size in `SCANNED` for one axis, where no more than two are free: a net that ends in a product over what
+        its convolutions leave of a spectrum takes spectra of 105 bins, and no constant says so."""
+        count = len(self.groups)
+        for index in reversed(range(count if count <= 2 else 0)):
+            for size in SCANNED:
+                yield tuple(size if place == index else BESIDE for place in range(count))
+
     def sizes_of(self, group: Sequence[Place]) -> Sequence[int]:
         if self.is_picture(group):
             return PICTURE_SIZES
         if self.is_channel(group):
-            return (*CHANNELS, *SIZES)
+            return (*CHANNELS, *self.sizes)
         tensors = {tensor.name: tensor for tensor in self.spec.inputs}
-        return (
-            FIRST_SIZES if any(axis == 0 and len(tensors[name].shape) > 1 for name, axis in group) else SIZES
-        )
+        first = any(axis == 0 and len(tensors[name].shape) > 1 for name, axis in group)
+        return FIRST_SIZES if first else self.sizes
 
     def is_picture(self, group: Sequence[Place]) -> bool:
         tensors = {tensor.name: tensor for tensor in self.spec.inputs}
