@@ -88,17 +88,20 @@ class _Trial:
         self.spec, self.run, self.given = spec, run, given
         self.sizes = tuple(dict.fromkeys((*likely, *SIZES)))
         self.groups = _groups(spec)
+        self.axes: list[int] = []  # of each output, in the run that succeeded
 
     def at(self, rows: int) -> Tried | None:
         if self.given is not None:
             return self.at_given(self.given(rows), rows)
         pictures = any(_is_picture(t, self.spec.batched) and _channel(t) is None for t in self.spec.inputs)
         if not pictures and (outputs := self.outputs(self.spec, rows)) is not None:
+            self.axes = [array.ndim for array in outputs]
             spec, needed = self.from_the_least(rows)
             return Tried(spec, rows, outputs, needed, partial(self.outputs, self.spec))
         for sizes in itertools.chain(itertools.islice(self.candidates(), RUNS), self.scanned()):
             chosen = self.with_sizes(sizes)
             if (outputs := self.outputs(chosen, rows)) is not None:
+                self.axes = [array.ndim for array in outputs]
                 spec, needed = self.bounded(sizes, rows)
                 return Tried(spec, rows, outputs, needed, partial(self.outputs, chosen))
         return None
@@ -108,6 +111,7 @@ class _Trial:
         chosen = self.with_sizes(sizes)
         if (outputs := self.outputs(chosen, rows)) is None:
             return None
+        self.axes = [array.ndim for array in outputs]
         spec, needed = self.bounded(sizes, rows)
         return Tried(spec, rows, outputs, needed, partial(self.outputs, chosen))
 
@@ -130,7 +134,7 @@ class _Trial:
 
         def running_ids(size: int, of: Sequence[Ids]) -> list[Ids]:
             chosen = self.with_sizes([size if place == index else other for place, other in enumerate(sizes)])
-            return [ids for ids in of if self.with_ids(chosen, rows, ids) is not None]
+            return [ids for ids in of if self.is_alike(self.with_ids(chosen, rows, ids))]
 
         all_ids = running_ids(sizes[index], (*IDS, (SAFE_IDS[1], SAFE_IDS[1])) if self.draws_ids else IDS[:1])
 
@@ -162,7 +166,12 @@ class _Trial:
         ``sizes``: the size of each group; ``places``: the numbers of the groups that change; ``rows``: of the batch.
         """
         changed = [change(size) if place in places else size for place, size in enumerate(sizes)]
-        return self.outputs(self.with_sizes(changed), rows) is not None
+        return self.is_alike(self.outputs(self.with_sizes(changed), rows))
+
+    def is_alike(self, outputs: Sequence[np.ndarray] | None) -> bool:
+        """Whether the graph ran, and gave outputs with as many axes as with the sizes that were found first: a Squeeze
+        may drop an axis of the least sizes."""
+        return outputs is not None and [array.ndim for array in outputs] == self.axes
 
     def dim(self, group: Sequence[Place]) -> Dim:
         tensors = {tensor.name: tensor for tensor in self.spec.inputs}

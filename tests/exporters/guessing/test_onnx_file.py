@@ -241,6 +241,15 @@ def test_a_size_that_no_constant_states_is_found_by_trying_all(tmp_path: Path) -
     assert not spec.batched and [dim.to_json() for dim in spec.inputs[0].shape] == ["steps=3..", 105]
 
 
+def test_a_size_with_which_an_output_loses_an_axis_is_too_small(tmp_path: Path) -> None:
+    """Of three steps the convolution leaves one, which the Squeeze drops."""
+    text = """g (float[steps,8] x) => (float[u,4] y) {
+        i = Constant<value_ints=[0,1]>() c = Unsqueeze(x, i) d = Conv<kernel_shape=[3,8]>(c, k)
+        t = Transpose<perm=[0,2,1,3]>(d) y = Squeeze(t) }"""
+    model = parsed(text, {"k": normal(np.random.default_rng(), 4, 1, 3, 8)})
+    assert shapes(guessed(tmp_path, model)) == [["steps=4..", 8], [-1, 4]]
+
+
 def test_pictures_of_which_no_size_is_stated_have_the_channels_and_sizes_that_run(tmp_path: Path) -> None:
     """As Optimum exports: [batch, num_channels, height, width]."""
     text = """g (float[n,num_channels,height,width] x) => (float[n,4] y) {

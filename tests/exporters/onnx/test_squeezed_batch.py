@@ -16,6 +16,22 @@ SQUEEZED = "g (float[batch,8] x) => (float y) { h = MatMul(x, w) z = Squeeze(h) 
 
 
 @pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.slow
+def test_a_squeeze_that_drops_no_axis_of_two_rows_keeps_the_batch_of_one(
+    tmp_path: Path, opset: int, random: np.random.Generator
+) -> None:
+    """Of 12 numbers for each row; the file states one axis of its output, which is that of one row."""
+    weights = normal(random, 8, 12)
+    onnx.save(parsed(SQUEEZED, {"w": weights}, opset=opset), tmp_path / "net.onnx")
+    code, facts, said = run("convert", tmp_path / "net.onnx", "--store", tmp_path / "store")
+    assert code == 0 and facts["status"] == "live", said
+    version = Store(tmp_path / "store").version("net", 1)
+    whole = runtime_answers(onnx.load(version.folder / "whole.onnx"))
+    shapes = [next(iter(whole({"x": normal(random, rows, 8)}).values())).shape for rows in (1, 3)]
+    assert version.spec().max_batch_size > 1 and shapes == [(1, 12), (3, 12)]
+
+
+@pytest.mark.parametrize("opset", [11, 17])
 def test_a_squeeze_without_axes_keeps_the_batch(
     tmp_path: Path, opset: int, random: np.random.Generator
 ) -> None:
