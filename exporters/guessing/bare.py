@@ -14,6 +14,7 @@ from .module_source import guess_module
 from .onnx_file import guess_onnx
 
 TOML = "model.toml"
+_MOST = 1 << 20  # bytes of a config.json that are read
 
 
 def folder_at(path: Path, samples: Path | None = None) -> ModelFolder:
@@ -78,7 +79,15 @@ def absolute(path: Path) -> Path:
 
 
 def _is_transformers(path: Path) -> bool:
-    """Without a model.toml, which would count."""
-    return path.is_dir() and not (path / TOML).is_file() and (path / "config.json").is_file() and any(
-        path.glob("*.safetensors")
-    )  # fmt: skip
+    """Without a model.toml, which would count. Other libraries write a config.json too, which names no model."""
+    config = path / "config.json"
+    if (
+        not path.is_dir()
+        or (path / TOML).is_file()
+        or not config.is_file()
+        or not any(path.glob("*.safetensors"))
+    ):
+        return False
+    with config.open("rb") as file:
+        content = file.read(_MOST)
+    return b'"model_type"' in content or b'"architectures"' in content

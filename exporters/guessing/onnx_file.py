@@ -1,6 +1,6 @@
 """Guesses the model.toml of a bare ONNX file from its graph, and from running it a few times."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
@@ -9,7 +9,6 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from ...models.batch_axis import array_batch_back, batch_back, batch_first
-from ...models.capture.agreement import axis_of_rows
 from ...models.datatypes import DATATYPES
 from ...models.errors import BadFolder, BadSamples, EngineFailed
 from ...models.settled_lengths import settled
@@ -26,7 +25,8 @@ from .file_runs import FileRuns, file_runs
 from .given_samples import Arrays, GivenSamples, laid_out
 from .guess import Guess, name_for
 from .lengths import lengths_in
-from .trial_sizes import Rows, Tried, try_sizes
+from .row_axes import are_independent, batch_of, paired
+from .trial_sizes import Rows, Run, Tried, try_sizes
 from .weight_sizes import weight_sizes
 
 _SAME_VALUES = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Gather")
@@ -104,9 +104,12 @@ class _Found:
             if tried is None:
                 continue
             came = list(zip(self.outputs, tried.outputs, strict=True))
-            places = [_batch_of(value, array, tried.rows, axes) for value, array in came]
+            places = [batch_of(value, array, tried.rows, axes) for value, array in came]
             if axes is None or (
-                None not in places and not _paired(tried, places) and self.one_row_each(axes)
+                None not in places
+                and not paired(tried, places)
+                and self.one_row_each(axes)
+                and (batched or are_independent(self.graph, tried, places, self.running(axes)))
             ):
                 outputs = (_output(*one, place) for one, place in zip(came, places, strict=True))
                 return replace(tried.spec, outputs=tuple(outputs)), tried
@@ -132,7 +135,7 @@ class _Found:
             except EngineFailed:
                 return False
             if any(
-                _batch_of(value, array, 1, axes) is None
+                batch_of(value, array, 1, axes) is None
                 for value, array in zip(self.outputs, came, strict=True)
             ):
                 return False
@@ -151,9 +154,15 @@ class _Found:
         yield None
 
     def tried(self, axes: Mapping[str, int] | None) -> Tried | None:
-        asked = self.declared(axes)
+        asked, run = self.declared(axes), self.running(axes)
         one = all(size_of(value, (axes or {}).get(value.name, 0)) == 1 for value in self.inputs)
         rows = 1 if one or axes is None else FEW if axes else 2
+        given, likely = self.given_rows(axes), weight_sizes(self.graph)
+        variants = (try_sizes(each, run, rows, given, likely) for each in self.with_compared(asked))
+        return next(filter(None, variants), None)
+
+    def running(self, axes: Mapping[str, int] | None) -> Run:
+        """Runs the file with arrays whose batch is the first axis."""
 
         def run(arrays: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
             moved = {name: axis for name, axis in (axes or {}).items() if name in arrays}
@@ -163,9 +172,7 @@ class _Found:
             }
             return self.run({**arrays, **own})
 
-        given, likely = self.given_rows(axes), weight_sizes(self.graph)
-        variants = (try_sizes(each, run, rows, given, likely) for each in self.with_compared(asked))
-        return next(filter(None, variants), None)
+        return run
 
     def given_rows(self, axes: Mapping[str, int] | None) -> Rows | None:
         """So many rows of the given samples; of a model that is not batched, the first sample."""
@@ -175,15 +182,26 @@ class _Found:
         return lambda rows: given.requests[0] if axes is None else given.rows(rows, axes)
 
     def with_compared(self, spec: ModelSpec) -> Iterator[ModelSpec]:
-        """The spec with each value that the graph compares an input with (a sample rate), then without any."""
+        """The spec with each value that the graph compares an input of one number with (a sample rate), then without
+        any, then with the values that it compares other inputs with: an id that marks padding is compared too, and is
+        not the only one."""
+        numbers = {
+            t.name
+            for t in spec.inputs
+            if all(dim.fixed and dim.minimum == 1 for dim in t.shape[spec.batched :])
+        }
+        yield from self.with_values(spec, numbers)
+        yield spec
+        yield from self.with_values(spec, {t.name for t in spec.inputs} - numbers)
+
+    def with_values(self, spec: ModelSpec, names: Collection[str]) -> Iterator[ModelSpec]:
         for name, numbers in compared_inputs(self.graph).items():
-            for number in numbers:
+            for number in numbers if name in names else ():
                 if self.given is not None and not self.given.has_values(name, number):
                     continue
                 only = ValueRange((number,), (number,))
                 inputs = (replace(t, range=only) if t.name == name else t for t in spec.inputs)
                 yield replace(spec, inputs=tuple(inputs))
-        yield spec
 
     def declared(self, axes: Mapping[str, int] | None) -> ModelSpec:
         inputs = tuple(_input(value, axes) for value in self.inputs)
@@ -207,7 +225,10 @@ class _Found:
     def why_batched(self, spec: ModelSpec) -> str:
         if spec.batched:
             return "the first axis of every tensor is taken for the batch; 0 means not batched"
-        return "not batched, because not every tensor has exactly one axis with a place for each row of the inputs"
+        return (
+            "not batched, because not every tensor has exactly one axis with a place for each row of the inputs, or a "
+            "row is answered otherwise alone than among others"
+        )
 
 
 def _values(graph: GraphProto, path: Path) -> tuple[list[ValueInfoProto], list[ValueInfoProto], list[str]]:
@@ -272,43 +293,6 @@ def _needed(tensor: TensorSpec, tried: Tried) -> str:
 def _symbol(value: ValueInfoProto, axis: int) -> str | None:
     name = value.type.tensor_type.shape.dim[axis].dim_param
     return name if name.isidentifier() and not name.startswith("unk__") else None
-
-
-def _batch_of(
-    value: ValueInfoProto, array: np.ndarray, rows: int, axes: Mapping[str, int] | None
-) -> int | None:
-    """The axis of an output that has a place for each row: the first where it can be; None where none has, or more."""
-    if axes is None:
-        return None
-    known = [axes[value.name]] if value.name in axes else [0]
-    fitting = [axis for axis in known if axis < array.ndim and array.shape[axis] == rows]
-    if not fitting and axes and rows > 1:
-        fitting = [axis for axis in range(array.ndim) if array.shape[axis] == rows]
-    return fitting[0] if len(fitting) == 1 else None
-
-
-def _paired(tried: Tried, places: Sequence[int | None]) -> bool:
-    """Whether an output of the ONNX file has a number for each pair of rows of the batch (x·xᵀ).
-
-    Such an output has, besides its batch axis, a second axis that grows with the number of rows. ``places``: the batch
-    axis of each output.
-
-    The file is also run with one row more: a size that depends on values may grow by chance in one of the runs.
-    """
-    alone = tried.of_rows(1) if tried.rows > 1 else None
-    if alone is None or not _grow_twice(alone, tried.outputs, places):
-        return False
-    more = tried.of_rows(tried.rows + 1)
-    return more is not None and _grow_twice(alone, more, places)
-
-
-def _grow_twice(
-    alone: Sequence[np.ndarray], joint: Sequence[np.ndarray], places: Sequence[int | None]
-) -> bool:
-    return any(
-        axis_of_rows([batch_first(one.shape, place or 0)], batch_first(many.shape, place or 0)) is not None
-        for one, many, place in zip(alone, joint, places, strict=True)
-    )
 
 
 def _output(value: ValueInfoProto, array: np.ndarray, batch: int | None) -> TensorSpec:

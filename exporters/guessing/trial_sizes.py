@@ -58,7 +58,7 @@ Place = tuple[str, int]  # an input and its axis
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A run that succeeded: the spec with the sizes that it needs, the rows it had, and what it gave.
+    """A run that succeeded: the spec with the sizes that it needs, the rows it had, what it took and what it gave.
 
     ``needed``: for each place whose size had to be found, why it has the size that the spec says.
     ``of_rows``: number of rows → the graph's outputs for so many rows with the same sizes; None where it does not run.
@@ -66,6 +66,7 @@ class Tried:
 
     spec: ModelSpec
     rows: int
+    inputs: Mapping[str, np.ndarray]
     outputs: Sequence[np.ndarray]
     needed: Mapping[Place, str]
     of_rows: Callable[[int], Sequence[np.ndarray] | None]
@@ -89,21 +90,22 @@ class _Trial:
         self.sizes = tuple(dict.fromkeys((*likely, *SIZES)))
         self.groups = _groups(spec)
         self.axes: list[int] = []  # of each output, in the run that succeeded
+        self.arrays: Mapping[str, np.ndarray] = {}  # of the last run that succeeded
 
     def at(self, rows: int) -> Tried | None:
         if self.given is not None:
             return self.at_given(self.given(rows), rows)
         pictures = any(_is_picture(t, self.spec.batched) and _channel(t) is None for t in self.spec.inputs)
         if not pictures and (outputs := self.outputs(self.spec, rows)) is not None:
-            self.axes = [array.ndim for array in outputs]
+            self.axes, arrays = [array.ndim for array in outputs], self.arrays
             spec, needed = self.from_the_least(rows)
-            return Tried(spec, rows, outputs, needed, partial(self.outputs, self.spec))
+            return Tried(spec, rows, arrays, outputs, needed, partial(self.outputs, self.spec))
         for sizes in itertools.chain(itertools.islice(self.candidates(), RUNS), self.scanned()):
             chosen = self.with_sizes(sizes)
             if (outputs := self.outputs(chosen, rows)) is not None:
-                self.axes = [array.ndim for array in outputs]
+                self.axes, arrays = [array.ndim for array in outputs], self.arrays
                 spec, needed = self.bounded(sizes, rows)
-                return Tried(spec, rows, outputs, needed, partial(self.outputs, chosen))
+                return Tried(spec, rows, arrays, outputs, needed, partial(self.outputs, chosen))
         return None
 
     def at_given(self, arrays: Mapping[str, np.ndarray], rows: int) -> Tried | None:
@@ -111,9 +113,9 @@ class _Trial:
         chosen = self.with_sizes(sizes)
         if (outputs := self.outputs(chosen, rows)) is None:
             return None
-        self.axes = [array.ndim for array in outputs]
+        self.axes, taken = [array.ndim for array in outputs], self.arrays
         spec, needed = self.bounded(sizes, rows)
-        return Tried(spec, rows, outputs, needed, partial(self.outputs, chosen))
+        return Tried(spec, rows, taken, outputs, needed, partial(self.outputs, chosen))
 
     def from_the_least(self, rows: int) -> tuple[ModelSpec, dict[Place, str]]:
         """The spec, which runs as it is, with the least size of each axis where 1 does not run."""
@@ -301,9 +303,11 @@ class _Trial:
         else:
             _, arrays = next(generate(spec, rows, ids=ids).batches(rows if spec.batched else 0))
         try:
-            return self.run(arrays)
+            outputs = self.run(arrays)
         except Exception:  # ONNX Runtime has no narrower one
             return None
+        self.arrays = arrays
+        return outputs
 
 
 def _groups(spec: ModelSpec) -> list[list[Place]]:

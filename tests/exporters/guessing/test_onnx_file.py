@@ -218,7 +218,7 @@ def test_sizes_that_a_free_axis_needs_are_found_by_running(tmp_path: Path) -> No
             "g (float[s,t] x) => (float[s,d,5] y) { i = Constant<value_ints=[1]>() u = Unsqueeze(x, i)"
             " a = LSTM<hidden_size=5>(u, w, r) y = Squeeze(a, i) }",
             {"w": (1, 20, 138), "r": (1, 20, 5)},
-            [-1, 138],
+            ["s", 138],
         ),
     ],
     ids=["product", "gemm", "factors", "recurrent"],
@@ -239,6 +239,37 @@ def test_a_size_that_no_constant_states_is_found_by_trying_all(tmp_path: Path) -
     weights = {"k": normal(random, 2, 1, 3, 3), "flat": np.array([0, 0, -1]), "w": normal(random, 206, 4)}
     spec = guessed(tmp_path, parsed(text, weights))
     assert not spec.batched and [dim.to_json() for dim in spec.inputs[0].shape] == ["steps=3..", 105]
+
+
+GRAPH_NET = """g (float[atoms,8] x, int64[2,bonds] ends) => (float[atoms,4] y) {
+    first = Constant<value_ints=[0]>() second = Constant<value_ints=[1]>() from0 = Gather(ends, first) from = Squeeze(from0, first)
+    to0 = Gather(ends, second) to = Squeeze(to0, first) sent = Gather(x, from) axis = Constant<value_ints=[1]>()
+    to1 = Unsqueeze(to, axis) shape = Shape(sent) where = Expand(to1, shape) h = ScatterElements<axis=0, reduction="add">(x, where, sent)
+    y = MatMul(h, w) }"""
+OVER_ROWS = "g (float[n,8] x) => (float[n,4] y) { first = Constant<value_ints=[0]>() m = ReduceMean<axes=[0]>(x) d = Sub(x, m) y = MatMul(d, w) }"
+
+
+@pytest.mark.parametrize(
+    ("text", "opset"), [(GRAPH_NET, 16), (OVER_ROWS, 17)], ids=["graph net", "mean over rows"]
+)
+def test_rows_that_are_answered_otherwise_alone_are_no_batch(text: str, opset: int, tmp_path: Path) -> None:
+    """The server would answer a graph node by node."""
+    spec = guessed(tmp_path, parsed(text, {"w": normal(np.random.default_rng(), 8, 4)}, opset=opset))
+    assert not spec.batched and not any(tensor.batch_axis for tensor in spec.inputs)
+
+
+def test_a_scale_over_the_whole_batch_makes_rows_no_less_rows(tmp_path: Path) -> None:
+    text = """g (float[n,8] x) => (float[n,4] y) {
+        q, s, z = DynamicQuantizeLinear(x) d = DequantizeLinear(q, s, z) y = MatMul(d, w) }"""
+    assert guessed(tmp_path, parsed(text, {"w": normal(np.random.default_rng(), 8, 4)})).batched
+
+
+def test_an_id_that_is_compared_as_padding_is_not_the_only_one(tmp_path: Path) -> None:
+    text = """g (int64[n,t] ids) => (float[n,t,4] y) { none = Constant<value_ints=[0]>() padding = Equal(ids, none)
+        e = Gather(table, ids) last = Constant<value_ints=[2]>() p = Unsqueeze(padding, last) y = Where(p, nothing, e) }"""
+    weights = {"table": normal(np.random.default_rng(), 200, 4), "nothing": np.zeros(1, np.float32)}
+    (ids,) = guessed(tmp_path, parsed(text, weights)).inputs
+    assert ids.range is None or ids.range.high[0] > 0
 
 
 def test_a_size_with_which_an_output_loses_an_axis_is_too_small(tmp_path: Path) -> None:
@@ -342,6 +373,13 @@ def test_what_is_no_exported_program_is_named_before_torch_is_asked(content: Any
     file.write_bytes(content) if isinstance(content, bytes) else torch.save(content, file)
     with pytest.raises(BadFolder, match=r"net\.pt2 is not an exported program"):
         folder_at(file)
+
+
+def test_a_folder_with_another_library_s_config_json_is_no_transformers_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model": {"width": 64}}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(BadFolder, match=r"a model folder needs a model\.toml"):
+        folder_at(tmp_path)
 
 
 def test_a_file_that_runs_with_nothing_that_is_tried_is_refused_in_the_words_of_the_runtime(

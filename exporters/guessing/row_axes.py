@@ -1,0 +1,76 @@
+"""Whether an axis of every tensor is that of the rows of a batch, by what runs of the file gave."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from onnx import GraphProto, ValueInfoProto
+
+from ...models.batch_axis import batch_first
+from ...models.capture.agreement import axis_of_rows
+from .trial_sizes import Run, Tried
+
+_SAME = 1e-2  # of an output's largest number: files in FP16 add up in another order too
+
+
+def batch_of(
+    value: ValueInfoProto, array: np.ndarray, rows: int, axes: Mapping[str, int] | None
+) -> int | None:
+    """The axis of an output that has a place for each row: the first where it can be; None where none has, or more."""
+    if axes is None:
+        return None
+    known = [axes[value.name]] if value.name in axes else [0]
+    fitting = [axis for axis in known if axis < array.ndim and array.shape[axis] == rows]
+    if not fitting and axes and rows > 1:
+        fitting = [axis for axis in range(array.ndim) if array.shape[axis] == rows]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def paired(tried: Tried, places: Sequence[int | None]) -> bool:
+    """Whether an output of the ONNX file has a number for each pair of rows of the batch (x·xᵀ).
+
+    Such an output has, besides its batch axis, a second axis that grows with the number of rows. ``places``: the batch
+    axis of each output.
+
+    The file is also run with one row more: a size that depends on values may grow by chance in one of the runs.
+    """
+    alone = tried.of_rows(1) if tried.rows > 1 else None
+    if alone is None or not _grow_twice(alone, tried.outputs, places):
+        return False
+    more = tried.of_rows(tried.rows + 1)
+    return more is not None and _grow_twice(alone, more, places)
+
+
+def _grow_twice(
+    alone: Sequence[np.ndarray], joint: Sequence[np.ndarray], places: Sequence[int | None]
+) -> bool:
+    return any(
+        axis_of_rows([batch_first(one.shape, place or 0)], batch_first(many.shape, place or 0)) is not None
+        for one, many, place in zip(alone, joint, places, strict=True)
+    )
+
+
+def are_independent(graph: GraphProto, tried: Tried, places: Sequence[int | None], run: Run) -> bool:
+    """Whether each row of the run that succeeded is answered alone as among the others; the nodes of a graph are not.
+
+    ``places``: the batch axis of each output. Not asked where the file takes a scale over the whole batch
+    (DynamicQuantizeLinear): its rows are rows all the same.
+    """
+    if tried.rows < 2 or any(node.op_type == "DynamicQuantizeLinear" for node in graph.node):
+        return True
+    for row in range(tried.rows):
+        try:
+            alone = run({name: array[row : row + 1] for name, array in tried.inputs.items()})
+        except Exception:  # ONNX Runtime has no narrower one
+            return False
+        for one, many, place in zip(alone, tried.outputs, places, strict=True):
+            if one.ndim == many.ndim and not _alike(one.take(0, place), many.take(row, place)):
+                return False
+    return True
+
+
+def _alike(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether the two are the same but for sums in another order. Integers may be chosen by near ties."""
+    if one.shape != other.shape or one.dtype.kind != "f":
+        return True
+    scale = float(np.abs(other[np.isfinite(other)]).max(initial=0.0))
+    return np.allclose(one, other, rtol=0.0, atol=_SAME * scale, equal_nan=True)
