@@ -100,13 +100,24 @@ class _Trial:
             self.axes, arrays = [array.ndim for array in outputs], self.arrays
             spec, needed = self.from_the_least(rows)
             return Tried(spec, rows, arrays, outputs, needed, partial(self.outputs, self.spec))
-        for sizes in itertools.chain(itertools.islice(self.candidates(), RUNS), self.scanned()):
+        for found in itertools.chain(itertools.islice(self.candidates(), RUNS), self.scanned()):
+            if self.outputs(self.with_sizes(found), rows) is None:
+                continue
+            sizes = self.with_most_axes(found, rows)
             chosen = self.with_sizes(sizes)
             if (outputs := self.outputs(chosen, rows)) is not None:
                 self.axes, arrays = [array.ndim for array in outputs], self.arrays
                 spec, needed = self.bounded(sizes, rows)
                 return Tried(spec, rows, arrays, outputs, needed, partial(self.outputs, chosen))
         return None
+
+    def with_most_axes(self, sizes: tuple[int, ...], rows: int) -> tuple[int, ...]:
+        """The sizes, one of them doubled where outputs then have more axes: a Squeeze may have dropped one."""
+        ways = [sizes]
+        for index in range(len(sizes)):
+            ways.append(tuple(2 * size if place == index else size for place, size in enumerate(sizes)))
+        axes = [sum(map(np.ndim, self.outputs(self.with_sizes(way), rows) or ())) for way in ways]
+        return ways[axes.index(max(axes))]
 
     def at_given(self, arrays: Mapping[str, np.ndarray], rows: int) -> Tried | None:
         sizes = [arrays[name].shape[axis] for (name, axis), *_ in self.groups]

@@ -279,6 +279,12 @@ def test_a_size_with_which_an_output_loses_an_axis_is_too_small(tmp_path: Path) 
         t = Transpose<perm=[0,2,1,3]>(d) y = Squeeze(t) }"""
     model = parsed(text, {"k": normal(np.random.default_rng(), 4, 1, 3, 8)})
     assert shapes(guessed(tmp_path, model)) == [["steps=4..", 8], [-1, 4]]
+    wide = parsed(
+        text.replace("steps,8", "steps,bins").replace("u,4", "u,v,4").replace("[3,8]", "[3,64]")
+        .replace("perm=[0,2,1,3]", "perm=[0,2,3,1]"),
+        {"k": normal(np.random.default_rng(), 4, 1, 3, 64)},
+    )  # fmt: skip
+    assert shapes(guessed(tmp_path, wide))[0] == ["steps=4..", "bins=65.."], "the first size that runs is 64"
 
 
 def test_pictures_of_which_no_size_is_stated_have_the_channels_and_sizes_that_run(tmp_path: Path) -> None:
