@@ -40,6 +40,7 @@ from .subject import CPU, Subject
 from .torch.forms import ProgramForms
 
 GENERATED = 32
+SMALLER_IDS = ((0, 31), (0, 7), (1, 1), (0, 0))
 # Data that model.py may read beside itself. Pages, plots and logs, which a command may write there, do not count.
 READ_BY_CODE = (
     ".npy", ".npz", ".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".pkl", ".csv", ".tsv", ".yaml", ".yml",
@@ -166,9 +167,9 @@ def _foreign(
             exact = read_foreign(asked.folder / asked.source, asked)[1]
             samples = _in_range(samples, asked.spec, exact)
 
-    def subject_of(tried: Samples, number: int | None) -> tuple[Subject, Maker]:
+    def subject_of(tried: Samples, ids: tuple[int, int] | None) -> tuple[Subject, Maker]:
         why = "the file does not run with larger ones; give samples"
-        note = () if number is None else (f"all generated integers are {number}: {why}",)
+        note = () if ids is None else (f"all generated integers are {_range_of(ids)}: {why}",)
         noted = replace(asked, notes=(*asked.notes, *note))
         return foreign_subject(noted, tried, origin, options.search, notify)
 
@@ -180,21 +181,26 @@ def _foreign(
 def _with_smaller_integers(
     spec: ModelSpec,
     samples: Samples,
-    attempt: Callable[[Samples, int | None], T],
+    attempt: Callable[[Samples, tuple[int, int] | None], T],
     failed: type[HalfevenError],
 ) -> T:
     """What ``attempt`` makes of the samples. Where it raises ``failed`` and they were generated, it is tried again with
-    all integers 1, then 0: a generated integer may be an index beyond a small table, a start or a size. ``attempt`` is
-    given the samples, and the number that all integers are (None: as they were)."""
+    smaller integers (`SMALLER_IDS`): a generated integer may be an index beyond a small table, a start or a size.
+    ``attempt`` is given the samples, and the range of all integers (None: as they were)."""
     try:
         return attempt(samples, None)
     except failed:
         if samples.source != "generated" or all(tensor.type.is_float for tensor in spec.inputs):
             raise
-        for number in (1, 0):
+        for ids in SMALLER_IDS:
             with suppress(failed):
-                return attempt(generate(spec, GENERATED, ids=(number, number)), number)
+                return attempt(generate(spec, GENERATED, ids=ids), ids)
         raise
+
+
+def _range_of(ids: tuple[int, int]) -> str:
+    low, high = ids
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _holds(version: Version) -> bool:

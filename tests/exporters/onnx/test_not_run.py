@@ -41,19 +41,23 @@ def test_a_length_that_the_file_has_no_places_for_is_not_asked(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("text", "weights"),
+    ("text", "weights", "found"),
     [
-        (BRANCH, table(5)),
-        (START, {"zero": np.array([0]), "one": np.array([1]), "end": np.array([16])}),
+        (BRANCH, table(49), "0 to 31"),
+        (BRANCH, table(8), "0 to 7"),
+        (BRANCH, table(5), "1"),
+        (START, {"zero": np.array([0]), "one": np.array([1]), "end": np.array([16])}, "0 to 7"),
     ],
-    ids=["a place in a table of a branch", "where a cut starts"],
+    ids=["49 rows of a table in a branch", "8 rows", "5 rows", "where a cut starts"],
 )
 def test_generated_integers_are_small_where_the_file_does_not_run_with_larger_ones(
-    text: str, weights: dict[str, np.ndarray], tmp_path: Path
+    text: str, weights: dict[str, np.ndarray], found: str, tmp_path: Path
 ) -> None:
     code, facts, said = convert(tmp_path, parsed(text, weights))
     assert code == 0, said
-    assert any(note.startswith("all generated integers are 1") for note in facts["notes"])
+    assert any(note.startswith(f"all generated integers are {found}:") for note in facts["notes"]), facts[
+        "notes"
+    ]
 
 
 def test_given_samples_that_the_file_does_not_run_with_are_refused(tmp_path: Path) -> None:
