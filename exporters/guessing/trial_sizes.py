@@ -259,7 +259,8 @@ class _Trial:
             elif len(alike) > 1 and self.runs_larger(sizes, alike, rows):
                 dim, why = Dim(1 if size <= 2 else size, None, f"size{alike[0]}"), "only equal sizes run"
             else:
-                dim, why = Dim(size, size, name), f"{size} runs, {size + 1} and {2 * size} do not"
+                others = f"{size + 1} and {2 * size} do not" if size > 1 else "2 does not"
+                dim, why = Dim(size, size, name), f"{size} runs, {others}"
             dims |= dict.fromkeys(group, dim)
             if dim.fixed or dim.minimum > 1 or dim.name != name:
                 needed |= dict.fromkeys(group, why)
