@@ -16,9 +16,8 @@ from ..inputs.synthetic import SAFE_IDS, USUAL_LENGTH, generate
 from .given_samples import resized
 
 RUNS = 400
-SCANNED = range(
-    3, 257
-)  # sizes of one axis that are tried where no usual ones run, the others having `BESIDE`
+# Sizes of one axis that are tried where no usual ones run, the others having `BESIDE`.
+SCANNED = range(3, 257)
 BESIDE = 64
 SQUARE = 3  # sizes of each other axis that are tried beside a square picture
 SIZES = (
