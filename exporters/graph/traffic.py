@@ -83,17 +83,11 @@ def why_not_half(half: Half, traffic: Callable[[], Traffic]) -> str:
 
     A half is not worth making where it saves less than `LEAST_SAVED` of the bytes of constants and its casts move more
     bytes per run than its half tensors save. Bytes moved stand for time: what is measured decides no plan. ``traffic``
-    is asked for only where the constants do not decide. Nor is a half that needs more bytes of constants than FP32, by
-    more than that share: layers that share their weights, of which some stay in FP32, need them in both precisions.
+    is asked for only where the constants do not decide.
     """
     saved = half.bytes_fp32 - half.bytes
     if not half.half_nodes or half.bytes_fp32 < SMALL or saved >= LEAST_SAVED * half.bytes_fp32:
         return ""
-    if -saved > LEAST_SAVED * half.bytes_fp32:
-        return (
-            f"a half of {half.half_nodes} of its {half.nodes} nodes would have {half.bytes} bytes of constants, more "
-            f"than the {half.bytes_fp32} of FP32: nodes in half and nodes in FP32 share weights"
-        )
     moved = traffic()
     if worth(moved.saved, moved.cast).pays:
         return ""
