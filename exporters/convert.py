@@ -40,6 +40,7 @@ from .subject import CPU, Subject
 from .torch.forms import ProgramForms
 
 GENERATED = 32
+# Ranges (least, largest) of generated integers, tried in this order if the model fails with the usual range.
 SMALLER_IDS = ((0, 31), (0, 7), (1, 1), (0, 0))
 # Data that model.py may read beside itself. Pages, plots and logs, which a command may write there, do not count.
 READ_BY_CODE = (

@@ -1,5 +1,5 @@
-"""Whether the judged samples can prove a half at all: not where the FP32 model answers nothing to them, or nothing but
-zeros, nor where a half passes only because FP32 errs as much itself."""
+"""Finds out whether the judged samples can prove a half. They cannot if the FP32 model's outputs for all of them are
+empty or zero, or if the half passes only because FP32's own noise is as large as the half's error."""
 
 from collections.abc import Iterable
 

@@ -175,7 +175,8 @@ def _may_retreat(form: Form) -> bool:
 
 
 def _is_acceptable(report: ParityReport) -> bool:
-    """Whether settings under ``[parity]`` would accept what was refused; True as well where nothing is diagnosed."""
+    """Whether there are settings under ``[parity]`` that would accept the refused half of this report. True as well if
+    the report has no diagnoses."""
     refused = [one for one in report.diagnoses if one.verdict != "equal"]
     return not report.diagnoses or (bool(refused) and all(one.override for one in refused))
 

@@ -1,4 +1,5 @@
-"""Whether an axis of every tensor is that of the rows of a batch, by what runs of the file gave."""
+"""Decides from trial runs of an ONNX file whether it is batched: each output has one row for each sample of the batch,
+and a sample's answer does not depend on the other samples."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,10 +27,10 @@ def batch_of(
 
 
 def paired(tried: Tried, places: Sequence[int | None]) -> bool:
-    """Whether an output of the ONNX file has a number for each pair of rows of the batch (x·xᵀ).
+    """Whether an output of the ONNX file holds one number for each pair of samples of the batch, as x·xᵀ does.
 
-    Such an output has, besides its batch axis, a second axis that grows with the number of rows. ``places``: the batch
-    axis of each output.
+    Such an output has, besides its batch axis, a second axis that grows with the number of samples. ``places``: the
+    batch axis of each output.
 
     The file is also run with one row more: a size that depends on values may grow by chance in one of the runs.
     """
@@ -50,10 +51,11 @@ def _grow_twice(
 
 
 def are_independent(graph: GraphProto, tried: Tried, places: Sequence[int | None], run: Run) -> bool:
-    """Whether each row of the run that succeeded is answered alone as among the others; the nodes of a graph are not.
+    """Whether the ONNX file gives each sample of a successful trial run the same answer when it is run alone. A network
+    over graphs, whose first axis counts the nodes of one graph, does not.
 
-    ``places``: the batch axis of each output. Not asked where the file takes a scale over the whole batch
-    (DynamicQuantizeLinear): its rows are rows all the same.
+    ``places``: the batch axis of each output. True without a run for a file with DynamicQuantizeLinear: its scale is
+    taken over the whole batch, so that answers differ although the rows are samples.
     """
     if tried.rows < 2 or any(node.op_type == "DynamicQuantizeLinear" for node in graph.node):
         return True
@@ -69,7 +71,7 @@ def are_independent(graph: GraphProto, tried: Tried, places: Sequence[int | None
 
 
 def _alike(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether the two are the same but for sums in another order. Integers may be chosen by near ties."""
+    """Whether two arrays are equal within `_SAME`. Integers are not compared: a near tie may choose another one."""
     if one.shape != other.shape or one.dtype.kind != "f":
         return True
     scale = float(np.abs(other[np.isfinite(other)]).max(initial=0.0))

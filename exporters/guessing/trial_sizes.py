@@ -111,7 +111,8 @@ class _Trial:
         return None
 
     def with_most_axes(self, sizes: tuple[int, ...], rows: int) -> tuple[int, ...]:
-        """The sizes, one of them doubled where outputs then have more axes: a Squeeze may have dropped one."""
+        """``sizes``, or a copy with one size doubled if the file's outputs then have more axes: with the smaller size a
+        Squeeze may have removed an axis."""
         ways = [sizes]
         for index in range(len(sizes)):
             ways.append(tuple(2 * size if place == index else size for place, size in enumerate(sizes)))
@@ -181,8 +182,8 @@ class _Trial:
         return self.is_alike(self.outputs(self.with_sizes(changed), rows))
 
     def is_alike(self, outputs: Sequence[np.ndarray] | None) -> bool:
-        """Whether the graph ran, and gave outputs with as many axes as with the sizes that were found first: a Squeeze
-        may drop an axis of the least sizes."""
+        """Whether ONNX Runtime ran the file (``outputs`` is not None) and each output has as many axes as in the first
+        successful run. With very small sizes a Squeeze may remove an axis."""
         return outputs is not None and [array.ndim for array in outputs] == self.axes
 
     def dim(self, group: Sequence[Place]) -> Dim:

@@ -1,4 +1,5 @@
-"""Sizes that a graph's constants ask of what they meet: a product with 1575 rows takes 1575 numbers."""
+"""Reads likely sizes of a graph's inputs from its constants: if a weight has 1575 rows, a row of the input that is
+multiplied by it has 1575 numbers."""
 
 from collections.abc import Iterator, Sequence
 

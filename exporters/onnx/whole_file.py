@@ -24,7 +24,7 @@ from .reading.bounded_file import tensors
 from .reading.graph import FLOATING, ONNX, walk
 from .reading.large_files import save
 
-ASKED = 4  # samples that a file is asked which is served whole
+ASKED = 4  # samples on which a file is run that is served whole
 _INTEGER_WEIGHTS = {
     getattr(TensorProto, name) for name in ("INT8", "UINT8", "INT4", "UINT4", "INT16", "UINT16")
 }
@@ -76,7 +76,7 @@ class WholeFile:
     planned: bool = False
 
     def reference_run(self, judging: Samples) -> ReferenceRun:
-        """A few answers, which show that the file runs: nothing is half, so nothing is judged."""
+        """The answers to a few samples, which show that the file runs. Nothing is half, so nothing is judged."""
         spec, some = self.subject.spec, judging.take(slice(0, ASKED))
         batches = some.batches(min(spec.max_batch_size, ASKED) if spec.batched else 0)
         bulk = [Question(samples, inputs, self.answers(inputs)) for samples, inputs in batches]

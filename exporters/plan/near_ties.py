@@ -1,7 +1,8 @@
-"""Samples on which FP32 itself decides otherwise as soon as it adds up in another order: they choose no plan.
+"""Leaves out samples for which the FP32 model itself gives other integers when its sums are added in another order.
 
-A box that overlaps another one by almost exactly the threshold is chosen or not by the last bit. No node that is kept
-in FP32 cures that, and a search that is asked such a sample ends with none in half.
+Example: two boxes overlap by almost exactly the threshold of a NonMaxSuppression, so that the last bit of FP32 decides
+whether the second box is chosen. To keep nodes in FP32 does not help there, and a search that must pass such a sample
+leaves no node in half.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,8 +14,9 @@ from .batched import Batch
 
 
 def without_near_ties(several: Iterable[Batch], all_kept: Callable[[], Answers]) -> Iterator[Batch]:
-    """The batches without the questions to which the program with every node in FP32, made by ``all_kept``, gives other
-    integers than the whole. It is not made where the whole gives no integers.
+    """The batches without such questions: the program with every node kept in FP32 gives other integers than the whole.
+
+    ``all_kept`` makes that program. It is not called for a model without integer outputs.
     """
     half: Answers | None = None
     for batch in several:

@@ -21,8 +21,9 @@ def seconds_on_core(run: Callable[[], object]) -> float:
 
     On a fully used machine a run longer than a time slice would seem slower than it is. Where other threads of this
     process worked during the run, they may have continued it while this thread waited: their time is not subtracted.
-    Never less than the calling thread's processor time in the run: the wait may lie partly before or after it, so that
-    7 µs became 0.3 µs and the smaller batch seemed the better one, in 8 of 100 measurements beside six programs.
+    The result is never less than the calling thread's processor time in the run, because part of the measured wait may
+    lie before or after the run. Without this bound 7 µs became 0.3 µs, and a batch size that is too small was chosen in
+    8 of 100 measurements beside six busy programs.
     """
     waited_s, others_s = waited_for_core_s(), _others_worked_s()
     worked_s, began_s = time.thread_time(), time.perf_counter()

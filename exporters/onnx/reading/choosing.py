@@ -1,4 +1,5 @@
-"""Nodes that choose among candidates by comparing numbers: which are chosen changes where the numbers nearly tie."""
+"""Finds nodes that choose among candidates by their numbers (NonMaxSuppression, TopK). If two numbers are nearly equal,
+a small error changes what is chosen."""
 
 from onnx import GraphProto
 
@@ -7,8 +8,8 @@ _COMPARED = {"NonMaxSuppression": (0, 1), "TopK": (0,)}
 
 
 def choosing(graph: GraphProto) -> str:
-    """A sentence about the first node of the main graph that chooses, with a way to a half without it; empty where
-    there is none."""
+    """A sentence about the first such node of the main graph, and how to convert the model without it. Empty if the
+    graph has no such node."""
     for node in graph.node:
         if node.op_type in _COMPARED:
             names = " and ".join(f"'{node.input[place]}'" for place in _COMPARED[node.op_type])

@@ -49,7 +49,7 @@ def select(model: ModelProto, spec: ModelSpec, file_names: Mapping[str, str], pa
 
 
 def _add_inner(model: ModelProto, wanted: Mapping[str, TensorSpec]) -> list[str]:
-    """Make results of nodes of the main graph outputs where they are ``wanted``; gives their names."""
+    """Add the wanted values that nodes of the main graph compute to the graph's outputs; returns the names added."""
     graph = model.graph
     given = {value.name for value in graph.output}
     inner = [name for node in graph.node for name in node.output if name in wanted and name not in given]
@@ -62,8 +62,8 @@ def _add_inner(model: ModelProto, wanted: Mapping[str, TensorSpec]) -> list[str]
 
 
 def _inferred(model: ModelProto) -> dict[str, int]:
-    """The element types of inner values that ONNX's inference finds; it takes no more than 2 GiB, so that large
-    constants are given to it as inputs."""
+    """The element type of each inner value, as far as ONNX's shape inference finds it. The inference takes models of at
+    most 2 GiB, so large constants are passed to it as inputs."""
     found = shape_inference.infer_shapes(weights_as_inputs(model)).graph
     return {value.name: value.type.tensor_type.elem_type for value in found.value_info}
 
