@@ -56,7 +56,9 @@ def test_the_precision_of_a_job_is_measured_and_the_event_has_what_that_cost(
 ) -> None:
     job = hard_job(tmp_path / "job") | {"precision": "auto", "hyperparameters": {**HARD, "opt_level": level}}
     model = Path(job["source"]["folder"]) / "model.py"
-    model.write_text(model.read_text().replace("torch.rand(1)", "torch.rand(())"))  # leaves a half tensor half
+    model.write_text(
+        model.read_text().replace("torch.rand(1)", "torch.rand(())")
+    )  # leaves a half tensor half
     lines, _ = run(job)
     assert lines[-1]["type"] == "done", lines[-1]
     chosen = next(line for line in lines if line["type"] == "chosen")
