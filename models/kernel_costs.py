@@ -122,7 +122,7 @@ def kernel_costs(
     dtype: torch.dtype, kinds: Collection[str] = tuple(KINDS), clock: Clock = time.process_time
 ) -> dict[str, Cost]:
     """The costs of ``kinds`` in ``dtype``. The caller's generator is as before."""
-    with torch.random.fork_rng(devices=()), _one_thread():
+    with torch.random.fork_rng(devices=()), one_thread():
         torch.manual_seed(0)
         return {kind: _cost(*KINDS[kind](), dtype, clock) for kind in kinds}
 
@@ -170,8 +170,8 @@ def _shortest(run: Callable[[], None], clock: Clock) -> float:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """With several threads, the processor time of threads that wait for each other would count."""
+def one_thread() -> Iterator[None]:
+    """Torch computes with one thread inside: of several, those that wait for each other take processor time too."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

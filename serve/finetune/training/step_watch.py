@@ -18,22 +18,26 @@ class TooSlow(Exception):
 
 class StepWatch(TorchDispatchMode):
     """Inside, the seconds of each operator are added up, of forward, backward and optimizer alike. Behind the operator
-    with which the step exceeds ``most`` seconds it raises TooSlow. ``took``: seconds from the beginning to the end."""
+    with which the step exceeds ``most`` seconds of processor time it raises TooSlow. ``took``: processor time from the
+    beginning to the end.
 
-    def __init__(self, clock: Clock, most: float = float("inf")) -> None:
+    To ask for processor time takes longer than a small operator: it is asked only where ``most`` seconds went by.
+    """
+
+    def __init__(self, clock: Clock, work_clock: Clock, most: float = float("inf")) -> None:
         super().__init__()
-        self._clock, self._most = clock, most
+        self._clock, self._work_clock, self._most = clock, work_clock, most
         self.seconds: dict[str, float] = {}
         self.took = 0.0
 
     def __enter__(self) -> "StepWatch":
-        self._began = self._clock()
+        self._began, self._work_began = self._clock(), self._work_clock()
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self.took = self._clock() - self._began
+        self.took = self._work_clock() - self._work_began
 
     def __torch_dispatch__(
         self,
@@ -47,7 +51,7 @@ class StepWatch(TorchDispatchMode):
         now = self._clock()
         name = func.overloadpacket.__name__
         self.seconds[name] = self.seconds.get(name, 0.0) + now - began
-        if now - self._began > self._most:
+        if now - self._began > self._most and self._work_clock() - self._work_began > self._most:
             raise TooSlow
         return answer
 

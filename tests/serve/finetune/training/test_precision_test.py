@@ -102,7 +102,7 @@ def test_the_choice_costs_few_steps_whatever_a_slow_precision_costs(times: float
     net = Fake({"fp32": 1.0, "fp16": times, "bf16": 0.9})
     measuring(net, steps=steps).timed()
     step_s = 32 * ROW_S
-    assert net.work["fp16"] == pytest.approx(2 * ROW_S * times), "one batch of two rows"
+    assert net.work["fp16"] == pytest.approx(2 * 2 * ROW_S * times), "a batch of two rows, twice"
     assert net.work["fp32"] + net.work["bf16"] <= (0.3 * steps + 10) * step_s
 
 
@@ -129,9 +129,14 @@ def test_a_slow_precision_is_ended_in_the_middle_of_its_step() -> None:
     def loop(asked: Settings, rows: int) -> BatchLoop:
         return Loop(deep, lambda batch: mse_loss(deep(x[batch]), x[batch]), rows, asked)
 
-    test = PrecisionTest(deep, loop, Settings(batch_size=8), 300, "cpu", work_clock=lambda: net.now)
+    def clock() -> float:
+        return net.now
+
+    test = PrecisionTest(deep, loop, Settings(batch_size=8), 300, "cpu", clock=clock, work_clock=clock)
     (slow,) = test.timed().left_out
-    assert slow.precision == "fp16" and calls.count("fp16") == 2, "after the first one the bound is reached"
+    assert slow.precision == "fp16" and calls.count("fp16") == 2 * 2, (
+        "twice, and the second operator of each exceeds the bound"
+    )
 
 
 def test_what_was_trained_for_the_test_is_undone_and_the_generators_are_as_before() -> None:
