@@ -13,7 +13,7 @@ import torch
 
 from ...exporters.selftest_record import record_here
 from ...models.engines.cpu.packed import multiplies_bf16
-from ...models.engines.cpu.setup import usable_cores
+from ...models.usable_cores import cores_here
 from ...models.version import __version__
 
 TESTED_TORCH = ("2.11", "2.13")
@@ -39,7 +39,9 @@ def _check(what: str, found: str, advice: str = "") -> dict[str, str]:
 
 
 def _machine() -> list[dict[str, str]]:
-    found = f"{usable_cores()} cores, {torch.backends.cpu.get_cpu_capability()}{', bf16' if multiplies_bf16() else ''}"
+    found = (
+        f"{cores_here()}, {torch.backends.cpu.get_cpu_capability()}{', bf16' if multiplies_bf16() else ''}"
+    )
     return [
         _check("python", platform.python_version()),
         _check(
@@ -150,6 +152,7 @@ def _cuda_session_fault() -> str:
     model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=10).SerializeToString()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = 1
     try:
         session = onnxruntime.InferenceSession(model, options, providers=["CUDAExecutionProvider"])
         if session.get_providers()[0] != "CUDAExecutionProvider":

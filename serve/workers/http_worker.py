@@ -14,6 +14,7 @@ from ..access.access_control import AccessControl
 from ..http.codecs.dialect import OURS, STRICT
 from ..http.connection.polite_server import PoliteServer, accept_the_last
 from ..http.limits.bounds import Bounds
+from ..http.limits.worker_threads import WorkerThreads, default_threads
 from ..http.web_guard import WebGuard, read_names
 from ..server import http_config
 from ..settings import Settings
@@ -46,6 +47,7 @@ def run_worker(
         bounds,
         AccessControl(settings.keys, needs_keys, counted=False, patient=True),
     )
+    front.worker_threads = WorkerThreads(default_threads(settings.http_workers))
     config = http_config(settings, front, settings.certificates)
     config.lifespan = "off"
     _WorkerServer(config, listener, link, control).run()

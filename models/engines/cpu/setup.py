@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ...usable_cores import usable_cores as usable_cores
+
 PACKED_CONVOLUTIONS = "packed convolutions"
 PACKED_PRODUCTS = "packed products"
 WITHOUT_LOCK = "without Python's lock"
@@ -46,12 +48,6 @@ class CpuSetup:
 
 
 PLAIN = CpuSetup()
-
-
-def usable_cores() -> int:
-    """The cores that this process may use; all of them where the system does not tell (only Linux does)."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 @cache
