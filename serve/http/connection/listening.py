@@ -22,12 +22,12 @@ from typing import Any
 from ....models.errors import HalfevenError
 from ..error_mapping import NoDescriptor, TooManyConnections
 from ..limits.bounds import Bounds
-from ..limits.connections import backlog_of
 from .refusal import refusal_of
 
 _LOG = logging.getLogger("halfeven")
 _KEPT_BACK = 4  # descriptors
-AT_ONCE = 64  # connections that are accepted before the event loop does something else
+AT_ONCE = 16  # connections that are accepted before the event loop does something else
+_MOST_LINGERING = 8  # refused connections: each has a descriptor
 _LINGER_S = 1.0  # for the caller of a refused connection to close it
 _AGAIN_S = 0.5  # until the next try where not even a descriptor that was kept back is left
 _PIECE = 65_536
@@ -91,8 +91,9 @@ class Listening:
     ) -> None:
         self._listener, self._protocol, self._tls, self._at_once = listener, protocol, tls, at_once
         self._connections, self._refused = bounds.connections, bounds.refused
-        self._most_lingering = backlog_of(bounds.connections.limit)
         self._kept_back: list[int] = []
+        self._again: asyncio.TimerHandle | None = None
+        self._coming = 0  # connections that were accepted and have no protocol yet
         self._setting_up: set[asyncio.Task[Any]] = set()
         self._lingering: set[asyncio.Task[Any]] = set()
 
@@ -124,6 +125,9 @@ class Listening:
     # Accepting.
 
     def _listen(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
         if self._listener.fileno() >= 0:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
@@ -139,7 +143,7 @@ class Listening:
                 self._without_descriptor(error)
                 return
             connection.setblocking(False)
-            if self._tls is None and not self._connections.has_room(len(self._setting_up)):
+            if self._tls is None and not self._connections.has_room(self._coming):
                 limit = self._connections.limit
                 self._refuse(connection, TooManyConnections(f"{limit} connections are open; try again later"))
             elif len(self._setting_up) >= max(self._connections.limit, self._at_once):
@@ -148,14 +152,19 @@ class Listening:
             else:
                 with suppress(OSError):  # a caller that has gone already
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._coming += 1
                 self._run(self._set_up(connection), self._setting_up)
 
     async def _set_up(self, connection: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._protocol, connection, ssl=self._tls)
+            await self._loop.connect_accepted_socket(self._made, connection, ssl=self._tls)
         except OSError as error:  # also what is wrong with a TLS handshake
             _LOG.debug("a connection was not set up: %s", error)
             connection.close()
+
+    def _made(self) -> asyncio.Protocol:
+        self._coming -= 1
+        return self._protocol()
 
     def _run(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[Any]]) -> None:
         task = self._loop.create_task(work)
@@ -175,14 +184,15 @@ class Listening:
             connection.setblocking(False)
             self._refuse(connection, _FULL)
             return
-        self._refused.count(f"no connection can be accepted now: {error}")
-        self._keep_back()
+        if not self._lingering:  # else the first that ends gives its descriptor back
+            self._refused.count(f"no connection can be accepted now: {error}")
+            self._keep_back()
         self._loop.remove_reader(self._listener.fileno())
-        self._loop.call_later(_AGAIN_S, self._listen)
+        self._again = self._loop.call_later(_AGAIN_S, self._listen)
 
     def _refuse(self, connection: socket.socket, error: HalfevenError) -> None:
         self._refused.count(str(error))
-        lingers = len(self._lingering) < self._most_lingering
+        lingers = len(self._lingering) < _MOST_LINGERING
         self._run(self._answer(connection, refusal_of(error), lingers), self._lingering)
 
     async def _answer(self, connection: socket.socket, answer: bytes, lingers: bool) -> None:
@@ -199,6 +209,8 @@ class Listening:
         finally:
             connection.close()
             self._keep_back()
+            if self._again is not None:
+                self._listen()
 
     def _keep_back(self) -> None:
         while len(self._kept_back) < _KEPT_BACK and self._listener.fileno() >= 0:

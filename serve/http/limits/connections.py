@@ -7,7 +7,9 @@ from ....models.errors import BadSetting
 from .descriptors import descriptor_limit, descriptors_in_use
 
 _MOST = 1024  # without a setting
-_KEPT = 24  # descriptors at least: an event loop, a database, the files of a model that is loaded
+# Descriptors at least. The event loop and the database open 16 after this is counted, 24 are for connections that are
+# being refused, 8 for the files of a model and the pipes of a child process.
+_KEPT = 48
 _LOOKED_AT = 16  # connections; so that each of many new connections costs a fixed time
 
 
@@ -79,5 +81,5 @@ def connection_limit(setting: int | None, each: int = 1) -> int:
 
 
 def backlog_of(limit: int) -> int:
-    """How many connections may wait in the kernel until they are accepted."""
-    return max(min(limit // 6, 2048), 16)
+    """How many connections may wait in the kernel until they are accepted. They take no descriptor yet."""
+    return max(min(limit, 2048), 128)

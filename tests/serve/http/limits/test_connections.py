@@ -28,8 +28,8 @@ from halfeven.serve.versions.roster import Roster
         (1024, 24, None, 1, 750),
         (1024, 24, None, 2, 375),
         (1024, 524, None, 1, 375),
-        (100, 40, None, 1, 36),  # 24 are kept at least
-        (66, 40, None, 2, 1),
+        (100, 40, None, 1, 12),  # 48 are kept at least
+        (90, 40, None, 2, 1),
         (4000, 40, 2900, 1, 2900),
         (None, 10**6, None, 2, 1024),
         (None, 10**6, 10**6, 2, 10**6),
@@ -48,7 +48,7 @@ def test_the_limit_leaves_descriptors_for_all_else(
             connection_limit((descriptors - in_use) // each, each)
 
 
-@pytest.mark.parametrize(("descriptors", "each"), [(64, 1), (65, 2), (20, 1)])
+@pytest.mark.parametrize(("descriptors", "each"), [(88, 1), (89, 2), (20, 1)])
 def test_where_no_connection_fits_the_server_says_so_at_its_start(
     descriptors: int, each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
