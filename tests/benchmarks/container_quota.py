@@ -133,15 +133,17 @@ def measured(
     links = where / "links"
     links.mkdir(exist_ok=True)
     with group_with(quota) as group, server_in(group, checkout, store, links) as (pid, port):
-        for load in ({"rates": (rate * quota,)}, {"concurrency": (8,)}):
+        steady = Plan(seconds=seconds, rates=(rate * quota,))
+        for load, plan in (
+            (f"{rate * quota:g} a second", steady),
+            ("8 callers", Plan((8,), seconds=seconds)),
+        ):
             before = stopped(group)
-            plan = Plan(seconds=seconds, warmup_s=1.0, **load)
             stage = bench(f"http://127.0.0.1:{port}", model, plan, lambda _: None)["stages"][0]
             periods, throttled = (late - early for late, early in zip(stopped(group), before, strict=True))
-            label = "8 callers" if "concurrency" in load else f"{rate * quota:g} a second"
             latency = stage["latency_ms"]
             figures = (latency["p50"], latency["p99"], stage["per_second"])
-            row = (checkout.name, quota, label, threads_of(pid), engine_of(port, model), periods, throttled)
+            row = (checkout.name, quota, load, threads_of(pid), engine_of(port, model), periods, throttled)
             yield dict(zip(COLUMNS, (*row, *(round(one, 1) for one in figures)), strict=True))
 
 
