@@ -35,6 +35,7 @@ from tests.benchmarks.workloads import write_folder
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PERIOD_US = 100_000
+SHARE = 64  # of the processor, where an ordinary process has 1
 READY_S = 300.0
 COLUMNS = (
     "checkout",
@@ -52,7 +53,8 @@ COLUMNS = (
 
 @contextmanager
 def group_with(cores: float) -> Iterator[Path]:
-    """A control group with so many cores' time, without a process."""
+    """A control group with so many cores' time, without a process. Its share is large, so that it gets what its quota
+    allows beside other programs."""
     version, around = next(groups_of("cpu"))
     folder = around / f"halfeven-quota-{os.getpid()}"
     folder.mkdir()
@@ -61,8 +63,10 @@ def group_with(cores: float) -> Iterator[Path]:
         if version == 1:
             (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
             (folder / "cpu.cfs_quota_us").write_text(str(quota))
+            (folder / "cpu.shares").write_text(str(SHARE * 1024))
         else:
             (folder / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+            (folder / "cpu.weight").write_text(str(SHARE * 100))
         yield folder
     finally:
         folder.rmdir()
