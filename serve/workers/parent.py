@@ -26,6 +26,7 @@ from types import FrameType
 from ...models import errors
 from ...models.errors import BadSetting, EngineFailed, HalfevenError
 from ...models.store import Store
+from ...models.usable_cores import usable_cores
 from ..access.access_control import LOOK_EVERY_S
 from ..address import address
 from ..finetune.training.parent_death import die_with_the_parent
@@ -61,6 +62,10 @@ def serve_with_workers(settings: Settings, store: Store, notify: Notify) -> None
         )
     settings.certificates  # noqa: B018 (a pair that cannot be used is refused here)
     raise_descriptor_limit()
+    if settings.http_workers > (cores := usable_cores()):
+        _LOG.warning(
+            "--http-workers %d: there are %d cores for them and the models", settings.http_workers, cores
+        )
     _Parent(settings, store, _bound(settings), notify).run()
 
 
