@@ -125,7 +125,7 @@ def threads_of(pid: int) -> int:
 
 
 def engine_of(port: int, model: str) -> str:
-    """Threads and passes that the version on duty took."""
+    """Threads and passes of the active version."""
     listed = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=20))
     (setup,) = (one["cpu"] for one in listed["models"] if one["name"] == model)
     return ", ".join([f"{setup['threads']} threads", *setup["passes"]])

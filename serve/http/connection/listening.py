@@ -27,8 +27,8 @@ from .refusal import refusal_of
 _LOG = logging.getLogger("halfeven")
 _KEPT_BACK = 4  # descriptors
 AT_ONCE = 16  # connections that are accepted before the event loop does something else
-_MOST_LINGERING = 8  # refused connections: each has a descriptor
-_LINGER_S = 1.0  # for the caller of a refused connection to close it
+_MOST_AWAITED = 8  # refused connections: each has a descriptor
+_END_S = 1.0  # for the caller of a refused connection to close it
 _AGAIN_S = 0.5  # until the next try where not even a descriptor that was kept back is left
 _PIECE = 65_536
 _NONE_LEFT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
@@ -95,7 +95,7 @@ class Listening:
         self._again: asyncio.TimerHandle | None = None
         self._coming = 0  # connections that were accepted and have no protocol yet
         self._setting_up: set[asyncio.Task[Any]] = set()
-        self._lingering: set[asyncio.Task[Any]] = set()
+        self._refusing: set[asyncio.Task[Any]] = set()
 
     @property
     def sockets(self) -> tuple[socket.socket, ...]:
@@ -119,7 +119,7 @@ class Listening:
         """Wait until the connections that were accepted are set up: a caller may never end its TLS handshake."""
         if self._setting_up:
             await asyncio.wait(self._setting_up, timeout=seconds)
-        for task in self._lingering:
+        for task in self._refusing:
             task.cancel()
 
     # Accepting.
@@ -132,7 +132,7 @@ class Listening:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
-        if len(self._kept_back) + len(self._lingering) < _KEPT_BACK:
+        if len(self._kept_back) + len(self._refusing) < _KEPT_BACK:
             self._keep_back()
         for _ in range(self._at_once):
             try:
@@ -184,7 +184,7 @@ class Listening:
             connection.setblocking(False)
             self._refuse(connection, _FULL)
             return
-        if not self._lingering:  # else the first that ends gives its descriptor back
+        if not self._refusing:  # else the first that ends gives its descriptor back
             self._refused.count(f"no connection can be accepted now: {error}")
             self._keep_back()
         self._loop.remove_reader(self._listener.fileno())
@@ -192,17 +192,17 @@ class Listening:
 
     def _refuse(self, connection: socket.socket, error: HalfevenError) -> None:
         self._refused.count(str(error))
-        lingers = len(self._lingering) < _MOST_LINGERING
-        self._run(self._answer(connection, refusal_of(error), lingers), self._lingering)
+        awaited = len(self._refusing) < _MOST_AWAITED
+        self._run(self._answer(connection, refusal_of(error), awaited), self._refusing)
 
-    async def _answer(self, connection: socket.socket, answer: bytes, lingers: bool) -> None:
+    async def _answer(self, connection: socket.socket, answer: bytes, awaited: bool) -> None:
         """Answer and close. A caller that speaks TLS could not read the answer."""
         try:
-            async with asyncio.timeout(_LINGER_S):
+            async with asyncio.timeout(_END_S):
                 if self._tls is None:
                     await self._loop.sock_sendall(connection, answer)
                     connection.shutdown(socket.SHUT_WR)
-                while lingers and self._tls is None and await self._loop.sock_recv(connection, _PIECE):
+                while awaited and self._tls is None and await self._loop.sock_recv(connection, _PIECE):
                     pass
         except (OSError, TimeoutError):
             return

@@ -151,7 +151,7 @@ def test_a_connection_above_the_limit_is_answered_503_and_logged(
 def test_a_refused_caller_that_never_closes_gives_its_descriptor_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(listening_module, "_LINGER_S", 0.0)
+    monkeypatch.setattr(listening_module, "_END_S", 0.0)
 
     async def closed() -> None:
         before = len(list(Path("/proc/self/fd").iterdir()))
@@ -162,7 +162,7 @@ def test_a_refused_caller_that_never_closes_gives_its_descriptor_back(
             with dialled(place_of(listening), 40) as callers:
                 listening._connections.enter(Busy())
                 await asyncio.gather(*(asyncio.wait_for(answer_to(one), SECONDS) for one in callers))
-                while listening._lingering:
+                while listening._refusing:
                     await asyncio.sleep(0)
         listening.close()
         for _ in range(3):
