@@ -11,6 +11,7 @@ REPORT_EVERY_S = 0.25
 METRICS_EVENTS = 20  # per job: a metrics event for every twentieth of its steps
 MOST_SKIP_EVENTS = 200  # each is a transaction, and a job may skip every second of a million steps
 FURTHER_SKIPS = "the further ones are in the job's metrics, without an event each"
+SLOW_PRECISION = "SLOW_PRECISION"
 Line = Mapping[str, Any]
 
 
@@ -44,6 +45,8 @@ class TrainingWatch:
             store.record(
                 id, "info", f"training the {line.get('trained', 'module')}: {self._total} steps", line
             )
+            if why := line.get("slow_precision"):
+                store.record(id, "warn", why, {"code": SLOW_PRECISION})
         elif line["type"] == "chosen":
             store.record(id, "info", _choice(line), line)
         elif line["type"] == "resumed":

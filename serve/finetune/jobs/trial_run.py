@@ -19,12 +19,13 @@ from .job_rows import HELD_OUT, TRAINING, VALIDATION, Asked, JobRows, divide, li
 from .records.job_store import JobStore
 from .records.job_types import SUCCEEDED, JobRequest
 from .training_request import TRAINER
+from .training_watch import SLOW_PRECISION
 from .worker_process import Child, Priority
 
 STEPS = 2  # the first allocates what the second has
 MOST_SECONDS = 600.0  # of each process: an operator's code that hangs must not hold it for ever
 PRIORITY: Priority = "low"  # not idle: the caller waits for the result of the trial
-NO_GRADIENT, SLOW_PRECISION = "NO_GRADIENT", "SLOW_PRECISION"
+NO_GRADIENT = "NO_GRADIENT"
 NEWEST_JOBS = 50
 CHECK = "halfeven.serve.finetune.jobs.policy_check"
 

@@ -38,7 +38,7 @@ from .trainee import Trainee, processor, trainee_of
 Request = Mapping[str, Any]
 Line = dict[str, Any]
 Report = Callable[[Line], None]
-NO_BEST_STEP, SLOW_PRECISION = "NO_BEST_STEP", "SLOW_PRECISION"
+NO_BEST_STEP = "NO_BEST_STEP"
 WITHOUT_BEST_STEP = (
     "the loss on the held-out rows was never finite, so no step is the best: the weights are those of the last one. "
     "Look for extreme values in the held-out rows, or train in bf16 or fp32"
@@ -71,11 +71,10 @@ def run(request: Request, report: Report, orders: Orders, rank: int = 0) -> Line
     job = TrainingJob(request, report, trainee, parent, rank)
     if request.get("trial_steps"):
         return {**first_steps(job.loop, trainee, request["trial_steps"]), **job.costs_beside_the_steps()}
-    report({"type": "started", "total_steps": job.loop.steps, **trainee.facts()})
+    slow = {"slow_precision": None if rank else job.slow_precision()}
+    report({"type": "started", "total_steps": job.loop.steps, **slow, **trainee.facts()})
     if job.chosen:
         report({"type": "chosen", **job.chosen})
-    if not rank and (why := job.slow_precision()) is not None:
-        report({"type": "note", "code": SLOW_PRECISION, "message": why})
     job.resume()
     if rank:
         job.follow()

@@ -412,15 +412,20 @@ def test_something_else_at_that_address_is_not_taken_for_a_job() -> None:
 
 
 def test_a_dry_run_is_shown_with_its_findings_and_ends_as_the_job_would() -> None:
-    trial = {"total_steps": 300, "seconds_per_step": 0.02, "estimated_seconds": 6.0, "parameters": 90}
+    trial = {"total_steps": 300, "seconds_per_step": 0.02, "estimated_seconds": 8.5, "parameters": 90}
+    parts = {"steps": 6.0, "evaluations": 0.5, "conversion, as of the last job": 2.0}
+    trial |= {"precision": "bf16", "estimated_parts": parts, "conversion_known": True}
     trial |= {"peak_memory_bytes": 400 << 20, "peak_device_bytes": None}
     findings = [{"code": "SMALL_GUARD", "message": "1e-08 vanishes"}]
     sound = {"valid": True, "findings": findings, "rows": {"training": 158, "held_out": 20}, "trial": trial}
     assert dry_run_sentences(sound).splitlines() == [
         "SMALL_GUARD: 1e-08 vanishes",
         "158 rows, 20 held out; 90 parameters that learn",
-        "300 steps of 0.02 s, about 6 s without evaluations and conversion; 400 MiB of memory",
+        "300 steps of 0.02 s in bf16; the job takes about 8.5 s (steps 6 s, evaluations 0.5 s, conversion, as of the "
+        "last job 2 s); 400 MiB of memory",
     ]
+    unknown = {**sound, "trial": {**trial, "conversion_known": False}}
+    assert "), and the conversion: no job of this model has shown how long; " in dry_run_sentences(unknown)
     memory = {
         **sound,
         "valid": False,

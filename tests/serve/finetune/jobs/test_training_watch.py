@@ -18,10 +18,13 @@ def test_of_very_many_skipped_steps_each_is_in_the_metrics_and_only_some_have_an
     job_store.move(job.id, RUNNING)
     steps = MOST_SKIP_EVENTS + 100
     skipped = {"type": "step", "loss": 1.0, "scale": 1.0, "skipped": True, "cause": "x", "quarantined": []}
-    lines: list[dict[str, Any]] = [{"type": "started", "total_steps": steps}]
+    lines: list[dict[str, Any]] = [
+        {"type": "started", "total_steps": steps, "slow_precision": "training in fp16 is slow"}
+    ]
     lines += [{**skipped, "step": step} for step in range(1, steps + 1)]
     TrainingWatch(job_store, job.id, lambda rows: rows).follow(child, lines)  # type: ignore[arg-type]
     events = [event.message for event in job_store.events(job.id, limit=1000)]
+    assert "training in fp16 is slow" in events
     assert sum("was skipped" in message for message in events) == MOST_SKIP_EVENTS
     assert sum(FURTHER_SKIPS in message for message in events) == 1
     assert len(job_store.steps(job.id)) == steps and job_store.job(job.id).progress["skipped"] == steps
