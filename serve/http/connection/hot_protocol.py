@@ -25,6 +25,7 @@ from ..limits.memory_budget import Lease
 from ..route_scopes import TO_INFER
 from ..routes.infer import SMALL_JSON, Begun, InferFront, asked_of, is_small_json
 from ..web_guard import WebGuard
+from .answering_cycle import kept_header
 from .guarded_protocol import GuardedProtocol
 from .header_cache import Asked, KnownHead
 
@@ -93,6 +94,7 @@ class HotProtocol(GuardedProtocol):
         super().__init__(config, server_state, app_state, _loop, None if front is None else front.bounds)
         self._front = front if front is not None and front.hot else None
         self._hot: HotCycle | None = None  # the one under way
+        self._kept = b"%b: %b\r\n" % kept_header(self.timeout_keep_alive)
         self._piece: bytes | None = None  # what came last, where a message began with it
         self._known: KnownHead | None = None  # of the last request, where that was one of ours
         self._asked: dict[bytes, Asked] = {} if front is None else front.urls
@@ -106,6 +108,8 @@ class HotProtocol(GuardedProtocol):
         self.begin_message()
 
     def on_headers_complete(self) -> None:
+        if self.reads_again():
+            return
         self.check_head()
         hot = self._hot_cycle()
         if hot is None:
@@ -134,6 +138,8 @@ class HotProtocol(GuardedProtocol):
             hot.body = bytearray(hot.body + body)
 
     def on_message_complete(self) -> None:
+        if self.reads_again():
+            return
         hot = self._hot
         if hot is None or self.cycle is not hot:
             super().on_message_complete()
@@ -173,6 +179,10 @@ class HotProtocol(GuardedProtocol):
             self._respond(hot, *self._refusal(hot, self._front.slow_body()))
         else:
             super()._time_is_up()
+
+    def under_way(self) -> Any:
+        hot = self._hot
+        return hot if hot is not None and not hot.response_complete else super().under_way()
 
     # While the server leaves.
 
@@ -337,8 +347,7 @@ class HotProtocol(GuardedProtocol):
         parts.append(b"content-length: %d\r\n\r\n" % len(body))
         if self.is_last:
             hot.keep_alive = False
-        if not hot.keep_alive:
-            parts.insert(1, b"connection: close\r\n")
+        parts.insert(1, self._kept if hot.keep_alive else b"connection: close\r\n")
         if len(body) <= _ONE_PIECE:
             parts.append(body)
             self.transport.write(b"".join(parts))
