@@ -4,15 +4,13 @@
 one timer. It is not set anew for each request (that would cost 2 to 5 µs): the time at which the connection is to be
 closed is a number, and the timer looks at it when it fires.
 
-What a request is, the length of its body above all, is decided by its head alone, as any other reader decides it: an
-upgrade is not offered and changes nothing, and what readers differ about is refused, and the connection ended.
+Where a request ends, and what of it is refused, is in `framing.py`.
 
-Source: RFC 9112 (2.3 and 3 for the request line, 3.2 for the Host header, 6.1 and 6.3 for the length of a body, 9.8 for
-how a refused connection is closed), RFC 9110 7.8 for upgrades, RFC 6585 for 431.
+Source: RFC 9112 9.8 for how a refused connection is closed, RFC 6585 for 431.
 """
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.config import Config
@@ -20,18 +18,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
 from ....models.errors import BadRequest, HalfevenError
-from ..error_mapping import (
-    HeadTooLarge,
-    NotOffered,
-    TooManyConnections,
-    UrlTooLong,
-    body_of,
-    headers_of,
-    status_of,
-)
+from ..error_mapping import HeadTooLarge, TooManyConnections, UrlTooLong, body_of, headers_of, status_of
 from ..limits.bounds import Bounds
 from ..limits.request_limits import DEFAULTS
 from ..limits.unsent import Unsent
+from .framing import Cuts, body_length, check_request_line, without_upgrade
 from .half_closed import HalfClosed
 from .polite_protocol import LOOK_AGAIN_S, PoliteProtocol
 
@@ -64,6 +55,7 @@ class GuardedProtocol(PoliteProtocol):
         self._refused = False  # further bytes are ignored
         self._fault: HalfevenError | None = None  # why a callback stopped the parser
         self.url = b""
+        self._cuts = Cuts()
         self._pieces: list[bytes] = []  # the data of the head: from the piece on that it began in
         self._head_bytes = 0  # of the earlier pieces of data that have bytes of the head
         self._first_bytes = 0  # of the first of these pieces, which may begin with the end of another request
@@ -96,23 +88,37 @@ class GuardedProtocol(PoliteProtocol):
             transport.close()
 
     def data_received(self, data: bytes) -> None:
-        while data and not self._refused:
-            was_in_head, self._piece_bytes = self._in_head, len(data)
-            if not was_in_head:
+        view, at = memoryview(data), 0
+        while at < len(data) and not self._refused:
+            end = self._cuts.end(data, at)
+            if (again := self._feed(view[at:end])) is None:
+                at = end
+            else:  # a new parser begins with this head
+                data, at = again + data[end:], 0
+                view = memoryview(data)
+
+    def _feed(self, piece: memoryview) -> bytes | None:
+        """Have the parser read the piece. Where the head that ends with it asks for another protocol: returns the head
+        that is to be read in its place."""
+        was_in_head, self._piece_bytes = self._in_head, len(piece)
+        if not was_in_head:
+            self._pieces.clear()
+        self._pieces.append(bytes(piece) if len(piece) <= MAX_HEAD_BYTES else bytes(piece[:MAX_HEAD_BYTES]))
+        parser = self.parser
+        assert parser is not None
+        try:
+            parser.feed_data(piece)
+        except HttpParserUpgrade:
+            self.parser = HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            return without_upgrade(parser.get_method(), self.url, parser.get_http_version(), self.headers)
+        except HttpParserError as error:
+            self._refuse(self._fault or BadRequest(f"the request is not HTTP/1.1: {error}"))
+        else:
+            if not self._in_head:
                 self._pieces.clear()
-            self._pieces.append(data)
-            assert self.parser is not None
-            try:
-                self.parser.feed_data(data)
-            except HttpParserUpgrade as upgrade:
-                data = self._read_again(data[cast(int, upgrade.args[0]) :])
-            except HttpParserError as error:
-                self._refuse(self._fault or BadRequest(f"the request is not HTTP/1.1: {error}"))
-            else:
-                if not self._in_head:
-                    self._pieces.clear()
-                self._count(len(data), was_in_head)
-                return
+            self._count(len(piece), was_in_head)
+        return None
 
     def eof_received(self) -> bool:
         """The caller has sent its last byte: the connection stays where requests are to be answered on it.
@@ -122,12 +128,14 @@ class GuardedProtocol(PoliteProtocol):
         asked: list[Any] = [cycle for cycle, _ in self.pipeline]  # the newest first
         if (running := self.under_way()) is not None:
             asked.append(running)
-        if self._in_message and not self._in_head and asked and asked[0] is self.cycle:  # it will never be whole
+        if (
+            self._in_message and not self._in_head and asked and asked[0] is self.cycle
+        ):  # it will never be whole
             if self.pipeline:
                 self.pipeline.popleft()
             asked.pop(0)
             self.cycle = asked[0] if asked else self.cycle
-        if not asked or self._refused or self.scheme == "https" or getattr(asked[0], "chunked_encoding", False):
+        if not asked or self.scheme == "https" or getattr(asked[0], "chunked_encoding", False):
             return False  # a stream that has begun goes on for as long as its reader wishes, who has left
         asked[0].keep_alive = False
         self._half_closed = HalfClosed(self.transport, self.loop, self._may_send_interim)
@@ -181,7 +189,7 @@ class GuardedProtocol(PoliteProtocol):
             if self._trailers > MAX_HEADERS:
                 raise self._stopping(HeadTooLarge(f"the body has more than {MAX_HEADERS} trailers"))
             return
-        super().on_header(name, value)
+        super().on_header(name, value.rstrip(b" \t"))  # the parser has left out those before the value alone
         if len(self.headers) > MAX_HEADERS:
             raise self._stopping(HeadTooLarge(f"the request has more than {MAX_HEADERS} headers; send fewer"))
 
@@ -195,21 +203,13 @@ class GuardedProtocol(PoliteProtocol):
             if size > MAX_HEAD_BYTES:
                 raise self._stopping(self._too_large())
         assert self.parser is not None
-        version, hosts = self.parser.get_http_version(), 0
-        self._check_request_line(version)
-        for name, value in self.headers:
-            if name == b"host":
-                hosts += 1
-            elif name == b"transfer-encoding":
-                self._chunked = True
-                if version != "1.1" or value.strip().lower() != b"chunked":
-                    raise self._stopping(
-                        NotOffered("the only transfer coding that is read is 'chunked', in HTTP/1.1")
-                    )
-        if hosts != 1 and (hosts or version == "1.1"):
-            raise self._stopping(
-                BadRequest(f"the request has {hosts} Host headers, expected one (RFC 9112, 3.2)")
-            )
+        version = self.parser.get_http_version()
+        try:
+            check_request_line(self._pieces, self.parser.get_method(), self.url, version)
+            length = body_length(self.headers, version)
+        except HalfevenError as error:
+            raise self._stopping(error) from None
+        self._chunked, self._cuts.body_left = length is None, length or 0
         if len(self.pipeline) >= MAX_QUEUED:
             raise self._stopping(
                 BadRequest(f"more than {MAX_QUEUED} requests were sent ahead on one connection")
@@ -217,38 +217,17 @@ class GuardedProtocol(PoliteProtocol):
         self._in_head = False
         self._close_at = None
 
-    def _check_request_line(self, version: str) -> None:
-        """The parser takes more than other readers do: several spaces, other protocols and their versions."""
-        assert self.parser is not None
-        method = self.parser.get_method()
-        if method == b"CONNECT":  # what follows would be a tunnel's
-            raise self._stopping(NotOffered("CONNECT is not offered: this server is no proxy"))
-        line = b"%b %b HTTP/%b\r\n" % (method, self.url, version.encode())
-        if version not in ("1.0", "1.1") or line not in b"".join(self._pieces):
-            raise self._stopping(
-                BadRequest("the request line is not 'METHOD TARGET HTTP/1.1' with one space between (RFC 9112, 3)")
-            )
-        if b"#" in self.url:
-            raise self._stopping(BadRequest("the request's target has a '#': a fragment is not sent to servers"))
-
     def reads_again(self) -> bool:
-        """Whether the request asks for another protocol: then the parser does not read its body, and `_read_again`
-        follows. To be called first in `on_headers_complete` and `on_message_complete`."""
+        """Whether the request asks for another protocol: then the parser does not read its body, and a head without
+        that wish is read in its place. To be called first in `on_headers_complete` and `on_message_complete`."""
         parser = self.parser
         if not parser.should_upgrade():
             return False
-        self._check_request_line(parser.get_http_version())
+        try:
+            check_request_line(self._pieces, parser.get_method(), self.url, parser.get_http_version())
+        except HalfevenError as error:
+            raise self._stopping(error) from None
         return True
-
-    def _read_again(self, rest: bytes) -> bytes:
-        """The bytes from the head on, to be read by a new parser. The head asks for another protocol, which is not
-        offered: without that wish it is a request as any other (RFC 9110, 7.8)."""
-        assert self.parser is not None
-        line = (self.parser.get_method(), self.url, f"HTTP/{self.parser.get_http_version()}".encode())
-        kept = (b"%b: %b" % header for header in self.headers if header[0] != b"upgrade")
-        self.parser = HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        return b"\r\n".join((b" ".join(line), *kept, b"", rest))
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes -= len(body) + _PER_CHUNK

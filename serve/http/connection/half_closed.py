@@ -2,8 +2,8 @@
 
 Both look the same: the end of the data. A caller that still reads is answered, and then the connection is closed. One
 that has left must not hold a place in a queue. So, where the answer takes longer than a moment, an interim answer is
-sent, which every client of HTTP/1.1 skips: the system of a caller that has left answers it with a reset, and the state of
-the socket says so.
+sent, which every client of HTTP/1.1 skips: the system of a caller that has left answers it with a reset, and the state
+of the socket says so.
 
 Source: RFC 9110 15.2 (interim answers), RFC 9293 3.10.7 (the reset), tcp(7) TCP_INFO.
 """
