@@ -1,5 +1,6 @@
 """``halfeven serve``: its options. Each is a setting too (``HALFEVEN_…``); `serve/settings.py` has the rest."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -74,8 +75,12 @@ def serve(
     """Serve every live version in the store, and follow the store."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..logs import announce, make_all_stderr_json, set_up
+
+        as_objects = (log_format or os.environ.get("HALFEVEN_LOG_FORMAT")) == "json"
+        if as_objects:
+            make_all_stderr_json()  # before any library that writes to stderr is imported
         from ..http.routes.history import store_at
-        from ..logs import set_up
         from ..server import serve
         from ..settings import read_settings
 
@@ -92,9 +97,9 @@ def serve(
         if settings.http_workers:
             from ..workers.parent import serve_with_workers
 
-            serve_with_workers(settings, opened, notify)
+            serve_with_workers(settings, opened, announce if as_objects else notify)
         else:
-            serve(settings, opened, notify)
+            serve(settings, opened, announce if as_objects else notify)
         return {"status": "stopped"}, None, 0
 
     finish(work, as_json)

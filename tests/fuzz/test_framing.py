@@ -44,7 +44,9 @@ class Recorder(InferFront):
     async def _app_is_not_reached(self, scope: Any, receive: Any, send: Any) -> None:
         raise AssertionError
 
-    def begin(self, served: Any, header_length: Any, body: bytes, *more: Any) -> Any:
+    def begin(
+        self, served: Any, header_length: Any, body: bytes, authorization: Any = None, ids: Any = ()
+    ) -> Any:
         self.read.append((b"POST", INFER, body))
         raise BadRequest("it is recorded")
 

@@ -120,7 +120,7 @@ class GuardedProtocol(PoliteProtocol):
             self._count(len(piece), was_in_head)
         return None
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """The caller has sent its last byte: the connection stays where requests are to be answered on it.
 
         Over TLS it always ends: asyncio has no half-closed connections there.
