@@ -1,8 +1,8 @@
 """A process of its own: makes a JSON object of each line on stdin that is none, and writes all to stdout.
 
 `logs.py` starts it by file path (it imports nothing of ours) with stderr's other end as its stdin: libraries in C and
-C++ write to stderr themselves (gRPC, ONNX Runtime, torch), and so do children. It is a process so that the last words of
-one that crashes are not lost; it ends when nobody can write to the pipe any more.
+C++ write to stderr themselves (gRPC, ONNX Runtime, torch), and so do children. It is a process so that the last words
+of one that crashes are not lost; it ends when nobody can write to the pipe any more.
 """
 
 import json

@@ -1,5 +1,6 @@
 """``halfeven serve``: its options. Each is a setting too (``HALFEVEN_…``); `serve/settings.py` has the rest."""
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,10 @@ Certificate = Annotated[Path | None, _option("Speak TLS: a PEM file with the cer
 PrivateKey = Annotated[Path | None, _option("The certificate's private key, a PEM file, not encrypted.")]
 Exposed = Annotated[bool | None, _option("Listen beyond this machine without keys.", "--expose-without-auth")]
 Hosts = Annotated[str | None, _option("Further names of this server: models.example.com,*.lan or *.")]
+RootPath = Annotated[str | None, _option("The path below which a proxy shows this server: /models.")]
+Origins = Annotated[
+    str | None, _option("Origins of web pages that may ask: https://app.example.com,… or *; default none.")
+]
 Strict = Annotated[bool | None, _option("Answer as Triton does where halfeven differs.", "--triton-strict")]
 ServerName = Annotated[str | None, _option("The server's name in GET /v2; default halfeven.")]
 Sample = Annotated[
@@ -61,6 +66,8 @@ def serve(
     tls_key: PrivateKey = None,
     expose_without_auth: Exposed = None,
     allowed_hosts: Hosts = None,
+    root_path: RootPath = None,
+    cors_origins: Origins = None,
     triton_strict: Strict = None,
     server_name: ServerName = None,
     parity_sample: Sample = None,
@@ -82,17 +89,20 @@ def serve(
             make_all_stderr_json()  # before any library that writes to stderr is imported
         from ..http.routes.history import store_at
         from ..server import serve
-        from ..settings import read_settings
+        from ..settings import read_settings, unknown_variables
 
         settings = read_settings(
             store=store, models=models, host=host, port=port, grpc_port=grpc_port, http_workers=http_workers,
             device=device, fallback=fallback, key_file=key_file, tls_cert=tls_cert, tls_key=tls_key,
             expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts,
+            root_path=root_path, cors_origins=cors_origins,
             triton_strict=triton_strict, server_name=server_name, parity_sample=parity_sample,
             keep_previous_seconds=keep_previous_seconds, rescue=rescue, drain_seconds=drain_seconds,
             log_level=log_level, log_format=log_format, access_log=access_log,
         )  # fmt: skip
         set_up(settings.log_level, settings.log_format, settings.access_log)
+        for sentence in unknown_variables(os.environ):
+            logging.getLogger("halfeven").warning("%s", sentence)
         opened = store_at(settings.store, writes=True)
         if settings.http_workers:
             from ..workers.parent import serve_with_workers

@@ -79,3 +79,11 @@ def without_upgrade(method: bytes, url: bytes, version: str, headers: Headers) -
     """The head of the same request without its wish for another protocol."""
     kept = (b"%b: %b" % header for header in headers if header[0] != b"upgrade")
     return b"\r\n".join((b"%b %b HTTP/%b" % (method, url, version.encode()), *kept, b"", b""))
+
+
+def without_root_path(url: bytes, below: bytes) -> bytes:
+    """The target as this server knows it, where a proxy shows the server below a path and hands that on; else as it is."""
+    if not below or not url.startswith(below):
+        return url
+    rest = url[len(below) :]
+    return b"/" + rest if rest[:1] in (b"", b"?") else rest if rest.startswith(b"/") else url

@@ -26,6 +26,7 @@ from ..route_scopes import TO_INFER
 from ..routes.infer import SMALL_JSON, Begun, InferFront, asked_of, is_small_json
 from ..web_guard import WebGuard
 from .answering_cycle import kept_header
+from .framing import without_root_path
 from .guarded_protocol import GuardedProtocol
 from .header_cache import Asked, KnownHead
 
@@ -89,7 +90,9 @@ class HotProtocol(GuardedProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
+        root_path: str = "",
     ) -> None:
+        self._below = root_path.encode()  # a proxy shows this server below it, and may hand it on
         front = config.app if isinstance(config.app, InferFront) else None
         super().__init__(config, server_state, app_state, _loop, None if front is None else front.bounds)
         self._front = front if front is not None and front.hot else None
@@ -111,6 +114,7 @@ class HotProtocol(GuardedProtocol):
         if self.reads_again():
             return
         self.check_head()
+        self.url = without_root_path(self.url, self._below)
         hot = self._hot_cycle()
         if hot is None:
             self._known = None

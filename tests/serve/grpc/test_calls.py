@@ -186,7 +186,7 @@ BAD = {
     "unknown version": ({"model_version": "9"}, "NOT_FOUND", "Request for unknown model"),
     "not ready": ({"model_name": "starting"}, "UNAVAILABLE", "no active version"),
     "no inputs": ({"inputs": [], "raw_input_contents": []}, "INVALID_ARGUMENT", "'inputs'"),
-    "wrong input": ({"tensor": {"name": "z"}}, "INVALID_ARGUMENT", "missing required input"),
+    "wrong input": ({"tensor": {"name": "z"}}, "INVALID_ARGUMENT", "expected 'x', got 'z'"),
     "wrong datatype": ({"tensor": {"datatype": "INT32"}}, "INVALID_ARGUMENT", "data-type is 'INT32'"),
     "bytes": ({"tensor": {"datatype": "BYTES"}}, "INVALID_ARGUMENT", "BYTES tensors are not offered"),
     "no datatype": ({"tensor": {"datatype": ""}}, "INVALID_ARGUMENT", "data-type is ''"),

@@ -1,6 +1,5 @@
 """What readers of HTTP differ about is refused, and the connection ends: `tests/fuzz/test_framing.py` draws streams."""
 
-
 import pytest
 from halfeven.serve.http.connection.framing import Cuts
 
