@@ -56,7 +56,7 @@ class Watch:
 
     @contextmanager
     def serving(self, *options: str) -> Iterator[str]:
-        """``halfeven serve`` on a free port: its address, once a model is active. It has ended when the block is left."""
+        """``halfeven serve`` on a free port: its address, once a model is active. It ends with the block."""
         command = (sys.executable, "-m", "halfeven", "serve", "--port", "0", "--device", "cpu", *options)
         server = subprocess.Popen(
             command, env=dict(self.environment), cwd=self.place / "work", stderr=subprocess.PIPE, text=True

@@ -62,7 +62,9 @@ def test_telemetry_is_off_for_every_process_in_the_containers() -> None:
     said = {pair for word, rest in stages()["base"] if word == "ENV" for pair in shlex.split(rest)}
     assert {f"{name}={value}" for name, value in OFF.items()} <= said
     grafana = compose()["services"]["grafana"]["environment"]
-    switched = {name: value for name, value in grafana.items() if "ANONYMOUS" not in name and "PATH" not in name}
+    switched = {
+        name: value for name, value in grafana.items() if "ANONYMOUS" not in name and "PATH" not in name
+    }
     assert all(value == ("true" if "DISABLE" in name else "false") for name, value in switched.items())
 
 

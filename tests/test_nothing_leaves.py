@@ -15,7 +15,11 @@ from tests.model_folders import write_folder
 needs_compiler = pytest.mark.skipif(
     COMPILER is None or sys.platform != "linux", reason="needs a C compiler on Linux (apt install gcc)"
 )
-DOORS = ("import halfeven", "import halfeven.serve.cli.main", "import halfeven.serve.finetune.training.trainer")
+DOORS = (
+    "import halfeven",
+    "import halfeven.serve.cli.main",
+    "import halfeven.serve.finetune.training.trainer",
+)
 HALFEVEN = (sys.executable, "-m", "halfeven")
 
 

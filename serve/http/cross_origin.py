@@ -82,6 +82,6 @@ def read_origins(text: str) -> tuple[str, ...]:
     for origin in origins:
         if origin != _EVERY and not _ORIGIN.fullmatch(origin):
             raise ValueError(
-                f"{origin[:80]!r} is no origin: expected one like https://app.example.com or http://localhost:3000, or *"
+                f"{origin[:80]!r} is no origin: expected one like https://app.example.com, http://localhost:3000, or *"
             )
     return tuple(origins)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from halfeven.serve.foreign_lines import json_line
 
-BEGIN = "import os, subprocess, sys, threading, warnings\nfrom halfeven.serve.logs import announce, make_all_stderr_json, set_up\n"
+BEGIN = "import os, subprocess, sys, threading, warnings\n"
+BEGIN += "from halfeven.serve.logs import announce, make_all_stderr_json, set_up\n"
 WAYS = {
     "print": ("print('two\\nlines', file=sys.stderr)", ["two", "lines"]),
     "C": ("os.write(2, b'from C\\n')", ["from C"]),

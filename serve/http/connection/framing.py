@@ -82,7 +82,7 @@ def without_upgrade(method: bytes, url: bytes, version: str, headers: Headers) -
 
 
 def without_root_path(url: bytes, below: bytes) -> bytes:
-    """The target as this server knows it, where a proxy shows the server below a path and hands that on; else as it is."""
+    """The target without the path below which a proxy shows the server, where the proxy hands that on."""
     if not below or not url.startswith(below):
         return url
     rest = url[len(below) :]

@@ -1,4 +1,4 @@
-"""Behind a proxy that shows the server below a path: links lead back there, whether the proxy hands the path on or not."""
+"""Behind a proxy that shows the server below a path: routes are found, and links lead back there."""
 
 import asyncio
 import re
