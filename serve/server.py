@@ -253,7 +253,7 @@ def grpc_beside(
     from .grpc.grpc_server import GrpcServer  # grpcio is 20 MB that a server without gRPC does not need
 
     named = settings.name_on_the_wire
-    return GrpcServer(front, roster, settings.host, settings.grpc_port, named, certificates)
+    return GrpcServer(front, roster, settings.host, settings.grpc_port, named, certificates, settings.limits)
 
 
 def convert_all(folder: Path, store: Store, notify: Notify) -> None:

@@ -54,6 +54,7 @@ class Settings(BaseSettings):
     trainer_memory_mib: int | None = Field(None, ge=1024, le=2**24)  # None: most of what there is
     body_seconds: float = Field(DEFAULTS.arrival_seconds, gt=0)
     idle_seconds: int = Field(DEFAULTS.idle_seconds, ge=1, le=86400)
+    grpc_ping_seconds: int = Field(DEFAULTS.ping_seconds, ge=1, le=86400)
     max_in_flight_mib: int | None = Field(None, ge=1, le=2**20)
     max_connections: int | None = Field(None, ge=1, le=2**20)
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
@@ -114,6 +115,7 @@ class Settings(BaseSettings):
             body_bytes=self.max_body_mib * _MIB,
             arrival_seconds=self.body_seconds,
             idle_seconds=self.idle_seconds,
+            ping_seconds=self.grpc_ping_seconds,
             in_flight_bytes=None if mib is None else mib * _MIB,
             connections=self.max_connections,
             upload_bytes=self.max_upload_mib * _MIB,

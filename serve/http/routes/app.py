@@ -33,8 +33,8 @@ from .v2 import add_v2
 
 _VERSION = installed_version("halfeven")
 _LOG = logging.getLogger(__name__)
-# Newer versions of FastAPI send spans, metrics and errors where FASTAPI_OTEL_AUTO_CONFIGURE says so; older ones take the
-# argument and do nothing. Traces of ours are in `serve/tracing/`.
+# Newer versions of FastAPI send spans, metrics and errors where FASTAPI_OTEL_AUTO_CONFIGURE says so; older ones take
+# the argument and do nothing. Traces of ours are in `serve/tracing/`.
 _NO_TELEMETRY: Any = {"auto_configure": False, "tracing": False, "metrics": False, "logs": False}
 
 

@@ -295,12 +295,6 @@ def test_a_message_beyond_the_limit_is_refused(stub: Any) -> None:
     assert refusal(stub.ModelInfer, request(raw_input_contents=[bytes(MOST)]))[0] == "RESOURCE_EXHAUSTED"
 
 
-def test_a_compressed_message_is_refused_before_it_is_unpacked(client: Any) -> None:
-    with pytest.raises(InferenceServerException) as refused:
-        client.infer("double", [given()], compression_algorithm="gzip")
-    assert refused.value.status() == "StatusCode.UNIMPLEMENTED"
-
-
 def test_messages_count_in_the_memory_of_all_requests_until_they_are_answered(start: Start) -> None:
     budget = MemoryBudget(100_000)
     both = start(bounds=Bounds(budget=budget))
