@@ -39,6 +39,8 @@ def set_up(level: str = "warning", form: Literal["text", "json"] = "text", acces
     handler.setFormatter(JsonLines() if form == "json" else Sentences())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     requests.setLevel(logging.INFO if access else logging.CRITICAL)
+    # Which version answers is news at the default level too.
+    logging.getLogger("halfeven.versions").setLevel(logging.INFO if level == "warning" else logging.NOTSET)
 
 
 def announce(sentence: str) -> None:

@@ -2,13 +2,17 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..logs import announce, make_all_stderr_json, set_up
 from .console import Json, finish, notify
+
+if TYPE_CHECKING:
+    from ..settings import Settings
 
 
 def _option(help: str, *names: str) -> Any:
@@ -82,14 +86,10 @@ def serve(
     """Serve every live version in the store, and follow the store."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..logs import announce, make_all_stderr_json, set_up
-
         as_objects = (log_format or os.environ.get("HALFEVEN_LOG_FORMAT")) == "json"
         if as_objects:
             make_all_stderr_json()  # before any library that writes to stderr is imported
-        from ..http.routes.history import store_at
-        from ..server import serve
-        from ..settings import read_settings, unknown_variables
+        from ..settings import read_settings
 
         settings = read_settings(
             store=store, models=models, host=host, port=port, grpc_port=grpc_port, http_workers=http_workers,
@@ -100,16 +100,23 @@ def serve(
             keep_previous_seconds=keep_previous_seconds, rescue=rescue, drain_seconds=drain_seconds,
             log_level=log_level, log_format=log_format, access_log=access_log,
         )  # fmt: skip
-        set_up(settings.log_level, settings.log_format, settings.access_log)
-        for sentence in unknown_variables(os.environ):
-            logging.getLogger("halfeven").warning("%s", sentence)
-        opened = store_at(settings.store, writes=True)
-        if settings.http_workers:
-            from ..workers.parent import serve_with_workers
-
-            serve_with_workers(settings, opened, announce if as_objects else notify)
-        else:
-            serve(settings, opened, announce if as_objects else notify)
+        _serve(settings, announce if as_objects else notify)
         return {"status": "stopped"}, None, 0
 
     finish(work, as_json)
+
+
+def _serve(settings: "Settings", say: Callable[[str], None]) -> None:
+    """Serve until a signal comes."""
+    from ..http.routes.history import store_at
+    from ..settings import unknown_variables
+
+    set_up(settings.log_level, settings.log_format, settings.access_log)
+    for sentence in unknown_variables(os.environ):
+        logging.getLogger("halfeven").warning("%s", sentence)
+    opened = store_at(settings.store, writes=True)
+    if settings.http_workers:
+        from ..workers.parent import serve_with_workers as serve
+    else:
+        from ..server import serve
+    serve(settings, opened, say)
