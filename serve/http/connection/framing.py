@@ -11,6 +11,7 @@ from ....models.errors import BadRequest
 from ..error_mapping import NotOffered
 
 Headers = Sequence[tuple[bytes, bytes]]
+_LINE_ENDS = {"1.1": b" HTTP/1.1\r\n", "1.0": b" HTTP/1.0\r\n"}  # of request lines
 _END = b"\r\n\r\n"  # of a head, and of a chunked body with its trailers
 
 
@@ -29,7 +30,7 @@ class Cuts:
             end = min(at + self.body_left, len(data))
             self.body_left -= end - at
             return end
-        across = (self._last + data[at : at + 3]).find(_END)
+        across = (self._last + data[at : at + 3]).find(_END) if self._last else -1
         if across >= 0:
             end = at + across - len(self._last) + len(_END)
         else:
@@ -45,8 +46,10 @@ def check_request_line(read: Iterable[bytes], method: bytes, url: bytes, version
     """``read``: the bytes of the head so far. Raises NotOffered, BadRequest."""
     if method == b"CONNECT":  # what follows would be a tunnel's
         raise NotOffered("CONNECT is not offered: this server is no proxy")
-    line = b"%b %b HTTP/%b\r\n" % (method, url, version.encode())
-    if version not in ("1.0", "1.1") or not b"".join(read).lstrip(b"\r\n").startswith(line):
+    end = _LINE_ENDS.get(version)
+    head = b"".join(read)
+    line = b"" if end is None else method + b" " + url + end
+    if not line or not (head.startswith(line) or head.lstrip(b"\r\n").startswith(line)):
         raise BadRequest(
             "the request line is not 'METHOD TARGET HTTP/1.1' with one space between (RFC 9112, 3)"
         )

@@ -101,9 +101,8 @@ class GuardedProtocol(PoliteProtocol):
         """Have the parser read the piece. Where the head that ends with it asks for another protocol: returns the head
         that is to be read in its place."""
         was_in_head, self._piece_bytes = self._in_head, len(piece)
-        if not was_in_head:
-            self._pieces.clear()
-        self._pieces.append(bytes(piece) if len(piece) <= MAX_HEAD_BYTES else bytes(piece[:MAX_HEAD_BYTES]))
+        if was_in_head or not self._in_message:
+            self._pieces.append(bytes(piece))
         parser = self.parser
         assert parser is not None
         try:
