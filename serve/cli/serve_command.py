@@ -106,7 +106,7 @@ def serve(
     finish(work, as_json)
 
 
-def _serve(settings: "Settings", say: Callable[[str], None]) -> None:
+def _serve(settings: "Settings", notify: Callable[[str], None]) -> None:
     """Serve until a signal comes."""
     from ..http.routes.history import store_at
     from ..settings import unknown_variables
@@ -119,4 +119,4 @@ def _serve(settings: "Settings", say: Callable[[str], None]) -> None:
         from ..workers.parent import serve_with_workers as serve
     else:
         from ..server import serve
-    serve(settings, opened, say)
+    serve(settings, opened, notify)

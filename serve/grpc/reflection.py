@@ -155,16 +155,16 @@ class ReflectionService(grpc.GenericRpcHandler):
         request, response = _classes()
         metadata = handler_call_details.invocation_metadata
 
-        async def told(messages: AsyncIterator[Any], context: Any) -> None:
+        async def answers(messages: AsyncIterator[Any], context: Any) -> None:
             try:
                 self._admit(metadata)
             except HalfevenError as error:
                 await abort(context, error)
-            await self._tell(messages, context)
+            await self._answer_all(messages, context)
 
-        return grpc.stream_stream_rpc_method_handler(told, request.FromString, response.SerializeToString)  # type: ignore[arg-type]
+        return grpc.stream_stream_rpc_method_handler(answers, request.FromString, response.SerializeToString)  # type: ignore[arg-type]
 
-    async def _tell(self, messages: AsyncIterator[Any], context: Any) -> None:
+    async def _answer_all(self, messages: AsyncIterator[Any], context: Any) -> None:
         asked = aiter(messages)
         try:
             while True:

@@ -88,7 +88,7 @@ def replicas(store: Store, versions: Versions, tmp_path: Path) -> Iterator[tuple
 
 
 def kinds(store: Store) -> list[str]:
-    """Of the decisions; what became active or was let go by them is told in `test_told_changes.py`."""
+    """Of the decisions; what became active or was let go by them is told in `test_recorded_changes.py`."""
     return [event["kind"] for event in events(store, "net") if event["kind"] not in ("activated", "retired")]
 
 

@@ -11,7 +11,7 @@ from halfeven.serve.versions.orders import events
 from tests.serve.versions.traffic.conftest import Versions, serving, until
 
 
-def told(store: Store) -> list[tuple[str, int | None]]:
+def kinds_of(store: Store) -> list[tuple[str, int | None]]:
     """Kind and version of each event, the oldest first."""
     return [(one["kind"], one["numbers"].get("version")) for one in reversed(events(store, "net"))]
 
@@ -22,7 +22,7 @@ def test_a_version_that_becomes_active_by_the_store_is_told_with_its_precision_a
     with caplog.at_level(logging.INFO), serving(store) as (_, roster):
         store.promote(store.version("net", 2))  # as another process does
         roster.look()
-        until(lambda: ("activated", 2) in told(store))
+        until(lambda: ("activated", 2) in kinds_of(store))
     first, *_, last = events(store, "net")[::-1]
     assert (first["kind"], first["numbers"]["version"]) == ("activated", 1)
     numbers = next(one for one in events(store, "net") if one["kind"] == "activated")["numbers"]
@@ -36,7 +36,7 @@ def test_a_start_that_changes_nothing_is_no_event(store: Store, versions: Versio
     for _ in range(3):
         with serving(store):
             pass
-    assert told(store).count(("activated", 1)) == 1
+    assert kinds_of(store).count(("activated", 1)) == 1
 
 
 def test_what_is_let_go_is_told(store: Store, versions: Versions) -> None:
@@ -44,7 +44,7 @@ def test_what_is_let_go_is_told(store: Store, versions: Versions) -> None:
         Director(roster).canary("net", 2, 10.0)
         Director(roster).canary("net", None, 0.0)
         roster.tidy()
-        until(lambda: any(kind == "retired" for kind, _ in told(store)))
+        until(lambda: any(kind == "retired" for kind, _ in kinds_of(store)))
 
 
 def test_a_version_that_cannot_be_made_ready_is_told(store: Store, versions: Versions) -> None:
@@ -52,6 +52,6 @@ def test_a_version_that_cannot_be_made_ready_is_told(store: Store, versions: Ver
     with serving(store) as (_, roster):
         store.promote(store.version("net", 2))
         roster.look()
-        until(lambda: "not_ready" in [kind for kind, _ in told(store)])
+        until(lambda: "not_ready" in [kind for kind, _ in kinds_of(store)])
     (event,) = [one for one in events(store, "net") if one["kind"] == "not_ready"]
     assert "no memory" in event["message"]
