@@ -1,7 +1,8 @@
 """halfeven: half precision, even answers."""
 
-from .models.telemetry import switch_off
-from .models.version import __version__
+# By its whole name: pytest imports this file by its path where the checkout's folder is no Python name (halfeven-main).
+from halfeven.models.telemetry import switch_off
+from halfeven.models.version import __version__
 
 switch_off()
 

@@ -90,7 +90,7 @@ class GrpcServer:
             ("grpc.max_receive_message_length", self._front.max_body_bytes),  # also once unpacked
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # else two servers could share the port
-            ("grpc.max_allowed_incoming_connections", connections),
+            ("grpc.max_allowed_incoming_connections", connections),  # each takes a descriptor
             # Without a bound one connection fills the queue of calls, and gRPC drops calls of others from it.
             ("grpc.max_concurrent_streams", self._limits.streams_per_connection),
             (
