@@ -1,6 +1,9 @@
 """halfeven: half precision, even answers."""
 
 # By its whole name: pytest imports this file by its path where the checkout's folder is no Python name (halfeven-main).
+from halfeven.models.telemetry import switch_off
 from halfeven.models.version import __version__
+
+switch_off()
 
 __all__ = ["__version__"]

@@ -76,6 +76,25 @@ class Dim:
         return self.minimum if self.fixed else -1
 
 
+_LONGEST_SHOWN, _MOST_SHOWN = 80, 20  # characters of a name in a message, and names
+
+
+def names_fault(model: str, wanted: Sequence[str], came: Sequence[str]) -> str:
+    """The fault of a request's input names, which are not ``wanted``, as a sentence."""
+    missing = [name for name in wanted if name not in came]
+    unknown = [name[:_LONGEST_SHOWN] for name in came if name not in wanted]
+    if len(wanted) == len(came):
+        expected, got = (
+            ", ".join(f"'{name}'" for name in names[:_MOST_SHOWN]) for names in (missing, unknown)
+        )
+        return f"unexpected inference input for model '{model}': expected {expected}, got {got}"
+    given = [name[:_LONGEST_SHOWN] for name in came[:_MOST_SHOWN]]
+    return (
+        f"expected {len(wanted)} inputs but got {len(came)} inputs for model '{model}'. Got input(s) {given}, but "
+        f"missing required input(s) {missing}. Please provide all required input(s): {list(wanted)}."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One input or output. ``shape[0]`` is the batch unless the model is not batched.
@@ -118,8 +137,22 @@ class TensorSpec:
         if len(shape) != len(self.shape) or not all(
             dim.admits(size) for dim, size in zip(self.shape, shape, strict=True)
         ):
-            return f"expected shape {self.describe_shape()}, got [{','.join(map(str, shape))}]"
+            got = f"got [{','.join(map(str, shape))}]{self.why_not_empty(shape)}"
+            return f"expected shape {self.describe_shape()}, {got}"
         return None
+
+    def why_not_empty(self, shape: Sequence[int], batched: bool = True) -> str:
+        """What a message about ``shape`` adds where a size is 0 and any seems to fit (-1); empty for other shapes."""
+        if len(shape) == len(self.shape):
+            for axis, (dim, size) in enumerate(zip(self.shape, shape, strict=True)):
+                if not size and not dim.fixed:
+                    row = batched and axis == self.batch_axis
+                    return (
+                        "; a batch has at least one row"
+                        if row
+                        else f"; axis {axis} has at least {dim.minimum}"
+                    )
+        return ""
 
     def output_fault(self, shape: Sequence[int], datatype: str) -> str | None:
         """The fault of an output, as `fault`. A free size of it may be 0: a picture may have nothing to be found."""
@@ -329,12 +362,7 @@ class ModelSpec:
         wanted = [spec.name for spec in self.inputs]
         if sorted(came) == sorted(wanted):
             return
-        missing = [name for name in wanted if name not in came]
-        raise error(
-            f"expected {len(wanted)} inputs but got {len(came)} inputs for model '{self.name}'. "
-            f"Got input(s) {came}, but missing required input(s) {missing}. Please provide all required "
-            f"input(s): {wanted}."
-        )
+        raise error(names_fault(self.name, wanted, came))
 
     def to_json(self) -> dict[str, Any]:
         return {

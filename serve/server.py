@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -50,7 +50,6 @@ from .http.routes.metrics import metrics_text, new_registry
 from .http.routes.version_metrics import RolloutCollector
 from .http.routes.versions import router as rollout_router
 from .http.server_load import LoadCollector, ServerLoad
-from .http.web_guard import WebGuard, read_names
 from .settings import Settings
 from .tracing.otel_environment import provider_from, traces_wanted
 from .versions.director import Director
@@ -140,6 +139,7 @@ def application(
         max_body_bytes=limits.body_bytes,
         body_timeout_s=limits.arrival_seconds,
         dialect=dialect,
+        root_path=settings.root_path,
     )
     app.include_router(rollout_router(director))
     front = front_of(
@@ -149,7 +149,7 @@ def application(
         limits.arrival_seconds,
         written,
         dialect,
-        WebGuard(settings.host, read_names(settings.allowed_hosts)),
+        settings.guard,
         bounds,
         access or AccessControl(settings.keys, settings.needs_keys),
         load,
@@ -227,7 +227,7 @@ def http_config(settings: Settings, app: InferFront, certificates: Certificates 
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=HotProtocol,
+        http=cast(type[HotProtocol], partial(HotProtocol, root_path=settings.root_path)),
         ws="none",  # else uvicorn would hand the connection over to whatever library is installed
         backlog=backlog_of(app.bounds.connections.limit),
         proxy_headers=False,  # the caller's address is not used here
@@ -253,7 +253,7 @@ def grpc_beside(
     from .grpc.grpc_server import GrpcServer  # grpcio is 20 MB that a server without gRPC does not need
 
     named = settings.name_on_the_wire
-    return GrpcServer(front, roster, settings.host, settings.grpc_port, named, certificates)
+    return GrpcServer(front, roster, settings.host, settings.grpc_port, named, certificates, settings.limits)
 
 
 def convert_all(folder: Path, store: Store, notify: Notify) -> None:

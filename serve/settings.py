@@ -1,5 +1,7 @@
 """The settings of the server: arguments win over the environment (HALFEVEN_…), that over the defaults."""
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -7,12 +9,17 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..models.errors import BadSetting
+from ..models.nearest_name import nearest_name
 from .access.certificates import Certificates
 from .access.key_file import NAME_IN_STORE, KeyFile
+from .http.cross_origin import read_origins
 from .http.limits.request_limits import DEFAULTS, RequestLimits
-from .http.web_guard import is_loopback, read_names
+from .http.web_guard import WebGuard, is_loopback, read_names
 
 _MIB = 2**20
+_OTHER_VARIABLES = frozenset(("HALFEVEN_API_KEY",))  # of the commands that ask a server
+_OF_TESTS = "HALFEVEN_TEST_"
+_PATH = re.compile(r"(?:/[A-Za-z0-9._~-]+)+")
 
 
 class Settings(BaseSettings):
@@ -33,6 +40,8 @@ class Settings(BaseSettings):
     key_file: Path | None = None  # by default in the store
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    root_path: str = ""  # the path below which a proxy shows this server
+    cors_origins: str = ""  # of pages that may ask, separated by commas
     allowed_hosts: str = ""  # further names of this server, separated by commas
     triton_strict: bool = False
     server_name: str | None = Field(None, min_length=1, max_length=128)
@@ -44,6 +53,8 @@ class Settings(BaseSettings):
     trainer_priority: Literal["low", "idle"] = "low"  # of its processes; both yield to serving
     trainer_memory_mib: int | None = Field(None, ge=1024, le=2**24)  # None: most of what there is
     body_seconds: float = Field(DEFAULTS.arrival_seconds, gt=0)
+    idle_seconds: int = Field(DEFAULTS.idle_seconds, ge=1, le=86400)
+    grpc_ping_seconds: int = Field(DEFAULTS.ping_seconds, ge=1, le=86400)
     max_in_flight_mib: int | None = Field(None, ge=1, le=2**20)
     max_connections: int | None = Field(None, ge=1, le=2**20)
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
@@ -60,10 +71,30 @@ class Settings(BaseSettings):
     drift_over: int = Field(5, ge=1)
     drift_of: int = Field(50, ge=1)
 
+    @field_validator("root_path")
+    @classmethod
+    def _is_a_path(cls, value: str) -> str:
+        path = value.rstrip("/")
+        if path and not _PATH.fullmatch(path):
+            raise ValueError(
+                "expected a path such as /models, of letters, digits and -._~ between its slashes"
+            )
+        return path
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: str) -> str:
+        return ",".join(read_origins(value))
+
     @field_validator("allowed_hosts")
     @classmethod
     def _are_names(cls, value: str) -> str:
         return ",".join(read_names(value))
+
+    @property
+    def guard(self) -> WebGuard:
+        """The names that are this server's, and the pages that may ask it."""
+        return WebGuard(self.host, read_names(self.allowed_hosts), read_origins(self.cors_origins))
 
     @property
     def certificates(self) -> Certificates | None:
@@ -83,6 +114,8 @@ class Settings(BaseSettings):
         return RequestLimits(
             body_bytes=self.max_body_mib * _MIB,
             arrival_seconds=self.body_seconds,
+            idle_seconds=self.idle_seconds,
+            ping_seconds=self.grpc_ping_seconds,
             in_flight_bytes=None if mib is None else mib * _MIB,
             connections=self.max_connections,
             upload_bytes=self.max_upload_mib * _MIB,
@@ -116,6 +149,19 @@ def read_settings(**given: object) -> Settings:
             "`halfeven keys add NAME` makes one. Give --expose-without-auth if a proxy or a network keeps others out"
         )
     return settings
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable of ours that is no setting, and so changes nothing."""
+    prefix = "HALFEVEN_"
+    known = {f"{prefix}{name.upper()}" for name in Settings.model_fields} | _OTHER_VARIABLES
+    sent = [name for name in environment if name.upper().startswith(prefix) and name.upper() not in known]
+    return [
+        f"the environment variable {name} is no setting and changes nothing: the nearest one is "
+        f"{nearest_name(name.upper(), sorted(known))}"
+        for name in sorted(sent)
+        if not name.startswith(_OF_TESTS)
+    ]
 
 
 def largest_upload() -> int:

@@ -15,6 +15,7 @@ import httpx
 import pytest
 import yaml
 from halfeven.models.store import Store
+from halfeven.models.telemetry import OFF
 from halfeven.serve.server import build
 from halfeven.serve.settings import Settings, read_settings
 from packaging.requirements import Requirement
@@ -55,6 +56,16 @@ def last(stage: str, word: str) -> str:
 
 def compose() -> dict[str, Any]:
     return yaml.safe_load((DOCKER / "compose.yaml").read_text())
+
+
+def test_telemetry_is_off_for_every_process_in_the_containers() -> None:
+    said = {pair for word, rest in stages()["base"] if word == "ENV" for pair in shlex.split(rest)}
+    assert {f"{name}={value}" for name, value in OFF.items()} <= said
+    grafana = compose()["services"]["grafana"]["environment"]
+    switched = {
+        name: value for name, value in grafana.items() if "ANONYMOUS" not in name and "PATH" not in name
+    }
+    assert all(value == ("true" if "DISABLE" in name else "false") for name, value in switched.items())
 
 
 def in_context(path: Path) -> bool:

@@ -1,12 +1,18 @@
 """``halfeven serve``: its options. Each is a setting too (``HALFEVEN_…``); `serve/settings.py` has the rest."""
 
-from collections.abc import Mapping
+import logging
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..logs import announce, make_all_stderr_json, set_up
 from .console import Json, finish, notify
+
+if TYPE_CHECKING:
+    from ..settings import Settings
 
 
 def _option(help: str, *names: str) -> Any:
@@ -29,6 +35,10 @@ Certificate = Annotated[Path | None, _option("Speak TLS: a PEM file with the cer
 PrivateKey = Annotated[Path | None, _option("The certificate's private key, a PEM file, not encrypted.")]
 Exposed = Annotated[bool | None, _option("Listen beyond this machine without keys.", "--expose-without-auth")]
 Hosts = Annotated[str | None, _option("Further names of this server: models.example.com,*.lan or *.")]
+RootPath = Annotated[str | None, _option("The path below which a proxy shows this server: /models.")]
+Origins = Annotated[
+    str | None, _option("Origins of web pages that may ask: https://app.example.com,… or *; default none.")
+]
 Strict = Annotated[bool | None, _option("Answer as Triton does where halfeven differs.", "--triton-strict")]
 ServerName = Annotated[str | None, _option("The server's name in GET /v2; default halfeven.")]
 Sample = Annotated[
@@ -60,6 +70,8 @@ def serve(
     tls_key: PrivateKey = None,
     expose_without_auth: Exposed = None,
     allowed_hosts: Hosts = None,
+    root_path: RootPath = None,
+    cors_origins: Origins = None,
     triton_strict: Strict = None,
     server_name: ServerName = None,
     parity_sample: Sample = None,
@@ -74,27 +86,37 @@ def serve(
     """Serve every live version in the store, and follow the store."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        from ..http.routes.history import store_at
-        from ..logs import set_up
-        from ..server import serve
+        as_objects = (log_format or os.environ.get("HALFEVEN_LOG_FORMAT")) == "json"
+        if as_objects:
+            make_all_stderr_json()  # before any library that writes to stderr is imported
         from ..settings import read_settings
 
         settings = read_settings(
             store=store, models=models, host=host, port=port, grpc_port=grpc_port, http_workers=http_workers,
             device=device, fallback=fallback, key_file=key_file, tls_cert=tls_cert, tls_key=tls_key,
             expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts,
+            root_path=root_path, cors_origins=cors_origins,
             triton_strict=triton_strict, server_name=server_name, parity_sample=parity_sample,
             keep_previous_seconds=keep_previous_seconds, rescue=rescue, drain_seconds=drain_seconds,
             log_level=log_level, log_format=log_format, access_log=access_log,
         )  # fmt: skip
-        set_up(settings.log_level, settings.log_format, settings.access_log)
-        opened = store_at(settings.store, writes=True)
-        if settings.http_workers:
-            from ..workers.parent import serve_with_workers
-
-            serve_with_workers(settings, opened, notify)
-        else:
-            serve(settings, opened, notify)
+        _serve(settings, announce if as_objects else notify)
         return {"status": "stopped"}, None, 0
 
     finish(work, as_json)
+
+
+def _serve(settings: "Settings", notify: Callable[[str], None]) -> None:
+    """Serve until a signal comes."""
+    from ..http.routes.history import store_at
+    from ..settings import unknown_variables
+
+    set_up(settings.log_level, settings.log_format, settings.access_log)
+    for sentence in unknown_variables(os.environ):
+        logging.getLogger("halfeven").warning("%s", sentence)
+    opened = store_at(settings.store, writes=True)
+    if settings.http_workers:
+        from ..workers.parent import serve_with_workers as serve
+    else:
+        from ..server import serve
+    serve(settings, opened, notify)

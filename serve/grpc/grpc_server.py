@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
@@ -20,7 +21,7 @@ from ..address import address
 from ..batching.interface import ControlledRoster
 from ..http.error_mapping import NotOffered
 from ..http.limits.connections import Connections
-from ..http.limits.request_limits import DEFAULTS
+from ..http.limits.request_limits import DEFAULTS, RequestLimits
 from ..http.route_scopes import need_of
 from ..http.routes.infer import InferFront
 from .call_end import abort, words_of
@@ -30,10 +31,14 @@ from .load_report import add_load, load_format
 from .message_parts import check_parts
 from .messages import SERVICE, only_message, unreadable
 from .open_stream import OpenStream, ended, most_streams, most_watchers, no_place
+from .reflection import ReflectionService
 from .unread import NotRead, UnreadAnswers
 
 AHEAD = DEFAULTS.requests_ahead  # requests of one stream that are under way at once
-_NO_COMPRESSION = 1  # the set of algorithms with identity alone: gRPC unpacks before it looks at the size
+_WATCH_S, _GONE_S = (
+    60,
+    20,
+)  # a silent connection is asked whether its client is there, who has so long to answer
 _LOG = logging.getLogger(__name__)
 
 
@@ -48,26 +53,22 @@ class GrpcServer:
         port: int,
         server_name: str = "halfeven",
         certificates: Certificates | None = None,
+        limits: RequestLimits = DEFAULTS,
     ) -> None:
-        self.host, self.port = host, port
+        self.host, self.port, self._limits = host, port, limits
         self._front, self._certificates = front, certificates
         calls = _Service(front, Calls(front, roster, server_name))
         watchers = most_watchers(front.bounds.connections.limit)
         self._health = HealthService(roster, front.body_timeout_s, watchers)
-        self._services = (calls, self._health)
+        reflection = ReflectionService(partial(_admit_reader, front), front.body_timeout_s)
+        self._services = (reflection, calls, self._health)
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
         """Raises BadSetting where the address cannot be had."""
         limit = self._front.bounds.connections.limit
         self._server = server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", self._front.max_body_bytes),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.max_allowed_incoming_connections", limit),  # each takes a descriptor
-                ("grpc.so_reuseport", 0),  # else two servers could share the port
-                ("grpc.compression_enabled_algorithms_bitset", _NO_COMPRESSION),
-            ],
+            options=self._options(limit),
             maximum_concurrent_rpcs=limit,
         )
         server.add_generic_rpc_handlers(self._services)
@@ -83,11 +84,38 @@ class GrpcServer:
             ) from None
         await server.start()
 
+    def _options(self, connections: int) -> list[tuple[str, int]]:
+        """Source: grpc/impl/channel_arg_names.h, and gRPC's "Keepalive User Guide"."""
+        return [
+            ("grpc.max_receive_message_length", self._front.max_body_bytes),  # also once unpacked
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),  # else two servers could share the port
+            ("grpc.max_allowed_incoming_connections", connections),  # each takes a descriptor
+            # Without a bound one connection fills the queue of calls, and gRPC drops calls of others from it.
+            ("grpc.max_concurrent_streams", self._limits.streams_per_connection),
+            (
+                "grpc.http2.ping_on_rst_stream_percent",
+                100,
+            ),  # calls that are reset at once wait for a round trip
+            # Clients may ping as often as this, with calls or without, before they are cut off as too busy.
+            ("grpc.http2.min_ping_interval_without_data_ms", self._limits.ping_seconds * 1000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.keepalive_time_ms", _WATCH_S * 1000),
+            ("grpc.keepalive_timeout_ms", _GONE_S * 1000),
+            ("grpc.http2.max_pings_without_data", 0),
+        ]
+
     async def stop(self, grace_s: float | None) -> None:
         """Take no new calls, answer those under way for at most ``grace_s`` seconds, then cut them off."""
         self._health.end_watches()
         if self._server is not None:
             await self._server.stop(grace_s)
+
+
+def _admit_reader(front: InferFront, metadata: Sequence[tuple[str, Any]] | None) -> None:
+    """What `/openapi.json` needs, for who reads the same about gRPC. Raises Unauthenticated, Forbidden."""
+    scopes, _ = need_of("GET", "/openapi.json")
+    front.access.check(_authorization(metadata), scopes)
 
 
 def _credentials(certificates: Certificates) -> grpc.ServerCredentials:

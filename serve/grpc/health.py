@@ -26,10 +26,11 @@ _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
 _STRING, _ENUM, _OPTIONAL = 9, 14, 1  # FieldDescriptorProto.Type and Label
 
 
-@cache
-def _messages() -> tuple[Any, Any]:
-    """The classes of HealthCheckRequest and HealthCheckResponse, in a pool of their own."""
-    file = descriptor_pb2.FileDescriptorProto(name="health.proto", package=_PACKAGE, syntax="proto3")
+def health_file() -> descriptor_pb2.FileDescriptorProto:
+    """The messages and the service, as their own file describes them."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="grpc/health/v1/health.proto", package=_PACKAGE, syntax="proto3"
+    )
     request = file.message_type.add(name="HealthCheckRequest")
     request.field.add(name="service", number=1, type=_STRING, label=_OPTIONAL)
     response = file.message_type.add(name="HealthCheckResponse")
@@ -43,9 +44,19 @@ def _messages() -> tuple[Any, Any]:
         label=_OPTIONAL,
         type_name=f".{_PACKAGE}.HealthCheckResponse.ServingStatus",
     )
-    pool = descriptor_pool.DescriptorPool()
+    service = file.service.add(name="Health")
+    for name, streams in (("Check", False), ("Watch", True)):
+        taken, given = (f".{_PACKAGE}.{one.name}" for one in (request, response))
+        service.method.add(name=name, input_type=taken, output_type=given, server_streaming=streams)
+    return file
+
+
+@cache
+def _messages() -> tuple[Any, Any]:
+    """The classes of HealthCheckRequest and HealthCheckResponse, in a pool of their own."""
+    file, pool = health_file(), descriptor_pool.DescriptorPool()
     pool.Add(file)
-    found = (pool.FindMessageTypeByName(f"{_PACKAGE}.{one.name}") for one in (request, response))
+    found = (pool.FindMessageTypeByName(f"{_PACKAGE}.{one.name}") for one in file.message_type)
     first, second = (message_factory.GetMessageClass(one) for one in found)
     return first, second
 

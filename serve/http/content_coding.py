@@ -35,7 +35,7 @@ async def decoded(
     It counts in the lease while it grows. Raises UnknownCoding, TooLarge, Overloaded, BadRequest where the body is not
     a complete stream of that coding.
     """
-    name = coding.strip().lower()
+    name = _plain(coding.strip().lower())
     if name in ("", "identity"):
         return body
     if name not in _WINDOW:
@@ -132,8 +132,13 @@ def _weights(accepted: str) -> dict[str, float]:
     for item in accepted.split(","):
         name, *more = (part.strip().lower() for part in item.split(";"))
         if name:
-            weights["gzip" if name == "x-gzip" else name] = _weight(more)
+            weights[_plain(name)] = _weight(more)
     return weights
+
+
+def _plain(name: str) -> str:
+    """``x-gzip`` is gzip (RFC 9110, 8.4.1.3)."""
+    return "gzip" if name == "x-gzip" else name
 
 
 def _weight(parameters: list[str]) -> float:

@@ -14,6 +14,7 @@ import re
 import socket
 from collections.abc import Iterable, Sequence
 
+from .cross_origin import CrossOrigin
 from .error_mapping import ForeignHost, ForeignPage
 
 SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
@@ -36,10 +37,13 @@ class WebGuard:
     Always allowed are the names of this machine's loopback and ``host`` itself, with any port. A server that listens
     beyond loopback also has addresses and names that the setting does not list (a pod's address in a health probe, a
     service's name): there any IP address is allowed, the machine's own name, and any name that no public DNS can give
-    to a page.
+    to a page. ``origins``: of pages that may ask (`cross_origin.py`).
     """
 
-    def __init__(self, host: str = "127.0.0.1", allowed: Sequence[str] = ()) -> None:
+    def __init__(
+        self, host: str = "127.0.0.1", allowed: Sequence[str] = (), origins: Sequence[str] = ()
+    ) -> None:
+        self.cross_origin = CrossOrigin(origins)
         self._beyond = not is_loopback(host)
         own = (host, socket.gethostname()) if self._beyond else (host,)
         self._names = frozenset(
@@ -60,6 +64,8 @@ class WebGuard:
                     "with --allowed-hosts NAME"
                 )
         if method in SAFE_METHODS:
+            return
+        if origins and all(map(self.cross_origin.allows, origins)):
             return
         for origin in origins:
             if not hosts or not all(_is_same_origin(origin, host) for host in hosts):

@@ -2,11 +2,12 @@
 takes effect; its result is durable."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Any
 
 from ...exporters.evidence import facts_of
-from ...models.errors import BadInput, Conflict, NotReady, UnknownName
+from ...models.errors import BadInput, Conflict, HalfevenError, NotReady, UnknownName
 from ...models.store import LIVE, Version
 from .orders import events
 from .roster import Roster
@@ -76,6 +77,15 @@ class Director:
         fault = self._roster.fault(name)
         loaded = served.describe() if served is not None else []
         return described | {"loaded": loaded} | ({"fault": fault} if fault else {})
+
+    def created(self, name: str) -> int:
+        """When the version that the store names was made, in seconds since 1970; 0 where nothing says so."""
+        number = self._store.live_number(name) if name in self._store.names() else None
+        with suppress(HalfevenError, KeyError, ValueError, TypeError):
+            if number is not None:
+                made = self._store.version(name, number).manifest["created"]
+                return int(datetime.fromisoformat(made).timestamp())
+        return 0
 
     def drift(self, name: str) -> dict[str, Any]:
         """The live parity of each loaded version that is a half, from samples of its requests."""

@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,16 @@ def events(store: Store, name: str, most: int = 100) -> list[dict[str, Any]]:
         if isinstance(event, dict):
             found.append(event)
     return found
+
+
+def last_activation(store: Store, name: str) -> Mapping[str, Any] | None:
+    """The numbers of the newest event that says which version became active; None where there is none."""
+    with suppress(DamagedFile):
+        for event in events(store, name, EVENTS_KEPT):
+            numbers = event.get("numbers")
+            if event.get("kind") == "activated" and isinstance(numbers, dict):
+                return numbers
+    return None
 
 
 def _folder(store: Store, name: str) -> Path:

@@ -21,7 +21,7 @@ from ..batching.place import Place
 from .configured import configured
 from .loading.ready import make_ready
 from .loading.release import give_back, let_go_of_files, take_out_of_sight
-from .orders import read_orders
+from .orders import last_activation, read_orders
 from .retiring import retire
 from .store_writer import OwnStore, StoreWriter
 from .traffic.automatic_decisions import AutomaticDecisions
@@ -148,8 +148,7 @@ class Roster:
         """Load the version that the store has as live for this name, and return when it is active.
 
         Where that fails, the version that served goes on serving. ``config`` holds until the next load or version.
-        Raises UnknownName, BadInput for a config that asks for more than the version has, NotReady, DamagedFile or
-        EngineFailed.
+        Raises UnknownName, BadInput (a config that asks for more than there is), NotReady, DamagedFile or EngineFailed.
         """
         self._known(name)
         with self.working(name):
@@ -272,6 +271,7 @@ class Roster:
                 finally:
                     working.release()
         retire(leaving, self._loop)
+        self.decisions.retired(leaving)
 
     def look(self) -> None:
         """Follow the store once: versions that became active since the last look are made ready and swapped in."""
@@ -353,7 +353,7 @@ class Roster:
         """Make the loaded version the active one. ``state``: of the store, by default as it is now. It is noted first,
         for a version on trial may be rejected before this returns, and must not be followed again. Hold `working`."""
         self._seen[loaded.name] = state or self._state(loaded.name)
-        served = self._served.get(loaded.name)
+        before = None if (served := self._served.get(loaded.name)) is None else served.traffic.stable
         if served is None:
             served = ServedModel(loaded, self.rules, self.decisions, self._judge)
             self._served = {**self._served, loaded.name: served}
@@ -363,7 +363,7 @@ class Roster:
         if self._first_look.done():  # the first look does so once, at its end
             take_out_of_sight()
             let_go_of_files()
-        logger.info("%s is active in %s (%s)", loaded, loaded.prepared.precision, loaded.prepared.reason)
+        self.decisions.activated(loaded, before, None if before else last_activation(self.store, loaded.name))
 
     def _restore_orders(self, name: str) -> None:
         """Load the canary and the shadow that were ordered before this start, or before the name was unloaded."""
@@ -379,8 +379,8 @@ class Roster:
                 self.decisions.record(name, "order_failed", sentence)
 
     def _note(self, name: str, fault: str) -> None:
-        logger.error("%s", fault)
         self._faults[name] = fault
+        self.decisions.not_ready(name, fault)
 
     def _known(self, name: str) -> None:
         if name not in self.store.names():

@@ -14,7 +14,6 @@ from ..http.codecs.dialect import OURS, STRICT
 from ..http.connection.polite_server import PoliteServer, accept_the_last
 from ..http.limits.bounds import Bounds
 from ..http.limits.worker_threads import WorkerThreads, default_threads
-from ..http.web_guard import WebGuard, read_names
 from ..server import http_config
 from ..settings import Settings
 from .control import Control, Said, connection_of, signals_ignored
@@ -41,7 +40,7 @@ def run_worker(
         limits.arrival_seconds,
         link.written,
         STRICT if settings.triton_strict else OURS,
-        WebGuard(settings.host, read_names(settings.allowed_hosts)),
+        settings.guard,
         bounds,
         AccessControl(settings.keys, needs_keys, counted=False, patient=True),
     )

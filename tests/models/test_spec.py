@@ -102,7 +102,7 @@ def test_unequal_batches_and_unequal_named_dimensions_are_refused_with_both_inpu
 
 
 def test_missing_and_unknown_names_are_told_in_the_error_that_was_asked_for() -> None:
-    with pytest.raises(BadSamples, match=r"\['z'\].*missing.*\['x'\]"):
+    with pytest.raises(BadSamples, match="expected 'x', got 'z'"):
         spec(tensor("x", -1)).check_inputs({"z": np.zeros(1, np.float32)}, BadSamples)
     with pytest.raises(BadRequest, match="expected 1 inputs but got 2"):
         spec(tensor("x", -1)).check_inputs({"x": np.zeros(1, np.float32), "z": np.zeros(1)})

@@ -142,7 +142,8 @@ def _links(job: Facts) -> dict[str, str]:
 
 
 def _version_path(name: str, version: object) -> str:
-    return f"/v1/models/{quote(name, safe='')}/versions/{quote(str(version), safe='')}"
+    """Relative to the page, ``/v1/fine_tuning/jobs/ID/page``: a proxy may show the server below a path."""
+    return f"../../../models/{quote(name, safe='')}/versions/{quote(str(version), safe='')}"
 
 
 def _environment() -> Environment:

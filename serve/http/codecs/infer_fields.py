@@ -11,7 +11,7 @@ import numpy as np
 
 from ....models.datatypes import Datatype
 from ....models.errors import BadRequest
-from ....models.spec import ModelSpec, TensorSpec
+from ....models.spec import ModelSpec, TensorSpec, names_fault
 from ..limits.request_limits import DEFAULTS
 from .dialect import Dialect, UnreadableTensor
 from .infer_parameters import flag, parameters_of
@@ -124,12 +124,8 @@ def _check_names(spec: ModelSpec, came: Sequence[str]) -> None:
         return
     name, times = Counter(came).most_common(1)[0]
     if times > 1:
-        raise BadRequest(f"input '{name}' already exists in request for model '{spec.name}'")
-    raise BadRequest(
-        f"expected {len(wanted)} inputs but got {len(came)} inputs for model '{spec.name}'. Got input(s) "
-        f"{list(came[:20])}, but missing required input(s) {[name for name in wanted if name not in came]}. "
-        f"Please provide all required input(s): {wanted}."
-    )
+        raise BadRequest(f"input '{name[:80]}' already exists in request for model '{spec.name}'")
+    raise BadRequest(names_fault(spec.name, wanted, came))
 
 
 def _declared(
@@ -201,7 +197,9 @@ def _check_shape(spec: ModelSpec, tensor: TensorSpec, shape: tuple[int, ...], mo
     raise BadRequest(
         f"unexpected shape for input '{tensor.name}' for model '{spec.name}'. "
         f"Expected {tensor.describe_shape()}, got [{','.join(map(str, shape))[:80]}]"
-        + (f" (axis {tensor.batch_axis} is the batch)." if tensor.batch_axis else ".")
+        + (f" (axis {tensor.batch_axis} is the batch)" if tensor.batch_axis else "")
+        + tensor.why_not_empty(shape, spec.batched)
+        + "."
     )
 
 

@@ -4,13 +4,15 @@
 one timer. It is not set anew for each request (that would cost 2 to 5 µs): the time at which the connection is to be
 closed is a number, and the timer looks at it when it fires.
 
-Source: RFC 9112 (2.3 and 3.2 for the Host header, 9.8 for how a refused connection is closed), RFC 6585 for 431.
+Where a request ends, and what of it is refused, is in `framing.py`.
+
+Source: RFC 9112 9.8 for how a refused connection is closed, RFC 6585 for 431.
 """
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
-from httptools import HttpParserError, HttpParserUpgrade
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
@@ -19,6 +21,8 @@ from ..error_mapping import HeadTooLarge, TooManyConnections, UrlTooLong
 from ..limits.bounds import Bounds
 from ..limits.request_limits import DEFAULTS
 from ..limits.unsent import Unsent
+from .framing import Cuts, body_length, check_request_line, without_upgrade
+from .half_closed import HalfClosed
 from .polite_protocol import LOOK_AGAIN_S, PoliteProtocol
 from .refusal import refusal_of
 
@@ -28,6 +32,8 @@ _PER_CHUNK = 32  # bytes around each chunk of a body that are always allowed
 _REFUSAL_SECONDS = (
     2.0  # from a refusal to the end: closed at once, with bytes unread, it would not reach the caller
 )
+_LATER_SECONDS = 1.0  # an idle connection is kept for so much longer than its caller was told
+_OF_1_1 = {"http_version": "1.1"}
 _IDLE_SECONDS = 1.0  # from then on a connection makes room for a newcomer
 
 
@@ -49,6 +55,8 @@ class GuardedProtocol(PoliteProtocol):
         self._refused = False  # further bytes are ignored
         self._fault: HalfevenError | None = None  # why a callback stopped the parser
         self.url = b""
+        self._cuts = Cuts()
+        self._pieces: list[bytes] = []  # the data of the head: from the piece on that it began in
         self._head_bytes = 0  # of the earlier pieces of data that have bytes of the head
         self._first_bytes = 0  # of the first of these pieces, which may begin with the end of another request
         self._piece_bytes = 0  # of the piece that the parser has now
@@ -62,6 +70,7 @@ class GuardedProtocol(PoliteProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._unsent: Unsent | None = None
+        self._half_closed: HalfClosed | None = None
 
     # What the transport calls.
 
@@ -80,20 +89,69 @@ class GuardedProtocol(PoliteProtocol):
             transport.close()
 
     def data_received(self, data: bytes) -> None:
-        while data and not self._refused:
-            was_in_head, self._piece_bytes = self._in_head, len(data)
-            assert self.parser is not None
-            try:
-                self.parser.feed_data(data)
-            except (
-                HttpParserUpgrade
-            ) as upgrade:  # not offered: the request is answered as any other (RFC 9110, 7.8)
-                data = data[cast(int, upgrade.args[0]) :]
-            except HttpParserError as error:
-                self._refuse(self._fault or BadRequest(f"the request is not HTTP/1.1: {error}"))
-            else:
-                self._count(len(data), was_in_head)
-                return
+        view, at = memoryview(data), 0
+        while at < len(data) and not self._refused:
+            end = self._cuts.end(data, at)
+            if (again := self._feed(view[at:end])) is None:
+                at = end
+            else:  # a new parser begins with this head
+                data, at = again + data[end:], 0
+                view = memoryview(data)
+
+    def _feed(self, piece: memoryview) -> bytes | None:
+        """Have the parser read the piece. Where the head that ends with it asks for another protocol: returns the head
+        that is to be read in its place."""
+        was_in_head, self._piece_bytes = self._in_head, len(piece)
+        if was_in_head or not self._in_message:
+            self._pieces.append(bytes(piece))
+        parser = self.parser
+        assert parser is not None
+        try:
+            parser.feed_data(piece)
+        except HttpParserUpgrade:
+            self.parser = HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            return without_upgrade(parser.get_method(), self.url, parser.get_http_version(), self.headers)
+        except HttpParserError as error:
+            self._refuse(self._fault or BadRequest(f"the request is not HTTP/1.1: {error}"))
+        else:
+            if not self._in_head:
+                self._pieces.clear()
+            self._count(len(piece), was_in_head)
+        return None
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The caller has sent its last byte: the connection stays where requests are to be answered on it.
+
+        Over TLS it always ends: asyncio has no half-closed connections there.
+        """
+        asked: list[Any] = [cycle for cycle, _ in self.pipeline]  # the newest first
+        if (running := self.under_way()) is not None:
+            asked.append(running)
+        if (
+            self._in_message and not self._in_head and asked and asked[0] is self.cycle
+        ):  # it will never be whole
+            if self.pipeline:
+                self.pipeline.popleft()
+            asked.pop(0)
+            self.cycle = asked[0] if asked else self.cycle
+        if not asked or self.scheme == "https" or getattr(asked[0], "chunked_encoding", False):
+            return False  # a stream that has begun goes on for as long as its reader wishes, who has left
+        asked[0].keep_alive = False
+        self._half_closed = HalfClosed(self.transport, self.loop, self._may_send_interim)
+        return True
+
+    def under_way(self) -> Any:
+        """The cycle that is being answered now."""
+        running = self._running
+        return running if running is not None and not running.response_complete else None
+
+    def _may_send_interim(self) -> bool | None:
+        cycle = self.under_way()
+        if cycle is None:
+            return None
+        begun = getattr(cycle, "response_started", False)
+        return not begun and getattr(cycle, "scope", _OF_1_1)["http_version"] == "1.1"
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -107,6 +165,8 @@ class GuardedProtocol(PoliteProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._bounds.connections.leave(self)
+        if self._half_closed is not None:
+            self._half_closed.end()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -129,7 +189,7 @@ class GuardedProtocol(PoliteProtocol):
             if self._trailers > MAX_HEADERS:
                 raise self._stopping(HeadTooLarge(f"the body has more than {MAX_HEADERS} trailers"))
             return
-        super().on_header(name, value)
+        super().on_header(name, value.rstrip(b" \t"))  # the parser has left out those before the value alone
         if len(self.headers) > MAX_HEADERS:
             raise self._stopping(HeadTooLarge(f"the request has more than {MAX_HEADERS} headers; send fewer"))
 
@@ -143,22 +203,31 @@ class GuardedProtocol(PoliteProtocol):
             if size > MAX_HEAD_BYTES:
                 raise self._stopping(self._too_large())
         assert self.parser is not None
-        hosts = 0
-        for name, _ in self.headers:
-            if name == b"host":
-                hosts += 1
-            elif name == b"transfer-encoding":
-                self._chunked = True
-        if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
-            raise self._stopping(
-                BadRequest(f"the request has {hosts} Host headers, expected one (RFC 9112, 3.2)")
-            )
+        version = self.parser.get_http_version()
+        try:
+            check_request_line(self._pieces, self.parser.get_method(), self.url, version)
+            length = body_length(self.headers, version)
+        except HalfevenError as error:
+            raise self._stopping(error) from None
+        self._chunked, self._cuts.body_left = length is None, length or 0
         if len(self.pipeline) >= MAX_QUEUED:
             raise self._stopping(
                 BadRequest(f"more than {MAX_QUEUED} requests were sent ahead on one connection")
             )
         self._in_head = False
         self._close_at = None
+
+    def reads_again(self) -> bool:
+        """Whether the request asks for another protocol: then the parser does not read its body, and a head without
+        that wish is read in its place. To be called first in `on_headers_complete` and `on_message_complete`."""
+        parser = self.parser
+        if not parser.should_upgrade():
+            return False
+        try:
+            check_request_line(self._pieces, parser.get_method(), self.url, parser.get_http_version())
+        except HalfevenError as error:
+            raise self._stopping(error) from None
+        return True
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes -= len(body) + _PER_CHUNK
@@ -240,7 +309,7 @@ class GuardedProtocol(PoliteProtocol):
             self._start_asgi_task(*self.pipeline.pop())
             return
         self._idle_since = self.loop.time()
-        self._close_in(self._bounds.seconds if self._in_head else self.timeout_keep_alive)
+        self._close_in(self._bounds.seconds if self._in_head else self.timeout_keep_alive + _LATER_SECONDS)
 
     def is_idle(self) -> bool:
         """For `Connections`."""

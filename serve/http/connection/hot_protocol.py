@@ -25,6 +25,8 @@ from ..limits.memory_budget import Lease
 from ..route_scopes import TO_INFER
 from ..routes.infer import SMALL_JSON, Begun, InferFront, asked_of, is_small_json
 from ..web_guard import WebGuard
+from .answering_cycle import kept_header
+from .framing import without_root_path
 from .guarded_protocol import GuardedProtocol
 from .header_cache import Asked, KnownHead
 
@@ -88,11 +90,14 @@ class HotProtocol(GuardedProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
+        root_path: str = "",
     ) -> None:
+        self._below = root_path.encode()  # a proxy shows this server below it, and may hand it on
         front = config.app if isinstance(config.app, InferFront) else None
         super().__init__(config, server_state, app_state, _loop, None if front is None else front.bounds)
         self._front = front if front is not None and front.hot else None
         self._hot: HotCycle | None = None  # the one under way
+        self._kept = b"%b: %b\r\n" % kept_header(self.timeout_keep_alive)
         self._piece: bytes | None = None  # what came last, where a message began with it
         self._known: KnownHead | None = None  # of the last request, where that was one of ours
         self._asked: dict[bytes, Asked] = {} if front is None else front.urls
@@ -106,7 +111,10 @@ class HotProtocol(GuardedProtocol):
         self.begin_message()
 
     def on_headers_complete(self) -> None:
+        if self.reads_again():
+            return
         self.check_head()
+        self.url = without_root_path(self.url, self._below)
         hot = self._hot_cycle()
         if hot is None:
             self._known = None
@@ -134,6 +142,8 @@ class HotProtocol(GuardedProtocol):
             hot.body = bytearray(hot.body + body)
 
     def on_message_complete(self) -> None:
+        if self.reads_again():
+            return
         hot = self._hot
         if hot is None or self.cycle is not hot:
             super().on_message_complete()
@@ -173,6 +183,10 @@ class HotProtocol(GuardedProtocol):
             self._respond(hot, *self._refusal(hot, self._front.slow_body()))
         else:
             super()._time_is_up()
+
+    def under_way(self) -> Any:
+        hot = self._hot
+        return hot if hot is not None and not hot.response_complete else super().under_way()
 
     # While the server leaves.
 
@@ -337,8 +351,7 @@ class HotProtocol(GuardedProtocol):
         parts.append(b"content-length: %d\r\n\r\n" % len(body))
         if self.is_last:
             hot.keep_alive = False
-        if not hot.keep_alive:
-            parts.insert(1, b"connection: close\r\n")
+        parts.insert(1, self._kept if hot.keep_alive else b"connection: close\r\n")
         if len(body) <= _ONE_PIECE:
             parts.append(body)
             self.transport.write(b"".join(parts))

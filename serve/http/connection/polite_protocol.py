@@ -9,10 +9,12 @@ Source: RFC 9112 §9.3 and §9.6. Built on uvicorn.protocols.http.httptools_impl
 
 import fcntl
 import termios
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
+
+from .answering_cycle import AnsweringCycle, kept_header
 
 LOOK_AGAIN_S = 0.05
 
@@ -31,6 +33,8 @@ class PoliteProtocol(HttpToolsProtocol):
     _last: RequestResponseCycle | None = (
         None  # the one whose answer was made the last by the server, not the caller
     )
+
+    _running: RequestResponseCycle | None = None  # that was handed to the application last
 
     @property
     def leaving(self) -> bool:
@@ -77,11 +81,14 @@ class PoliteProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         before = self.cycle
         super().on_headers_complete()
+        self.cycle.__class__ = AnsweringCycle  # uvicorn has no other way to name the class
+        cast(AnsweringCycle, self.cycle).kept = kept_header(self.timeout_keep_alive)
         if self.pipeline and before is not None and before is self._last and not before.response_started:
             before.keep_alive = True  # another request came with it
             self._last = None
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
         if self.is_last:
             self._make_last(cycle)
         super()._start_asgi_task(cycle, app)

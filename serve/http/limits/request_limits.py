@@ -1,6 +1,6 @@
 """Every limit on what a caller may send, hold or leave open, in one object. docs/security.md has the same as a table.
 
-Six of them are settings (`serve/settings.py`); the others hold for every server. Limits of a model's queue are in its
+Eight of them are settings (`serve/settings.py`); the others hold for every server. Limits of a model's queue are in its
 `model.toml`, those of a key in the key file.
 """
 
@@ -21,10 +21,14 @@ class RequestLimits:
     head_bytes: int = 64 * 1024  # request line and headers; also trailers and chunk extensions
     headers: int = 100  # also of trailers
     requests_ahead: int = 64  # on one connection, or of one gRPC stream
-    idle_seconds: int = 5  # of a kept connection between two requests
+    idle_seconds: int = (
+        75  # of a kept connection between two requests, as its answers say; a second more is kept
+    )
     answer_bytes_per_second: int = 16_384  # that a caller takes; and that an upload sends
     answer_stall_seconds: float = 10.0  # over which that is looked at
     connections: int | None = None
+    streams_per_connection: int = 100  # calls of gRPC at once on one connection
+    ping_seconds: int = 5  # between two pings of a gRPC client that sends nothing else
     bodies_waiting: int = 256  # large, compressed or picture bodies that wait for a thread
     json_depth: int = 100
     shape_elements: int = 2**63 - 1  # and its bytes: checked before anything is made

@@ -5,7 +5,9 @@ Bodies are read as bytes: V2 clients send no content type, and the content type 
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from importlib.metadata import version as installed_version
 from typing import Any
 
@@ -31,6 +33,9 @@ from .v2 import add_v2
 
 _VERSION = installed_version("halfeven")
 _LOG = logging.getLogger(__name__)
+# Newer versions of FastAPI send spans, metrics and errors where FASTAPI_OTEL_AUTO_CONFIGURE says so; older ones take
+# the argument and do nothing. Traces of ours are in `serve/tracing/`.
+_NO_TELEMETRY: Any = {"auto_configure": False, "tracing": False, "metrics": False, "logs": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +61,21 @@ def build_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     body_timeout_s: float = 30.0,
     dialect: Dialect = OURS,
+    root_path: str = "",
 ) -> FastAPI:
-    """Every route but infer. ``server_name`` is what /v2 says (Triton's own example asks for ``triton``)."""
-    app = FastAPI(title="halfeven", version=_VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
+    """Every route but infer. ``server_name`` is what /v2 says (Triton's own example asks for ``triton``).
+
+    ``root_path``: where a proxy shows the server, for those who read the OpenAPI document.
+    """
+    app = FastAPI(
+        title="halfeven",
+        version=_VERSION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        servers=[{"url": root_path}] if root_path else None,
+        telemetry=_NO_TELEMETRY,
+    )
     _add_errors(app, dialect.triton_statuses)
     _add_healthz(app, roster)
     add_v2(app, roster, server_name, dialect.triton_statuses)
@@ -121,8 +138,10 @@ def _add_history(app: FastAPI, roster: Roster, history: History) -> None:
     # Plain functions, not async ones: FastAPI runs them in a thread, and the store's disk may be slow.
     @app.get("/v1/models", tags=["versions"])
     def models() -> Response:
-        """Every active model, in short."""
-        return _json({"models": [_in_short(served) for served in roster.all()]})
+        """Every active model, in short; `data` is OpenAI's list of models."""
+        found = [_in_short(served) for served in roster.all()]
+        listed = [_for_openai(history, one["name"], one["version"]) for one in found]
+        return _json({"object": "list", "data": listed, "models": found})
 
     @app.get("/v1/models/{m}/versions", tags=["versions"])
     def versions(m: str) -> Response:
@@ -156,6 +175,15 @@ def _add_history(app: FastAPI, roster: Roster, history: History) -> None:
     def rollback(m: str) -> Response:
         """Make the previous live version active again."""
         return _json(history.rollback(m))
+
+
+def _for_openai(history: History, name: str, version: str | None) -> dict[str, Any]:
+    """A model as OpenAI's clients read it. ``created``: of the version, 0 where the store does not say."""
+    created = 0
+    with suppress(HalfevenError, KeyError, ValueError, TypeError):
+        if version is not None:
+            created = int(datetime.fromisoformat(history.lineage(name, version)["created"]).timestamp())
+    return {"id": name, "object": "model", "created": created, "owned_by": "halfeven"}
 
 
 def _in_short(served: Served) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ..caller import CallerLeft, answer_or_leave, lease_of, lend, read_body
 from ..codecs.dialect import OURS, Dialect
 from ..codecs.infer import InferCodec, InferRequest
 from ..content_coding import chosen_coding, decoded, encoded
+from ..cross_origin import is_preflight
 from ..error_mapping import SlowBody, body_for, body_of, headers_of, message_of, status_of
 from ..head_requests import answer_head
 from ..limits.bounds import Bounds
@@ -98,6 +99,12 @@ class InferFront:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        page = self.guard.cross_origin.page(scope["headers"])
+        if page is not None:
+            if is_preflight(scope.get("method", ""), scope["headers"]):
+                await self.guard.cross_origin.answer_preflight(page, scope["headers"], send)
+                return
+            send = self.guard.cross_origin.answering(page, send)
         try:
             # A WebSocket counts as a change.
             self.guard.check(scope.get("method", "CONNECT"), scope["headers"])

@@ -1,5 +1,5 @@
 """Two plain pages that load nothing: FastAPI's own /docs fetches its scripts from the internet, which many machines
-with a GPU cannot reach.
+with a GPU cannot reach. Links are relative: a proxy may show the server below a path.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,12 +24,12 @@ def front_page(models: Sequence[Mapping[str, str]]) -> str:
     )
     table = f"<table><tr>{head}</tr>{rows}</table>" if models else "<p>No model is active.</p>"
     links = "".join(
-        f'<li><a href="{path}">{path}</a> {what}</li>'
+        f'<li><a href="{path}">/{path}</a> {what}</li>'
         for path, what in (
-            ("/docs", "every route"),
-            ("/v1/models", "models as JSON"),
-            ("/v2/health/ready", "readiness"),
-            ("/metrics", "Prometheus"),
+            ("docs", "every route"),
+            ("v1/models", "models as JSON"),
+            ("v2/health/ready", "readiness"),
+            ("metrics", "Prometheus"),
         )
     )
     return _page("halfeven", f"<h1>halfeven</h1><p>Half precision, even answers.</p>{table}<ul>{links}</ul>")
@@ -47,7 +47,7 @@ def docs_page(openapi: Mapping[str, Any]) -> str:
     sections = "".join(
         f"<h2>{escape(tag)}</h2><table>{''.join(rows)}</table>" for tag, rows in groups.items()
     )
-    machine = '<p>For machines: <a href="/openapi.json">/openapi.json</a></p>'
+    machine = '<p>For machines: <a href="openapi.json">/openapi.json</a></p>'
     return _page("halfeven: routes", f"<h1>Routes</h1>{machine}{sections}")
 
 

@@ -6,7 +6,7 @@ requests go on.
 
 from collections.abc import Callable
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 
 from ....models.errors import NotReady
 from ...batching.interface import Answer, Roster, Served
@@ -46,6 +46,12 @@ def add_predict(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_
         response = Response(await _written(worker_threads, served, answer, kind), media_type=kind)
         response.raw_headers.extend(answer_headers(answer))
         return response
+
+    # Else the routes of models would take ":predict" for a part of the name.
+    @app.get("/v1/models/{m}/versions/{v}:predict", include_in_schema=False)
+    @app.get("/v1/models/{m}:predict", include_in_schema=False)
+    async def not_to_get(m: str, v: str | None = None) -> Response:
+        raise HTTPException(405, "Method Not Allowed", {"allow": "POST"})
 
 
 async def _read(

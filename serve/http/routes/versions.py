@@ -54,8 +54,9 @@ def _add_orders(routes: APIRouter, director: Director) -> None:
 def _add_reading(routes: APIRouter, director: Director) -> None:
     @routes.get("/{m}")
     def model(m: str) -> Response:
-        """The loaded versions with label, share of the traffic and trial."""
-        return _json(director.describe(m))
+        """The loaded versions with label, share of the traffic and trial; `id`, `object` are for OpenAI's clients."""
+        openai = {"id": m, "object": "model", "created": director.created(m), "owned_by": "halfeven"}
+        return _json(director.describe(m) | openai)
 
     @routes.get("/{m}/events")
     def events(m: str, limit: Limit = 100) -> Response:

@@ -5,12 +5,15 @@ The traffic split has been changed before; here the change is written to the sto
 
 import logging
 import threading
+from collections.abc import Iterable
 
 from ....models.errors import Conflict, HalfevenError
 from ..store_writer import Numbers, StoreWriter
 from .loaded_version import LoadedVersion
 
 logger = logging.getLogger("halfeven.versions")
+_WARNED = ("rolled_back", "canary_ended", "drift", "order_failed")
+_LEVELS = {**dict.fromkeys(_WARNED, logging.WARNING), "not_ready": logging.ERROR}
 
 
 class AutomaticDecisions:
@@ -53,10 +56,35 @@ class AutomaticDecisions:
             )
         self.record(loaded.name, "drift", sentence, {"version": loaded.number, **numbers})
 
+    def activated(self, loaded: LoadedVersion, before: LoadedVersion | None, last: Numbers | None) -> None:
+        """A version is active: by an order, because the store moved, or at the start. ``last``: the numbers of the
+        model's last such event, where nothing was active before: the same again is no event."""
+        prepared = loaded.prepared
+        numbers = {
+            "version": loaded.number,
+            "precision": prepared.precision,
+            "form": prepared.engine.form,
+            "device": prepared.engine.device,
+        }
+        sentence = f"{loaded} is active in {prepared.precision} ({prepared.reason})"
+        if before is not None and before.number != loaded.number:
+            sentence += f"; before it {before} was"
+        if last is None or {key: last.get(key) for key in numbers} != numbers:
+            self.record(loaded.name, "activated", sentence, numbers)
+        else:
+            logger.info("%s", sentence, extra={"model": loaded.name})
+
+    def retired(self, versions: Iterable[LoadedVersion]) -> None:
+        for one in versions:
+            self.record(one.name, "retired", f"{one} is not served any more", {"version": one.number})
+
+    def not_ready(self, name: str, fault: str) -> None:
+        """A model, or the version that the store names, could not be made ready."""
+        self.record(name, "not_ready", fault)
+
     def record(self, name: str, kind: str, message: str, numbers: Numbers | None = None) -> None:
         """One event: counted, in the log, and in the store."""
-        level = logging.WARNING if kind in ("rolled_back", "canary_ended", "drift") else logging.INFO
-        logger.log(level, "%s", message)
+        logger.log(_LEVELS.get(kind, logging.INFO), "%s", message, extra={"model": name, "event": kind})
         with self._lock:
             self.counts[name, kind] = self.counts.get((name, kind), 0) + 1
             try:

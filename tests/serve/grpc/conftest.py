@@ -10,6 +10,7 @@ from halfeven.serve.access.certificates import Certificates
 from halfeven.serve.grpc.grpc_server import GrpcServer
 from halfeven.serve.http.connection.polite_server import PoliteServer
 from halfeven.serve.http.limits.bounds import Bounds
+from halfeven.serve.http.limits.request_limits import DEFAULTS, RequestLimits
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 from halfeven.serve.http.server_load import ServerLoad
@@ -40,13 +41,14 @@ def serving(
     bounds: Bounds | None = None,
     seconds: int = 1,
     load: ServerLoad | None = None,
+    limits: RequestLimits = DEFAULTS,
 ) -> Iterator[Both]:
     roster = make_roster()
     app = build_app(roster, lambda: b"", HISTORY, "triton", max_body_bytes=MOST)
     front = InferFront(
         app, roster, MOST, bounds.seconds if bounds else 30, access=access, bounds=bounds, load=load
     )
-    beside = GrpcServer(front, roster, "127.0.0.1", 0, "triton", certificates)
+    beside = GrpcServer(front, roster, "127.0.0.1", 0, "triton", certificates, limits)
     with started(front, seconds=seconds, beside=beside) as server:
         port = server.servers[0].sockets[0].getsockname()[1]
         yield Both(roster, front, f"127.0.0.1:{beside.port}", f"127.0.0.1:{port}", server)

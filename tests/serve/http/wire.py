@@ -13,13 +13,13 @@ class Wire:
     """Use it inside a running loop. What the server writes is kept in ``written``; ``unsent`` is what the caller has
     not taken of it."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, root_path: str = "") -> None:
         self.now, self.timers = 1000.0, list[asyncio.TimerHandle]()
         self.written, self.unsent = b"", 0
         self.closed = self.aborted = self.half_closed = self.reading_paused = False
         config = Config(app, lifespan="off", proxy_headers=False, log_level="critical", timeout_keep_alive=5)
         config.load()
-        self.protocol = HotProtocol(config, ServerState(), {}, cast(Any, self))
+        self.protocol = HotProtocol(config, ServerState(), {}, cast(Any, self), root_path)
         self.protocol.connection_made(cast(Any, self))
 
     async def send(self, *pieces: bytes) -> bytes:

@@ -295,7 +295,8 @@ BAD = {
     "no object": (b"[]", "is a JSON object"),
     "no inputs": (b"{}", "expected a list of tensors under 'inputs'"),
     "inputs of numbers": (b'{"inputs": [1]}', r"inputs\[0\] must be an object with a 'name'"),
-    "another name": (body_of(name="X"), r"Got input\(s\) \['X'\], but missing required input\(s\) \['x'\]"),
+    "no row": (body_of(shape=[0, 4], data=[]), r"got \[0,4\]; a batch has at least one row"),
+    "another name": (body_of(name="X"), r"expected 'x', got 'X'"),
     "an id that is a number": (body_of(id=7), "'id' must be a string"),
     "another datatype": (
         body_of(datatype="FP64"),

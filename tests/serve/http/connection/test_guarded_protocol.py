@@ -238,7 +238,8 @@ def test_a_kept_connection_is_closed_when_it_was_idle_for_the_keep_alive_time(as
     async def steps(wire: Wire) -> None:
         for _ in range(4):
             await wire.send(asked)
-            wire.after(4.9)
+            assert b"keep-alive: timeout=5\r\n" in wire.written
+            wire.after(5.9)  # a second more than the caller was told
             assert not wire.closed and len(wire.timers) == 1
         wire.after(0.2)
         assert wire.closed and statuses(wire.written) == [200] * 4

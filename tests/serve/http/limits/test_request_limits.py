@@ -15,6 +15,8 @@ SET = {
     "max_files_mib": ("files_bytes", 17, 17 * 2**20),
     "max_in_flight_mib": ("in_flight_bytes", 7, 7 * 2**20),
     "max_connections": ("connections", 11, 11),
+    "grpc_ping_seconds": ("ping_seconds", 23, 23),
+    "idle_seconds": ("idle_seconds", 19, 19),
     "body_seconds": ("arrival_seconds", 13.5, 13.5),
 }
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import openai
 import pytest
 import tritonclient.http as triton
 from halfeven.models.errors import Overloaded
@@ -260,6 +261,24 @@ def test_every_route_is_in_the_documents_infer_too(http: httpx.Client) -> None:
     assert {"/v2/models/{m}/infer", "/v1/models/{m}:predict", "/metrics"} <= paths.keys()
     page = http.get("/docs").text
     assert all(path in page for path in paths)
+
+
+def test_the_openai_client_lists_and_retrieves_models(server: str) -> None:
+    with openai.OpenAI(base_url=f"http://{server}/v1", api_key="none") as client:
+        listed = client.models.list()
+        assert sorted(model.id for model in listed) == ["double", "pair", "scores"]
+        assert {(model.object, model.owned_by, type(model.created)) for model in listed} == {
+            ("model", "halfeven", int)
+        }
+
+
+@pytest.mark.parametrize(
+    "path", [PREDICT, "/v1/models/double/versions/3:predict", "/v1/models/nobody:predict"]
+)
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "PATCH"])
+def test_another_method_on_predict_is_told_to_post(http: httpx.Client, path: str, method: str) -> None:
+    answer = http.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
 def test_a_model_s_name_on_the_front_page_is_text_not_markup(http: httpx.Client, roster: Any) -> None:

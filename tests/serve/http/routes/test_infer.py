@@ -110,7 +110,7 @@ BAD: dict[str, tuple[str, dict[str, Any], int, str]] = {
         URL,
         {"json": {"inputs": [{**ONES, "name": "X"}]}},
         400,
-        "missing required input(s) ['x']",
+        "expected 'x', got 'X'",
     ),
     "wrong datatype": (
         URL,

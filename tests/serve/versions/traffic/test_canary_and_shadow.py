@@ -72,7 +72,8 @@ def test_a_promoted_canary_is_not_loaded_again_and_the_previous_version_stands_b
         order(address, "promote", version=3)
         assert infer(address) == "3"
         assert dict(versions.loads) == {1: 1, 2: 1, 3: 1}
-        kinds = [event["kind"] for event in call(address, "/v1/models/net/events")[1]["events"]]
+        found = [event["kind"] for event in call(address, "/v1/models/net/events")[1]["events"]]
+        kinds = [kind for kind in found if kind not in ("activated", "retired")]
         assert kinds == ["promoted", "rolled_back_by_hand", "promoted", "canary"]
 
 

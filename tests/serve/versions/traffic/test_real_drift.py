@@ -55,6 +55,6 @@ def test_a_half_whose_weights_change_in_memory_falls_back_to_its_whole(converted
         # Up to ten until one is checked, then five checked ones, every request checked; the rest was on its way.
         print(f"noticed after {noticed} answers")
         assert noticed < 2 * (SAMPLED_EVERY + 5) + 400
-    assert [event["kind"] for event in events(converted, "net")] == ["drift"]
+    assert [event["kind"] for event in events(converted, "net")] == ["drift", "activated"]
     with serving(converted) as (_, roster):
         assert roster.find("net").prepared.precision == "fp32", "after a restart as well"

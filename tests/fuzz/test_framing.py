@@ -1,0 +1,181 @@
+"""Two readers see the same requests in a stream, or the connection ends: nothing is smuggled past one of them.
+
+The other reader is h11, which shares no code with ours. Each way that a request takes is tried: from the parser to the
+infer route, through ASGI, through an HTTP worker to the engine process. ``HALFEVEN_FUZZ=100000`` reads so many streams.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from halfeven.models.errors import BadRequest
+from halfeven.serve.http.limits.bounds import Bounds
+from halfeven.serve.http.routes.infer import InferFront
+from halfeven.serve.workers.channel import new_memory
+from halfeven.serve.workers.engine_app import EngineApp
+from halfeven.serve.workers.engine_link import EngineLink
+from halfeven.serve.workers.engine_side import EngineSide
+from halfeven.serve.workers.worker_front import WorkerFront
+
+from tests.conftest import SEED
+from tests.fuzz.framing import Read, Streams, theirs
+from tests.serve.conftest import make_roster
+from tests.serve.http.wire import Wire
+from tests.slow import FUZZED
+
+INFER = b"/v2/models/double/infer"
+# An empty line before a request line is skipped, as RFC 9112 2.2 advises; h11 does not.
+ALLOWED = ("no request line received",)
+
+
+class Recorder(InferFront):
+    """A front that keeps what it is asked, whole requests only, and answers at once."""
+
+    def __init__(self, hot: bool) -> None:
+        super().__init__(self._app_is_not_reached, make_roster(), bounds=Bounds(10.0))
+        self.read: list[Read] = []
+        self.hot = hot
+
+    async def _app_is_not_reached(self, scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError
+
+    def begin(
+        self, served: Any, header_length: Any, body: bytes, authorization: Any = None, ids: Any = ()
+    ) -> Any:
+        self.read.append((b"POST", INFER, body))
+        raise BadRequest("it is recorded")
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                return
+            body, more = body + message["body"], message["more_body"]
+        query = b"?" + scope["query_string"] if scope["query_string"] else b""
+        self.read.append((scope["method"].encode(), scope["raw_path"] + query, body))
+        headers = [(b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@contextmanager
+def through_a_worker(engine: Recorder) -> Iterator[InferFront]:
+    """The front of a worker, whose calls go to the recorder in the place of the engine process."""
+    tasks = set[asyncio.Task[None]]()
+    wires, calls, memory = socket.socketpair(), socket.socketpair(), new_memory()
+    link = EngineLink(lambda: None)
+    link.connect(wires[0], calls[0], os.dup(memory))
+
+    def run(call: Any) -> None:
+        tasks.add(task := asyncio.get_running_loop().create_task(call))
+        task.add_done_callback(tasks.discard)
+
+    roster = make_roster()
+    side = EngineSide(engine, roster, wires[1], calls[1], memory, lambda: False, run, lambda _: None)
+    try:
+        yield WorkerFront(EngineApp(lambda: link.calls), link, 2**26, 30.0, link.written)
+    finally:
+        side.close()
+        link.close()
+
+
+async def ours(front: InferFront, recorder: Recorder, pieces: list[bytes]) -> tuple[list[Read], bool]:
+    """The requests that our side read and carried out, and whether the connection ended by itself. The caller has sent
+    its last byte then, and every request that is whole is answered."""
+    recorder.read.clear()
+    wire = Wire(front)
+    await wire.send(*pieces)
+    ended = wire.closed or wire.half_closed or wire.protocol._refused
+    if not wire.closed and wire.protocol.eof_received():
+        async with asyncio.timeout(20):
+            while not wire.closed:
+                await asyncio.sleep(0)
+    wire.protocol.connection_lost(None)
+    await wire.settled()
+    return list(recorder.read), ended
+
+
+def fault_of(stream: bytes, read: list[Read], ended: bool) -> str:
+    """What two readers make of the stream that does not agree; empty where it agrees."""
+    other = theirs(stream)
+    if read[: len(other.read)] != other.read[: len(read)]:
+        return f"read as {read}, by h11 as {other.read}"
+    if len(read) > len(other.read) and not other.fault.startswith(ALLOWED):
+        return f"carried out {read[len(other.read) :]}, which h11 refuses: {other.fault}"
+    if len(read) < len(other.read) and not ended:
+        return f"not read: {other.read[len(read) :]}, and the connection goes on"
+    return ""
+
+
+def drawn(count: int) -> Iterator[tuple[bytes, list[bytes]]]:
+    streams = Streams(np.random.default_rng([SEED, 36]))
+    for _ in range(count):
+        yield (stream := streams.draw()), streams.pieces(stream)
+
+
+@pytest.mark.parametrize("hot", [True, False], ids=["from the parser", "through ASGI"])
+@pytest.mark.slow  # thousands of streams
+def test_two_readers_see_the_same_requests_or_the_connection_ends(hot: bool) -> None:
+    async def run() -> tuple[int, int, list[str]]:
+        recorder, whole, agreed, faults = Recorder(hot), 0, 0, []
+        for stream, pieces in drawn(FUZZED // 2):
+            read, ended = await ours(recorder, recorder, pieces)
+            whole, agreed = whole + len(read), agreed + (not ended)
+            if fault := fault_of(stream, read, ended):
+                faults.append(f"{stream!r}: {fault}")
+        return whole, agreed, faults
+
+    whole, agreed, faults = asyncio.run(run())
+    print(
+        f"{FUZZED // 2} streams, {whole} requests carried out, {agreed} streams read to their end, {len(faults)} faults"
+    )
+    assert (faults[:5], whole > FUZZED // 4, agreed > FUZZED // 20) == ([], True, True)
+
+
+@pytest.mark.slow  # hundreds of streams
+def test_a_worker_hands_the_same_requests_to_the_engine_process() -> None:
+    async def run() -> list[str]:
+        engine, alone, faults = Recorder(False), Recorder(False), []
+        with through_a_worker(engine) as worker:
+            for stream, pieces in drawn(FUZZED // 10):
+                read, (expected, _) = (
+                    (await ours(worker, engine, pieces))[0],
+                    await ours(alone, alone, pieces),
+                )
+                if read != expected:
+                    faults.append(f"{stream!r}: {read}, without a worker {expected}")
+        return faults
+
+    assert asyncio.run(run())[:5] == []
+
+
+LOST = {  # one of each kind, so that each is told by its name; from reports about other servers
+    "h2c": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n",
+    "websocket": b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n",
+    "two lines": b"Connection: keep-alive\r\nConnection: upgrade\r\nUpgrade: a\r\nUpgrade: b\r\n",
+}
+
+
+@pytest.mark.parametrize("kind", LOST)
+@pytest.mark.parametrize(
+    "framing", [b"Content-Length: 3\r\n\r\nabc", b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"]
+)
+@pytest.mark.parametrize("hot", [True, False])
+def test_the_body_of_a_request_that_asks_for_an_upgrade_is_its_body(
+    kind: str, framing: bytes, hot: bool
+) -> None:
+    stream = b"POST %b HTTP/1.1\r\nHost: localhost\r\n%b%b" % (INFER, LOST[kind], framing)
+    recorder = Recorder(hot)
+    for pieces in (
+        [stream * 2],
+        [stream[:60], stream[60:] + stream[:90], stream[90:]],
+        [bytes([one]) for one in stream * 2],
+    ):
+        read, _ = asyncio.run(ours(recorder, recorder, pieces))
+        assert read == [(b"POST", INFER, b"abc")] * 2

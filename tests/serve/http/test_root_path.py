@@ -1,0 +1,87 @@
+"""Behind a proxy that shows the server below a path: routes are found, and links lead back there."""
+
+import asyncio
+import re
+from urllib.parse import urljoin
+
+import pytest
+from halfeven.models.errors import BadSetting
+from halfeven.serve.http.connection.framing import without_root_path
+from halfeven.serve.http.routes.app import build_app
+from halfeven.serve.http.routes.infer import InferFront
+from halfeven.serve.settings import read_settings
+
+from tests.serve.conftest import HISTORY, make_roster
+from tests.serve.http.wire import Wire
+
+BELOW = "/team/models"
+BODY = b'{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}'
+
+
+def answers(*asked: tuple[str, str]) -> list[bytes]:
+    async def run() -> list[bytes]:
+        roster = make_roster()
+        app = build_app(roster, lambda: b"", HISTORY, root_path=BELOW)
+        wire, found = Wire(InferFront(app, roster), BELOW), []
+        for method, path in asked:
+            body = BODY if method == "POST" else b""
+            wire.written = b""
+            head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+            found.append(await wire.send(head.encode() + body))
+        return found
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("below", ["", BELOW])
+def test_a_route_is_found_with_the_path_and_without_it(below: str) -> None:
+    asked = [
+        ("POST", "/v2/models/double/infer"),
+        ("POST", "/v2/models/double/infer"),
+        ("GET", "/v2"),
+        ("GET", "/"),
+    ]
+    for answer in answers(*((method, below + path) for method, path in asked)):
+        assert answer.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("path", ["/team/modelsx/v2", "/team", f"/a{BELOW}/v2"])
+def test_another_path_is_none_of_the_server_s(path: str) -> None:
+    assert answers(("GET", path))[0].startswith(b"HTTP/1.1 404")
+
+
+def test_targets() -> None:
+    for given, expected in (
+        (b"/a", b"/"),
+        (b"/a/", b"/"),
+        (b"/a?b", b"/?b"),
+        (b"/ab", b"/ab"),
+        (b"/a/b?c", b"/b?c"),
+    ):
+        assert without_root_path(given, b"/a") == expected
+
+
+@pytest.mark.parametrize("page", ["/", "/docs"])
+def test_the_links_of_a_page_lead_below_the_path(page: str) -> None:
+    (answer,) = answers(("GET", page))
+    links = re.findall(r'href="([^"]*)"', answer.decode())
+    assert links and all(
+        urljoin(f"http://proxy{BELOW}{page}", one).startswith(f"http://proxy{BELOW}/") for one in links
+    )
+
+
+def test_the_document_of_the_routes_names_the_path() -> None:
+    assert f'"servers":[{{"url":"{BELOW}"}}]'.encode() in answers(("GET", "/openapi.json"))[0]
+
+
+@pytest.mark.parametrize("path", ["models", "http://a/b", "/a//b", "/a b", "/a?b"])
+def test_what_is_no_path_is_refused_at_the_start(path: str) -> None:
+    with pytest.raises(BadSetting, match="root-path"):
+        read_settings(root_path=path)
+
+
+def test_a_slash_at_the_end_changes_nothing() -> None:
+    assert (
+        read_settings(root_path=f"{BELOW}/").root_path == BELOW
+        and read_settings(root_path="/").root_path == ""
+    )

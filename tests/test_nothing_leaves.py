@@ -1,0 +1,92 @@
+"""No process of ours opens a connection beyond this machine, or writes a file that nobody asked for: whatever the
+environment says, through the demo, conversion, serving and a job."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from halfeven.models.telemetry import OFF
+from safetensors.numpy import save_file
+
+from tests.leaving import COMPILER, Watch, watch
+from tests.model_folders import write_folder
+
+needs_compiler = pytest.mark.skipif(
+    COMPILER is None or sys.platform != "linux", reason="needs a C compiler on Linux (apt install gcc)"
+)
+DOORS = (
+    "import halfeven",
+    "import halfeven.serve.cli.main",
+    "import halfeven.serve.finetune.training.trainer",
+)
+HALFEVEN = (sys.executable, "-m", "halfeven")
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watch:
+    return watch(tmp_path)
+
+
+@needs_compiler
+def test_the_watch_sees_connections_names_and_files(watched: Watch) -> None:
+    fault = "import socket\ntry: {}\nexcept OSError: pass"
+    asking = ("socket.create_connection(('192.0.2.1', 9))", "socket.getaddrinfo('collector.example', 443)")
+    for one in (*asking, "socket.socket(2, 2).sendto(b'x', ('192.0.2.2', 9))"):
+        watched.run(sys.executable, "-c", fault.format(one))
+    watched.run(sys.executable, "-c", "import pathlib; (pathlib.Path.home() / 'id').touch()")
+    seen = [line.partition(" (")[0] for line in watched.asked_for()]
+    assert seen == ["connect 192.0.2.1", "getaddrinfo collector.example", "sendto 192.0.2.2"]
+    assert watched.written() == ["home/id"]
+
+
+@needs_compiler
+@pytest.mark.parametrize("door", DOORS)
+def test_every_door_switches_telemetry_off_whatever_the_environment_says(watched: Watch, door: str) -> None:
+    libraries = (
+        "from ray._common.usage import usage_lib as ray\n"
+        "from huggingface_hub import constants as hub\n"
+        "print(ray.usage_stats_enabled(), hub.HF_HUB_DISABLE_TELEMETRY, hub.HF_HUB_DISABLE_UPDATE_CHECK)\n"
+    )
+    shown = f"{door}\nimport os\nprint(sorted(set({OFF!r}.items()) - set(os.environ.items())))\n{libraries}"
+    done = watched.run(sys.executable, "-c", shown)
+    assert done.stdout.splitlines() == ["[]", "False True True"], done.stderr
+
+
+@needs_compiler
+def test_a_program_that_uses_the_runtime_before_halfeven_sends_nothing_afterwards(watched: Watch) -> None:
+    used = "import onnxruntime, halfeven, halfeven.exporters.onnx.runtime"
+    assert watched.run(sys.executable, "-c", used).returncode == 0
+    assert watched.asked_for() == []
+
+
+@needs_compiler
+@pytest.mark.slow  # eight commands, a server of three processes and a job: a minute
+def test_nothing_leaves_in_conversion_serving_and_a_job(watched: Watch, tmp_path: Path) -> None:
+    rows = np.random.default_rng().standard_normal((64, 4), np.float32)
+    folder = write_folder(tmp_path / "net", samples={"x": rows})
+    store, data, one = tmp_path / "store", tmp_path / "data.safetensors", tmp_path / "one.safetensors"
+    save_file({"x": rows, "target:y": rows[:, :3].copy()}, data)
+    save_file({"x": rows[:1]}, one)
+    runs = [watched.run(*HALFEVEN, "convert", str(folder), "--store", str(store))]
+    given = ("--for", "onnxruntime", str(tmp_path / "given"), "--store", str(store))
+    runs.append(watched.run(*HALFEVEN, "export", "net", *given))
+    (file,) = (tmp_path / "given").glob("[!h]*.onnx")
+    runs.append(watched.run(*HALFEVEN, "init", str(file), str(tmp_path / "bare")))
+    with watched.serving("--store", str(store), "--http-workers", "2", "--grpc-port", "0") as url:
+        runs.append(watched.run(*HALFEVEN, "predict", "net", str(one), "--url", url))
+        job = ("--data", str(data), "--set", "n_epochs=1")
+        runs.append(watched.run(*HALFEVEN, "finetune", "net", *job, "--url", url))
+        runs.append(watched.run(*HALFEVEN, "bench", url, "net", "--seconds", "1", "--concurrency", "1"))
+    runs.append(watched.run(*HALFEVEN, "doctor"))
+    failed = [done for done in runs if done.returncode not in (0, 3)]
+    assert [f"{done.args[3]}: {done.stderr}" for done in failed] == []
+    assert (watched.asked_for(), watched.written()) == ([], [])
+
+
+@needs_compiler
+@pytest.mark.slow  # the whole demo
+def test_nothing_leaves_in_the_demo(watched: Watch) -> None:
+    done = watched.run(*HALFEVEN, "demo", "--json", seconds=600)
+    assert done.returncode == 0, done.stderr
+    assert (watched.asked_for(), watched.written()) == ([], [])
