@@ -7,7 +7,7 @@ mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into
     │   ├── BadSamples                  a sample or target tensor that does not fit the model
     │   ├── BadRequest                  a prediction request that does not fit the model
     │   ├── TooLarge                    a size, depth or count beyond its bound
-    │   ├── UnknownName                 no model, version or file of that name
+    │   ├── UnknownName                 no model, version or file of that name (UnknownModel: no model)
     │   ├── Conflict                    the state of the store does not allow it
     │   ├── Unauthenticated             the request has no key, or one that this server does not know
     │   ├── Forbidden                   its key does not allow this
@@ -30,6 +30,12 @@ mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into
 
 Every message says what was wrong, what was expected, what came, and what to do.
 """
+
+from collections.abc import Callable, Iterable
+
+from .nearest_name import nearest_name
+
+_LONGEST_NAME, _FEW_NAMES = 128, 10
 
 
 class HalfevenError(Exception):
@@ -66,6 +72,23 @@ class TooLarge(BadInput):
 
 class UnknownName(BadInput):
     code = "not_found"
+
+
+class UnknownModel(UnknownName):
+    """No model of that name. The message names no other one, for not every reader may know of it: `told` does."""
+
+    def __init__(self, name: str, known: Iterable[str] = ()) -> None:
+        super().__init__(f"no model '{name[:_LONGEST_NAME]}' in the store")
+        self.name, self.known = name[:_LONGEST_NAME], tuple(known)
+
+    def told(self, reaches: Callable[[str], bool] = lambda _: True) -> str:
+        """The message for a reader who may know of the models for which ``reaches`` is true."""
+        seen = sorted(filter(reaches, self.known))
+        if not seen:
+            return str(self)
+        if len(seen) <= _FEW_NAMES:
+            return f"{self}: it has {', '.join(seen)}"
+        return f"{self}: the nearest name is '{nearest_name(self.name, seen)}'"
 
 
 class Conflict(BadInput):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from .durable import READABLE, fsync, remove_dead_texts, replace_text
-from .errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownName
+from .errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownModel, UnknownName
 from .manifest import FORMAT, digest_of, read_manifest
 from .manifest import LIVE as LIVE
 from .manifest import REFUSED as REFUSED
@@ -244,7 +244,7 @@ class Store:
         no older version may become active.
         """
         if not self.numbers(name):
-            raise UnknownName(f"no model '{name}' in the store: it has {self.names()}")
+            raise UnknownModel(name, self.names())
         with alias_lock(self._folder(name)):
             current, promoted = self.live_number(name), self.promotions(name)
             for number in reversed(self.numbers(name)):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from ...models.errors import Forbidden, HalfevenError, NotReady, Unauthenticated
 from .key_file import KeyFile, Stamp
 from .key_limits import KeyLimits
-from .keys import EVERY_MODEL, KeyRecord, Keys
+from .keys import EVERY_MODEL, KeyRecord, Keys, Owners
 
 LOOK_EVERY_S = 0.25  # a revoked key is refused after at most this
 NO_KEY: frozenset[str] = frozenset()  # the scopes of what needs no key
@@ -27,10 +27,34 @@ class Permit:
     """An admitted request. ``record`` is its key's, None where it has none; ``known``: it may read what is for callers
     with a key. To be closed when the request has ended, however often."""
 
-    __slots__ = ("_limits", "known", "record")
+    __slots__ = ("_access", "_limits", "known", "record")
 
-    def __init__(self, record: KeyRecord | None, known: bool, limits: KeyLimits | None = None) -> None:
-        self.record, self.known, self._limits = record, known, limits
+    def __init__(
+        self,
+        record: KeyRecord | None,
+        known: bool,
+        limits: KeyLimits | None = None,
+        access: "AccessControl | None" = None,
+    ) -> None:
+        self.record, self.known, self._limits, self._access = record, known, limits, access
+
+    @property
+    def owner(self) -> str:
+        """To whom belongs what the request makes: the key's identifier, empty on a server without keys."""
+        return "" if self.record is None else self.record.id
+
+    @property
+    def owners(self) -> Owners:
+        """The owners whose files and jobs the request may see. None: all of them."""
+        return None if self.record is None else self.record.owners
+
+    def reaches(self, model: str) -> bool:
+        """Whether the request may be told of the model."""
+        return self.known and (self.record is None or self.record.reaches(model))
+
+    def stands(self) -> bool:
+        """Whether the key has not been revoked or changed since: what a long answer looks at between its parts."""
+        return self._access is None or self._access.has(self.record)
 
     def check(self, scopes: Collection[str], model: str | None) -> None:
         """For a route whose URL does not name the model. Raises Forbidden."""
@@ -90,13 +114,18 @@ class AccessControl:
         limits = self._limits_of(record, now_s)
         if limits is not None:
             limits.enter(now_s)
-        return Permit(record, True, limits)
+        return Permit(record, True, limits, self)
 
     def check(self, authorization: str | None, scopes: Collection[str]) -> None:
         """As `admit`, before it is known which model is concerned; no limit is counted."""
         self._now()
         if self._needed and scopes:
             _check(self._record_of(authorization), scopes, None)
+
+    def has(self, record: KeyRecord | None) -> bool:
+        """Whether this is a key's record now."""
+        self._now()
+        return record is None or (self._keys is not None and self._keys.by_id.get(record.id) == record)
 
     def _now(self) -> float:
         """The clock's seconds; where it is time, the file has been looked at."""
@@ -108,7 +137,7 @@ class AccessControl:
 
     def _recognised(self, authorization: str | None) -> Permit:
         try:
-            return Permit(self._record_of(authorization), known=True)
+            return Permit(self._record_of(authorization), known=True, access=self)
         except HalfevenError:
             return _STRANGER
 

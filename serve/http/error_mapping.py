@@ -5,6 +5,7 @@ No other file knows both sides.
 
 import math
 import re
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -148,6 +149,11 @@ _FOLDERS = re.compile(r"(?<![\w./:])/(?!v[12]/)(?:[^\s/'\"]+/)+")
 _HIDDEN = "internal error: this is a bug in halfeven, not in the request; the server's log has the traceback"
 
 
+def _no_model(name: str) -> bool:
+    """Of a caller of whom nothing is known: no model is named to it."""
+    return False
+
+
 def status_of(error: BaseException, as_triton: bool = False) -> int:
     """The HTTP status of an error; ``as_triton``: the one that Triton answers with."""
     return int(_nearest(_TRITON_STATUS if as_triton else _STATUS, error))
@@ -189,10 +195,13 @@ def headers_of(error: BaseException) -> dict[str, str]:
     return headers
 
 
-def message_of(error: BaseException) -> str:
-    """The message that the caller may read: our own errors' text without folders; other errors' text stays in the
-    log."""
-    return without_folders(str(error)[:_LONGEST]) if isinstance(error, errors.HalfevenError) else _HIDDEN
+def message_of(error: BaseException, reaches: Callable[[str], bool] = _no_model) -> str:
+    """The message that the caller may read: our own errors' text without folders, naming only models for which
+    ``reaches`` is true; other errors' text stays in the log."""
+    if not isinstance(error, errors.HalfevenError):
+        return _HIDDEN
+    text = error.told(reaches) if isinstance(error, errors.UnknownModel) else str(error)
+    return without_folders(text[:_LONGEST])
 
 
 def without_folders(text: str) -> str:
@@ -224,10 +233,10 @@ def problem_body(status: int, code: str, message: str, param: str | None = None)
     return orjson.dumps(problem)
 
 
-def body_of(error: BaseException, path: str) -> tuple[bytes, str]:
-    """The error's body and content type, in the format of the path that was asked."""
+def body_of(error: BaseException, path: str, reaches: Callable[[str], bool] = _no_model) -> tuple[bytes, str]:
+    """The error's body and content type, in the format of the path that was asked. ``reaches``: as `message_of`."""
     code = error.code if isinstance(error, errors.HalfevenError) else "internal_error"
-    return body_for(path, status_of(error), code, message_of(error), getattr(error, "param", None))
+    return body_for(path, status_of(error), code, message_of(error, reaches), getattr(error, "param", None))
 
 
 def body_for(path: str, status: int, code: str, message: str, param: str | None = None) -> tuple[bytes, str]:

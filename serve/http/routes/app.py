@@ -21,6 +21,7 @@ from ...batching.interface import ControlledRoster, Roster, Served
 from ..caller import CallerLeft
 from ..codecs.dialect import OURS, Dialect
 from ..error_mapping import body_for, body_of, headers_of, status_of, without_folders
+from ..route_scopes import permit_of
 from .infer import MAX_BODY_BYTES
 from .metrics import CONTENT_TYPE
 from .openapi import with_infer
@@ -76,7 +77,7 @@ def _json(value: object, status: int = 200) -> Response:
 def _add_errors(app: FastAPI, as_triton: bool) -> None:
     async def ours(request: Request, error: Exception) -> Response:
         path = request.url.path
-        body, kind = body_of(error, path)
+        body, kind = body_of(error, path, permit_of(request.scope).reaches)
         status = status_of(error, as_triton and path.startswith("/v2/"))
         if isinstance(error, StoreError):  # with the paths that the caller does not read
             _LOG.error("a request failed: %s", error)

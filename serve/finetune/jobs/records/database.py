@@ -16,7 +16,7 @@ from .....models.durable import no_space_left
 from .....models.errors import DamagedFile, DiskFull, StoreError
 
 DATABASE = "halfeven.db"  # in the store
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _SCHEMA = """
 CREATE TABLE files (
     id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL, filename TEXT NOT NULL,
@@ -51,6 +51,19 @@ CREATE TABLE evaluations (
 ) WITHOUT ROWID;
 """
 _SINCE_2 = "ALTER TABLE files ADD COLUMN expires_at INTEGER;"
+# Each object belongs to the key that made it: those of two keys never meet.
+_SINCE_3 = """
+ALTER TABLE files ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+DROP INDEX same_file_once;
+CREATE UNIQUE INDEX same_file_once ON files (owner, sha256, filename) WHERE NOT deleted;
+CREATE TABLE owned_idempotency_keys (
+    owner TEXT NOT NULL, key TEXT NOT NULL, job TEXT NOT NULL REFERENCES jobs (id), asked TEXT NOT NULL,
+    PRIMARY KEY (owner, key));
+INSERT INTO owned_idempotency_keys SELECT '', key, job, asked FROM idempotency_keys;
+DROP TABLE idempotency_keys;
+ALTER TABLE owned_idempotency_keys RENAME TO idempotency_keys;
+"""
 _JSON = ("hyperparameters", "metadata", "progress", "summary", "gate", "data", "record")
 
 
@@ -82,8 +95,8 @@ class Database:
         ):
             self._db.execute(f"PRAGMA {pragma}")
         found = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if found in (0, 1, 2):
-            missing = "".join((_SCHEMA, _SINCE_1, _SINCE_2)[found:])
+        if 0 <= found < SCHEMA_VERSION:
+            missing = "".join((_SCHEMA, _SINCE_1, _SINCE_2, _SINCE_3)[found:])
             self._db.executescript(f"BEGIN;{missing}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
         elif found != SCHEMA_VERSION:
             raise StoreError(
