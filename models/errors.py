@@ -75,20 +75,20 @@ class UnknownName(BadInput):
 
 
 class UnknownModel(UnknownName):
-    """No model of that name. The message names no other one, for not every reader may know of it: `told` does."""
+    """No model of that name. The message is for who may read the store; `told` is for others."""
 
     def __init__(self, name: str, known: Iterable[str] = ()) -> None:
-        super().__init__(f"no model '{name[:_LONGEST_NAME]}' in the store")
         self.name, self.known = name[:_LONGEST_NAME], tuple(known)
+        super().__init__(self.told(lambda _: True))
 
-    def told(self, reaches: Callable[[str], bool] = lambda _: True) -> str:
+    def told(self, reaches: Callable[[str], bool]) -> str:
         """The message for a reader who may know of the models for which ``reaches`` is true."""
-        seen = sorted(filter(reaches, self.known))
+        seen, unknown = sorted(filter(reaches, self.known)), f"no model '{self.name}' in the store"
         if not seen:
-            return str(self)
+            return unknown
         if len(seen) <= _FEW_NAMES:
-            return f"{self}: it has {', '.join(seen)}"
-        return f"{self}: the nearest name is '{nearest_name(self.name, seen)}'"
+            return f"{unknown}: it has {seen}"
+        return f"{unknown}: the nearest name is '{nearest_name(self.name, seen)}'"
 
 
 class Conflict(BadInput):

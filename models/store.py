@@ -18,13 +18,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .durable import READABLE, fsync, remove_dead_texts, replace_text
 from .errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownModel, UnknownName
-from .manifest import FORMAT, digest_of, read_manifest
+from .manifest import FORMAT, digest_of, read_manifest, restored
 from .manifest import LIVE as LIVE
 from .manifest import REFUSED as REFUSED
 from .model_name import NAME
@@ -89,7 +89,7 @@ class Version:
             opened = OpenedFile(path)
         except OSError as error:
             reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
-            raise DamagedFile(f"{path} cannot be read ({reason}); convert the model again") from error
+            raise DamagedFile(f"{path} cannot be read ({reason}); {restored(error)}") from error
         try:
             self._hold_against_manifest(opened, expected)
         except BaseException:
@@ -102,11 +102,11 @@ class Version:
         try:
             found = opened.sha256()
         except OSError as error:
-            raise DamagedFile(f"{path} cannot be read ({error.strerror}); convert the model again") from error
+            raise DamagedFile(f"{path} cannot be read ({error.strerror}); {restored(error)}") from error
         if found != expected:
             raise DamagedFile(
                 f"{path} is damaged: its SHA-256 is {found[:16]}…, the manifest says {expected[:16]}…; "
-                "restore the file or convert the model again"
+                f"{restored()}"
             )
 
     def bytes(self, file: str) -> bytes:
@@ -122,7 +122,8 @@ class Version:
             raise DamagedFile(f"{self.folder / file} is not JSON: {error}") from error
 
     def spec(self) -> ModelSpec:
-        return ModelSpec.from_json(self.json("spec.json"))
+        """Under the name of its folder, which, copied or renamed, has another than at the conversion."""
+        return replace(ModelSpec.from_json(self.json("spec.json")), name=self.name)
 
     @classmethod
     def at(cls, folder: Path) -> "Version":

@@ -77,7 +77,7 @@ def build(
     """
     store.root.mkdir(parents=True, exist_ok=True)
     place = place_of(settings)
-    roster = Roster(store, place, rules_of(settings))
+    roster = Roster(store, place, rules_of(settings), required=settings.required)
     lock = alone_with(store)
     job_store = JobStore(store.root / DATABASE)
     app, front = application(settings, roster, job_store.count_by_status, bounds, access, collectors)
@@ -127,7 +127,9 @@ def application(
     limits = settings.limits
     dialect = STRICT if settings.triton_strict else OURS
     bounds, load = bounds or _bounds(limits), ServerLoad(lambda: _loaded(roster))
-    registry = new_registry(lambda: _loaded(roster), lambda: written)
+    registry = new_registry(
+        lambda: _loaded(roster), lambda: {name: one for name, one in written.items() if roster.knows(name)}
+    )
     registry.register(RolloutCollector(roster.all, roster.decisions))
     registry.register(LoadCollector(load, bounds, lambda: roster.ready, jobs_by_status))
     for collector in collectors:

@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..models.errors import BadSetting
+from ..models.model_name import NAME
 from .access.certificates import Certificates
 from .access.key_file import NAME_IN_STORE, KeyFile
 from .http.limits.request_limits import DEFAULTS, RequestLimits
@@ -33,6 +34,7 @@ class Settings(BaseSettings):
     key_file: Path | None = None  # by default in the store
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    require: str = ""  # models without which the server is not ready, separated by commas
     allowed_hosts: str = ""  # further names of this server, separated by commas
     triton_strict: bool = False
     server_name: str | None = Field(None, min_length=1, max_length=128)
@@ -64,6 +66,19 @@ class Settings(BaseSettings):
     @classmethod
     def _are_names(cls, value: str) -> str:
         return ",".join(read_names(value))
+
+    @field_validator("require")
+    @classmethod
+    def _are_models(cls, value: str) -> str:
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        if wrong := [name for name in names if not NAME.fullmatch(name)]:
+            raise ValueError(f"{wrong[0][:80]!r} is no model's name: expected names separated by commas")
+        return ",".join(names)
+
+    @property
+    def required(self) -> list[str]:
+        """The models without which the server is not ready."""
+        return self.require.split(",") if self.require else []
 
     @property
     def certificates(self) -> Certificates | None:

@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 
-from ...models.errors import BadSetting, HalfevenError, UnknownModel
+from ...models.errors import BadSetting, HalfevenError
 from ..http.error_mapping import exit_code_of
 
 # All control characters but tab and line feed: C0, DEL and C1. Names in a file and a server's words can have them.
@@ -49,7 +49,7 @@ def finish(command: Callable[[], tuple[Mapping[str, Any], Any, int]], as_json: b
         raise typer.Exit(1) from None
     except (HalfevenError, OSError) as error:
         code = error.code if isinstance(error, HalfevenError) else "file_error"
-        message = _of_ours(error) if isinstance(error, HalfevenError) else _of_the_system(error)
+        message = str(error) if isinstance(error, HalfevenError) else _of_the_system(error)
         errors.print(f"error: {message}", markup=False)
         if as_json:
             print_json({"error": message, "code": code, "status": "failed", "forms": {}})
@@ -77,11 +77,6 @@ def progress(first: str) -> Iterator[Callable[[str], None]]:
     """A line on stderr that says what is done now: the function replaces it. Brackets in it are the text's own."""
     with errors.status(first) as status:
         yield lambda sentence: status.update(escape(sentence))
-
-
-def _of_ours(error: HalfevenError) -> str:
-    """The message; of an unknown model with the names that there are, for who runs a command may read the store."""
-    return error.told() if isinstance(error, UnknownModel) else str(error)
 
 
 def _of_the_system(error: OSError) -> str:

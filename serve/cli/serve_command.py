@@ -29,6 +29,9 @@ Certificate = Annotated[Path | None, _option("Speak TLS: a PEM file with the cer
 PrivateKey = Annotated[Path | None, _option("The certificate's private key, a PEM file, not encrypted.")]
 Exposed = Annotated[bool | None, _option("Listen beyond this machine without keys.", "--expose-without-auth")]
 Hosts = Annotated[str | None, _option("Further names of this server: models.example.com,*.lan or *.")]
+Required = Annotated[
+    list[str] | None, _option("Not ready without this model; default: those ready at the start. Repeatable.")
+]
 Strict = Annotated[bool | None, _option("Answer as Triton does where halfeven differs.", "--triton-strict")]
 ServerName = Annotated[str | None, _option("The server's name in GET /v2; default halfeven.")]
 Sample = Annotated[
@@ -60,6 +63,7 @@ def serve(
     tls_key: PrivateKey = None,
     expose_without_auth: Exposed = None,
     allowed_hosts: Hosts = None,
+    require: Required = None,
     triton_strict: Strict = None,
     server_name: ServerName = None,
     parity_sample: Sample = None,
@@ -83,6 +87,7 @@ def serve(
             store=store, models=models, host=host, port=port, grpc_port=grpc_port, http_workers=http_workers,
             device=device, fallback=fallback, key_file=key_file, tls_cert=tls_cert, tls_key=tls_key,
             expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts,
+            require=",".join(require) if require else None,
             triton_strict=triton_strict, server_name=server_name, parity_sample=parity_sample,
             keep_previous_seconds=keep_previous_seconds, rescue=rescue, drain_seconds=drain_seconds,
             log_level=log_level, log_format=log_format, access_log=access_log,

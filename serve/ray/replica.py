@@ -1,7 +1,7 @@
 """One replica: the application of `halfeven serve` over this node's copy of the store. It writes to the copy only."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NoReturn
 
@@ -84,8 +84,9 @@ class _FollowingRoster(Roster):
     def unload(self, name: str) -> NoReturn:
         raise NotOffered(_OF_ONE_PROCESS.format(name[:128]))
 
-    def not_ready_reasons(self) -> list[str]:
-        return super().not_ready_reasons() or self._copy.faults()
+    def not_ready_reasons(self, reaches: Callable[[str], bool] = lambda _: True) -> list[str]:
+        reasons = super().not_ready_reasons(reaches)
+        return reasons if reasons or self.all() else self._copy.faults()
 
 
 def _add_refusals(app: FastAPI) -> None:

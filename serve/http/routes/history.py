@@ -101,9 +101,11 @@ def promote(store: Store, model: str, number: str) -> dict[str, Any]:
 
 
 def _lineage(store: Store, version: Version) -> dict[str, Any]:
-    keys = ("model", "parent", "lineage", "environment", "created", "fingerprint", "files")
-    facts = {"version": version.number, "digest": version.digest}
-    return facts | {key: version.manifest[key] for key in keys} | {"promotions": _promotions(store, version)}
+    keys = ("parent", "lineage", "environment", "created", "fingerprint", "files")
+    facts = {"model": version.name, "version": version.number, "digest": version.digest}
+    return (
+        facts | {key: version.manifest.get(key) for key in keys} | {"promotions": _promotions(store, version)}
+    )
 
 
 def _promotions(store: Store, version: Version) -> list[dict[str, Any]]:

@@ -53,6 +53,11 @@ class AutomaticDecisions:
             )
         self.record(loaded.name, "drift", sentence, {"version": loaded.number, **numbers})
 
+    def forget(self, name: str) -> None:
+        """The model was deleted: its counts are, too."""
+        with self._lock:
+            self.counts = {labels: count for labels, count in self.counts.items() if labels[0] != name}
+
     def record(self, name: str, kind: str, message: str, numbers: Numbers | None = None) -> None:
         """One event: counted, in the log, and in the store."""
         level = logging.WARNING if kind in ("rolled_back", "canary_ended", "drift") else logging.INFO
