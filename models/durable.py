@@ -53,7 +53,7 @@ def remove_dead_texts(folder: Path) -> None:
     lock on its file, and that file stays."""
     for path in folder.glob(f".*{_UNFINISHED}"):
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             continue  # renamed or deleted meanwhile
         try:

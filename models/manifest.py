@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import DamagedFile, NewerFormat
-from .stored_json import json_of
+from .stored_json import stored_json
 
 LIVE, REFUSED = "live", "refused"
 # Of a version's folder. It rises with a change that older releases would misread; a manifest without one is of 1.
@@ -17,7 +17,7 @@ FORMAT = 1
 def read_manifest(path: Path) -> Mapping[str, Any]:
     """Raises DamagedFile naming the file and what is wrong with it, NewerFormat where a later release wrote it."""
     try:
-        manifest = json_of(path.read_bytes())
+        manifest = stored_json(path)
     except OSError as error:
         raise DamagedFile(f"{path} cannot be read: {error.strerror}; {restored(error)}") from error
     except ValueError as error:

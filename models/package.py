@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from .errors import BadFolder
 from .model_name import NAME
+from .opened_file import OpenedFile
 from .spec import FORMS, Batching, ModelSpec, ParityLimits
 from .toml_reader import one_of
 from .training_reader import TrainingReader, net_weights
@@ -24,6 +25,7 @@ _KERAS_LEVELS = {
     "bfloat16": ("O3", "bf16"),
 }
 _OF_A_PROGRAM = ("archive_format", "serialized_exported_program.json")  # the second: up to torch 2.6
+_MOST_BYTES = 4 * 2**20  # of a model.toml
 LEVELS = ("O0", "O1", "O2", "O3")
 HALF_DTYPES = ("fp16", "bf16")
 
@@ -123,7 +125,8 @@ def read_folder(folder: Path) -> ModelFolder:
     folder = folder.resolve()
     file = folder / "model.toml"
     try:
-        text = file.read_text()
+        with OpenedFile(file.resolve(strict=True), _MOST_BYTES) as opened:
+            text = opened.read().decode()
     except FileNotFoundError as error:
         raise BadFolder(
             f"{file} does not exist: a model folder needs a model.toml (name, source, [[inputs]] and "
@@ -131,8 +134,8 @@ def read_folder(folder: Path) -> ModelFolder:
         ) from error
     except NotADirectoryError as error:
         raise BadFolder(f"{folder} is a file: expected the model folder that has the model.toml") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadFolder(f"{file} cannot be read: {error}") from error
+    except (OSError, UnicodeDecodeError, RuntimeError) as error:  # RuntimeError: a loop of links
+        raise BadFolder(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     return parse_folder(text, file)
 
 

@@ -31,7 +31,7 @@ from .model_name import NAME
 from .opened_file import OpenedFile
 from .promotions import Promotions, alias_lock, read_promotions, record_promotion
 from .spec import ModelSpec
-from .stored_json import json_of
+from .stored_json import json_of, stored_bytes
 
 _NUMBER = re.compile(r"^[1-9][0-9]{0,17}$")
 # By whose order a version becomes active; FOR_DEVICE: one that was planned again for a device.
@@ -192,7 +192,7 @@ class Store:
         """The number in the alias file, or None where nothing is active. Cheap: asked every second."""
         path = self._folder(name) / "live"
         try:
-            text = path.read_text(errors="replace").strip()
+            text = stored_bytes(path).decode(errors="replace").strip()
         except FileNotFoundError:
             return None
         except OSError as error:

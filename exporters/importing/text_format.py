@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...models.errors import BadFolder, TooLarge
+from .foreign_files import foreign_bytes
 
 MAX_BYTES = 4 << 20
 MAX_DEPTH = 32  # of messages in messages
@@ -42,15 +43,12 @@ class _Token(NamedTuple):
     line: int
 
 
-def read_text_format(path: Path) -> Message:
-    """The message in a file: every field with all its values, in order.
+def read_text_format(path: Path, folder: Path) -> Message:
+    """The message in a file of ``folder``: every field with all its values, in order.
 
     Raises TooLarge beyond `MAX_BYTES` or `MAX_DEPTH`, BadFolder naming the line for what is not the text format.
     """
-    with path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise TooLarge(f"{path} is larger than {MAX_BYTES} bytes: expected the configuration of one model")
+    data = foreign_bytes(folder, path, MAX_BYTES, "the configuration of one model")
     try:
         return _Reader(path, data.decode()).message("", 0)
     except UnicodeDecodeError as error:

@@ -68,9 +68,12 @@ class TritonConfig:
     left: tuple[str, ...] = ()
 
 
-def read_config(path: Path) -> TritonConfig:
-    """Raises BadFolder and TooLarge as `read_text_format` does, BadFolder for a field of the wrong type."""
-    return _Config(path, read_text_format(path)).read()
+def read_config(path: Path, folder: Path) -> TritonConfig:
+    """The configuration in a file of ``folder``.
+
+    Raises BadFolder and TooLarge as `read_text_format` does, BadFolder for a field of the wrong type.
+    """
+    return _Config(path, read_text_format(path, folder)).read()
 
 
 class _Config:

@@ -21,6 +21,7 @@ import safetensors.numpy
 
 from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadSamples
+from ...models.opened_file import OpenedFile
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ...models.store import Version
 from ...models.value_range import ValueRange
@@ -146,7 +147,8 @@ def stored_samples(version: Version) -> Samples:
 
 def _read(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
     try:
-        with path.open("rb") as file:  # once, so that the file whose size was checked is read
+        with OpenedFile(path.resolve()) as opened:  # once, so that the file whose size was checked is read
+            file = opened.handle
             packed = file.read(2) == b"PK"
             _bound(file.seek(0, os.SEEK_END), max_bytes)
             file.seek(0)

@@ -4,6 +4,7 @@ Nothing in an ONNX file is executed by reading it. What could do harm are its si
 external data, which name files to be read: they must be plain files inside the model folder.
 """
 
+import os
 from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path, PurePosixPath
@@ -21,6 +22,7 @@ from onnx import (
 )
 
 from ....models.errors import BadFolder, TooLarge
+from ....models.opened_file import OpenedFile
 from .graph import bodies
 
 MAX_GRAPH_BYTES = 2**31 - 2**20  # of the file itself: protobuf's limit
@@ -44,9 +46,12 @@ def read_model(path: Path, folder: Path, max_bytes: int = MAX_BYTES) -> ModelPro
 
 def read_graph(path: Path, max_bytes: int = MAX_GRAPH_BYTES) -> ModelProto:
     """The model without its external data. Raises TooLarge and BadFolder as `read_model` does."""
-    _bound(path.name, path.stat().st_size, min(max_bytes, MAX_GRAPH_BYTES))
     try:
-        model = ModelProto.FromString(path.read_bytes())
+        with OpenedFile(path.resolve()) as opened:
+            _bound(path.name, os.fstat(opened.handle.fileno()).st_size, min(max_bytes, MAX_GRAPH_BYTES))
+            model = ModelProto.FromString(opened.read())
+    except OSError as error:
+        raise BadFolder(f"{path} cannot be read: {error.strerror}; expected an ONNX file") from error
     except DecodeError as error:
         raise BadFolder(f"{path} is not an ONNX file: {_seen_instead(path)}") from error
     if not model.graph.node:

@@ -25,6 +25,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from ....models.durable import fsync, no_space_left
 from ....models.errors import BadInput, BadRequest, DamagedFile, DiskFull, StoreError, TooLarge
+from ....models.opened_file import OpenedFile
 from ...http.caller import CallerLeft
 from ...http.error_mapping import SlowBody
 from ...http.limits.request_limits import DEFAULTS
@@ -91,10 +92,16 @@ class Files:
             shutil.rmtree(half) if half.is_dir() else half.unlink(missing_ok=True)
 
     def path(self, sha256: str) -> Path:
-        """Raises DamagedFile where the bytes are gone."""
+        """Raises DamagedFile where the bytes are gone, or what is there is no regular file."""
         path = self.folder / sha256
-        if not _DIGEST.fullmatch(sha256) or not path.is_file():
-            raise DamagedFile(f"{path} is gone, though the job store lists it; upload the file again")
+        if not _DIGEST.fullmatch(sha256):
+            raise DamagedFile(f"{sha256[:80]!r} names no upload; upload the file again")
+        try:
+            OpenedFile(path).close()
+        except OSError as error:
+            raise DamagedFile(
+                f"{path} cannot be read ({error.strerror}), though the job store lists it; upload the file again"
+            ) from error
         return path
 
     def keep(self, upload: Upload) -> Path:

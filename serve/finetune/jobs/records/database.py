@@ -77,6 +77,8 @@ class Database:
         self._path = path
         self._lock = threading.RLock()
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():  # of a pipe SQLite would wait for bytes
+            raise DamagedFile(f"{path} is no file: move it away to begin anew")
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._open()
