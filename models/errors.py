@@ -11,6 +11,7 @@ mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into
     │   ├── Conflict                    the state of the store does not allow it
     │   ├── Unauthenticated             the request has no key, or one that this server does not know
     │   ├── Forbidden                   its key does not allow this
+    │   ├── Unforeseen                  a file that a reader cannot read, and does not know why
     │   └── BadSetting                  an option or environment variable
     ├── CannotConvert                   the model as it is has no half form
     │   ├── CaptureFailed               user code raised, hung, ate memory, or cannot be traced
@@ -101,6 +102,13 @@ class Unauthenticated(BadInput):
 
 class Forbidden(BadInput):
     code = "forbidden"
+
+
+class Unforeseen(BadInput):
+    """A reader met a stranger's bytes that it did not foresee: the file is refused, and the log has the traceback
+    (`guarded_reading.py`)."""
+
+    code = "unreadable"
 
 
 class BadSetting(BadInput):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import BadFolder
+from .guarded_reading import guarded, reading
 from .model_name import NAME
 from .opened_file import OpenedFile
 from .spec import FORMS, Batching, ModelSpec, ParityLimits
@@ -120,6 +121,7 @@ class ModelFolder:
         return tuple(self.folder / name for name in net_weights(self.declared_steps))
 
 
+@guarded("a model folder")
 def read_folder(folder: Path) -> ModelFolder:
     """Read ``folder/model.toml``. Raises BadFolder with file, key and the nearest valid key."""
     folder = folder.resolve()
@@ -148,7 +150,8 @@ def parse_folder(text: str, file: Path) -> ModelFolder:
     except RecursionError as error:
         raise BadFolder(f"{file} cannot be read: its values are nested too deep") from error
     try:
-        return _Reader(file).read(data)
+        with reading(file, "a model.toml"):
+            return _Reader(file).read(data)
     except OSError as error:  # of a path that the file names: too long, for example
         raise BadFolder(f"{file} names what cannot be looked at: {error.strerror}") from error
 

@@ -123,7 +123,11 @@ class Version:
 
     def spec(self) -> ModelSpec:
         """Under the name of its folder, which, copied or renamed, has another than at the conversion."""
-        return replace(ModelSpec.from_json(self.json("spec.json")), name=self.name)
+        data = self.json("spec.json")
+        try:
+            return replace(ModelSpec.from_json(data), name=self.name)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedFile(f"{self.folder / 'spec.json'} is no spec ({error}); {restored()}") from error
 
     @classmethod
     def at(cls, folder: Path) -> "Version":

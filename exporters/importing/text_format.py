@@ -14,6 +14,7 @@ from .foreign_files import foreign_bytes
 
 MAX_BYTES = 4 << 20
 MAX_DEPTH = 32  # of messages in messages
+_MOST_NUMBER, _MOST_DIGITS = 2**64 - 1, 24  # of any base
 
 
 class Word(str):
@@ -154,12 +155,10 @@ class _Reader:
 
 
 def _number(text: str) -> int | float | None:
-    if re.fullmatch(r"0[xX][0-9a-fA-F]+", text):
-        return int(text, 16)
-    if re.fullmatch(r"0[0-7]+", text):
-        return int(text, 8)
-    if re.fullmatch(r"0|[1-9]\d*", text):
-        return int(text) if len(text) <= 20 else None  # 64 bits
+    for pattern, base in ((r"0[xX][0-9a-fA-F]+", 16), (r"0[0-7]+", 8), (r"0|[1-9]\d*", 10)):
+        if re.fullmatch(pattern, text):
+            number = int(text, base) if len(text) <= _MOST_DIGITS else _MOST_NUMBER + 1
+            return number if number <= _MOST_NUMBER else None
     return None if re.fullmatch(r"0\d+", text) else float(text.rstrip("fF"))
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ...models.errors import BadFolder, BadSamples, HalfevenError, TooLarge
+from ...models.guarded_reading import reading
 from ...models.spec import ModelSpec
 from ..guessing.bare import guess_at
 from ..guessing.guess import Guess, name_for
@@ -48,7 +49,10 @@ def take_archive(
     ``samples``: real inputs, which weights with a model file need. Whatever is wrong is the model's refusal.
     """
     try:
-        with tempfile.TemporaryDirectory(prefix="halfeven-import-") as scratch:
+        with (
+            tempfile.TemporaryDirectory(prefix="halfeven-import-") as scratch,
+            reading(path, "a TorchServe archive"),
+        ):
             unpack(path, Path(scratch))
             archive = _Archive(path, Path(scratch), samples)
             guess = archive.guess()

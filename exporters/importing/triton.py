@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from onnx import GraphProto, ValueInfoProto
 
 from ...models.errors import BadFolder, HalfevenError
+from ...models.guarded_reading import reading
 from ..guessing.guess import Guess, name_for
 from ..guessing.onnx_file import guess_onnx
 from ..guessing.writing import copy_model_file
@@ -71,7 +72,9 @@ def take_repository(path: Path, out: Path, overwrite: bool) -> Iterator[Written 
                 raise BadFolder(
                     f"{place.name} and {other} have the same name here: rename one of the folders"
                 )
-            yield from _Model(place, path, out, overwrite).written()
+            with reading(place, "a model of a Triton repository"):
+                written = list(_Model(place, path, out, overwrite).written())
+            yield from written
         except (HalfevenError, OSError) as error:
             yield Refusal(place.name, error)
 

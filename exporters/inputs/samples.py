@@ -21,6 +21,7 @@ import safetensors.numpy
 
 from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadSamples
+from ...models.guarded_reading import guarded
 from ...models.opened_file import OpenedFile
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ...models.store import Version
@@ -95,6 +96,7 @@ class Samples:
         safetensors.numpy.save_file(tensors, path)
 
 
+@guarded("samples")
 def load_samples(path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES) -> Samples:
     """Read samples from safetensors or npz (recognised by their first bytes), or from a folder of pictures.
 
@@ -108,6 +110,7 @@ def load_samples(path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES) -> Sam
         raise BadSamples(f"{path.name}: {error}") from error
 
 
+@guarded("a safetensors or npz file")
 def read_tensors(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarray]:
     """The tensors of a safetensors or npz file, held against no spec. Raises BadSamples."""
     try:

@@ -249,7 +249,9 @@ class StoreCopy:
         """What a folder of the source has, by its last name. Raises OSError, FileNotFoundError where there is none."""
         path = f"{self._root}/{place}".rstrip("/")
         return {
-            entry["name"].rstrip("/").rsplit("/", 1)[-1]: entry for entry in self._fs.ls(path, detail=True)
+            entry["name"].rstrip("/").rsplit("/", 1)[-1]: entry
+            for entry in self._fs.ls(path, detail=True)
+            if entry.get("type") != "other"  # a pipe, for which reading would wait without end
         }
 
 
