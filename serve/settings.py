@@ -23,6 +23,9 @@ class Settings(BaseSettings):
 
     store: Path = Path("halfeven-store")
     models: Path | None = None
+    state: Path | None = (
+        None  # the store is only read; None: where it may not be written, a folder in the cache
+    )
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     grpc_port: int | None = Field(None, ge=0, le=65535)  # None: no gRPC

@@ -14,6 +14,10 @@ def _option(help: str, *names: str) -> Any:
 
 
 Store = Annotated[Path | None, _option("The folder of the store.")]
+State = Annotated[
+    Path | None,
+    _option("Only read the store, and keep state here; default, where it may not be written: in the cache."),
+]
 Models = Annotated[Path | None, _option("Also convert the model folders found here.")]
 Host = Annotated[str | None, _option("The address to listen on; default loopback.")]
 Port = Annotated[int | None, _option("0 takes a free one.")]
@@ -52,6 +56,7 @@ AccessLog = Annotated[bool | None, _option("Log every infer request.", "--access
 def serve(
     store: Store = None,
     models: Models = None,
+    state: State = None,
     host: Host = None,
     port: Port = None,
     grpc_port: GrpcPort = None,
@@ -84,7 +89,8 @@ def serve(
         from ..settings import read_settings
 
         settings = read_settings(
-            store=store, models=models, host=host, port=port, grpc_port=grpc_port, http_workers=http_workers,
+            store=store, models=models, state=state,
+            host=host, port=port, grpc_port=grpc_port, http_workers=http_workers,
             device=device, fallback=fallback, key_file=key_file, tls_cert=tls_cert, tls_key=tls_key,
             expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts,
             require=",".join(require) if require else None,
@@ -93,7 +99,8 @@ def serve(
             log_level=log_level, log_format=log_format, access_log=access_log,
         )  # fmt: skip
         set_up(settings.log_level, settings.log_format, settings.access_log)
-        opened = store_at(settings.store, writes=True)
+        # A store that may not be written is only read.
+        opened = store_at(settings.store, writes=settings.models is not None)
         if settings.http_workers:
             from ..workers.parent import serve_with_workers
 

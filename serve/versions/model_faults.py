@@ -77,14 +77,16 @@ def stamp_of(folder: Path) -> Stamp:
 def _facts(folder: Path) -> Iterator[tuple[str, int, int, int]]:
     try:
         entries = [entry for entry in os.scandir(folder) if entry.name.isdecimal() or entry.name == _ALIAS]
+        versions = {entry.path for entry in entries}  # which may be links, into a store that is only read
     except OSError:
         return
     while entries:
         entry = entries.pop()
         try:
-            found = entry.stat(follow_symlinks=False)
+            followed = entry.path in versions
+            found = entry.stat(follow_symlinks=followed)
             yield entry.path, found.st_mtime_ns, found.st_ino, found.st_size
-            if entry.is_dir(follow_symlinks=False):
+            if entry.is_dir(follow_symlinks=followed):
                 entries += os.scandir(entry.path)
         except OSError:  # it was moved away meanwhile
             continue
