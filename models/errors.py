@@ -7,7 +7,7 @@ mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into
     │   ├── BadSamples                  a sample or target tensor that does not fit the model
     │   ├── BadRequest                  a prediction request that does not fit the model
     │   ├── TooLarge                    a size, depth or count beyond its bound
-    │   ├── UnknownName                 no model, version or file of that name (UnknownModel: no model)
+    │   ├── UnknownName                 no model, version or file of that name
     │   ├── Conflict                    the state of the store does not allow it
     │   ├── Unauthenticated             the request has no key, or one that this server does not know
     │   ├── Forbidden                   its key does not allow this
@@ -72,24 +72,33 @@ class TooLarge(BadInput):
 
 
 class UnknownName(BadInput):
+    """No model, version or file of that name. Of a model the message is for who may read the store; `told` is for
+    others."""
+
     code = "not_found"
+    model: str | None = None
+    known: tuple[str, ...] = ()
 
-
-class UnknownModel(UnknownName):
-    """No model of that name. The message is for who may read the store; `told` is for others."""
-
-    def __init__(self, name: str, known: Iterable[str] = ()) -> None:
-        self.name, self.known = name[:_LONGEST_NAME], tuple(known)
-        super().__init__(self.told(lambda _: True))
+    @classmethod
+    def of_model(cls, name: str, known: Iterable[str]) -> "UnknownName":
+        """No model of that name in a store that has the ``known`` ones."""
+        found = tuple(known)
+        error = cls(_unknown_model(name, found))
+        error.model, error.known = name, found
+        return error
 
     def told(self, reaches: Callable[[str], bool]) -> str:
         """The message for a reader who may know of the models for which ``reaches`` is true."""
-        seen, unknown = sorted(filter(reaches, self.known)), f"no model '{self.name}' in the store"
-        if not seen:
-            return unknown
-        if len(seen) <= _FEW_NAMES:
-            return f"{unknown}: it has {seen}"
-        return f"{unknown}: the nearest name is '{nearest_name(self.name, seen)}'"
+        return str(self) if self.model is None else _unknown_model(self.model, filter(reaches, self.known))
+
+
+def _unknown_model(name: str, known: Iterable[str]) -> str:
+    seen, unknown = sorted(known), f"no model '{name[:_LONGEST_NAME]}' in the store"
+    if not seen:
+        return unknown
+    if len(seen) <= _FEW_NAMES:
+        return f"{unknown}: it has {seen}"
+    return f"{unknown}: the nearest name is '{nearest_name(name[:_LONGEST_NAME], seen)}'"
 
 
 class Conflict(BadInput):

@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from .durable import READABLE, fsync, remove_dead_texts, replace_text
-from .errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownModel, UnknownName
+from .errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownName
 from .manifest import FORMAT, digest_of, read_manifest, restored
 from .manifest import LIVE as LIVE
 from .manifest import REFUSED as REFUSED
 from .model_name import NAME
 from .opened_file import OpenedFile
 from .promotions import Promotions, alias_lock, read_promotions, record_promotion
+from .reserve import with_reserve
 from .spec import ModelSpec
 from .stored_json import json_of, stored_bytes
 
@@ -68,11 +69,8 @@ class Version:
         return file in self.manifest["files"]
 
     def file(self, file: str) -> Path:
-        """The path of one file, after its bytes were checked against the manifest.
-
-        For readers that need a path: a file that is replaced after the check would be read unchecked, unlike with
-        `opened`. Raises DamagedFile as that does.
-        """
+        """The path of one file, after its bytes were checked against the manifest: for readers that need a path, for a
+        file that is replaced after the check is read unchecked. Raises DamagedFile as `opened`."""
         with self.opened(file) as opened:
             return opened.path
 
@@ -249,7 +247,10 @@ class Store:
         no older version may become active.
         """
         if not self.numbers(name):
-            raise UnknownModel(name, self.names())
+            raise UnknownName.of_model(name, self.names())
+        return with_reserve(self.root, lambda: self._rollback(name))
+
+    def _rollback(self, name: str) -> Version:
         with alias_lock(self._folder(name)):
             current, promoted = self.live_number(name), self.promotions(name)
             for number in reversed(self.numbers(name)):
@@ -268,8 +269,7 @@ class Store:
         )
 
     def promotions(self, name: str) -> Promotions:
-        """Every version that was made active: its first and its last promotion, in place of which version and by whose
-        order."""
+        """The first and the last promotion of every version, in place of which version and by whose order."""
         return read_promotions(self._folder(name))
 
     def _promote(self, version: Version, by: str) -> None:

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from ..models.engines.device_choice import resolve_device
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import BadSetting, HalfevenError, StoreUnusable
+from ..models.reserve import keep_reserve
 from ..models.store import Store
 from .access.access_control import AccessControl
 from .access.certificates import Certificates
@@ -83,6 +84,7 @@ def build(
     place = place_of(settings)
     roster = Roster(store, place, rules_of(settings), required=settings.required)
     lock = alone_with(store)
+    keep_reserve(store.root)
     job_store = JobStore(store.root / DATABASE)
     app, front = application(settings, roster, job_store.count_by_status, bounds, access, collectors)
     files = Files(store.root / UPLOADS, settings.limits.upload_bytes, most_bytes=settings.limits.files_bytes)

@@ -3,15 +3,18 @@
 No other file knows both sides.
 """
 
+import errno
 import math
 import re
 from collections.abc import Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
 
 from ...models import errors
+from ...models.durable import free_there, may_not_be_written
 from .codecs.dialect import UnreadableTensor
 
 T = TypeVar("T")
@@ -154,14 +157,27 @@ def _no_model(name: str) -> bool:
     return False
 
 
+def of_the_disk(error: BaseException) -> BaseException:
+    """DiskFull in the place of the system's error of a write: it says what was written, and how much is free."""
+    if not isinstance(error, OSError) or not may_not_be_written(error):
+        return error
+    what = Path(str(error.filename)) if error.filename else Path()
+    named = what.name or "a file of the server"
+    why = "is read-only" if error.errno == errno.EROFS else f"is full ({free_there(what)})"
+    return errors.DiskFull(
+        f"{named} cannot be written, its disk {why}: nothing was changed; make room there (delete files, versions or "
+        "models, or give the disk more), then ask again"
+    )
+
+
 def status_of(error: BaseException, as_triton: bool = False) -> int:
     """The HTTP status of an error; ``as_triton``: the one that Triton answers with."""
-    return int(_nearest(_TRITON_STATUS if as_triton else _STATUS, error))
+    return int(_nearest(_TRITON_STATUS if as_triton else _STATUS, of_the_disk(error)))
 
 
 def grpc_status_of(error: BaseException) -> str:
     """The name of the gRPC status of an error."""
-    return _GRPC.get(_nearest(_STATUS, error), "INTERNAL")
+    return _GRPC.get(_nearest(_STATUS, of_the_disk(error)), "INTERNAL")
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -198,9 +214,10 @@ def headers_of(error: BaseException) -> dict[str, str]:
 def message_of(error: BaseException, reaches: Callable[[str], bool] = _no_model) -> str:
     """The message that the caller may read: our own errors' text without folders, naming only models for which
     ``reaches`` is true; other errors' text stays in the log."""
+    error = of_the_disk(error)
     if not isinstance(error, errors.HalfevenError):
         return _HIDDEN
-    text = error.told(reaches) if isinstance(error, errors.UnknownModel) else str(error)
+    text = error.told(reaches) if isinstance(error, errors.UnknownName) else str(error)
     return without_folders(text[:_LONGEST])
 
 
@@ -235,6 +252,7 @@ def problem_body(status: int, code: str, message: str, param: str | None = None)
 
 def body_of(error: BaseException, path: str, reaches: Callable[[str], bool] = _no_model) -> tuple[bytes, str]:
     """The error's body and content type, in the format of the path that was asked. ``reaches``: as `message_of`."""
+    error = of_the_disk(error)
     code = error.code if isinstance(error, errors.HalfevenError) else "internal_error"
     return body_for(path, status_of(error), code, message_of(error, reaches), getattr(error, "param", None))
 

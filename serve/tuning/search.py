@@ -24,7 +24,7 @@ from ...models.engines.device_choice import resolve_device
 from ...models.engines.engine import Engine
 from ...models.engines.load import load_half, load_whole
 from ...models.engines.true_fp32 import use_true_fp32
-from ...models.errors import BadSetting, EngineFailed, HalfevenError, UnknownModel
+from ...models.errors import BadSetting, EngineFailed, HalfevenError, UnknownName
 from ...models.spec import ModelSpec
 from ...models.store import Store, Version
 from ..batching.core_wait import seconds_on_core, waited_for_core_s
@@ -119,7 +119,7 @@ def _handicapped(one: Measured) -> float:
 def _version(name: str, store: Store) -> Version:
     model, _, number = name.partition("@")
     if model not in store.names():
-        raise UnknownModel(model, store.names())
+        raise UnknownName.of_model(model, store.names())
     if number:
         return store.numbered(model, number)
     version = store.live(model) or store.newest(model)

@@ -23,7 +23,7 @@ from typing import Any
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from ....models.durable import fsync, no_space_left
+from ....models.durable import free_there, fsync, no_space_left
 from ....models.errors import BadInput, BadRequest, DamagedFile, DiskFull, StoreError, TooLarge
 from ....models.opened_file import OpenedFile
 from ...http.caller import CallerLeft
@@ -145,8 +145,8 @@ class Files:
         except OSError as error:
             if no_space_left(error):
                 raise DiskFull(
-                    "the store's disk is full, so the upload was not kept; delete files or versions there, or give the "
-                    "store more room"
+                    f"the store's disk is full ({free_there(self.folder)}), so the upload was not kept; delete files "
+                    "or versions there, or give the store more room"
                 ) from error
             raise StoreError(f"the upload cannot be kept ({error.strerror}); see the store's disk") from error
         except FormParserError as error:

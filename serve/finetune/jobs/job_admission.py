@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ....models.errors import BadInput, UnknownModel
+from ....models.errors import BadInput, UnknownName
 from ....models.model_name import NAME
 from ....models.nearest_name import nearest_name
 from ....models.store import Store, Version
@@ -85,7 +85,7 @@ class JobAdmission:
         """``name`` is the active version, ``name@version`` that one."""
         name, at, number = model.partition("@")
         if not NAME.fullmatch(name) or not self._store.numbers(name):
-            raise UnknownModel(name, self._store.names())
+            raise UnknownName.of_model(name, self._store.names())
         parent = self._store.numbered(name, number) if at else self._store.live(name)
         if parent is None:
             raise _bad(

@@ -6,7 +6,7 @@ from typing import Any
 from ....exporters.device_proofs import proofs_of
 from ....exporters.evidence import facts_of
 from ....exporters.report.device_section import with_device_proofs
-from ....models.errors import DamagedFile, UnknownModel, UnknownName
+from ....models.errors import DamagedFile, UnknownName
 from ....models.store import Store, Version
 from .app import History
 
@@ -16,7 +16,7 @@ def history_of(store: Store) -> History:
 
     def versions(model: str) -> list[dict[str, Any]]:
         if model not in store.names():
-            raise UnknownModel(model, store.names())
+            raise UnknownName.of_model(model, store.names())
         live = store.live_number(model)
         return [_listed(store, model, number) | {"live": number == live} for number in store.numbers(model)]
 
@@ -89,7 +89,7 @@ def damaged_files(store: Store, model: str) -> list[str]:
 def version_of(store: Store, model: str, number: str) -> Version:
     """A version by model and number. Raises UnknownName, whose message lists the models or versions that there are."""
     if model not in store.names():
-        raise UnknownModel(model, store.names())
+        raise UnknownName.of_model(model, store.names())
     return store.numbered(model, number)
 
 

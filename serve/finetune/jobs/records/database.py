@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from .....models.durable import no_space_left
+from .....models.durable import free_there, no_space_left
 from .....models.errors import DamagedFile, DiskFull, StoreError
 
 DATABASE = "halfeven.db"  # in the store
@@ -122,8 +122,12 @@ class Database:
                 yield self._db
                 self._db.execute("COMMIT")
             except sqlite3.Error as error:
-                kind = DiskFull if no_space_left(error) else StoreError
-                raise kind(f"{self._path} cannot be written ({error}); is the disk full?") from error
+                if no_space_left(error):
+                    raise DiskFull(
+                        f"{self._path} cannot be written: disk full ({free_there(self._path)}); delete files or "
+                        "versions there, or give the store more room"
+                    ) from error
+                raise StoreError(f"{self._path} cannot be written ({error})") from error
             finally:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
