@@ -92,11 +92,27 @@ class AccessControl:
         self._stamp: Stamp | None = None
         self._limits: dict[str, tuple[KeyRecord, KeyLimits]] = {}
         self._counted = counted
-        self._look_at_s = clock() + LOOK_EVERY_S
+        self._look_at_s, self._started = clock() + LOOK_EVERY_S, False
         if patient:
             self._look()
         elif file is not None:
             self._read(file, file.stamp())
+        self._started = True
+
+    @property
+    def notice(self) -> str | None:
+        """A sentence for the start where requests are refused that an operator may expect to pass: without a key, or
+        all of them."""
+        if not self._needed or self._file is None:
+            return None
+        if self._keys is None:
+            return f"the key file {self._file.path} cannot be read: every request is refused until it can"
+        if not self._keys.by_id:
+            return (
+                f"the key file {self._file.path} has no key: every request is refused. `halfeven keys add NAME` makes "
+                "a key; to serve without keys, remove the file and start again"
+            )
+        return f"requests need a key: {self._file.path} has {len(self._keys.by_id)} (`halfeven keys list` shows them)"
 
     def admit(self, authorization: str | None, scopes: Collection[str], model: str | None) -> Permit:
         """Admit a request that needs one of ``scopes`` (`NO_KEY`: none) for ``model``.
@@ -175,8 +191,11 @@ class AccessControl:
         found = file.read()
         if found is None and self._needed and self._stamp is not None:
             _LOG.error("the key file %s is gone: every request that needs a key is refused", file.path)
+        before, had = self._needed, self._keys is not None and bool(self._keys.by_id)
         self._needed = self._needed or found is not None
         self._keys, self._stamp = found or Keys(), stamp
+        if self._started and (self._needed != before or (had and not self._keys.by_id)):
+            _LOG.warning("%s", self.notice)
         self._limits = {id: kept for id, kept in self._limits.items() if id in self._keys.by_id}
 
 

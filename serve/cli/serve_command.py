@@ -83,6 +83,7 @@ def serve(
     """Serve every live version in the store, and follow the store."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
+        from ..access.access_control import AccessControl
         from ..http.routes.history import store_at
         from ..logs import set_up
         from ..server import serve
@@ -101,6 +102,8 @@ def serve(
         set_up(settings.log_level, settings.log_format, settings.access_log)
         # A store that may not be written is only read.
         opened = store_at(settings.store, writes=settings.models is not None)
+        if (said := AccessControl(settings.keys, settings.needs_keys).notice) is not None:
+            notify(said)
         if settings.http_workers:
             from ..workers.parent import serve_with_workers
 
