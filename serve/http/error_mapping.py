@@ -16,6 +16,7 @@ import orjson
 from ...models import errors
 from ...models.durable import free_there, may_not_be_written
 from .codecs.dialect import UnreadableTensor
+from .limits.request_limits import DEFAULTS
 
 T = TypeVar("T")
 
@@ -147,7 +148,10 @@ _EXIT: dict[type[BaseException], int] = {
     OSError: 2,  # a file or folder that the caller named
     BaseException: 1,
 }
-_LONGEST = 4000  # characters: a message quotes the request, which may be of any length
+_LONGEST, _QUOTED = DEFAULTS.error_characters, DEFAULTS.quoted_characters
+_LONG_QUOTATION = re.compile(
+    rf"(?<!\w)'[^']{{{_QUOTED},}}'(?!\w)|\"[^\"]{{{_QUOTED},}}\"|\S{{{_QUOTED},}}"  # no apostrophe of a word
+)
 _FOLDERS = re.compile(r"(?<![\w./:])/(?!v[12]/)(?:[^\s/'\"]+/)+")
 _HIDDEN = "internal error: this is a bug in halfeven, not in the request; the server's log has the traceback"
 
@@ -218,7 +222,12 @@ def message_of(error: BaseException, reaches: Callable[[str], bool] = _no_model)
     if not isinstance(error, errors.HalfevenError):
         return _HIDDEN
     text = error.told(reaches) if isinstance(error, errors.UnknownName) else str(error)
-    return without_folders(text[:_LONGEST])
+    return without_folders(_shortened(text)[:_LONGEST])
+
+
+def _shortened(text: str) -> str:
+    """The text with its long words and quotations cut: a message quotes the request, which may be of any length."""
+    return _LONG_QUOTATION.sub(lambda found: f"{found[0][: _QUOTED // 2]}…", text)
 
 
 def without_folders(text: str) -> str:

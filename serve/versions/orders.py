@@ -17,9 +17,10 @@ from ...models.durable import replace_text
 from ...models.errors import DamagedFile
 from ...models.store import Store, Version
 from ...models.stored_json import json_of, stored_bytes, stored_json
+from ..http.limits.request_limits import DEFAULTS
 
 EVENTS_KEPT = 1000
-EVENTS_MOST_BYTES = 2**20
+EVENTS_MOST_BYTES = DEFAULTS.events_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from ...access.access_control import Permit
 from ...http.caller import lease_of
 from ...http.codecs.json_numbers import parse
 from ...http.json_body import read_order
+from ...http.limits.request_limits import DEFAULTS
 from ...http.route_scopes import TO_TRAIN, permit_of
 from ..data.files import IN_MEMORY, Files
 from ..jobs.job_admission import JobAdmission
@@ -211,8 +212,10 @@ def _model_in(asked: Any) -> str | None:
 
 
 def _key(key: str | None) -> str | None:
-    if key is not None and not (1 <= len(key) <= 255 and key.isprintable()):
-        raise BadInput("Idempotency-Key: expected 1 to 255 printable characters")
+    if key is not None and not (1 <= len(key) <= DEFAULTS.idempotency_characters and key.isprintable()):
+        raise BadInput(
+            f"Idempotency-Key: expected 1 to {DEFAULTS.idempotency_characters} printable characters"
+        )
     return key
 
 

@@ -11,13 +11,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from ....models.errors import Overloaded
+from ...http.limits.request_limits import DEFAULTS
 from ..jobs.records.job_store import JobStore
 from ..jobs.records.job_types import Event
 from .openai_shapes import event_body
 
 LOOK_EVERY_S = 0.25
 SILENCE_S = 15.0  # then a comment is sent: whatever stands between sees that the connection is in use
-MOST_STREAMS = 100  # each looks into the job store four times a second
+MOST_STREAMS = DEFAULTS.event_streams
 _RETRY_AFTER_S = 10.0
 _AT_ONCE = 500  # events
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}

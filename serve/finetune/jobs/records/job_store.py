@@ -17,6 +17,7 @@ import orjson
 
 from .....models.errors import BadInput, Conflict, Overloaded, UnknownName
 from ....access.keys import Owners
+from ....http.limits.request_limits import DEFAULTS
 from .database import Database, decoded, encoded
 from .file_store import UNFINISHED, FileStore, chosen
 from .job_types import (
@@ -40,7 +41,7 @@ from .old_jobs import forget_old
 
 _JOB = ", ".join(field.name for field in fields(Job))
 _EVENT = ", ".join(field.name for field in fields(Event))
-MOST_UNFINISHED = 1000
+MOST_UNFINISHED = DEFAULTS.unfinished_jobs
 _RETRY_AFTER_S = 60.0
 
 
