@@ -72,7 +72,7 @@ class TooLarge(BadInput):
 
 
 class UnknownName(BadInput):
-    """No model, version or file of that name. Of a model the message is for who may read the store; `told` is for
+    """No model, version or file of that name. Of a model the message is for who may read the store; `words_for` is for
     others."""
 
     code = "not_found"
@@ -87,7 +87,7 @@ class UnknownName(BadInput):
         error.model, error.known = name, found
         return error
 
-    def told(self, reaches: Callable[[str], bool]) -> str:
+    def words_for(self, reaches: Callable[[str], bool]) -> str:
         """The message for a reader who may know of the models for which ``reaches`` is true."""
         return str(self) if self.model is None else _unknown_model(self.model, filter(reaches, self.known))
 

@@ -221,7 +221,7 @@ def message_of(error: BaseException, reaches: Callable[[str], bool] = _no_model)
     error = of_the_disk(error)
     if not isinstance(error, errors.HalfevenError):
         return _HIDDEN
-    text = error.told(reaches) if isinstance(error, errors.UnknownName) else str(error)
+    text = error.words_for(reaches) if isinstance(error, errors.UnknownName) else str(error)
     return without_folders(_shortened(text)[:_LONGEST])
 
 

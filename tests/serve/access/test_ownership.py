@@ -163,7 +163,7 @@ def paths(front: InferFront, mine: Owned, other: Owned) -> Iterator[tuple[str, s
         yield from ((method, path) for path in sorted(filled))
 
 
-def told(words: set[str], asked: str, answer: str) -> set[str]:
+def leaked(words: set[str], asked: str, answer: str) -> set[str]:
     return {word for word in words if word in answer.lower() and word not in asked.lower()}
 
 
@@ -196,7 +196,7 @@ def test_no_route_tells_or_changes_anything_of_another_key(watched: tuple[Watche
                     continue  # an order about one's own model is carried out
                 probes += 1
                 status, answer = ask(one, spelling, body, **{"idempotency-key": other.idempotency_key})
-                if found := told(words, spelling + body, answer):
+                if found := leaked(words, spelling + body, answer):
                     leaks.append((one, spelling, body, status, found))
     assert leaks == []
     assert server.state_of(other) == before
@@ -288,7 +288,7 @@ def test_no_call_of_grpc_tells_or_changes_anything_of_another_key(watched: tuple
                     except grpc.RpcError as error:
                         answer = str(error.details())
                     answer += str(sent.trailing_metadata())
-                    if found := told(words, model, answer):
+                    if found := leaked(words, model, answer):
                         leaks.append((name, model, version, found))
     assert leaks == [] and server.state_of(other) == before
     print(f"{probes} gRPC probes")
