@@ -5,20 +5,18 @@ that JSON is read into, and answers that the caller does not read. The first `FR
 counted: there are at most as many of them as connections, and a small request is accepted however full the budget is.
 """
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from ....models.errors import Overloaded, TooLarge
+from ....models.usable_memory import usable_memory
 
 FREE_BYTES = 64 * 1024
 _SHARE = 4  # one part of so many of the machine's memory
 _LEAST, _MOST = 64 * 2**20, 2**30
 _RETRY_AFTER_S = 1.0
-_CGROUP_FILES = ("memory.max", "memory/memory.limit_in_bytes")  # version 2 and 1
 
 
 class MemoryBudget:
@@ -124,34 +122,6 @@ def unlimited() -> Lease:
 def default_limit(memory: Callable[[], int] | None = None) -> int:
     """A quarter of the memory that this process may have, from 64 MiB to 1 GiB."""
     return min(max((memory or usable_memory)() // _SHARE, _LEAST), _MOST)
-
-
-def usable_memory(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes: the machine's memory, or less where the control group of this process says so."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([machine, *(limit for limit in map(_limit_in, _files(cgroups)) if limit is not None)])
-
-
-def _files(cgroups: Path) -> Iterator[Path]:
-    """The limits of the group of this process and those around it. Source: cgroups(7), proc(5)."""
-    try:
-        own = Path("/proc/self/cgroup").read_text().split("::", 1)[-1].split("\n", 1)[0].strip("/")
-    except OSError:
-        own = ""
-    for name in _CGROUP_FILES:
-        yield cgroups / name
-    group = cgroups / own
-    while group != cgroups and cgroups in group.parents:
-        yield group / _CGROUP_FILES[0]
-        group = group.parent
-
-
-def _limit_in(file: Path) -> int | None:
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None  # else it is "max"
 
 
 _LIST, _OBJECT, _NUMBER, _TEXT = (
