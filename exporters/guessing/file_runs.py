@@ -83,8 +83,8 @@ class FileRuns:
         self._without_memory += any(words in self.failure for words in _OUT_OF_MEMORY)
         if self._without_memory >= MOST_WITHOUT_MEMORY:
             raise TooLarge(
-                f"{self._path}: {self._without_memory} trial runs needed more than {self._most_bytes} bytes of memory, the "
-                f"most that such a run has: {_INSTEAD}"
+                f"{self._path}: {self._without_memory} trial runs needed more than {self._most_bytes} bytes of memory, "
+                f"the most that such a run has: {_INSTEAD}"
             )
 
     def close(self) -> None:
