@@ -17,7 +17,6 @@ from typing import IO
 import uvicorn
 from fastapi import FastAPI
 from prometheus_client.registry import Collector
-from starlette.types import ASGIApp
 
 from ..models.engines.device_choice import resolve_device
 from ..models.engines.true_fp32 import use_true_fp32
@@ -43,8 +42,8 @@ from .http.connection.hot_protocol import HotProtocol
 from .http.connection.polite_server import Beside, PoliteServer
 from .http.limits.bounds import Bounds
 from .http.limits.connections import Connections, backlog_of, connection_limit
+from .http.limits.descriptors import raise_descriptor_limit
 from .http.limits.memory_budget import MemoryBudget, default_limit, usable_memory
-from .http.limits.request_limits import RequestLimits
 from .http.page_headers import PageHeaders
 from .http.routes.app import build_app
 from .http.routes.history import history_of
@@ -89,20 +88,11 @@ def build(
     app, front = application(settings, roster, job_store.count_by_status, bounds, access, collectors)
     files = Files(store.root / UPLOADS, settings.limits.upload_bytes, most_bytes=settings.limits.files_bytes)
     threads, memory = settings.trainer_threads, _trainer_memory(settings, place.device.type)
-    supervisor = Supervisor(
-        job_store,
-        files,
-        store,
-        roster,
-        place,
-        threads,
-        settings.trainer_priority,
-        memory,
-        settings.trainer_processes,
-    )
+    priority, processes = settings.trainer_priority, settings.trainer_processes
+    supervisor = Supervisor(job_store, files, store, roster, place, threads, priority, memory, processes)
     device, leaving = str(place.device), lambda: roster.leaving
     trials = TrialRuns(job_store, files, store, device, threads, memory, leaving)
-    app.include_router(router(job_store, files, store, supervisor.wake, lambda: roster.leaving, trials.run))
+    app.include_router(router(job_store, files, store, supervisor.wake, leaving, trials.run))
     app.router.lifespan_context = _lifespan(roster, lock, settings.shutdown_seconds, supervisor, job_store)
     return front, roster
 
@@ -147,9 +137,9 @@ def application(
     written: dict[str, Phase] = {}
     limits = settings.limits
     dialect = STRICT if settings.triton_strict else OURS
-    bounds, load = bounds or _bounds(limits), ServerLoad(lambda: _loaded(roster))
+    bounds, load = bounds or _bounds(settings), ServerLoad(lambda: _loaded(roster))
     registry = new_registry(
-        lambda: _loaded(roster), lambda: {name: one for name, one in written.items() if roster.knows(name)}
+        lambda: _loaded(roster), lambda: {name: written[name] for name in written if roster.knows(name)}
     )
     registry.register(RolloutCollector(roster.all, roster.decisions))
     registry.register(LoadCollector(load, bounds, lambda: roster.ready, jobs_by_status))
@@ -225,6 +215,7 @@ def serve(settings: Settings, store: Store, notify: Notify) -> None:
     """Serve until a signal comes. Raises BadSetting where the address cannot be had."""
     certificates = settings.certificates
     one_heap()
+    raise_descriptor_limit()
     if settings.models is not None:
         convert_all(settings.models, store, notify)
     app, roster = build(settings, store)
@@ -243,7 +234,7 @@ def port_taken(settings: Settings) -> BadSetting:
     )
 
 
-def http_config(settings: Settings, app: ASGIApp, certificates: Certificates | None) -> uvicorn.Config:
+def http_config(settings: Settings, app: InferFront, certificates: Certificates | None) -> uvicorn.Config:
     """How HTTP is spoken."""
     config = uvicorn.Config(
         app,
@@ -252,7 +243,7 @@ def http_config(settings: Settings, app: ASGIApp, certificates: Certificates | N
         loop="uvloop",
         http=HotProtocol,
         ws="none",  # else uvicorn would hand the connection over to whatever library is installed
-        backlog=backlog_of(connection_limit(settings.max_connections)),
+        backlog=backlog_of(app.bounds.connections.limit),
         proxy_headers=False,  # the caller's address is not used here
         lifespan="on",
         access_log=False,
@@ -364,8 +355,7 @@ def alone_with(store: Store) -> IO[bytes]:
     except OSError:
         lock.close()
         raise BadSetting(
-            f"another server has the store or state folder {store.root}: stop it, or choose another --store (of a "
-            "store that is only read: another --state)"
+            f"another server has the store {store.root}: stop it, or choose another --store or --state"
         ) from None
     return lock
 
@@ -390,10 +380,13 @@ def _lifespan(
     return lifespan
 
 
-def _bounds(limits: RequestLimits) -> Bounds:
+def _bounds(settings: Settings) -> Bounds:
     """Raises BadSetting for more connections than this process may have."""
+    limits = settings.limits
+    # The connections of gRPC have the same limit once more, and so have TLS handshakes under way.
+    each = 1 + (settings.grpc_port is not None) + (settings.tls_cert is not None)
     return Bounds(
         limits.arrival_seconds,
         MemoryBudget(limits.in_flight_bytes or default_limit()),
-        Connections(connection_limit(limits.connections)),
+        Connections(connection_limit(limits.connections, each)),
     )

@@ -12,6 +12,7 @@ import numpy as np
 from onnx import ModelProto
 
 from ...models.errors import BadFolder, EngineFailed, OutOfTime, TooLarge
+from ...models.usable_cores import usable_cores
 from ...models.usable_memory import usable_memory
 from ..onnx.reading.bounded_file import external_files
 from .run_child import read_message, write_message
@@ -58,7 +59,8 @@ class FileRuns:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         try:
-            head = {"path": self._source, "outputs": self._outputs, "most_bytes": self._most_bytes}
+            head = {"path": self._source, "outputs": self._outputs, "threads": usable_cores()}
+            head["most_bytes"] = self._most_bytes
             self._asked(head, self._model)
         except EngineFailed as error:
             raise BadFolder(f"{self._path}: ONNX Runtime cannot load it: {str(error)[:500]}") from error
