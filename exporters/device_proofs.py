@@ -20,7 +20,7 @@ import torch
 from ..models.buckets import buckets_of
 from ..models.durable import replace_text
 from ..models.store import Version
-from ..models.stored_json import json_of
+from ..models.stored_json import stored_json
 from .environment import environment
 from .gate.verdict import ParityReport
 
@@ -54,7 +54,7 @@ def proofs_of(version: Version) -> list[DeviceProof]:
     """All that are kept, the newest last; none where the file cannot be read."""
     path = _path(version)
     try:
-        found = [DeviceProof(**entry) for entry in json_of(path.read_bytes())]
+        found = [DeviceProof(**entry) for entry in stored_json(path)]
         lists = all(
             isinstance(sizes, list) for proof in found for sizes in (proof.buckets, proof.batch_sizes)
         )

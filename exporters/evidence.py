@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..models.errors import CannotConvert
+from ..models.opened_file import opened_inside
 from ..models.store import Draft, Version
 from .environment import environment
 from .gate.refusals import accepting, without_advice
@@ -233,7 +234,16 @@ def copy_source(source: Path | str, target: Path, also: Sequence[str] = ()) -> N
     for path in files_of(source):
         inside = path.relative_to(source)
         hidden = any(part.startswith((".", "__pycache__")) for part in inside.parts)
-        fits = path.suffix in SOURCE_SUFFIXES and path.is_file() and path.stat().st_size < SOURCE_MAX_BYTES
+        fits = path.suffix in SOURCE_SUFFIXES and _is_small_and_inside(source, path)
         if (fits and not hidden) or str(inside) in also:
             (target / inside).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target / inside)
+
+
+def _is_small_and_inside(folder: Path, path: Path) -> bool:
+    """Whether it is a small file of the folder: what a link out of it leads to is not copied into a store."""
+    try:
+        opened_inside(folder, path, SOURCE_MAX_BYTES - 1).close()
+    except OSError:
+        return False
+    return True

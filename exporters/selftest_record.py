@@ -19,7 +19,7 @@ import torch
 from ..models.durable import replace_text
 from ..models.engines.switched_off import DEVICE, FEATURES, switch_off
 from ..models.store import Version
-from ..models.stored_json import json_of
+from ..models.stored_json import stored_json
 from .environment import environment
 
 logger = logging.getLogger("halfeven.roster")
@@ -39,7 +39,7 @@ def records_of(root: Path) -> Sequence[SelftestRecord]:
     """All that are kept in the store at ``root``, the newest last. Raises ValueError where they cannot be read."""
     path = _path(root)
     try:
-        found = [SelftestRecord(**entry) for entry in json_of(path.read_bytes())]
+        found = [SelftestRecord(**entry) for entry in stored_json(path)]
         if not all(_is_record(one) for one in found):
             raise ValueError("a result has no environment, no reasons or no date")
         return found

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -20,6 +21,20 @@ def no_space_left(error: BaseException) -> bool:
     return any(words in str(error) for words in (os.strerror(errno.ENOSPC), "disk is full"))
 
 
+def may_not_be_written(error: BaseException) -> bool:
+    """True for the errors that only a write has: no space is left, or the disk is read-only (by now)."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def free_there(path: Path) -> str:
+    """How much is free on the disk of a file that need not exist, for a message."""
+    there = next((place for place in (path, *path.parents) if place.exists()), Path("/"))
+    try:
+        return f"{shutil.disk_usage(there).free} bytes are free there"
+    except OSError:
+        return "how much is free there cannot be seen"
+
+
 def fsync(path: Path) -> None:
     """Make a file's bytes, or the entries of a folder (created or renamed ones), durable."""
     handle = os.open(path, os.O_RDONLY)
@@ -30,10 +45,19 @@ def fsync(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str, mode: int = READABLE) -> None:
-    """Put ``text`` in the place of a file by one atomic rename. Durable when this returns. Raises OSError.
+    """Put ``text`` in the place of a file by one atomic rename. Durable when this returns. Raises OSError, which names
+    the file.
 
     Where the process is killed meanwhile, `remove_dead_texts` deletes what it had written.
     """
+    try:
+        _replace_text(path, text, mode)
+    except OSError as error:  # of a write it has no name, of another call that of the unfinished file
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    fsync(path.parent)
+
+
+def _replace_text(path: Path, text: str, mode: int) -> None:
     handle, draft = _locked_file(path)
     try:
         with os.fdopen(handle, "w") as file:
@@ -45,7 +69,6 @@ def replace_text(path: Path, text: str, mode: int = READABLE) -> None:
     except OSError:
         Path(draft).unlink(missing_ok=True)
         raise
-    fsync(path.parent)
 
 
 def remove_dead_texts(folder: Path) -> None:
@@ -53,7 +76,7 @@ def remove_dead_texts(folder: Path) -> None:
     lock on its file, and that file stays."""
     for path in folder.glob(f".*{_UNFINISHED}"):
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             continue  # renamed or deleted meanwhile
         try:

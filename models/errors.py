@@ -11,6 +11,7 @@ mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into
     │   ├── Conflict                    the state of the store does not allow it
     │   ├── Unauthenticated             the request has no key, or one that this server does not know
     │   ├── Forbidden                   its key does not allow this
+    │   ├── Unforeseen                  a file that a reader cannot read, and does not know why
     │   └── BadSetting                  an option or environment variable
     ├── CannotConvert                   the model as it is has no half form
     │   ├── CaptureFailed               user code raised, hung, ate memory, or cannot be traced
@@ -30,6 +31,12 @@ mapping (`serve/http/error_mapping.py`, `serve/cli/`) translates each class into
 
 Every message says what was wrong, what was expected, what came, and what to do.
 """
+
+from collections.abc import Callable, Iterable
+
+from .nearest_name import nearest_name
+
+_LONGEST_NAME, _FEW_NAMES = 128, 10
 
 
 class HalfevenError(Exception):
@@ -65,7 +72,33 @@ class TooLarge(BadInput):
 
 
 class UnknownName(BadInput):
+    """No model, version or file of that name. Of a model the message is for who may read the store; `words_for` is for
+    others."""
+
     code = "not_found"
+    model: str | None = None
+    known: tuple[str, ...] = ()
+
+    @classmethod
+    def of_model(cls, name: str, known: Iterable[str]) -> "UnknownName":
+        """No model of that name in a store that has the ``known`` ones."""
+        found = tuple(known)
+        error = cls(_unknown_model(name, found))
+        error.model, error.known = name, found
+        return error
+
+    def words_for(self, reaches: Callable[[str], bool]) -> str:
+        """The message for a reader who may know of the models for which ``reaches`` is true."""
+        return str(self) if self.model is None else _unknown_model(self.model, filter(reaches, self.known))
+
+
+def _unknown_model(name: str, known: Iterable[str]) -> str:
+    seen, unknown = sorted(known), f"no model '{name[:_LONGEST_NAME]}' in the store"
+    if not seen:
+        return unknown
+    if len(seen) <= _FEW_NAMES:
+        return f"{unknown}: it has {seen}"
+    return f"{unknown}: the nearest name is '{nearest_name(name[:_LONGEST_NAME], seen)}'"
 
 
 class Conflict(BadInput):
@@ -78,6 +111,13 @@ class Unauthenticated(BadInput):
 
 class Forbidden(BadInput):
     code = "forbidden"
+
+
+class Unforeseen(BadInput):
+    """A reader met a stranger's bytes that it did not foresee: the file is refused, and the log has the traceback
+    (`guarded_reading.py`)."""
+
+    code = "unreadable"
 
 
 class BadSetting(BadInput):

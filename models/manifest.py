@@ -1,12 +1,13 @@
 """The manifest of a version: the digest of each of its files, and the facts of its conversion. It is read strictly."""
 
+import errno
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .errors import DamagedFile, NewerFormat
-from .stored_json import json_of
+from .stored_json import stored_json
 
 LIVE, REFUSED = "live", "refused"
 # Of a version's folder. It rises with a change that older releases would misread; a manifest without one is of 1.
@@ -16,9 +17,11 @@ FORMAT = 1
 def read_manifest(path: Path) -> Mapping[str, Any]:
     """Raises DamagedFile naming the file and what is wrong with it, NewerFormat where a later release wrote it."""
     try:
-        manifest = json_of(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DamagedFile(f"{path} cannot be read: {error}; convert the model again") from error
+        manifest = stored_json(path)
+    except OSError as error:
+        raise DamagedFile(f"{path} cannot be read: {error.strerror}; {restored(error)}") from error
+    except ValueError as error:
+        raise DamagedFile(f"{path} cannot be read: {error}; {restored()}") from error
     if not (
         isinstance(manifest, dict)
         and {"status", "digest", "files"} <= manifest.keys()
@@ -33,8 +36,15 @@ def read_manifest(path: Path) -> Mapping[str, Any]:
             "that one, or convert the model again"
         )
     if fault := _fault_of(manifest):
-        raise DamagedFile(f"{path} is damaged: {fault}; restore the file or convert the model again")
+        raise DamagedFile(f"{path} is damaged: {fault}; {restored()}")
     return manifest
+
+
+def restored(error: OSError | None = None) -> str:
+    """What to do about a file of a version that is missing or damaged. ``error``: of opening it."""
+    if error is not None and error.errno in (errno.EACCES, errno.EPERM):
+        return "let the user who runs this read it"
+    return "where the folder is still being copied, wait; else restore the file or convert the model again"
 
 
 def _fault_of(manifest: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,8 @@
-"""A file that is opened once, so that the checked bytes are the ones that are read, also where the path is replaced."""
+"""A file that is opened once, so that the checked bytes are the ones that are read, also where the path is replaced.
+
+Every file that a stranger may have made (of the store, of another server's models, of an archive, an upload) is opened
+here: a regular file, of a bounded size where it is read whole, and with `opened_inside` in the folder where it belongs.
+"""
 
 import errno
 import hashlib
@@ -16,17 +20,22 @@ class OpenedFile(AbstractContextManager["OpenedFile"]):
 
     Another file that is moved to that name is not seen. Bytes that another process overwrites in place are: the
     store's files are never changed, and only their owner may do that.
-    Raises OSError, also where the last part of the path is a symbolic link or the file is no regular one.
+    Raises OSError, also where the last part of the path is a symbolic link, the file is no regular one, or has more
+    than ``most_bytes``.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, most_bytes: int | None = None) -> None:
         self.path = path
         handle = os.open(
             path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         )  # a FIFO would block
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
             os.close(handle)
             raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if most_bytes is not None and found.st_size > most_bytes:
+            os.close(handle)
+            raise OSError(errno.EFBIG, f"{found.st_size} bytes, at most {most_bytes} are read", str(path))
         self.handle = os.fdopen(handle, "rb")
 
     @property
@@ -57,3 +66,26 @@ class OpenedFile(AbstractContextManager["OpenedFile"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def opened_inside(folder: Path, path: Path, most_bytes: int | None = None) -> OpenedFile:
+    """A file in ``folder`` or below it, wherever symbolic links on its way lead.
+
+    Raises OSError as `OpenedFile`, and where the file lies outside of the folder.
+    """
+    root, place = folder.resolve(), _resolved(path)
+    if not place.is_relative_to(root):
+        raise OSError(errno.EXDEV, f"it leads out of the folder {folder.name}", str(path))
+    opened = OpenedFile(place, most_bytes)
+    # Where a folder on the way was replaced by a link since, the open file is another one.
+    if (linked := opened.again) != place and not linked.resolve().is_relative_to(root):
+        opened.close()
+        raise OSError(errno.EXDEV, f"it leads out of the folder {folder.name}", str(path))
+    return opened
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve(strict=True)
+    except RuntimeError as error:  # Python up to 3.12, for a loop of links
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from error

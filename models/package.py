@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import BadFolder
+from .guarded_reading import guarded, reading
 from .model_name import NAME
+from .opened_file import OpenedFile
 from .spec import FORMS, Batching, ModelSpec, ParityLimits
 from .toml_reader import one_of
 from .training_reader import TrainingReader, net_weights
@@ -24,6 +26,7 @@ _KERAS_LEVELS = {
     "bfloat16": ("O3", "bf16"),
 }
 _OF_A_PROGRAM = ("archive_format", "serialized_exported_program.json")  # the second: up to torch 2.6
+_MOST_BYTES = 4 * 2**20  # of a model.toml
 LEVELS = ("O0", "O1", "O2", "O3")
 HALF_DTYPES = ("fp16", "bf16")
 
@@ -118,12 +121,14 @@ class ModelFolder:
         return tuple(self.folder / name for name in net_weights(self.declared_steps))
 
 
+@guarded("a model folder")
 def read_folder(folder: Path) -> ModelFolder:
     """Read ``folder/model.toml``. Raises BadFolder with file, key and the nearest valid key."""
     folder = folder.resolve()
     file = folder / "model.toml"
     try:
-        text = file.read_text()
+        with OpenedFile(file.resolve(strict=True), _MOST_BYTES) as opened:
+            text = opened.read().decode()
     except FileNotFoundError as error:
         raise BadFolder(
             f"{file} does not exist: a model folder needs a model.toml (name, source, [[inputs]] and "
@@ -131,8 +136,8 @@ def read_folder(folder: Path) -> ModelFolder:
         ) from error
     except NotADirectoryError as error:
         raise BadFolder(f"{folder} is a file: expected the model folder that has the model.toml") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadFolder(f"{file} cannot be read: {error}") from error
+    except (OSError, UnicodeDecodeError, RuntimeError) as error:  # RuntimeError: a loop of links
+        raise BadFolder(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     return parse_folder(text, file)
 
 
@@ -145,7 +150,8 @@ def parse_folder(text: str, file: Path) -> ModelFolder:
     except RecursionError as error:
         raise BadFolder(f"{file} cannot be read: its values are nested too deep") from error
     try:
-        return _Reader(file).read(data)
+        with reading(file, "a model.toml"):
+            return _Reader(file).read(data)
     except OSError as error:  # of a path that the file names: too long, for example
         raise BadFolder(f"{file} names what cannot be looked at: {error.strerror}") from error
 

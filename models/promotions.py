@@ -17,7 +17,7 @@ from typing import Any
 
 from .durable import READABLE, replace_text
 from .errors import DamagedFile
-from .stored_json import json_of
+from .stored_json import stored_json
 
 Promotions = Mapping[int, Mapping[str, Any]]  # number → first and last, each with over, by and at
 
@@ -26,7 +26,7 @@ Promotions = Mapping[int, Mapping[str, Any]]  # number → first and last, each 
 def alias_lock(folder: Path) -> Iterator[None]:
     """One promotion or rollback of a model at a time, over all processes and threads."""
     path = folder / ".promoting"
-    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         handle = os.open(path, os.O_RDWR | flags, READABLE)
     except PermissionError:  # another user made it: reading is enough to lock on a local disk
@@ -42,7 +42,7 @@ def read_promotions(folder: Path) -> Promotions:
     """Every version of the model that was ever made active. Raises DamagedFile."""
     path = folder / "promotions.json"
     try:
-        saved = json_of(path.read_bytes())
+        saved = stored_json(path)
         return {
             int(number): {key: _entry(found[key]) for key in ("first", "last")}
             for number, found in saved.items()

@@ -18,20 +18,21 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .durable import READABLE, fsync, remove_dead_texts, replace_text
 from .errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownName
-from .manifest import FORMAT, digest_of, read_manifest
+from .manifest import FORMAT, digest_of, read_manifest, restored
 from .manifest import LIVE as LIVE
 from .manifest import REFUSED as REFUSED
 from .model_name import NAME
 from .opened_file import OpenedFile
 from .promotions import Promotions, alias_lock, read_promotions, record_promotion
+from .reserve import with_reserve
 from .spec import ModelSpec
-from .stored_json import json_of
+from .stored_json import json_of, stored_bytes
 
 _NUMBER = re.compile(r"^[1-9][0-9]{0,17}$")
 # By whose order a version becomes active; FOR_DEVICE: one that was planned again for a device.
@@ -68,11 +69,8 @@ class Version:
         return file in self.manifest["files"]
 
     def file(self, file: str) -> Path:
-        """The path of one file, after its bytes were checked against the manifest.
-
-        For readers that need a path: a file that is replaced after the check would be read unchecked, unlike with
-        `opened`. Raises DamagedFile as that does.
-        """
+        """The path of one file, after its bytes were checked against the manifest: for readers that need a path, for a
+        file that is replaced after the check is read unchecked. Raises DamagedFile as `opened`."""
         with self.opened(file) as opened:
             return opened.path
 
@@ -89,7 +87,7 @@ class Version:
             opened = OpenedFile(path)
         except OSError as error:
             reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
-            raise DamagedFile(f"{path} cannot be read ({reason}); convert the model again") from error
+            raise DamagedFile(f"{path} cannot be read ({reason}); {restored(error)}") from error
         try:
             self._hold_against_manifest(opened, expected)
         except BaseException:
@@ -102,11 +100,11 @@ class Version:
         try:
             found = opened.sha256()
         except OSError as error:
-            raise DamagedFile(f"{path} cannot be read ({error.strerror}); convert the model again") from error
+            raise DamagedFile(f"{path} cannot be read ({error.strerror}); {restored(error)}") from error
         if found != expected:
             raise DamagedFile(
                 f"{path} is damaged: its SHA-256 is {found[:16]}…, the manifest says {expected[:16]}…; "
-                "restore the file or convert the model again"
+                f"{restored()}"
             )
 
     def bytes(self, file: str) -> bytes:
@@ -122,7 +120,12 @@ class Version:
             raise DamagedFile(f"{self.folder / file} is not JSON: {error}") from error
 
     def spec(self) -> ModelSpec:
-        return ModelSpec.from_json(self.json("spec.json"))
+        """Under the name of its folder, which, copied or renamed, has another than at the conversion."""
+        data = self.json("spec.json")
+        try:
+            return replace(ModelSpec.from_json(data), name=self.name)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedFile(f"{self.folder / 'spec.json'} is no spec ({error}); {restored()}") from error
 
     @classmethod
     def at(cls, folder: Path) -> "Version":
@@ -191,7 +194,7 @@ class Store:
         """The number in the alias file, or None where nothing is active. Cheap: asked every second."""
         path = self._folder(name) / "live"
         try:
-            text = path.read_text(errors="replace").strip()
+            text = stored_bytes(path).decode(errors="replace").strip()
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -244,7 +247,10 @@ class Store:
         no older version may become active.
         """
         if not self.numbers(name):
-            raise UnknownName(f"no model '{name}' in the store: it has {self.names()}")
+            raise UnknownName.of_model(name, self.names())
+        return with_reserve(self.root, lambda: self._rollback(name))
+
+    def _rollback(self, name: str) -> Version:
         with alias_lock(self._folder(name)):
             current, promoted = self.live_number(name), self.promotions(name)
             for number in reversed(self.numbers(name)):
@@ -263,8 +269,7 @@ class Store:
         )
 
     def promotions(self, name: str) -> Promotions:
-        """Every version that was made active: its first and its last promotion, in place of which version and by whose
-        order."""
+        """The first and the last promotion of every version, in place of which version and by whose order."""
         return read_promotions(self._folder(name))
 
     def _promote(self, version: Version, by: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from .batch_axis import batch_first
 from .datatypes import DATATYPES
 from .errors import BadFolder
+from .opened_file import opened_inside
 from .pictures.pixels import Picture
 from .spec import KINDS, Dim, TensorSpec
 from .toml_reader import TomlReader, one_of
@@ -15,6 +16,7 @@ from .wire import Wire
 
 MAX_TENSORS = 256
 MAX_RANK = 16
+MAX_LABELS_BYTES = 16 * 2**20
 _PICTURE = {"size": list, "color": str, "scale": float, "mean": list, "std": list}
 _WIRE = ("wire_datatype", "wire_scale", "wire_offset")
 _TENSOR = (
@@ -131,7 +133,10 @@ class TensorReader(TomlReader):
         path = self.existing(self.typed(entry, "labels_file", str, where), f"{where}.labels_file", None)
         assert path is not None
         try:
-            return tuple(path.read_text(encoding="utf-8").splitlines())
+            with opened_inside(self.file.parent, path, MAX_LABELS_BYTES) as opened:
+                return tuple(opened.read().decode().splitlines())
+        except OSError as error:  # labels are shown to callers: no other file's text becomes theirs
+            raise self.error(f"{where}.labels_file: {path} cannot be taken: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise self.error(f"{where}.labels_file: {path} is not UTF-8 text ({error})") from error
 

@@ -1,7 +1,7 @@
 """Reads tables and values of a parsed TOML file strictly: every fault is a sentence that names the file and the key."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .errors import BadFolder
@@ -38,13 +38,16 @@ class TomlReader:
         return value
 
     def existing(self, value: Any, key: str, default: str | None) -> Path | None:
-        """The path that a key names inside the folder; the default only where it exists."""
+        """The path that a key names inside the folder; the default only where it exists. The last part of it may be a
+        link to a regular file, as a download cache keeps weights."""
         if value is None:
             path = self.file.parent / (default or "")
             return path if default and path.is_file() else None
         if not isinstance(value, str):
             raise self.error(f"{key} = {value!r}: expected a file name")
-        path = self.file.parent / value
+        place, path = PurePosixPath(value), self.file.parent / value
+        if place.is_absolute() or ".." in place.parts:
+            raise self.error(f"{key} = {value!r}: it lies outside of the folder; expected a file in it")
         if not path.is_file():
             raise self.error(f"{key} = {value!r}: there is no such file in {self.file.parent}")
         return path

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from ..models.engines.device_choice import resolve_device
 from ..models.engines.true_fp32 import use_true_fp32
 from ..models.errors import BadSetting, HalfevenError, StoreUnusable
+from ..models.reserve import keep_reserve
 from ..models.store import Store
 from .access.access_control import AccessControl
 from .access.certificates import Certificates
@@ -35,6 +36,7 @@ from .finetune.jobs.records.job_store import JobStore
 from .finetune.jobs.supervisor import Supervisor
 from .finetune.jobs.trial_run import TrialRuns
 from .finetune.web.api import router
+from .finetune.web.refused import refuse_training
 from .http.codecs.dialect import OURS, STRICT
 from .http.connection.hot_protocol import HotProtocol
 from .http.connection.polite_server import Beside, PoliteServer
@@ -54,6 +56,7 @@ from .settings import Settings
 from .tracing.otel_environment import provider_from, traces_wanted
 from .versions.director import Director
 from .versions.loading.release import give_back_freed, one_heap
+from .versions.read_only_store import LinkedStore, ReadOnlyRoster, StateWriter, needs_the_store, state_folder
 from .versions.roster import Roster
 from .versions.traffic.loaded_version import LoadedVersion
 from .versions.traffic.rules import Rules
@@ -71,31 +74,40 @@ def build(
 ) -> tuple[InferFront, Roster]:
     """The ASGI application (its lifespan starts and stops the roster) and the roster behind it.
 
-    ``bounds``, ``access``, ``collectors``: as `application`.
+    ``bounds``, ``access``, ``collectors``: as `application`. Raises BadSetting, StoreUnusable.
     """
+    if (state := state_folder(store, settings.state)) is not None:
+        return _build_read_only(settings, LinkedStore(store, state), bounds, access, collectors)
     store.root.mkdir(parents=True, exist_ok=True)
     place = place_of(settings)
-    roster = Roster(store, place, rules_of(settings))
+    roster = Roster(store, place, rules_of(settings), required=settings.required)
     lock = alone_with(store)
+    keep_reserve(store.root)
     job_store = JobStore(store.root / DATABASE)
     app, front = application(settings, roster, job_store.count_by_status, bounds, access, collectors)
     files = Files(store.root / UPLOADS, settings.limits.upload_bytes, most_bytes=settings.limits.files_bytes)
     threads, memory = settings.trainer_threads, _trainer_memory(settings, place.device.type)
-    supervisor = Supervisor(
-        job_store,
-        files,
-        store,
-        roster,
-        place,
-        threads,
-        settings.trainer_priority,
-        memory,
-        settings.trainer_processes,
-    )
+    priority, processes = settings.trainer_priority, settings.trainer_processes
+    supervisor = Supervisor(job_store, files, store, roster, place, threads, priority, memory, processes)
     device, leaving = str(place.device), lambda: roster.leaving
     trials = TrialRuns(job_store, files, store, device, threads, memory, leaving)
-    app.include_router(router(job_store, files, store, supervisor.wake, lambda: roster.leaving, trials.run))
-    app.router.lifespan_context = _lifespan(roster, supervisor, job_store, lock, settings.shutdown_seconds)
+    app.include_router(router(job_store, files, store, supervisor.wake, leaving, trials.run))
+    app.router.lifespan_context = _lifespan(roster, lock, settings.shutdown_seconds, supervisor, job_store)
+    return front, roster
+
+
+def _build_read_only(
+    settings: Settings, linked: LinkedStore, bounds: Bounds | None, access: AccessControl | None,
+    collectors: Sequence[Collector],
+) -> tuple[InferFront, Roster]:  # fmt: skip
+    """The same over a store that is only read: nothing is trained, and nothing moves its alias."""
+    logger.warning("the store %s is only read; state is kept in %s", linked.source.root, linked.store.root)
+    lock = alone_with(linked.store)
+    writer, place = StateWriter(linked), place_of(settings)
+    roster = ReadOnlyRoster(linked.store, place, rules_of(settings), writer, settings.required)
+    app, front = application(settings, roster.follow_store(linked), dict, bounds, access, collectors)
+    refuse_training(app, f"nothing is trained here: {needs_the_store(linked.source.root)}")
+    app.router.lifespan_context = _lifespan(roster, lock, settings.shutdown_seconds)
     return front, roster
 
 
@@ -125,7 +137,9 @@ def application(
     limits = settings.limits
     dialect = STRICT if settings.triton_strict else OURS
     bounds, load = bounds or _bounds(settings), ServerLoad(lambda: _loaded(roster))
-    registry = new_registry(lambda: _loaded(roster), lambda: written)
+    registry = new_registry(
+        lambda: _loaded(roster), lambda: {name: written[name] for name in written if roster.knows(name)}
+    )
     registry.register(RolloutCollector(roster.all, roster.decisions))
     registry.register(LoadCollector(load, bounds, lambda: roster.ready, jobs_by_status))
     for collector in collectors:
@@ -341,22 +355,26 @@ def alone_with(store: Store) -> IO[bytes]:
     except OSError:
         lock.close()
         raise BadSetting(
-            f"another server has the store {store.root}: stop it, or choose another --store"
+            f"another server has the store {store.root}: stop it, or choose another --store or --state"
         ) from None
     return lock
 
 
 def _lifespan(
-    roster: Roster, supervisor: Supervisor, job_store: JobStore, lock: IO[bytes], shutdown_seconds: float
-) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    roster: Roster, lock: IO[bytes], seconds: float,
+    supervisor: Supervisor | None = None, job_store: JobStore | None = None,
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:  # fmt: skip
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         roster.start()
-        supervisor.start()
+        if supervisor is not None:
+            supervisor.start()
         yield
-        await asyncio.to_thread(supervisor.stop, shutdown_seconds)
-        await roster.stop(shutdown_seconds)
-        job_store.close()
+        if supervisor is not None:
+            await asyncio.to_thread(supervisor.stop, seconds)
+        await roster.stop(seconds)
+        if job_store is not None:
+            job_store.close()
         lock.close()
 
     return lifespan

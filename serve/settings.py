@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..models.errors import BadSetting
+from ..models.model_name import NAME
 from ..models.nearest_name import nearest_name
 from .access.certificates import Certificates
 from .access.key_file import NAME_IN_STORE, KeyFile
@@ -29,6 +30,9 @@ class Settings(BaseSettings):
 
     store: Path = Path("halfeven-store")
     models: Path | None = None
+    state: Path | None = (
+        None  # the store is only read; None: where it may not be written, a folder in the cache
+    )
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     grpc_port: int | None = Field(None, ge=0, le=65535)  # None: no gRPC
@@ -42,6 +46,7 @@ class Settings(BaseSettings):
     tls_key: Path | None = None
     root_path: str = ""  # the path below which a proxy shows this server
     cors_origins: str = ""  # of pages that may ask, separated by commas
+    require: str = ""  # models without which the server is not ready, separated by commas
     allowed_hosts: str = ""  # further names of this server, separated by commas
     triton_strict: bool = False
     server_name: str | None = Field(None, min_length=1, max_length=128)
@@ -90,6 +95,19 @@ class Settings(BaseSettings):
     @classmethod
     def _are_names(cls, value: str) -> str:
         return ",".join(read_names(value))
+
+    @field_validator("require")
+    @classmethod
+    def _are_models(cls, value: str) -> str:
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        if wrong := [name for name in names if not NAME.fullmatch(name)]:
+            raise ValueError(f"{wrong[0][:80]!r} is no model's name: expected names separated by commas")
+        return ",".join(names)
+
+    @property
+    def required(self) -> list[str]:
+        """The models without which the server is not ready."""
+        return self.require.split(",") if self.require else []
 
     @property
     def guard(self) -> WebGuard:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ...models.errors import BadFolder, BadSamples
+from ...models.guarded_reading import guarded
 from ...models.package import ModelFolder, check_program, parse_folder, read_folder
 from ..inputs.samples import read_tensors
 from .guess import Guess, name_for
@@ -40,6 +41,7 @@ def folder_at(path: Path, samples: Path | None = None) -> ModelFolder:
     return replace(folder, samples=None, weights=None, guessed=guess.toml(), notes=guess.sentences)
 
 
+@guarded("a model")
 def guess_at(path: str, samples: Mapping[str, np.ndarray] | None = None) -> Guess:
     """Of a file, a transformers folder, or ``file.py:function`` with example inputs (first axis = samples).
 

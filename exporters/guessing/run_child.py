@@ -65,6 +65,7 @@ def main() -> None:
             return
         try:
             if run is None:
+                _limit_memory(head["most_bytes"])
                 run = _session(head, arrays)
                 said, given = {}, {}
             else:
@@ -72,6 +73,15 @@ def main() -> None:
         except Exception as error:  # ONNX Runtime has no narrower one
             said, given = {"error": str(error)[:2000] or type(error).__name__}, {}
         write_message(answers, said, given)
+
+
+def _limit_memory(most_bytes: int) -> None:
+    """Where the system refuses such a limit (only Linux has to have it), there is none."""
+    try:
+        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
+    except (OSError, ValueError):
+        if sys.platform == "linux":
+            raise
 
 
 def _session(head: Mapping[str, Any], arrays: Arrays) -> Any:

@@ -1,11 +1,12 @@
 """Unpacks a TorchServe archive (``.mar``, a zip file) of unknown origin: bounded, and never outside its folder."""
 
+import errno
 import shutil
 import stat
 import zipfile
 from pathlib import Path, PurePosixPath
 
-from ...models.errors import BadFolder, TooLarge
+from ...models.errors import BadFolder, HalfevenError, TooLarge
 
 MAX_MEMBERS = 10_000
 MAX_BYTES = 64 << 30  # unpacked, all members together
@@ -13,6 +14,7 @@ MAX_BYTES = 64 << 30  # unpacked, all members together
 MAX_RATIO = 50
 FREE_BYTES = 256 << 20  # unpacked; up to this size the ratio is not checked
 _ENCRYPTED = 1
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EIO, errno.EROFS)
 
 
 def unpack(path: Path, folder: Path) -> None:
@@ -31,10 +33,12 @@ def unpack(path: Path, folder: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with archive.open(member) as source, target.open("xb") as file:
                     shutil.copyfileobj(source, file, 1 << 20)
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, EOFError, ValueError) as error:
-        raise BadFolder(f"{path} is not a whole zip archive, which a .mar file is: {error}") from error
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise BadFolder(f"{path} has two members in one place: {Path(error.filename).name}") from error
+    except Exception as error:  # zipfile and its decompressors raise many kinds on damaged bytes
+        if isinstance(error, HalfevenError) or (isinstance(error, OSError) and error.errno in _OF_THE_DISK):
+            raise
+        raise BadFolder(f"{path} is not a whole zip archive, which a .mar file is: {error}") from error
 
 
 def _bound(path: Path, members: list[zipfile.ZipInfo]) -> None:

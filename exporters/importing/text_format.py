@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...models.errors import BadFolder, TooLarge
+from .foreign_files import foreign_bytes
 
 MAX_BYTES = 4 << 20
 MAX_DEPTH = 32  # of messages in messages
+_MOST_NUMBER, _MOST_DIGITS = 2**64 - 1, 24  # of any base
 
 
 class Word(str):
@@ -42,15 +44,12 @@ class _Token(NamedTuple):
     line: int
 
 
-def read_text_format(path: Path) -> Message:
-    """The message in a file: every field with all its values, in order.
+def read_text_format(path: Path, folder: Path) -> Message:
+    """The message in a file of ``folder``: every field with all its values, in order.
 
     Raises TooLarge beyond `MAX_BYTES` or `MAX_DEPTH`, BadFolder naming the line for what is not the text format.
     """
-    with path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise TooLarge(f"{path} is larger than {MAX_BYTES} bytes: expected the configuration of one model")
+    data = foreign_bytes(folder, path, MAX_BYTES, "the configuration of one model")
     try:
         return _Reader(path, data.decode()).message("", 0)
     except UnicodeDecodeError as error:
@@ -156,12 +155,10 @@ class _Reader:
 
 
 def _number(text: str) -> int | float | None:
-    if re.fullmatch(r"0[xX][0-9a-fA-F]+", text):
-        return int(text, 16)
-    if re.fullmatch(r"0[0-7]+", text):
-        return int(text, 8)
-    if re.fullmatch(r"0|[1-9]\d*", text):
-        return int(text) if len(text) <= 20 else None  # 64 bits
+    for pattern, base in ((r"0[xX][0-9a-fA-F]+", 16), (r"0[0-7]+", 8), (r"0|[1-9]\d*", 10)):
+        if re.fullmatch(pattern, text):
+            number = int(text, base) if len(text) <= _MOST_DIGITS else _MOST_NUMBER + 1
+            return number if number <= _MOST_NUMBER else None
     return None if re.fullmatch(r"0\d+", text) else float(text.rstrip("fF"))
 
 

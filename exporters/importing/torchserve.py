@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from ...models.errors import BadFolder, BadSamples, HalfevenError
+from ...models.errors import BadFolder, BadSamples, HalfevenError, TooLarge
+from ...models.guarded_reading import reading
 from ...models.spec import ModelSpec
 from ..guessing.bare import guess_at
 from ..guessing.guess import Guess, name_for
 from ..guessing.module_source import guess_module
 from ..guessing.writing import SAMPLES, copy_model_file
+from .foreign_files import foreign_bytes, foreign_text
 from .imported import Refusal, Written, new_folder, write_toml
 from .mar_archive import unpack
 
@@ -47,7 +49,10 @@ def take_archive(
     ``samples``: real inputs, which weights with a model file need. Whatever is wrong is the model's refusal.
     """
     try:
-        with tempfile.TemporaryDirectory(prefix="halfeven-import-") as scratch:
+        with (
+            tempfile.TemporaryDirectory(prefix="halfeven-import-") as scratch,
+            reading(path, "a TorchServe archive"),
+        ):
             unpack(path, Path(scratch))
             archive = _Archive(path, Path(scratch), samples)
             guess = archive.guess()
@@ -186,21 +191,16 @@ class _Archive:
 
     def read(self, name: str) -> str:
         file = self.folder / name
-        if not file.is_file() or file.stat().st_size > MAX_TEXT_BYTES:
-            raise BadFolder(
-                f"{self.path}: expected {name} in it, of at most {MAX_TEXT_BYTES} bytes: is it what "
-                "torch-model-archiver wrote?"
-            )
         try:
-            return file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise BadFolder(f"{self.path}: {name} is not UTF-8 text ({error})") from error
+            return foreign_text(self.folder, file, MAX_TEXT_BYTES, "what torch-model-archiver writes")
+        except (BadFolder, TooLarge) as error:
+            raise BadFolder(f"{self.path}: {name} in it: {str(error).replace(str(file), name)}") from error
 
 
 def _module_class(file: Path, archive: Path) -> str:
     """The name of the one class that a model file defines (TorchServe requires one). The file is parsed, not run."""
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(foreign_bytes(file.parent, file, MAX_TEXT_BYTES, "a model file"))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise BadFolder(f"{archive}: {file.name} is not Python: {error}") from error
     classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]

@@ -5,6 +5,7 @@ the model needs no change: names, datatypes, sizes and the batch are those of ``
 none those of the file, as Triton completes them.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,10 +14,12 @@ from pathlib import Path, PurePosixPath
 from onnx import GraphProto, ValueInfoProto
 
 from ...models.errors import BadFolder, HalfevenError
+from ...models.guarded_reading import reading
 from ..guessing.guess import Guess, name_for
 from ..guessing.onnx_file import guess_onnx
 from ..guessing.writing import copy_model_file
 from ..onnx.reading.signature import datatype_of, size_of
+from .foreign_files import foreign_file, foreign_text
 from .imported import Refusal, Written, new_folder, write_toml
 from .triton_config import TritonConfig, TritonTensor, read_config
 
@@ -69,7 +72,9 @@ def take_repository(path: Path, out: Path, overwrite: bool) -> Iterator[Written 
                 raise BadFolder(
                     f"{place.name} and {other} have the same name here: rename one of the folders"
                 )
-            yield from _Model(place, out, overwrite).written()
+            with reading(place, "a model of a Triton repository"):
+                written = list(_Model(place, path, out, overwrite).written())
+            yield from written
         except (HalfevenError, OSError) as error:
             yield Refusal(place.name, error)
 
@@ -81,10 +86,12 @@ class _Version:
 
 
 class _Model:
-    def __init__(self, path: Path, out: Path, overwrite: bool) -> None:
-        self.path, self.out, self.overwrite = path, out, overwrite
-        has_config = (path / CONFIG).is_file()
-        self.config = read_config(self.path / CONFIG) if has_config else TritonConfig()
+    """``root``: the folder that was given, out of which no file is taken."""
+
+    def __init__(self, path: Path, root: Path, out: Path, overwrite: bool) -> None:
+        self.path, self.root, self.out, self.overwrite = path, root, out, overwrite
+        has_config = os.path.lexists(path / CONFIG)
+        self.config = read_config(self.path / CONFIG, root) if has_config else TritonConfig()
         self.left = list(self.config.left)
         self.notes = [] if has_config else [f"there is no {CONFIG}: the file says what it takes and gives"]
 
@@ -146,6 +153,7 @@ class _Model:
             raise BadFolder(
                 f"{version}: expected the model in {self.config.file or 'model.onnx'}, which is not there"
             )
+        foreign_file(self.root, file, "a model").close()
         return file
 
     def guess(self, version: _Version, name: str) -> Guess:
@@ -178,16 +186,9 @@ class _Model:
 
     def labels(self, tensor: TritonTensor) -> tuple[str, ...]:
         file = self.path / _plain(tensor.labels or "", f"label_filename of output '{tensor.name}'")
-        if not file.is_file() or file.stat().st_size > MAX_LABELS_BYTES:
-            raise BadFolder(
-                f"{file}: expected the labels of output '{tensor.name}', a file of at most {MAX_LABELS_BYTES} bytes"
-            )
-        try:
-            lines = (
-                file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-            )  # as Triton: no other ends
-        except UnicodeDecodeError as error:
-            raise BadFolder(f"{file} is not UTF-8 text ({error})") from error
+        what = f"the labels of output '{tensor.name}', at most {MAX_LABELS_BYTES} bytes"
+        text = foreign_text(self.root, file, MAX_LABELS_BYTES, what)
+        lines = text.removesuffix("\n").split("\n")  # as Triton: no other ends
         return tuple(line.removesuffix("\r") for line in lines)
 
 

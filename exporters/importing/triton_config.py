@@ -36,6 +36,7 @@ REASONS = {
     "allow_ragged_batch": "rows of one batch have equal sizes",
     "reshape": "requests have the shape that the file has",
 }
+MAX_RANK = 64  # numpy's
 _TYPES = {"TYPE_STRING": "BYTES"}  # of the others the name follows TYPE_
 
 
@@ -68,9 +69,12 @@ class TritonConfig:
     left: tuple[str, ...] = ()
 
 
-def read_config(path: Path) -> TritonConfig:
-    """Raises BadFolder and TooLarge as `read_text_format` does, BadFolder for a field of the wrong type."""
-    return _Config(path, read_text_format(path)).read()
+def read_config(path: Path, folder: Path) -> TritonConfig:
+    """The configuration in a file of ``folder``.
+
+    Raises BadFolder and TooLarge as `read_text_format` does, BadFolder for a field of the wrong type.
+    """
+    return _Config(path, read_text_format(path, folder)).read()
 
 
 class _Config:
@@ -117,6 +121,10 @@ class _Config:
             type_ = self.one(entry, "data_type", Word)
             label_file = self.one(entry, "label_filename", str)
             self.leave(entry, f"{key} '{name}': ")
+            if len(stated) > MAX_RANK:
+                raise BadFolder(
+                    f"{self.path}: {key} '{name}' has {len(stated)} dims: expected at most {MAX_RANK}"
+                )
             dims = None if reshape is None and not stated else tuple(stated)
             datatype = _TYPES.get(type_, type_.removeprefix("TYPE_")) if type_ else None
             yield TritonTensor(name, datatype, dims, label_file or None)
@@ -155,6 +163,8 @@ class _Config:
         for value in values:
             if not isinstance(value, kind) or (kind is str and isinstance(value, Word)):
                 raise BadFolder(f"{self.path}: {key}: {value!r}: expected {_KINDS[kind]}")
+            if kind is int and not -(2**63) <= value < 2**63:
+                raise BadFolder(f"{self.path}: {key}: {value}: expected a number of 64 bits with a sign")
         return values
 
     def one(self, message: Message, key: str, kind: type) -> Any:

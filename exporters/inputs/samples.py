@@ -21,6 +21,8 @@ import safetensors.numpy
 
 from ...models.datatypes import DATATYPES, name_of
 from ...models.errors import BadSamples
+from ...models.guarded_reading import guarded
+from ...models.opened_file import OpenedFile
 from ...models.spec import Dim, ModelSpec, TensorSpec
 from ...models.store import Version
 from ...models.value_range import ValueRange
@@ -94,6 +96,7 @@ class Samples:
         safetensors.numpy.save_file(tensors, path)
 
 
+@guarded("samples")
 def load_samples(path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES) -> Samples:
     """Read samples from safetensors or npz (recognised by their first bytes), or from a folder of pictures.
 
@@ -107,6 +110,7 @@ def load_samples(path: Path, spec: ModelSpec, max_bytes: int = MAX_BYTES) -> Sam
         raise BadSamples(f"{path.name}: {error}") from error
 
 
+@guarded("a safetensors or npz file")
 def read_tensors(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarray]:
     """The tensors of a safetensors or npz file, held against no spec. Raises BadSamples."""
     try:
@@ -146,7 +150,8 @@ def stored_samples(version: Version) -> Samples:
 
 def _read(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
     try:
-        with path.open("rb") as file:  # once, so that the file whose size was checked is read
+        with OpenedFile(path.resolve()) as opened:  # once, so that the file whose size was checked is read
+            file = opened.handle
             packed = file.read(2) == b"PK"
             _bound(file.seek(0, os.SEEK_END), max_bytes)
             file.seek(0)

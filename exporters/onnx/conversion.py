@@ -7,6 +7,7 @@ from pathlib import Path
 from onnx import ModelProto, NodeProto, TensorShapeProto, ValueInfoProto
 
 from ...models.errors import BadFolder, ExportFailed
+from ...models.guarded_reading import guarded
 from ...models.package import ModelFolder, Precision
 from ...models.spec import ModelSpec
 from ..graph.actions import Kept
@@ -66,6 +67,7 @@ class NotPlanned(BadFolder):
     code = "bad_model_graph"
 
 
+@guarded("an ONNX file")
 def read_selected(path: Path, folder: ModelFolder) -> tuple[ModelProto, list[str]]:
     """The file's graph with the outputs that model.toml names, under its names, and what to tell."""
     model = read_model(path, folder.folder)
@@ -93,6 +95,7 @@ def _give_axes(model: ModelProto, spec: ModelSpec) -> None:
                 dim.ClearField("dim_value")
 
 
+@guarded("an ONNX file")
 def read_foreign(
     model_path: Path, folder: ModelFolder, free_batch: bool = False
 ) -> tuple[ForeignProgram, ModelSpec, list[str]]:

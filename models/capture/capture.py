@@ -32,6 +32,7 @@ from ..package import ModelFolder
 from ..program import runnable, source_line, walk
 from ..spec import Dim, ModelSpec, TensorSpec
 from ..usable_cores import bound_libraries
+from ..usable_memory import usable_memory
 from .regions import foreign_op, inline_regions
 
 CHILD = Path(__file__).with_name("child.py")
@@ -215,7 +216,7 @@ def _last_output(out: Path) -> str:
 
 
 def _most_of_the_memory() -> int:
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.8)
+    return int(usable_memory() * 0.8)
 
 
 def _exact(spec: ModelSpec, found: Sequence[Sequence[Any]]) -> ModelSpec:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from ...models.errors import Forbidden, HalfevenError, NotReady, Unauthenticated
 from .key_file import KeyFile, Stamp
 from .key_limits import KeyLimits
-from .keys import EVERY_MODEL, KeyRecord, Keys
+from .keys import EVERY_MODEL, KeyRecord, Keys, Owners
 
 LOOK_EVERY_S = 0.25  # a revoked key is refused after at most this
 NO_KEY: frozenset[str] = frozenset()  # the scopes of what needs no key
@@ -27,10 +27,34 @@ class Permit:
     """An admitted request. ``record`` is its key's, None where it has none; ``known``: it may read what is for callers
     with a key. To be closed when the request has ended, however often."""
 
-    __slots__ = ("_limits", "known", "record")
+    __slots__ = ("_access", "_limits", "known", "record")
 
-    def __init__(self, record: KeyRecord | None, known: bool, limits: KeyLimits | None = None) -> None:
-        self.record, self.known, self._limits = record, known, limits
+    def __init__(
+        self,
+        record: KeyRecord | None,
+        known: bool,
+        limits: KeyLimits | None = None,
+        access: "AccessControl | None" = None,
+    ) -> None:
+        self.record, self.known, self._limits, self._access = record, known, limits, access
+
+    @property
+    def owner(self) -> str:
+        """To whom belongs what the request makes: the key's identifier, empty on a server without keys."""
+        return "" if self.record is None else self.record.id
+
+    @property
+    def owners(self) -> Owners:
+        """The owners whose files and jobs the request may see. None: all of them."""
+        return None if self.record is None else self.record.owners
+
+    def reaches(self, model: str) -> bool:
+        """Whether the request may be told of the model."""
+        return self.known and (self.record is None or self.record.reaches(model))
+
+    def stands(self) -> bool:
+        """Whether the key has not been revoked or changed since: what a long answer looks at between its parts."""
+        return self._access is None or self._access.has(self.record)
 
     def check(self, scopes: Collection[str], model: str | None) -> None:
         """For a route whose URL does not name the model. Raises Forbidden."""
@@ -68,11 +92,27 @@ class AccessControl:
         self._stamp: Stamp | None = None
         self._limits: dict[str, tuple[KeyRecord, KeyLimits]] = {}
         self._counted = counted
-        self._look_at_s = clock() + LOOK_EVERY_S
+        self._look_at_s, self._started = clock() + LOOK_EVERY_S, False
         if patient:
             self._look()
         elif file is not None:
             self._read(file, file.stamp())
+        self._started = True
+
+    @property
+    def notice(self) -> str | None:
+        """A sentence for the start where requests are refused that an operator may expect to pass: without a key, or
+        all of them."""
+        if not self._needed or self._file is None:
+            return None
+        if self._keys is None:
+            return f"the key file {self._file.path} cannot be read: every request is refused until it can"
+        if not self._keys.by_id:
+            return (
+                f"the key file {self._file.path} has no key: every request is refused. `halfeven keys add NAME` makes "
+                "a key; to serve without keys, remove the file and start again"
+            )
+        return f"requests need a key: {self._file.path} has {len(self._keys.by_id)} (`halfeven keys list` shows them)"
 
     def admit(self, authorization: str | None, scopes: Collection[str], model: str | None) -> Permit:
         """Admit a request that needs one of ``scopes`` (`NO_KEY`: none) for ``model``.
@@ -90,13 +130,18 @@ class AccessControl:
         limits = self._limits_of(record, now_s)
         if limits is not None:
             limits.enter(now_s)
-        return Permit(record, True, limits)
+        return Permit(record, True, limits, self)
 
     def check(self, authorization: str | None, scopes: Collection[str]) -> None:
         """As `admit`, before it is known which model is concerned; no limit is counted."""
         self._now()
         if self._needed and scopes:
             _check(self._record_of(authorization), scopes, None)
+
+    def has(self, record: KeyRecord | None) -> bool:
+        """Whether this is a key's record now."""
+        self._now()
+        return record is None or (self._keys is not None and self._keys.by_id.get(record.id) == record)
 
     def _now(self) -> float:
         """The clock's seconds; where it is time, the file has been looked at."""
@@ -108,7 +153,7 @@ class AccessControl:
 
     def _recognised(self, authorization: str | None) -> Permit:
         try:
-            return Permit(self._record_of(authorization), known=True)
+            return Permit(self._record_of(authorization), known=True, access=self)
         except HalfevenError:
             return _STRANGER
 
@@ -146,8 +191,11 @@ class AccessControl:
         found = file.read()
         if found is None and self._needed and self._stamp is not None:
             _LOG.error("the key file %s is gone: every request that needs a key is refused", file.path)
+        before, had = self._needed, self._keys is not None and bool(self._keys.by_id)
         self._needed = self._needed or found is not None
         self._keys, self._stamp = found or Keys(), stamp
+        if self._started and (self._needed != before or (had and not self._keys.by_id)):
+            _LOG.warning("%s", self.notice)
         self._limits = {id: kept for id, kept in self._limits.items() if id in self._keys.by_id}
 
 

@@ -3,6 +3,7 @@ shows it."""
 
 import os
 from collections.abc import Sequence
+from http import HTTPStatus
 
 from ...models.errors import BadSetting
 
@@ -13,6 +14,17 @@ def key_headers() -> dict[str, str]:
     """The header with the key; empty where the variable is not set."""
     key = os.environ.get(VARIABLE, "").strip()
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def key_advice(status: int) -> str:
+    """What to do, behind the words of a server that refused with 401; empty for another status."""
+    if status != HTTPStatus.UNAUTHORIZED:
+        return ""
+    sent = "the key in it is none of this server's" if key_headers() else "it is not set"
+    return (
+        f" (commands send the key of the environment variable {VARIABLE}: {sent}. The server's operator makes one with "
+        "`halfeven keys add NAME --store STORE`, or --key-file FILE where the server was started with one)"
+    )
 
 
 def request_headers(given: Sequence[str]) -> dict[str, str]:

@@ -75,7 +75,10 @@ class KeyFile:
         concurrency: int | None = None,
         now: Callable[[], float] = time.time,
     ) -> tuple[str, KeyRecord]:
-        """Make a key and keep its record: (the key, the record). Raises BadInput, Conflict for a name that is taken."""
+        """Make a key and keep its record: (the key, the record). Raises BadInput, Conflict for a name that is taken.
+
+        The first key closes every running server that looks at this file.
+        """
         key, record = new_key(name, scopes, models, rate, concurrency, int(now()))
         with self._changing() as records:
             if any(one.name == name for one in records):

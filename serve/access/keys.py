@@ -15,6 +15,7 @@ from ...models.errors import BadInput
 from ...models.model_name import NAME
 
 INFER, TRAIN, MANAGE, METRICS = SCOPES = ("infer", "train", "manage", "metrics")
+Owners = tuple[str, ...] | None  # of objects: identifiers of keys; None: every owner
 EVERY_MODEL = "*"  # what concerns all models together; no model's name
 _PREFIX = "hek"
 _NO_DIGEST = "0" * 64  # compared where no record is found, so that both cases take the same time
@@ -57,6 +58,14 @@ class KeyRecord:
 
     def reaches(self, model: str | None) -> bool:
         return model is None or not self.models or model in self.models
+
+    @property
+    def owners(self) -> Owners:
+        """Whose files and jobs the key may see: its own, and as a key for all models those that were made without a
+        key. The operator's keys, for all models with `manage`, see every one."""
+        if self.models:
+            return (self.id,)
+        return None if MANAGE in self.scopes else (self.id, "")
 
 
 class Keys:

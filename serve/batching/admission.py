@@ -5,13 +5,13 @@ Each number has one writer, and the waiting requests are the difference of two n
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ...models.errors import Overloaded
 from ...models.spec import ModelSpec
 from .intake import Intake
-from .request_queue import RequestQueue
+from .request_queue import Request, RequestQueue
 
 _NEWEST = 0.25  # weight of the newest batch in the moving average of its size
 _MOST_GROWTH = (
@@ -145,6 +145,19 @@ class Admission:
         self.bytes += nbytes
         if urgent:
             self.urgent_rows += rows
+
+    def leave(self, requests: Iterable[Request]) -> None:
+        """Count out what has not begun: nobody waits for it any more."""
+        with self._queue.lock:
+            for request in requests:
+                if request.began or request.left:
+                    continue
+                request.left = True
+                self.requests -= request.counts
+                self.rows -= request.rows
+                self.bytes -= request.nbytes
+                if request.urgent:
+                    self.urgent_rows -= request.rows
 
     def _hold_against_limits(self, nbytes: int, now_ns: int, urgent: bool, timeout_ns: int) -> None:
         """A request that finds the queue empty is admitted whatever its bytes: it would be no smaller later."""

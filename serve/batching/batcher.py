@@ -24,6 +24,7 @@ from .device import DeviceThread
 from .execution import Outcome
 from .intake import Intake
 from .interface import NO_TERMS, Answer, PreparedVersion, Statistics, Terms
+from .leaving import WaitingFuture
 from .request_queue import Request
 from .scheduler import BatchScheduler, Refused, changed, same_signature
 
@@ -103,15 +104,17 @@ class Batcher:
         else:
             shapes, nbytes = None, 0
         self._admission.admit(rows, nbytes, now_ns)
-        future: asyncio.Future[Answer] = loop.create_future()
+        future = WaitingFuture(loop)
         request = Request(arrays, rows, future, now_ns, shapes, nbytes)
         if self._is_lonely and self._goes_alone(loop):
             self._brief_polling.asked(now_ns)
             if not self._answer_here(intake.spec, request):
+                future.places = self._admission, (request,)
                 self._hand_over(intake.spec, [request])
             if future.done():
                 self._brief_polling.answered(loop)
             return future
+        future.places = self._admission, (request,)
         if not self._pending:
             self._open(loop, intake.spec)
         self._pending.append(request)
@@ -150,14 +153,16 @@ class Batcher:
         self._admission.admit(rows, nbytes, now_ns, urgent, timeout_ns)
         alone = terms.deterministic
         special = urgent or alone or timeout_ns > 0
-        request = Request(arrays, rows, loop.create_future(), now_ns, shapes, nbytes, special, urgent, alone)
+        future = WaitingFuture(loop)
+        request = Request(arrays, rows, future, now_ns, shapes, nbytes, special, urgent, alone)
         if timeout_ns:
             request.deadline_ns = now_ns + timeout_ns
         parts = [request]
         if rows > intake.batch_rows:
             parts = request.parts(intake.part_rows(request, self._queue.limit))
+        future.places = self._admission, parts
         if timeout_ns:
-            expire_after(timeout_ns, parts[0], loop, self.spec.name)
+            expire_after(timeout_ns, parts[0], future, loop, self.spec.name)
         if not self._pending or intake.spec is not self._pending_spec:
             self._open(loop, intake.spec)
         self._pending.extend(parts)
@@ -313,9 +318,12 @@ def _settle(outcomes: Sequence[Outcome | Refused]) -> None:
     """Answer a batch's callers. A caller may have left meanwhile: to set its future would raise, and leave the
     others without an answer (ray-project/ray#41199)."""
     for request, outcome in outcomes:
-        if request.future.done():
+        future = request.future
+        if future.done():
             continue
+        if isinstance(future, WaitingFuture):
+            future.places = None  # which names the request, and that the future
         if isinstance(outcome, Answer):
-            request.future.set_result(outcome)
+            future.set_result(outcome)
         else:
-            request.future.set_exception(outcome)
+            future.set_exception(outcome)

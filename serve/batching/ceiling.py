@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from ...models.durable import replace_text
-from ...models.stored_json import json_of
+from ...models.stored_json import stored_json
 
 logger = logging.getLogger("halfeven.batcher")
 
@@ -58,7 +58,7 @@ class Ceiling:
 
 def _read(path: Path) -> dict[int, int]:
     try:
-        entries = json_of(path.read_bytes())["ceilings"]
+        entries = stored_json(path)["ceilings"]
         found = {int(entry["row_elements"]): int(entry["rows"]) for entry in entries}
     except FileNotFoundError:
         return {}

@@ -5,7 +5,7 @@ Types only. `batcher.py` answers requests, `versions/roster.py` finds the versio
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
@@ -179,7 +179,9 @@ class Roster(Finding, Protocol):
         """Whether the server is to end: nothing is ready any more, though everything is answered."""
         ...
 
-    def not_ready_reasons(self) -> list[str]: ...
+    def not_ready_reasons(self, reaches: Callable[[str], bool] = ...) -> list[str]:
+        """Why the server is not ready; only models for which ``reaches`` is true are named."""
+        ...
 
 
 class LoadConfig(TypedDict, total=False):

@@ -6,6 +6,7 @@ has gone, or whose time is up, is dropped when it would be run.
 
 import asyncio
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,8 @@ class Request:
     inputs; None and 0 where shapes are fixed. ``special``: any of the fields after it is not the default.
 
     ``alone``: no other request shares its batch. ``deadline_ns``: when its time is up, on the device's clock (0:
-    never). ``began``: the batch of a special request has been formed.
+    never). ``began``: its batch has been formed. ``left``: nobody waited for it before that, and the event loop has
+    counted it out.
     """
 
     arrays: Sequence[np.ndarray]
@@ -42,6 +44,7 @@ class Request:
     deadline_ns: int = 0
     part: Part | None = None
     began: bool = False
+    left: bool = False
 
     @property
     def counts(self) -> bool:
@@ -116,6 +119,7 @@ class RequestQueue:
         self.vanished = self.expired = 0
         self._groups: dict[Shapes | None, _ShapeGroup] = {}
         self._next: _ShapeGroup | None = None
+        self.lock = threading.Lock()  # held while a batch is formed, and while a request is counted out
 
     @property
     def groups(self) -> int:
@@ -173,6 +177,10 @@ class RequestQueue:
 
         Empty where every caller has gone meanwhile. A request above the limit (a swap lowered it) is run alone.
         """
+        with self.lock:
+            return self._formed()
+
+    def _formed(self) -> Batch:
         if (group := self._next) is None:
             return Batch([], 0)
         limit = min(self.limit, group.most)
@@ -196,6 +204,10 @@ class RequestQueue:
 
     def form_begun(self) -> Batch:
         """The next part of a split request of which a part has run already; empty where there is none."""
+        with self.lock:
+            return self._formed_of_begun()
+
+    def _formed_of_begun(self) -> Batch:
         for group in self._groups.values():
             for line in (group.ordinary, group.urgent):
                 while line and (part := line[0].part) is not None and part.request.begun:
@@ -213,6 +225,8 @@ class RequestQueue:
         self.taken_rows += rows
         if requests and requests[0].nbytes:
             self.taken_bytes += sum([request.nbytes for request in requests])
+        for request in requests:
+            request.began = True
         batch = Batch(requests, rows)
         if special:
             self._mark(batch)
@@ -220,7 +234,6 @@ class RequestQueue:
 
     def _mark(self, batch: Batch) -> None:
         for request in batch.requests:
-            request.began = True
             if request.urgent:
                 self.taken_urgent_rows += request.rows
             if request.part is not None:
@@ -242,6 +255,8 @@ class RequestQueue:
             self.expired += 1
 
     def _count(self, request: Request) -> None:
+        if request.left:
+            return
         self.taken += request.counts
         self.taken_rows += request.rows
         self.taken_bytes += request.nbytes

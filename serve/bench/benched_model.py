@@ -20,7 +20,7 @@ from ...models.batch_axis import array_batch_back, batch_first
 from ...models.datatypes import DATATYPES
 from ...models.errors import BadInput, BadSetting, UnknownName
 from ...models.spec import Dim, ModelSpec, TensorSpec
-from ..access.client_key import request_headers
+from ..access.client_key import key_advice, request_headers
 from ..access.direct_requests import opened
 from ..http.codecs.infer_client import write_binary, write_json
 from .loadgen import Target
@@ -119,7 +119,7 @@ def ask(url: str, headers: Mapping[str, str], body: bytes | None = None) -> Any:
         said = error.read(4000).decode(errors="replace")
         kind = UnknownName if error.code == 404 else BadInput
         hint = "; sizes of free dimensions are set with --shape" if error.code == 400 else ""
-        raise kind(f"{url} answers {error.code}: {said}{hint}") from None
+        raise kind(f"{url} answers {error.code}: {said}{hint}{key_advice(error.code)}") from None
     except (OSError, ValueError) as error:
         raise BadSetting(f"no server answers at {url}: {error}; is `halfeven serve` running there?") from None
     try:

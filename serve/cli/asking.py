@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from ...models.errors import BadInput, CannotServe, NotReady, Overloaded
-from ..access.client_key import key_headers
+from ..access.client_key import key_advice, key_headers
 from ..access.direct_requests import opened
 
 _PAUSE_S = 0.5  # before the second time: those who remain notice the death first
@@ -100,7 +100,8 @@ def _refusal(answer: Answer) -> BadInput | CannotServe:
         return BadInput(
             f"the server sends on to {place[:200]}, where no key is sent: give that as --url if it is yours"
         )
-    sentence = f"the server refused with {answer.status}: {answer.body.decode(errors='replace')}"
+    words = answer.body.decode(errors="replace") + key_advice(answer.status)
+    sentence = f"the server refused with {answer.status}: {words}"
     if answer.of_a_proxy:
         return NotReady(sentence)
     after = answer.headers.get("retry-after", "")

@@ -11,6 +11,15 @@ from ..access.key_file import NAME_IN_STORE, KeyFile
 from ..access.keys import INFER, SCOPES, KeyRecord
 from .console import DEFAULT_STORE, Json, StoreAt, finish, notify
 
+FIRST = (
+    "this is the first key of {file}: from now on every server that looks at this file refuses requests without a key, "
+    "a running one within a second"
+)
+LAST = (
+    "no key is left in {file}: every server that looks at it refuses every request. `halfeven keys add NAME` makes "
+    "another key; to serve without keys, remove the file and start the server again"
+)
+
 app = typer.Typer(name="keys", help="Make, list and revoke the keys of a server.", no_args_is_help=True)
 
 FileAt = Annotated[
@@ -40,13 +49,18 @@ def add(
     """Make a key and print it, this once: the file has only its digest."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        key, record = _file(store, key_file).add(name, scope or (INFER,), model or (), rate, concurrency)
+        file = _file(store, key_file)
+        closes = file.read() is None
+        key, record = file.add(name, scope or (INFER,), model or (), rate, concurrency)
+        note = FIRST.format(file=file.path) if closes else ""
+        if note:
+            notify(note)
         if not as_json:
             notify(
                 f"the key '{name}' ({record.id}): it is printed this once, keep it; the server has its digest"
             )
             typer.echo(key)
-        return {**_facts(record), "key": key}, None, 0
+        return {**_facts(record), "key": key, "note": note or None}, None, 0
 
     finish(work, as_json)
 
@@ -66,7 +80,8 @@ def list_keys(store: StoreAt = DEFAULT_STORE, key_file: FileAt = None, as_json: 
         none = (
             "no key; a server needs none"
             if keys is None
-            else "no key is left: a server refuses every request"
+            else "no key is left: a server refuses every request; `halfeven keys add NAME` makes one, and without the "
+            "file a server that is started anew needs none"
         )
         return {"keys": [_facts(one) for one in records]}, table if records else f"{file.path}: {none}", 0
 
@@ -83,8 +98,12 @@ def revoke(
     """Remove a key; a running server refuses it within a second."""
 
     def work() -> tuple[Mapping[str, Any], Any, int]:
-        record = _file(store, key_file).revoke(name)
-        return _facts(record), f"the key '{record.name}' ({record.id}) is revoked", 0
+        file = _file(store, key_file)
+        record = file.revoke(name)
+        left = file.read()
+        note = LAST.format(file=file.path) if left is not None and not left.by_id else ""
+        shown = f"the key '{record.name}' ({record.id}) is revoked" + (f"; {note}" if note else "")
+        return {**_facts(record), "note": note or None}, shown, 0
 
     finish(work, as_json)
 

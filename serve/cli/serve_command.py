@@ -20,6 +20,10 @@ def _option(help: str, *names: str) -> Any:
 
 
 Store = Annotated[Path | None, _option("The folder of the store.")]
+State = Annotated[
+    Path | None,
+    _option("Only read the store, and keep state here; default, where it may not be written: in the cache."),
+]
 Models = Annotated[Path | None, _option("Also convert the model folders found here.")]
 Host = Annotated[str | None, _option("The address to listen on; default loopback.")]
 Port = Annotated[int | None, _option("0 takes a free one.")]
@@ -38,6 +42,9 @@ Hosts = Annotated[str | None, _option("Further names of this server: models.exam
 RootPath = Annotated[str | None, _option("The path below which a proxy shows this server: /models.")]
 Origins = Annotated[
     str | None, _option("Origins of web pages that may ask: https://app.example.com,… or *; default none.")
+]
+Required = Annotated[
+    list[str] | None, _option("Not ready without this model; default: those ready at the start. Repeatable.")
 ]
 Strict = Annotated[bool | None, _option("Answer as Triton does where halfeven differs.", "--triton-strict")]
 ServerName = Annotated[str | None, _option("The server's name in GET /v2; default halfeven.")]
@@ -59,6 +66,7 @@ AccessLog = Annotated[bool | None, _option("Log every infer request.", "--access
 def serve(
     store: Store = None,
     models: Models = None,
+    state: State = None,
     host: Host = None,
     port: Port = None,
     grpc_port: GrpcPort = None,
@@ -72,6 +80,7 @@ def serve(
     allowed_hosts: Hosts = None,
     root_path: RootPath = None,
     cors_origins: Origins = None,
+    require: Required = None,
     triton_strict: Strict = None,
     server_name: ServerName = None,
     parity_sample: Sample = None,
@@ -92,10 +101,12 @@ def serve(
         from ..settings import read_settings
 
         settings = read_settings(
-            store=store, models=models, host=host, port=port, grpc_port=grpc_port, http_workers=http_workers,
+            store=store, models=models, state=state,
+            host=host, port=port, grpc_port=grpc_port, http_workers=http_workers,
             device=device, fallback=fallback, key_file=key_file, tls_cert=tls_cert, tls_key=tls_key,
             expose_without_auth=expose_without_auth, allowed_hosts=allowed_hosts,
             root_path=root_path, cors_origins=cors_origins,
+            require=",".join(require) if require else None,
             triton_strict=triton_strict, server_name=server_name, parity_sample=parity_sample,
             keep_previous_seconds=keep_previous_seconds, rescue=rescue, drain_seconds=drain_seconds,
             log_level=log_level, log_format=log_format, access_log=access_log,
@@ -108,13 +119,17 @@ def serve(
 
 def _serve(settings: "Settings", notify: Callable[[str], None]) -> None:
     """Serve until a signal comes."""
+    from ..access.access_control import AccessControl
     from ..http.routes.history import store_at
     from ..settings import unknown_variables
 
     set_up(settings.log_level, settings.log_format, settings.access_log)
     for sentence in unknown_variables(os.environ):
         logging.getLogger("halfeven").warning("%s", sentence)
-    opened = store_at(settings.store, writes=True)
+    # A store that may not be written is only read.
+    opened = store_at(settings.store, writes=settings.models is not None)
+    if (said := AccessControl(settings.keys, settings.needs_keys).notice) is not None:
+        notify(said)
     if settings.http_workers:
         from ..workers.parent import serve_with_workers as serve
     else:

@@ -3,15 +3,20 @@
 No other file knows both sides.
 """
 
+import errno
 import math
 import re
+from collections.abc import Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
 
 from ...models import errors
+from ...models.durable import free_there, may_not_be_written
 from .codecs.dialect import UnreadableTensor
+from .limits.request_limits import DEFAULTS
 
 T = TypeVar("T")
 
@@ -149,19 +154,40 @@ _EXIT: dict[type[BaseException], int] = {
     OSError: 2,  # a file or folder that the caller named
     BaseException: 1,
 }
-_LONGEST = 4000  # characters: a message quotes the request, which may be of any length
+_LONGEST, _QUOTED = DEFAULTS.error_characters, DEFAULTS.quoted_characters
+_LONG_QUOTATION = re.compile(
+    rf"(?<!\w)'[^']{{{_QUOTED},}}'(?!\w)|\"[^\"]{{{_QUOTED},}}\"|\S{{{_QUOTED},}}"  # no apostrophe of a word
+)
 _FOLDERS = re.compile(r"(?<![\w./:])/(?!v[12]/)(?:[^\s/'\"]+/)+")
 _HIDDEN = "internal error: this is a bug in halfeven, not in the request; the server's log has the traceback"
 
 
+def _no_model(name: str) -> bool:
+    """Of a caller of whom nothing is known: no model is named to it."""
+    return False
+
+
+def of_the_disk(error: BaseException) -> BaseException:
+    """DiskFull in the place of the system's error of a write: it says what was written, and how much is free."""
+    if not isinstance(error, OSError) or not may_not_be_written(error):
+        return error
+    what = Path(str(error.filename)) if error.filename else Path()
+    named = what.name or "a file of the server"
+    why = "is read-only" if error.errno == errno.EROFS else f"is full ({free_there(what)})"
+    return errors.DiskFull(
+        f"{named} cannot be written, its disk {why}: nothing was changed; make room there (delete files, versions or "
+        "models, or give the disk more), then ask again"
+    )
+
+
 def status_of(error: BaseException, as_triton: bool = False) -> int:
     """The HTTP status of an error; ``as_triton``: the one that Triton answers with."""
-    return int(_nearest(_TRITON_STATUS if as_triton else _STATUS, error))
+    return int(_nearest(_TRITON_STATUS if as_triton else _STATUS, of_the_disk(error)))
 
 
 def grpc_status_of(error: BaseException) -> str:
     """The name of the gRPC status of an error."""
-    return _GRPC.get(_nearest(_STATUS, error), "INTERNAL")
+    return _GRPC.get(_nearest(_STATUS, of_the_disk(error)), "INTERNAL")
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -195,10 +221,19 @@ def headers_of(error: BaseException) -> dict[str, str]:
     return headers
 
 
-def message_of(error: BaseException) -> str:
-    """The message that the caller may read: our own errors' text without folders; other errors' text stays in the
-    log."""
-    return without_folders(str(error)[:_LONGEST]) if isinstance(error, errors.HalfevenError) else _HIDDEN
+def message_of(error: BaseException, reaches: Callable[[str], bool] = _no_model) -> str:
+    """The message that the caller may read: our own errors' text without folders, naming only models for which
+    ``reaches`` is true; other errors' text stays in the log."""
+    error = of_the_disk(error)
+    if not isinstance(error, errors.HalfevenError):
+        return _HIDDEN
+    text = error.words_for(reaches) if isinstance(error, errors.UnknownName) else str(error)
+    return without_folders(_shortened(text)[:_LONGEST])
+
+
+def _shortened(text: str) -> str:
+    """The text with its long words and quotations cut: a message quotes the request, which may be of any length."""
+    return _LONG_QUOTATION.sub(lambda found: f"{found[0][: _QUOTED // 2]}…", text)
 
 
 def without_folders(text: str) -> str:
@@ -230,10 +265,11 @@ def problem_body(status: int, code: str, message: str, param: str | None = None)
     return orjson.dumps(problem)
 
 
-def body_of(error: BaseException, path: str) -> tuple[bytes, str]:
-    """The error's body and content type, in the format of the path that was asked."""
+def body_of(error: BaseException, path: str, reaches: Callable[[str], bool] = _no_model) -> tuple[bytes, str]:
+    """The error's body and content type, in the format of the path that was asked. ``reaches``: as `message_of`."""
+    error = of_the_disk(error)
     code = error.code if isinstance(error, errors.HalfevenError) else "internal_error"
-    return body_for(path, status_of(error), code, message_of(error), getattr(error, "param", None))
+    return body_for(path, status_of(error), code, message_of(error, reaches), getattr(error, "param", None))
 
 
 def body_for(path: str, status: int, code: str, message: str, param: str | None = None) -> tuple[bytes, str]:

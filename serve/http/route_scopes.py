@@ -58,15 +58,15 @@ _RULES = (
     _rule(_READING, "/v1/models/{m}(/versions|/events|/drift)?", _TO_INSPECT),
     _rule(_READING, "/v1/models/{m}/versions/{}(/report|/plan|/lineage)?", _TO_INSPECT),
     _rule(("POST",), "/v1/models/{m}/(promote|canary|shadow|rollback)", _TO_MANAGE),
-    # A job names its model in its body or its record: `finetune/api.py` checks it there.
+    # A job names its model in its body or its record: `finetune/web/api.py` checks it there. Jobs and files belong to
+    # the key that made them: each key sees its own.
     _rule(("POST",), "/v1/fine_tuning/jobs", TO_TRAIN, _NO_MODEL),
-    _rule(_READING, "/v1/fine_tuning/jobs", TO_TRAIN, EVERY_MODEL),
+    _rule(_READING, "/v1/fine_tuning/jobs", TO_TRAIN, _NO_MODEL),
     _rule(("GET", "HEAD", "POST"), "/v1/fine_tuning/jobs/{}(/{})?", TO_TRAIN, _NO_MODEL),
-    # A file belongs to no model: its identifier, which cannot be guessed, is what a limited key needs.
     _rule(("POST",), "/v1/files", TO_TRAIN, _NO_MODEL),
-    _rule(_READING, "/v1/files", TO_TRAIN, EVERY_MODEL),
+    _rule(_READING, "/v1/files", TO_TRAIN, _NO_MODEL),
     _rule(_READING, "/v1/files/{}(/content)?", TO_TRAIN, _NO_MODEL),
-    _rule(("DELETE",), "/v1/files/{}", TO_TRAIN, EVERY_MODEL),
+    _rule(("DELETE",), "/v1/files/{}", TO_TRAIN, _NO_MODEL),
     _rule((), "/v2/models/{m}/(generate|generate_stream|trace/setting)", _TO_ASK_FOR_MORE),
     _rule((), "/v2/(trace/setting|logging|repository/{}/index)", _TO_ASK_FOR_MORE, _NO_MODEL),
     _rule((), "/v2/(system|cuda)sharedmemory/{...}", _TO_ASK_FOR_MORE, _NO_MODEL),

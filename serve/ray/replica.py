@@ -1,11 +1,11 @@
 """One replica: the application of `halfeven serve` over this node's copy of the store. It writes to the copy only."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NoReturn
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI
 from ray import get_runtime_context
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...models.errors import NotReady
 from ..batching.interface import LoadConfig
 from ..batching.place import Place
+from ..finetune.web.refused import refuse_training
 from ..http.error_mapping import NotOffered
 from ..server import application, place_of, rules_of
 from ..versions.following import Following
@@ -44,7 +45,7 @@ class Replica:
         remote = RemoteWriter(writer, self._copy.follow)
         self._roster = _FollowingRoster(self._copy, place_of(settings), rules_of(settings), remote)
         app, front = application(settings, self._roster, dict)
-        _add_refusals(app)
+        refuse_training(app, _NO_TRAINING)
         app.router.lifespan_context = self._lifespan
         self._front, self._shutdown_s, self._was_ready = front, settings.shutdown_seconds, False
 
@@ -84,16 +85,9 @@ class _FollowingRoster(Roster):
     def unload(self, name: str) -> NoReturn:
         raise NotOffered(_OF_ONE_PROCESS.format(name[:128]))
 
-    def not_ready_reasons(self) -> list[str]:
-        return super().not_ready_reasons() or self._copy.faults()
-
-
-def _add_refusals(app: FastAPI) -> None:
-    async def refuse() -> Response:
-        raise NotOffered(_NO_TRAINING)
-
-    for path in ("/v1/files", "/v1/files/{rest:path}", "/v1/fine_tuning/{rest:path}"):
-        app.add_api_route(path, refuse, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    def not_ready_reasons(self, reaches: Callable[[str], bool] = lambda _: True) -> list[str]:
+        reasons = super().not_ready_reasons(reaches)
+        return reasons if reasons or self.all() else self._copy.faults()
 
 
 def _named_by(app: ASGIApp, node: str) -> ASGIApp:

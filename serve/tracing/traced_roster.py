@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -49,8 +49,8 @@ class TracedRoster:
     def leaving(self) -> bool:
         return self._roster.leaving
 
-    def not_ready_reasons(self) -> list[str]:
-        return self._roster.not_ready_reasons()
+    def not_ready_reasons(self, reaches: Callable[[str], bool] = lambda _: True) -> list[str]:
+        return self._roster.not_ready_reasons(reaches)
 
     def load(self, name: str, config: LoadConfig | None = None) -> None:
         self._roster.load(name, config)

@@ -120,7 +120,7 @@ def _handicapped(one: Measured) -> float:
 def _version(name: str, store: Store) -> Version:
     model, _, number = name.partition("@")
     if model not in store.names():
-        raise UnknownName(f"no model '{model}' in the store {store.root}: it has {store.names()}")
+        raise UnknownName.of_model(model, store.names())
     if number:
         return store.numbered(model, number)
     version = store.live(model) or store.newest(model)

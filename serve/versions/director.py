@@ -72,7 +72,7 @@ class Director:
         """The loaded versions with label, share and figures, as JSON; none where the name is not loaded."""
         served = self._roster.served(name)
         if served is None and name not in self._store.names():
-            raise UnknownName(f"no model '{name}' in the store: it has {self._store.names()}")
+            raise UnknownName.of_model(name, self._store.names())
         described = {"name": name, "live": self._store.live_number(name)}
         fault = self._roster.fault(name)
         loaded = served.describe() if served is not None else []
@@ -139,7 +139,7 @@ class Director:
 
     def _live(self, name: str, version: int) -> Version:
         if name not in self._store.names():
-            raise UnknownName(f"no model '{name}' in the store: it has {self._store.names()}")
+            raise UnknownName.of_model(name, self._store.names())
         wanted = self._store.version(name, version)
         if wanted.status != LIVE:
             raise Conflict(f"{wanted} was refused by the parity gate and is never made active")

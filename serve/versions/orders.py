@@ -17,10 +17,11 @@ from typing import Any
 from ...models.durable import replace_text
 from ...models.errors import DamagedFile
 from ...models.store import Store, Version
-from ...models.stored_json import json_of
+from ...models.stored_json import json_of, stored_bytes, stored_json
+from ..http.limits.request_limits import DEFAULTS
 
 EVENTS_KEPT = 1000
-EVENTS_MOST_BYTES = 2**20
+EVENTS_MOST_BYTES = DEFAULTS.events_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def read_orders(store: Store, name: str) -> Orders:
     """Raises DamagedFile."""
     path = _folder(store, name) / "rollout.json"
     try:
-        saved = json_of(path.read_bytes())
+        saved = stored_json(path)
         return Orders(*(_order(saved[role]) if saved[role] else None for role in ("canary", "shadow")))
     except FileNotFoundError:
         return Orders()
@@ -69,7 +70,7 @@ def write_orders(store: Store, name: str, orders: Orders) -> None:
 def drifted(version: Version, device: str) -> str | None:
     """Why the half of this version may not serve on this device, or None."""
     try:
-        found = json_of(_note(version).read_bytes())
+        found = stored_json(_note(version))
         reason, noted = str(found["reason"]), found["device"]
     except FileNotFoundError:
         return None
@@ -99,7 +100,7 @@ def record(
     path = _folder(store, name) / "events.jsonl"
     event = {"at": _now(), "model": name, "kind": kind, "message": message, "numbers": dict(numbers or {})}
     if path.exists() and path.stat().st_size > EVENTS_MOST_BYTES:
-        lines = path.read_text(errors="replace").splitlines(keepends=True)
+        lines = stored_bytes(path).decode(errors="replace").splitlines(keepends=True)
         replace_text(path, "".join(lines[-EVENTS_KEPT:]))
     with path.open("a+b") as file:
         file.seek(0, os.SEEK_END)
@@ -114,7 +115,7 @@ def events(store: Store, name: str, most: int = 100) -> list[dict[str, Any]]:
     """The newest first. A line that is damaged, for example cut off by a crash, is left out. Raises DamagedFile."""
     path = _folder(store, name) / "events.jsonl"
     try:
-        lines = path.read_bytes().splitlines()
+        lines = stored_bytes(path).splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -24,6 +24,15 @@ def retire(loaded_versions: Iterable[LoadedVersion], loop: asyncio.AbstractEvent
         give_back()
 
 
+async def drain(loaded_versions: Iterable[LoadedVersion], timeout_s: float) -> None:
+    """Refuse new requests and answer those that wait: at the end of the server, on its event loop."""
+    for loaded in loaded_versions:
+        try:
+            await asyncio.wait_for(loaded.drain("the server is shutting down; ask another one"), timeout_s)
+        except TimeoutError:
+            logger.error("%s did not answer its waiting requests within %g s", loaded, timeout_s)
+
+
 def _drained(loaded: LoadedVersion, loop: asyncio.AbstractEventLoop | None) -> bool:
     """Answer the waiting requests, on the event loop. False where that takes too long: the version is closed later."""
     if loop is None or loop.is_closed():

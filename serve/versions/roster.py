@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -19,15 +19,19 @@ from ...models.store import Store, Version
 from ..batching.interface import IndexEntry, LoadConfig
 from ..batching.place import Place
 from .configured import configured
+from .index import index_of
 from .loading.ready import make_ready
 from .loading.release import give_back, let_go_of_files, take_out_of_sight
+from .model_faults import AGAIN, Faults
 from .orders import last_activation, read_orders
-from .retiring import retire
+from .readiness import Readiness, reasons_of
+from .retiring import drain, retire
 from .store_writer import OwnStore, StoreWriter
 from .traffic.automatic_decisions import AutomaticDecisions
 from .traffic.loaded_version import LoadedVersion
 from .traffic.rules import Rules
 from .traffic.served import ServedModel
+from .wanted import wanted_version
 
 logger = logging.getLogger("halfeven.roster")
 LOOK_EVERY_S = 0.5
@@ -42,15 +46,17 @@ class Roster:
     """
 
     def __init__(
-        self, store: Store, place: Place, rules: Rules | None = None, writer: StoreWriter | None = None
-    ) -> None:
+        self, store: Store, place: Place, rules: Rules | None = None, writer: StoreWriter | None = None,
+        required: Iterable[str] = (),
+    ) -> None:  # fmt: skip
         self.store, self.place, self.rules = store, place, rules or Rules()
         self.writer = writer or OwnStore(store)
         self.decisions = AutomaticDecisions(self.writer, str(place.device))
         self._judge = ThreadPoolExecutor(1, "halfeven-judge")
         self._served: dict[str, ServedModel] = {}
         self._seen: dict[str, State] = {}
-        self._faults, self._unloaded = dict[str, str](), set[str]()
+        self._faults, self._unloaded = Faults(store.root / "models"), set[str]()
+        self._readiness, self._missed = Readiness(required), set[str]()
         self._loading: dict[str, int] = {}
         self._working: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -82,14 +88,7 @@ class Roster:
     async def stop(self, timeout_s: float) -> None:
         """Refuse new requests, answer those that wait, stop the device, close the engines."""
         self._stopping.set()
-        for served in self._served.values():
-            for loaded in served.loaded_versions():
-                try:
-                    await asyncio.wait_for(
-                        loaded.drain("the server is shutting down; ask another one"), timeout_s
-                    )
-                except TimeoutError:
-                    logger.error("%s did not answer its waiting requests within %g s", loaded, timeout_s)
+        await drain([one for served in self._served.values() for one in served.loaded_versions()], timeout_s)
         for thread in self._threads:
             await asyncio.to_thread(thread.join, timeout_s)
         self._judge.shutdown(wait=False, cancel_futures=True)
@@ -118,29 +117,33 @@ class Roster:
     def lost(self) -> str | None:
         return self.place.lost
 
-    def not_ready_reasons(self) -> list[str]:
-        """Why a model of the store is not served; empty where all are. Models that were unloaded do not count."""
+    def not_ready_reasons(self, reaches: Callable[[str], bool] = lambda _: True) -> list[str]:
+        """Why the server is not ready (`readiness.py`); empty where it is. A model that the reader may not know of is
+        not named."""
         if self.leaving or self._stopping.is_set():
             return ["the server is shutting down"]
         if (why := self.lost) is not None:
             return [why]
         if not self._first_look.done():
             return ["models are being made ready"]
-        return [fault for name, fault in sorted(self._faults.items()) if name not in self._served]
+        missing = self._readiness.missing(self._served, self._unloaded)
+        return reasons_of(missing, self._faults, self.knows, reaches)
+
+    def knows(self, name: str) -> bool:
+        """Whether the store had the model at the last look."""
+        return name in self._served or name in self._seen
 
     def active(self, name: str) -> str | None:
         """The active version under a name, if any."""
-        served = self._served.get(name)
-        return served.prepared.version if served is not None else None
+        return served.prepared.version if (served := self._served.get(name)) is not None else None
 
     def served(self, name: str) -> ServedModel | None:
         return self._served.get(name)
 
     def fault(self, name: str, number: int | None = None) -> str | None:
         """Why the store's alias for a name (of this version, where given) could not be followed; None where it was."""
-        if number is not None and self._seen.get(name, (None, 0))[0] != number:
-            return None
-        return self._faults.get(name)
+        moved = number is not None and self._seen.get(name, (None, 0))[0] != number
+        return None if moved else self._faults.of(name)
 
     # The verbs (`interface.RosterControl`).
 
@@ -150,10 +153,11 @@ class Roster:
         Where that fails, the version that served goes on serving. ``config`` holds until the next load or version.
         Raises UnknownName, BadInput (a config that asks for more than there is), NotReady, DamagedFile or EngineFailed.
         """
-        self._known(name)
+        if name not in self.store.names():
+            raise self._absent(name)
         with self.working(name):
             state = self._state(name)
-            version = self._wanted(name, state[0])
+            version = wanted_version(self.store, name, state[0], name in self._served)
             served = self._served.get(name)
             if version is None:
                 if served is None:
@@ -167,7 +171,7 @@ class Roster:
                 with self.closing_unused(loaded):
                     self.activate(loaded, state)
             self._unloaded.discard(name)
-            self._faults.pop(name, None)
+            self._faults.clear(name)
             if served is None:
                 self._restore_orders(name)
 
@@ -176,35 +180,30 @@ class Roster:
 
         It lasts until `load`, until a version is published or the alias moved, or until the next start.
         """
-        if name not in self._served:
-            self._known(name)
+        if name not in self._served and name not in self.store.names():
+            raise self._absent(name)
         with self.working(name):
-            served = self._served.get(name)
             self._unloaded.add(name)
             self._seen[name] = self._state(name)
-            self._faults.pop(name, None)
-            if served is None:
-                return
-            self._served = {other: one for other, one in self._served.items() if other != name}
-            loaded_versions = served.end()
-            del served  # it names the loaded versions
-            retire(loaded_versions, self._loop)
-            self.decisions.record(name, "unloaded", f"'{name}' was unloaded")
+            if self._end(name):
+                self.decisions.record(name, "unloaded", f"'{name}' was unloaded")
+
+    def _end(self, name: str) -> bool:
+        """Serve the name no more: whether it was served. Its accepted requests are answered. Hold `working`."""
+        self._faults.clear(name)
+        if (served := self._served.get(name)) is None:
+            return False
+        self._served = {other: one for other, one in self._served.items() if other != name}
+        loaded_versions = served.end()
+        del served  # it names the loaded versions
+        retire(loaded_versions, self._loop)
+        return True
 
     def index(self) -> list[IndexEntry]:
         """Every version that is loaded, being loaded, or wanted and not available."""
-        found: list[IndexEntry] = []
-        for name in sorted({*self.store.names(), *self._served}):
-            served, loading = self._served.get(name), self._loading.get(name)
-            loaded = [loaded.number for loaded in served.loaded_versions()] if served else []
-            found += [(name, str(number), "READY", "") for number in sorted(loaded)]
-            if loading is not None and loading not in loaded:
-                found.append((name, str(loading), "LOADING", ""))
-            elif served is None:
-                live = self._seen.get(name, (None, 0))[0]
-                why = "unloaded" if name in self._unloaded else self._faults.get(name, "not looked at yet")
-                found.append((name, "" if live is None else str(live), "UNAVAILABLE", why))
-        return found
+
+        names = sorted({*self.store.names(), *self._served})
+        return index_of(names, self._served, self._loading, self._seen, self._unloaded, self._faults)
 
     # For `director.py`.
 
@@ -253,12 +252,19 @@ class Roster:
             with self.working(name):
                 if anew:
                     self._seen.pop(name, None)
+                elif self._faults.waits(name):
+                    return
                 self._follow_one(name)
+                self._faults.clear(name)
         except HalfevenError as error:
-            self._note(name, str(error))
+            fault = str(error)
         except Exception as error:
             logger.exception("'%s' could not be made ready", name)
-            self._note(name, f"{name}: {type(error).__name__}: {error}")
+            fault = f"{type(error).__name__}: {error}; the server's log has the traceback"
+        else:
+            return
+        if self._faults.note(name, fault):
+            self.decisions.not_ready(name, f"model '{name}' could not be made ready: {fault}; {AGAIN}")
 
     def tidy(self) -> None:
         """Close the versions that are not needed any more. Those of a name on which another thread works stay: the
@@ -284,13 +290,30 @@ class Roster:
             if self._stopping.is_set():
                 return
             self.follow(name)
+        self._forget_deleted(names)
         self.tidy()
+
+    def _forget_deleted(self, names: Collection[str]) -> None:
+        """Serve no model any more whose folder two looks miss: one may come between two renames that replace it. Where
+        the folder of all models is gone, the disk is away."""
+        known = self._served.keys() | self._seen.keys() | self._faults.names()
+        missed = known.difference(names) if (self.store.root / "models").is_dir() else set[str]()
+        gone, self._missed = missed & self._missed, missed
+        for name in sorted(gone):
+            with self.working(name):
+                logger.warning("'%s' was deleted from the store and is not served any more", name)
+                self._end(name)
+                self._seen.pop(name, None)
+                self._unloaded.discard(name)
+                self._readiness.forget(name)
+                self.decisions.forget(name)
 
     def _follow(self) -> None:
         try:
             self.look()
             give_back()
         finally:
+            self._readiness.started(self._served.keys() | self._faults.names(), self._served.keys())
             self._first_look.set_result(None)
         while not self._stopping.wait(LOOK_EVERY_S):
             self.look()
@@ -306,17 +329,17 @@ class Roster:
                     logger.exception("'%s' was not watched; a mistake of ours, please report it", served.name)
 
     def _follow_one(self, name: str) -> None:
-        state, seen = self._state(name), self._seen.get(name)
-        if not state[1] or seen == state:
+        state, seen, fault = self._state(name), self._seen.get(name), self._faults.of(name)
+        if not state[1] or (seen == state and fault is None):
             return
+        self._faults.trying(name)
         self._seen[name] = state
-        fault = self._faults.pop(name, None)
         self._unloaded.discard(name)
         served = self._served.get(name)
         # Only a newer version was published; the alias may still name a version that was rejected since.
         if served is not None and fault is None and seen is not None and seen[0] == state[0]:
             return
-        version = self._wanted(name, state[0])
+        version = wanted_version(self.store, name, state[0], name in self._served)
         if version is None or (served is not None and served.traffic.stable.number == version.number):
             return
         loaded = self.loaded_version_for(version)
@@ -332,22 +355,6 @@ class Roster:
 
     def _state(self, name: str) -> State:
         return (self.store.live_number(name), max(self.store.numbers(name), default=0))
-
-    def _wanted(self, name: str, live: int | None) -> Version | None:
-        """The live version; while there is none, the newest one whose half was refused: its FP32 whole serves.
-
-        A version whose weights a gate refused, or that waits for its promotion, never serves, in no precision.
-        """
-        if live is not None:
-            return self.store.version(name, live)
-        if name in self._served:
-            return None
-        for number in reversed(self.store.numbers(name)):
-            version = self.store.version(name, number)
-            gate = version.manifest.get("gate")
-            if not version.awaits_promotion and (gate is None or gate["passed"]):
-                return version
-        return None
 
     def activate(self, loaded: LoadedVersion, state: State | None = None) -> None:
         """Make the loaded version the active one. ``state``: of the store, by default as it is now. It is noted first,
@@ -378,22 +385,14 @@ class Roster:
                 sentence = f"{name}@{order.version} was ordered as a canary or shadow and could not be loaded: {error}"
                 self.decisions.record(name, "order_failed", sentence)
 
-    def _note(self, name: str, fault: str) -> None:
-        self._faults[name] = fault
-        self.decisions.not_ready(name, fault)
-
-    def _known(self, name: str) -> None:
-        if name not in self.store.names():
-            raise UnknownName(f"Request for unknown model: '{name}' is not found")
-
     def _absent(self, name: str) -> HalfevenError:
         if name in self._unloaded:
             return UnknownName(
                 f"Request for unknown model: '{name}' has no available versions: it was unloaded; "
                 f"POST /v2/repository/models/{name}/load loads it"
             )
-        if name in self._faults:
-            return NotReady(f"model '{name}' is not ready: {self._faults[name]}")
+        if (fault := self._faults.of(name)) is not None:
+            return NotReady(f"model '{name}' is not ready: {fault}")
         followed = name in self._seen or not self._first_look.done()
         if name in self.store.names() and (followed or self._state(name)[0]):
             return NotReady(f"model '{name}' is being made ready; ask again in a moment")

@@ -26,6 +26,7 @@ from ...models.errors import BadSetting, DamagedFile, HalfevenError, StoreUnusab
 from ...models.manifest import read_manifest
 from ...models.model_name import NAME
 from ...models.store import Store, sha256_of
+from ...models.stored_json import stored_bytes
 from ..access.key_file import NAME_IN_STORE
 
 logger = logging.getLogger("halfeven.versions")
@@ -79,7 +80,7 @@ class StoreCopy:
         """
         with self._alone("written"):
             self._follow()
-            before = {path: path.read_bytes() for path in self._followed(name)}
+            before = {path: stored_bytes(path) for path in self._followed(name)}
             try:
                 done = deed()
                 self._write_back(name)
@@ -116,14 +117,14 @@ class StoreCopy:
         entries = self._listed(f"models/{name}")
         for path in self._followed(name):
             target = f"{self._root}/models/{name}/{path.name}"
-            if path.name not in entries or self._fs.cat_file(target) != path.read_bytes():
-                self._fs.pipe_file(target, path.read_bytes())
+            if path.name not in entries or self._fs.cat_file(target) != stored_bytes(path):
+                self._fs.pipe_file(target, stored_bytes(path))
 
     def _undo(self, name: str, before: Mapping[Path, bytes]) -> None:
         for path in set(self._followed(name)) - set(before):
             path.unlink(missing_ok=True)
         for path, data in before.items():
-            if not path.exists() or path.read_bytes() != data:
+            if not path.exists() or stored_bytes(path) != data:
                 replace_text(path, data.decode(errors="replace"))
 
     def _followed(self, name: str) -> list[Path]:
@@ -172,7 +173,7 @@ class StoreCopy:
                 there = self._fs.cat_file(f"{self._root}/{place}/manifest.json")
             except FileNotFoundError:
                 return True  # it is being deleted, or written anew
-            if here.read_bytes() != there:
+            if stored_bytes(here) != there:
                 return False
             self._compared[name, number] = entry
         return True
@@ -240,7 +241,7 @@ class StoreCopy:
         """Write a followed file into the copy, unless it has this text already, and note the stamps of both: another
         process of the node may have written it, and a change that was not written back is undone by it."""
         target = self.store.root / place
-        if not target.exists() or target.read_bytes() != text.encode():
+        if not target.exists() or stored_bytes(target) != text.encode():
             replace_text(target, text, mode)
         self._stamps[place] = str(entry), _stamp_of(target)
 
@@ -248,7 +249,9 @@ class StoreCopy:
         """What a folder of the source has, by its last name. Raises OSError, FileNotFoundError where there is none."""
         path = f"{self._root}/{place}".rstrip("/")
         return {
-            entry["name"].rstrip("/").rsplit("/", 1)[-1]: entry for entry in self._fs.ls(path, detail=True)
+            entry["name"].rstrip("/").rsplit("/", 1)[-1]: entry
+            for entry in self._fs.ls(path, detail=True)
+            if entry.get("type") != "other"  # a pipe, for which reading would wait without end
         }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
+from ...models.reserve import with_reserve
 from ...models.store import Store
 from . import orders
 from .orders import Order
@@ -82,19 +83,26 @@ class OwnStore:
             return number
 
     def put_back(self, name: str, bad: int, good: int) -> None:
-        self._store.promote_over(bad, self._store.version(name, good), TRIAL)
+        with_reserve(
+            self._store.root,
+            lambda: self._store.promote_over(bad, self._store.version(name, good), TRIAL),
+        )
 
     def order(self, name: str, role: Role, number: int | None, percent: float) -> None:
         with self._lock:
             ordered: Mapping[str, Any] = {role: None if number is None else Order(number, percent)}
-            found = orders.read_orders(self._store, name)
-            orders.write_orders(self._store, name, replace(found, **ordered))
+            found = replace(orders.read_orders(self._store, name), **ordered)
+            if number is None:  # ending a share is going back
+                with_reserve(self._store.root, lambda: orders.write_orders(self._store, name, found))
+            else:
+                orders.write_orders(self._store, name, found)
 
     def end_canary(self, name: str, number: int) -> None:
         with self._lock:
             found = orders.read_orders(self._store, name)
             if found.canary is not None and found.canary.version == number:
-                orders.write_orders(self._store, name, replace(found, canary=None))
+                ended = replace(found, canary=None)
+                with_reserve(self._store.root, lambda: orders.write_orders(self._store, name, ended))
 
     def note_drift(self, name: str, number: int, device: str, reason: str) -> None:
         orders.note_drift(self._store.version(name, number), device, reason)
@@ -110,5 +118,5 @@ class OwnStore:
             role: None if (order := getattr(found, role)) is None or order.version == number else order
             for role in ("canary", "shadow")
         }
-        if replace(found, **kept) != found:
-            orders.write_orders(self._store, name, replace(found, **kept))
+        if (left := replace(found, **kept)) != found:
+            with_reserve(self._store.root, lambda: orders.write_orders(self._store, name, left))

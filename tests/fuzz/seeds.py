@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import pyarrow
 import pyarrow.parquet
 import torch
@@ -342,3 +343,23 @@ def store_with(root: Path, file: str, data: bytes) -> Store:
         (root / file).parent.mkdir(parents=True)
     (root / file).write_bytes(data)
     return Store(root)
+
+
+def archives() -> list[bytes]:
+    """TorchServe archives, of members stored and packed in each way."""
+    manifest = {"model": {"modelName": "net", "serializedFile": "model.onnx", "handler": "h"}}
+    found = []
+    for packing in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w", packing) as archive:
+            archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
+            archive.writestr("model.onnx", onnx_files()[0] * 4)
+            archive.writestr("index_to_name.json", '{"0": "a", "1": ["n", "b"]}')
+        found.append(out.getvalue())
+    return found
+
+
+def onnx_files() -> list[bytes]:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        net (float[n, 4] x) => (float[n, 2] y) <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> { y = MatMul(x, w) }"""
+    return [onnx.parser.parse_model(text).SerializeToString()]

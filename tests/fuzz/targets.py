@@ -14,13 +14,17 @@ from pathlib import Path
 import torch
 from google.protobuf.message import DecodeError
 from halfeven.exporters.device_proofs import kept_proof
-from halfeven.exporters.importing.text_format import read_text_format
+from halfeven.exporters.importing.mar_archive import unpack
+from halfeven.exporters.importing.torchserve import _Archive
+from halfeven.exporters.importing.triton_config import read_config
 from halfeven.exporters.inputs.samples import load_samples
+from halfeven.exporters.onnx.reading.bounded_file import read_graph
 from halfeven.models.archive.archive import load_program
 from halfeven.models.archive.contents import MODEL
 from halfeven.models.archive.plain_program import read_module
 from halfeven.models.archive.shape_expressions import is_arithmetic
-from halfeven.models.errors import HalfevenError
+from halfeven.models.errors import HalfevenError, Unforeseen
+from halfeven.models.guarded_reading import reading
 from halfeven.models.package import parse_folder
 from halfeven.models.pictures.picture import picture_row
 from halfeven.models.pictures.pixels import Picture
@@ -66,6 +70,8 @@ def try_out(target: Target, data: bytes) -> bool:
         target.read(target.wrap(data))
     except (HalfevenError, *target.also) as error:
         assert str(error).strip(), "a refusal has words"
+        # The guard (`models/guarded_reading.py`) refuses what a reader did not foresee: that is the reader's fault.
+        assert not isinstance(error, Unforeseen), error
         return False
     return True
 
@@ -124,7 +130,10 @@ def targets(folder: Path, store: Path, wire: HttpWire) -> list[Target]:
         Target("picture", lambda data: picture_row(data, Picture.of(pictures.inputs[0], True)), seeds.images),
         Target("model.toml", lambda data: parse_folder(data.decode(errors="replace"), program / "source/model.toml"),
                lambda: seeds.tomls(program)),
-        Target("config.pbtxt", on_disk(read_text_format), seeds.text_format),
+        Target("config.pbtxt", on_disk(lambda path: reads("a configuration", read_config, path, folder)),
+               seeds.text_format),
+        Target(".mar", on_disk(partial(unpacked, folder / "unpacked")), seeds.archives),
+        Target("ONNX", on_disk(read_graph), seeds.onnx_files),
         Target("samples", on_disk(lambda path: load_samples(path, spec, MOST)), seeds.tensors),
         Target("training rows", training, seeds.training_tensors),
         Target("CSV", on_disk(lambda path: tensors_of(path, CSV, spec, MOST)), seeds.csv),
@@ -142,6 +151,21 @@ def targets(folder: Path, store: Path, wire: HttpWire) -> list[Target]:
         *kept_states(folder, store),
     ]
     # fmt: on
+
+
+def reads(what: str, read: Callable[..., object], path: Path, *more: object) -> object:
+    """As import reads it: under the guard."""
+    with reading(path, what):
+        return read(path, *more)
+
+
+def unpacked(folder: Path, path: Path) -> object:
+    """A TorchServe archive as import reads it, up to the model's own file."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    with reading(path, "a TorchServe archive"):
+        unpack(path, folder)
+        return _Archive(path, folder, None)
 
 
 def kept_states(folder: Path, converted: Path) -> list[Target]:

@@ -23,7 +23,7 @@ HUNG_AFTER_S = 60
 MOST_BYTES = 512 << 20  # that the process may grow by, while it reads inputs of a few kilobytes
 NAMES = [
     "HTTP", "V2 JSON", "V2 binary", "predict", "gRPC", "repository", "content coding", "picture", "model.toml",
-    "config.pbtxt",
+    "config.pbtxt", ".mar", "ONNX",
     "samples", "training rows", "CSV", "JSON lines", "Parquet", "tar", "program", "program JSON", "program for torch",
     "shape expression", "keys", "manifest", "live", "promotions.json", "rollout.json", "drifted-1.json", "events.jsonl",
     "proofs-1.json", "tuned.json", "cores.json", "ceiling.json", "state.json",

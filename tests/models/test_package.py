@@ -1,5 +1,6 @@
 """model.toml: every documented key, its default, and what is said where one is wrong."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -367,3 +368,22 @@ def test_values_that_the_reader_of_toml_gives_up_on_are_refused(value: str, tmp_
     (tmp_path / "model.toml").write_text(f"name = {value}")
     with pytest.raises(BadFolder, match=r"model\.toml cannot be read"):
         read_folder(tmp_path)
+
+
+def test_labels_and_weights_lie_in_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("one\ntwo\nthree\n")
+    folder = write_folder(tmp_path / "net", outputs=[{**Y, "labels_file": "labels.txt"}])
+    (folder / "labels.txt").symlink_to(tmp_path / "secret.txt")
+    _refused(folder, ["outputs[0].labels_file", "leads out of the folder net"])
+    for place in ("../secret.txt", str(tmp_path / "secret.txt")):
+        folder = write_folder(tmp_path / "net", outputs=[{**Y, "labels_file": place}])
+        _refused(folder, ["outputs[0].labels_file", "outside of the folder"])
+    folder = write_folder(tmp_path / "net", weights="../secret.txt")
+    _refused(folder, ["weights", "outside of the folder"])
+
+
+def test_a_pipe_in_the_place_of_a_model_toml_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "net")
+    (folder / "model.toml").unlink()
+    os.mkfifo(folder / "model.toml")
+    _refused(folder, ["model.toml", "not a regular file"])

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.durable import _locked_file
-from halfeven.models.errors import BadInput, Conflict, DamagedFile, UnknownName
+from halfeven.models.errors import BadInput, Conflict, DamagedFile, HalfevenError, UnknownName
 from halfeven.models.store import LIVE, REFUSED, Store, Version, sha256_of
 from safetensors.numpy import save_file
 
@@ -492,3 +493,18 @@ def test_a_store_may_be_moved_whole(store: Store, tmp_path: Path) -> None:
     moved = Store(Path(shutil.move(store.root, tmp_path / "elsewhere")))
     live = moved.live("net")
     assert live is not None and live.json("spec.json") == {"text": "hello"}
+
+
+@pytest.mark.parametrize(
+    "file", ["live", "1/manifest.json", "promotions.json", ".x.unfinished", ".promoting", "1/spec.json"]
+)
+def test_a_pipe_in_the_store_is_not_waited_for(file: str, store: Store) -> None:
+    version = publish(store)
+    store.promote(version)
+    path = version.folder.parent / file
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    store.remove_dead_drafts()
+    for ask in (store.live, store.promotions, store.rollback, lambda name: store.version(name, 1).spec()):
+        with suppress(HalfevenError):
+            ask("net")

@@ -154,7 +154,7 @@ class FakeRoster:
     def ready(self) -> bool:
         return not self.reasons
 
-    def not_ready_reasons(self) -> list[str]:
+    def not_ready_reasons(self, reaches: Any = lambda _: True) -> list[str]:
         return self.reasons
 
 

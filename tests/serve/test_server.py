@@ -234,8 +234,12 @@ def test_a_damaged_file_is_refused_by_name_and_others_go_on(store: Store, sample
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
     (store.root / "models" / "twin" / "1" / "half.pt2").write_bytes(b"PK nonsense")
     with serving(store) as (address, roster):
+        assert get(address, "/v2/health/ready")[0] == 200
+        assert roster.find("digits").prepared.version == "1"
+    with serving(store, require="twin") as (address, roster):
         status, _, answer = get(address, "/v2/health/ready")
         assert status == 503
+        assert "model 'twin' is not served" in answer["error"]
         assert "weights.safetensors is damaged" in answer["error"]
         assert str(store.root) not in str(answer)
         index = get(address, "/v2/repository/index", b"{}")[2]

@@ -4,6 +4,7 @@ Nothing in an ONNX file is executed by reading it. What could do harm are its si
 external data, which name files to be read: they must be plain files inside the model folder.
 """
 
+import os
 from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path, PurePosixPath
@@ -21,16 +22,20 @@ from onnx import (
 )
 
 from ....models.errors import BadFolder, TooLarge
+from ....models.guarded_reading import guarded
+from ....models.opened_file import OpenedFile
 from .graph import bodies
 
 MAX_GRAPH_BYTES = 2**31 - 2**20  # of the file itself: protobuf's limit
 MAX_BYTES = 2**34  # with its external data: a conversion has a model in memory six times
 MAX_NODES = 200_000
 MAX_DEPTH = 16  # of bodies in bodies
+MAX_RANK = 64  # numpy's
 GIT_LFS = b"version https://git-lfs.github.com/"
 PACKED_BITS = dict.fromkeys(("INT4", "UINT4", "FLOAT4E2M1"), 4) | {"INT2": 2, "UINT2": 2}
 
 
+@guarded("an ONNX file")
 def read_model(path: Path, folder: Path, max_bytes: int = MAX_BYTES) -> ModelProto:
     """The model with its external data in it.
 
@@ -42,16 +47,21 @@ def read_model(path: Path, folder: Path, max_bytes: int = MAX_BYTES) -> ModelPro
     return model
 
 
+@guarded("an ONNX file")
 def read_graph(path: Path, max_bytes: int = MAX_GRAPH_BYTES) -> ModelProto:
     """The model without its external data. Raises TooLarge and BadFolder as `read_model` does."""
-    _bound(path.name, path.stat().st_size, min(max_bytes, MAX_GRAPH_BYTES))
     try:
-        model = ModelProto.FromString(path.read_bytes())
+        with OpenedFile(path.resolve()) as opened:
+            _bound(path.name, os.fstat(opened.handle.fileno()).st_size, min(max_bytes, MAX_GRAPH_BYTES))
+            model = ModelProto.FromString(opened.read())
+    except OSError as error:
+        raise BadFolder(f"{path} cannot be read: {error.strerror}; expected an ONNX file") from error
     except DecodeError as error:
         raise BadFolder(f"{path} is not an ONNX file: {_seen_instead(path)}") from error
     if not model.graph.node:
         raise BadFolder(f"{path} is not an ONNX model: its graph has no nodes")
     _bound_nodes(path, model)
+    _bound_ranks(path, model)
     _free_negative_sizes(model)
     _give_tables_as_tensors(model.graph)
     _drop_repeated_outputs(model.graph)
@@ -159,6 +169,15 @@ def _bound_nodes(path: Path, model: ModelProto) -> None:
                 f"{path.name}: expected at most {MAX_NODES} nodes, nested at most {MAX_DEPTH} deep"
             )
         waiting += [(inner, depth + 1) for body in bodies(node).values() for inner in body.node]
+
+
+def _bound_ranks(path: Path, model: ModelProto) -> None:
+    ranks = {tensor.name: len(tensor.dims) for tensor in tensors(model)}
+    values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
+    ranks |= {value.name: len(value.type.tensor_type.shape.dim) for value in values}
+    if beyond := [(name, rank) for name, rank in ranks.items() if rank > MAX_RANK]:
+        name, rank = beyond[0]
+        raise BadFolder(f"{path}: tensor '{name}' has {rank} dimensions: expected at most {MAX_RANK}")
 
 
 def _load_external(path: Path, folder: Path, outside: list[TensorProto], max_bytes: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ....models.errors import BadInput, CannotServe, NotReady, TooLarge, UnknownName
-from ...access.client_key import key_headers
+from ...access.client_key import key_advice, key_headers
 
 JOBS = "/v1/fine_tuning/jobs"
 _CHUNK = 2**20
@@ -184,7 +184,9 @@ def _read(status: int, body: bytes) -> dict[str, Any]:
     if status >= 500:
         raise CannotServe(f"the server failed with {status}: {_words(answer, body)}")
     if not 200 <= status < 300:
-        raise _REFUSALS.get(status, BadInput)(f"the server refused with {status}: {_words(answer, body)}")
+        raise _REFUSALS.get(status, BadInput)(
+            f"the server refused with {status}: {_words(answer, body)}{key_advice(status)}"
+        )
     if not isinstance(answer, dict):
         raise CannotServe(f"expected a JSON object, got {body[:80]!r}; is this a halfeven server?")
     return answer

@@ -15,6 +15,7 @@ import numpy as np
 from ....exporters.inputs.samples import MAX_BYTES, TARGET, Samples, checked_samples, read_tensors
 from ....models.datatypes import DATATYPES, name_of
 from ....models.errors import BadInput, BadSamples
+from ....models.guarded_reading import guarded
 from ....models.loss_names import CLASS_LOSSES, LOSSES_OF_KIND, NLL_OF_PROBABILITIES
 from ....models.spec import Dim, ModelSpec, TensorSpec
 from .row_faults import row_faults, without
@@ -55,6 +56,7 @@ def row_digests(samples: Samples) -> list[bytes]:
     return [_digest([array[row] for array in arrays]) for row in range(samples.count)]
 
 
+@guarded("training rows")
 def read_training(
     path: Path,
     spec: ModelSpec,

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
@@ -23,8 +24,9 @@ from typing import Any
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from ....models.durable import fsync, no_space_left
+from ....models.durable import free_there, fsync, no_space_left
 from ....models.errors import BadInput, BadRequest, DamagedFile, DiskFull, StoreError, TooLarge
+from ....models.opened_file import OpenedFile
 from ...http.caller import CallerLeft
 from ...http.error_mapping import SlowBody
 from ...http.limits.request_limits import DEFAULTS
@@ -34,7 +36,7 @@ UPLOADS = "files"  # the folder in the store
 _FIELDS = ("purpose", "file")
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"  # as OpenAI's clients send them
 _LEAST_LIFE, _LONGEST_LIFE = 3600, 2_592_000  # seconds: OpenAI's bounds
-_MAX_FIELD = 256  # bytes of a plain field
+_MAX_FIELD = DEFAULTS.form_field_bytes
 _MAX_NAME = 255  # characters of a file name
 _ENVELOPE = 16_384  # bytes of a body that are not the file: boundaries, headers, the other field
 _MAX_HEADERS, _MAX_HEADER_BYTES = 8, 2048  # of each part
@@ -86,15 +88,23 @@ class Files:
             silence_s,
         )
         self._clock = clock
+        self._coming = 0  # bytes that callers have declared and not sent yet
+        self.counting = threading.RLock()  # held while bytes turn from declared ones into written ones
         folder.mkdir(parents=True, exist_ok=True)
         for half in folder.glob(".upload-*"):  # folders are tables that were being read
             shutil.rmtree(half) if half.is_dir() else half.unlink(missing_ok=True)
 
     def path(self, sha256: str) -> Path:
-        """Raises DamagedFile where the bytes are gone."""
+        """Raises DamagedFile where the bytes are gone, or what is there is no regular file."""
         path = self.folder / sha256
-        if not _DIGEST.fullmatch(sha256) or not path.is_file():
-            raise DamagedFile(f"{path} is gone, though the job store lists it; upload the file again")
+        if not _DIGEST.fullmatch(sha256):
+            raise DamagedFile(f"{sha256[:80]!r} names no upload; upload the file again")
+        try:
+            OpenedFile(path).close()
+        except OSError as error:
+            raise DamagedFile(
+                f"{path} cannot be read ({error.strerror}), though the job store lists it; upload the file again"
+            ) from error
         return path
 
     def keep(self, upload: Upload) -> Path:
@@ -129,17 +139,24 @@ class Files:
         declared = known.get(b"content-length", b"0")
         if len(declared) > 18 or (declared.isdigit() and int(declared) > self.max_bytes + _ENVELOPE):
             raise self._too_large(declared.decode("latin-1")[:20])
-        await asyncio.to_thread(self._check_quota, int(declared) - _ENVELOPE if declared.isdigit() else 0)
+        coming = _Coming(self, max(0, int(declared) - _ENVELOPE) if declared.isdigit() else 0)
+        await asyncio.to_thread(coming.reserve)
+        try:
+            return await self._received(coming, boundary, receive)
+        finally:
+            coming.end()
+
+    async def _received(self, coming: "_Coming", boundary: bytes, receive: Receive) -> Upload:
         handle, name = await asyncio.to_thread(tempfile.mkstemp, prefix=".upload-", dir=self.folder)
         form = _Form(handle, Path(name), boundary, self.max_bytes)
         try:
-            await self._stream(form, receive)
+            await self._stream(form, coming, receive)
             return await asyncio.to_thread(form.finish)
         except OSError as error:
             if no_space_left(error):
                 raise DiskFull(
-                    "the store's disk is full, so the upload was not kept; delete files or versions there, or give the "
-                    "store more room"
+                    "the store's disk is full, so the upload was not kept; delete files or versions there "
+                    f"({free_there(self.folder)}), or give the store more room"
                 ) from error
             raise StoreError(f"the upload cannot be kept ({error.strerror}); see the store's disk") from error
         except FormParserError as error:
@@ -149,7 +166,7 @@ class Files:
         finally:
             form.close()
 
-    async def _stream(self, form: "_Form", receive: Receive) -> None:
+    async def _stream(self, form: "_Form", coming: "_Coming", receive: Receive) -> None:
         begun, received = self._clock(), 0
         waiting = bytearray()
         more = True
@@ -165,8 +182,7 @@ class Files:
                     f"the upload came at under {_LEAST_BYTES_PER_SECOND} bytes a second; send it faster"
                 )
             if len(waiting) >= _BLOCK or not more:
-                await asyncio.to_thread(form.write, bytes(waiting))
-                await asyncio.to_thread(self._check_quota)
+                await asyncio.to_thread(coming.write, form, bytes(waiting))
                 waiting.clear()
 
     async def _next(self, receive: Receive) -> MutableMapping[str, Any]:
@@ -178,8 +194,14 @@ class Files:
             raise CallerLeft
         return message
 
-    def _check_quota(self, coming: int = 0) -> None:
-        if (size := self.used() + max(0, coming)) > self.most_bytes:
+    def expect(self, change: int, check: bool = True) -> None:
+        """Change the bytes that are declared and not here yet. Raises QuotaReached where all would be too many; then
+        nothing is changed."""
+        with self.counting:
+            size = self.used() + self._coming + change
+            if not check or size <= self.most_bytes:
+                self._coming += change
+                return
             raise QuotaReached(
                 f"with this upload the files here would have {size} bytes, at most {self.most_bytes} are kept; delete "
                 "some (DELETE /v1/files/ID), or start the server with a larger HALFEVEN_MAX_FILES_MIB"
@@ -187,6 +209,30 @@ class Files:
 
     def _too_large(self, size: str) -> TooLarge:
         return TooLarge(_too_large(size, self.max_bytes))
+
+
+class _Coming:
+    """The bytes that one upload has declared: reserved before anything is awaited for them, until they have come."""
+
+    def __init__(self, files: Files, nbytes: int) -> None:
+        self._files, self._nbytes, self._reserved = files, nbytes, 0
+
+    def reserve(self) -> None:
+        """Raises QuotaReached."""
+        self._files.expect(self._nbytes)
+        self._reserved = self._nbytes
+
+    def write(self, form: "_Form", block: bytes) -> None:
+        """Write what has come: it is counted once, as declared or as written. Raises QuotaReached, and as the form."""
+        with self._files.counting:
+            form.write(block)
+            fewer = min(len(block), self._reserved)
+            self._reserved -= fewer
+            self._files.expect(-fewer)
+
+    def end(self) -> None:
+        self._files.expect(-self._reserved, check=False)
+        self._reserved = 0
 
 
 def whole_uploads(folder: Path) -> list[Path]:

@@ -20,6 +20,7 @@ from ....exporters.inputs.picture_folder import read_pictures
 from ....exporters.inputs.samples import TARGET
 from ....models.durable import no_space_left
 from ....models.errors import BadInput, BadSamples
+from ....models.guarded_reading import guarded
 from ....models.spec import ModelSpec, TensorSpec
 from ..judging.judging_metrics import classifies
 
@@ -30,6 +31,7 @@ _LEAST_BLOCK, _LARGEST_BLOCK = 1 << 20, 2**31 - 1
 IN_WORK = ".upload-table-"  # beside the upload, `Files` deletes at the next start what a killed process left
 
 
+@guarded("a table")
 def kind_of(path: Path, spec: ModelSpec) -> str | None:
     """The kind of table that a file is, by its first bytes; None for npz and safetensors. Raises BadSamples."""
     with path.open("rb") as file:
@@ -54,6 +56,7 @@ def kind_of(path: Path, spec: ModelSpec) -> str | None:
     )
 
 
+@guarded("a table")
 def read_table(
     path: Path, kind: str, spec: ModelSpec, max_bytes: int, work: Path | None = None
 ) -> dict[str, np.ndarray]:

@@ -9,13 +9,14 @@ from ....models.errors import BadInput, UnknownName
 from ....models.model_name import NAME
 from ....models.nearest_name import nearest_name
 from ....models.store import Store, Version
+from ...access.access_control import OPEN, Permit
 from ..data.datasets import learnable_outputs
 from ..data.files import Files
 from .choices.declared_steps import check_settings
 from .choices.hyperparameters import asked_hyperparameters, read_hyperparameters, resolve
 from .job_rows import TRAINING, VALIDATION, Asked, check
 from .records.job_store import JobStore
-from .records.job_types import JobRequest
+from .records.job_types import FileRecord, JobRequest
 
 _NEEDED = ("weights.safetensors", "whole.pt2")
 _KEYS = (
@@ -47,8 +48,10 @@ class JobAdmission:
         self._job_store, self._files, self._store, self._leaving = job_store, files, store, leaving
         self._reading = threading.Lock()
 
-    def read(self, asked: Any) -> JobRequest:
-        """Raises BadInput (BadJob, BadHyperparameter, BadTrainingFile) with its ``param``, UnknownName."""
+    def read(self, asked: Any, permit: Permit = OPEN) -> JobRequest:
+        """The job, which belongs to the key of ``permit`` and has files that this key may see.
+
+        Raises BadInput (BadJob, BadHyperparameter, BadTrainingFile) with its ``param``, UnknownName."""
         body = _table(asked)
         model, training_file = (_text(body, key) for key in ("model", "training_file"))
         validation_file = _text(body, "validation_file", needed=False)
@@ -58,7 +61,11 @@ class JobAdmission:
         assert model and training_file
         parent = self._parent(model)
         check_settings(parent, asked_hyperparameters(body), values)
-        rows, findings = self._check_data(parent, training_file, validation_file, values, seed)
+        given = {TRAINING: training_file, VALIDATION: validation_file}
+        records = {
+            param: self._job_store.file(id, permit.owners) for param, id in given.items() if id is not None
+        }
+        rows, findings = self._check_data(parent, records, values, seed)
         return JobRequest(
             model=model,
             name=parent.name,
@@ -71,13 +78,14 @@ class JobAdmission:
             metadata=metadata,
             asked=body,
             findings=tuple(findings),
+            owner=permit.owner,
         )
 
     def _parent(self, model: str) -> Version:
         """``name`` is the active version, ``name@version`` that one."""
         name, at, number = model.partition("@")
         if not NAME.fullmatch(name) or not self._store.numbers(name):
-            raise UnknownName(f"no model '{name[:80]}' in the store: it has {self._store.names()}")
+            raise UnknownName.of_model(name, self._store.names())
         parent = self._store.numbered(name, number) if at else self._store.live(name)
         if parent is None:
             raise _bad(
@@ -106,8 +114,7 @@ class JobAdmission:
     def _check_data(
         self,
         parent: Version,
-        training_file: str,
-        validation_file: str | None,
+        records: Mapping[str, FileRecord],
         values: dict[str, Any],
         seed: int,
     ) -> tuple[int, list[str]]:
@@ -115,8 +122,6 @@ class JobAdmission:
 
         ``values``: the hyperparameters, of which ``validation_split`` becomes a number.
         """
-        given = {TRAINING: training_file, VALIDATION: validation_file}
-        records = {param: self._job_store.file(id) for param, id in given.items() if id is not None}
         files = {param: self._files.path(record.sha256) for param, record in records.items()}
         names = {param: f"'{record.filename}' ({record.id})" for param, record in records.items()}
         asked = Asked(parent, files, values, seed, max_bytes=self._files.max_bytes)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ....models.durable import fsync, replace_text
-from ....models.stored_json import json_of
+from ....models.stored_json import stored_json
 
 MOST_STARTS = 3  # of one process without progress between them
 
@@ -47,7 +47,7 @@ class JobFolder:
     def state(self) -> JobState | None:
         """None before the first pass, and where the file is damaged: the job begins anew."""
         try:
-            state = JobState(**json_of((self.path / "state.json").read_bytes()))
+            state = JobState(**stored_json(self.path / "state.json"))
         except (OSError, ValueError, TypeError):
             return None
         counts = all(type(count) is int for count in (state.number, state.parent, state.starts))

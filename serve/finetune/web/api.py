@@ -21,6 +21,7 @@ from ...access.access_control import Permit
 from ...http.caller import lease_of
 from ...http.codecs.json_numbers import parse
 from ...http.json_body import read_order
+from ...http.limits.request_limits import DEFAULTS
 from ...http.route_scopes import TO_TRAIN, permit_of
 from ..data.files import IN_MEMORY, Files
 from ..jobs.job_admission import JobAdmission
@@ -69,48 +70,51 @@ def _add_changes_of_files(routes: APIRouter, kept: KeptFiles, files: Files) -> N
         await run_in_threadpool(kept.delete_expired)
         with lease_of(request.scope).meanwhile(IN_MEMORY):
             received = await files.receive(request.scope["headers"], request.receive)
-        return _json(file_body(await run_in_threadpool(kept.keep, received)))
+        owner = permit_of(request.scope).owner
+        return _json(file_body(await run_in_threadpool(kept.keep, received, owner)))
 
     @routes.delete("/v1/files/{id}")
-    def delete(id: str) -> Response:
+    def delete(id: str, request: Request) -> Response:
         """Forget a file; its bytes go with the last name they have."""
-        kept.delete(id)
+        kept.delete(id, permit_of(request.scope).owners)
         return _json({"id": id, "object": "file", "deleted": True})
 
 
 def _add_files(routes: APIRouter, job_store: JobStore, files: Files, kept: KeptFiles) -> None:
-    def record_of(id: str) -> FileRecord:
+    def record_of(id: str, request: Request) -> FileRecord:
         kept.delete_expired()
-        return job_store.file(id)
+        return job_store.file(id, permit_of(request.scope).owners)
 
     @routes.get("/v1/files")
     def listing(
+        request: Request,
         after: str | None = None,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
         order: Literal["asc", "desc"] = "desc",
         purpose: str | None = None,
     ) -> Response:
-        """Every uploaded file, the newest first."""
+        """Every file that this key may see, the newest first."""
         kept.delete_expired()
-        records = job_store.files()
+        owners = permit_of(request.scope).owners
+        records = job_store.files(owners)
         if order == "asc":
             records.reverse()
         if after is not None:
             known = [record.id for record in records]
-            job_store.file(after)  # raises UnknownName
+            job_store.file(after, owners)  # raises UnknownName
             records = records[known.index(after) + 1 :] if after in known else []
         records = [record for record in records if purpose in (None, record.purpose)]
         return _json(page_of(records[: limit + 1], limit, file_body))
 
     @routes.get("/v1/files/{id}")
-    def retrieve(id: str) -> Response:
+    def retrieve(id: str, request: Request) -> Response:
         """One file's facts."""
-        return _json(file_body(record_of(id)))
+        return _json(file_body(record_of(id, request)))
 
     @routes.get("/v1/files/{id}/content")
-    def content(id: str) -> Response:
+    def content(id: str, request: Request) -> Response:
         """One file's bytes."""
-        record = record_of(id)
+        record = record_of(id, request)
         headers = {"content-length": str(record.bytes), "x-content-type-options": "nosniff"}
         chunks = _chunks(files.path(record.sha256))
         return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
@@ -132,12 +136,12 @@ def _add_jobs(
         asked = parse(body)
         permit.check(TO_TRAIN, _model_in(asked))
         with keyed if key else nullcontext():
-            return admitted(asked, key)
+            return admitted(asked, key, permit)
 
-    def admitted(asked: Any, key: str | None) -> Response:
-        if key and isinstance(asked, dict) and (known := job_store.replayed(key, asked)):
+    def admitted(asked: Any, key: str | None, permit: Permit) -> Response:
+        if key and isinstance(asked, dict) and (known := job_store.replayed(key, asked, permit.owner)):
             return _json(job_body(known), {"idempotent-replayed": "true"})
-        request = admission.read(asked)
+        request = admission.read(asked, permit)
         job, created = job_store.create_job(request, key)
         wake()
         made = job_body(job)
@@ -180,7 +184,7 @@ def _add_validation(
     def validate(body: bytes, permit: Permit) -> Response:
         asked = parse(body)
         permit.check(TO_TRAIN, _model_in(asked))
-        return _json(try_out(admission.read(asked)))
+        return _json(try_out(admission.read(asked, permit)))
 
     @routes.post(JOBS + "/validate")
     async def validation(request: Request) -> Response:
@@ -191,10 +195,12 @@ def _add_validation(
 
 
 def _may_see(job_store: JobStore) -> Any:
-    """The route's dependency that refuses a key for other models than the job's, with Forbidden."""
+    """The route's dependency that knows no job of another key (UnknownName), and refuses a key for other models than
+    the job's (Forbidden)."""
 
     def check(id: str, request: Request) -> None:
-        permit_of(request.scope).check(TO_TRAIN, job_store.job(id).name)
+        permit = permit_of(request.scope)
+        permit.check(TO_TRAIN, job_store.job(id, permit.owners).name)
 
     return Depends(check)
 
@@ -206,8 +212,10 @@ def _model_in(asked: Any) -> str | None:
 
 
 def _key(key: str | None) -> str | None:
-    if key is not None and not (1 <= len(key) <= 255 and key.isprintable()):
-        raise BadInput("Idempotency-Key: expected 1 to 255 printable characters")
+    if key is not None and not (1 <= len(key) <= DEFAULTS.idempotency_characters and key.isprintable()):
+        raise BadInput(
+            f"Idempotency-Key: expected 1 to {DEFAULTS.idempotency_characters} printable characters"
+        )
     return key
 
 
@@ -216,8 +224,9 @@ def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
 
     @routes.get(JOBS)
     def listing(request: Request, after: str | None = None, limit: Limit = 20) -> Response:
-        """Every job, the newest first; `metadata[key]=value` chooses."""
-        found = job_store.jobs(after, limit + 1, _metadata(request))
+        """Every job that this key may see, the newest first; `metadata[key]=value` chooses."""
+        owners = permit_of(request.scope).owners
+        found = job_store.jobs(after, limit + 1, _metadata(request), owners)
         return _json(page_of(found, limit, job_body))
 
     @routes.get(JOBS + "/{id}", dependencies=seen)
@@ -262,7 +271,8 @@ def _add_events(routes: APIRouter, job_store: JobStore, leaving: Callable[[], bo
         ended; behind `Last-Event-ID` (or `after`)."""
         if stream or "text/event-stream" in request.headers.get("accept", ""):
             last = request.headers.get("last-event-id") or after
-            return await streamed(job_store, id, last, leaving, streams)
+            stands = permit_of(request.scope).stands
+            return await streamed(job_store, id, last, leaving, streams, stands)
         found = await run_in_threadpool(job_store.events, id, after, limit + 1, order == "asc")
         return _json(page_of(found, limit, event_body))
 

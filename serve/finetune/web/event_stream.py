@@ -1,21 +1,24 @@
 """The events of a job as they happen: server-sent events (WHATWG HTML §9.2), which go on from ``Last-Event-ID``."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Callable
 
 import orjson
 from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
 
 from ....models.errors import Overloaded
+from ...http.limits.request_limits import DEFAULTS
 from ..jobs.records.job_store import JobStore
 from ..jobs.records.job_types import Event
 from .openai_shapes import event_body
 
 LOOK_EVERY_S = 0.25
 SILENCE_S = 15.0  # then a comment is sent: whatever stands between sees that the connection is in use
-MOST_STREAMS = 100  # each looks into the job store four times a second
+MOST_STREAMS = DEFAULTS.event_streams
 _RETRY_AFTER_S = 10.0
 _AT_ONCE = 500  # events
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -27,48 +30,73 @@ class OpenStreams:
     def __init__(self, most: int = MOST_STREAMS) -> None:
         self.most, self.count = most, 0
 
-    def check(self) -> None:
-        """Raises Overloaded where there are as many as there may be."""
+    def enter(self) -> "StreamPlace":
+        """Count one more, before anything is awaited for it. Raises Overloaded where there are as many as there may
+        be."""
         if self.count >= self.most:
             raise Overloaded(
                 f"{self.most} streams of events are open; ask without `stream` (`order=asc` with `after`), or again "
                 "when some have ended",
                 _RETRY_AFTER_S,
             )
+        self.count += 1
+        return StreamPlace(self)
+
+
+class StreamPlace:
+    """The place of one stream; `leave` gives it back, once, however often it is called."""
+
+    def __init__(self, streams: OpenStreams) -> None:
+        self._streams: OpenStreams | None = streams
+
+    def leave(self) -> None:
+        streams, self._streams = self._streams, None
+        if streams is not None:
+            streams.count -= 1
 
 
 async def streamed(
-    job_store: JobStore, id: str, last: str | None, leaving: Callable[[], bool], streams: OpenStreams
-) -> Response:
+    job_store: JobStore, id: str, last: str | None, leaving: Callable[[], bool], streams: OpenStreams,
+    stands: Callable[[], bool] = lambda: True,
+) -> Response:  # fmt: skip
     """The events behind the event ``last`` (None: all), and each further one until the job has ended.
 
-    The stream ends with the job, or where the server is ``leaving``; a client that comes back then names the last event
-    that it has. Where nothing can come any more the answer is 204, at which browsers stop coming back. Raises
-    UnknownName for the job, and for a ``last`` that is no event of it, Overloaded.
+    The stream ends with the job, where the server is ``leaving`` or the key no longer ``stands``; a client that
+    comes back then names the last event that it has. Where nothing can come any more the answer is 204, at which
+    browsers stop coming back. Raises UnknownName for the job, and for a ``last`` that is no event of it, Overloaded.
     """
-    streams.check()
-    events, ended = await run_in_threadpool(_behind, job_store, id, last)
-    if ended and not events and last is not None:
-        return Response(status_code=204)
-    stream = _counted(_stream(job_store, id, last, leaving), streams)
-    return StreamingResponse(stream, headers=_HEADERS, media_type="text/event-stream")
-
-
-async def _counted(stream: AsyncIterator[bytes], streams: OpenStreams) -> AsyncIterator[bytes]:
-    """The stream, counted from its first bytes on: one that is never begun is not counted for ever."""
-    streams.count += 1
+    place = streams.enter()
     try:
-        async for part in stream:
-            yield part
-    finally:
-        streams.count -= 1
+        events, ended = await run_in_threadpool(_behind, job_store, id, last)
+        if not (ended and not events and last is not None):
+            return _CountedStream(_stream(job_store, id, last, leaving, stands), place)
+    except BaseException:
+        place.leave()
+        raise
+    place.leave()
+    return Response(status_code=204)
+
+
+class _CountedStream(StreamingResponse):
+    """A stream that gives its place back when it has ended, also where it was never begun."""
+
+    def __init__(self, stream: AsyncIterator[bytes], place: StreamPlace) -> None:
+        super().__init__(stream, headers=_HEADERS, media_type="text/event-stream")
+        self._place = place
+        weakref.finalize(self, place.leave)  # of one that was never begun
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._place.leave()
 
 
 async def _stream(
-    job_store: JobStore, id: str, last: str | None, leaving: Callable[[], bool]
+    job_store: JobStore, id: str, last: str | None, leaving: Callable[[], bool], stands: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
     silent_s = 0.0
-    while True:
+    while stands():
         events, ended = await run_in_threadpool(_behind, job_store, id, last)
         for event in events:
             yield _written(event)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from ....models.errors import BadInput, UnknownName
+from ...access.keys import Owners
 from ..data.files import Files, Upload
 from ..jobs.records.job_store import JobStore
 from ..jobs.records.job_types import FileRecord
@@ -22,12 +23,16 @@ class KeptFiles:
         for left in files.contents() - known:  # an earlier server ended between the two
             files.remove(left)
 
-    def keep(self, upload: Upload) -> FileRecord:
-        """The record of an upload. Where it cannot be written, the bytes do not stay. Raises StoreError."""
+    def keep(self, upload: Upload, owner: str = "") -> FileRecord:
+        """The record of an upload, which belongs to ``owner``.
+
+        Where it cannot be written, the bytes do not stay. Raises StoreError.
+        """
         created = int(self._now())
         expires = None if upload.seconds is None else created + upload.seconds
         id = "file-" + secrets.token_hex(12)
-        record = FileRecord(id, upload.sha256, upload.bytes, upload.filename, created, expires_at=expires)
+        sent = upload.sha256, upload.bytes, upload.filename
+        record = FileRecord(id, *sent, created, expires_at=expires, owner=owner)
         with self._changing:
             self._files.keep(upload)
             try:
@@ -37,11 +42,11 @@ class KeptFiles:
                     self._files.remove(upload.sha256)
                 raise
 
-    def delete(self, id: str) -> None:
+    def delete(self, id: str, owners: Owners = None) -> None:
         """Forget a file; its bytes go with the last name they have. Raises UnknownName, BadInput while it is needed."""
         with self._changing:
-            sha256 = self._job_store.file(id).sha256
-            if self._job_store.delete_file(id):
+            sha256 = self._job_store.file(id, owners).sha256
+            if self._job_store.delete_file(id, owners):
                 self._files.remove(sha256)
 
     def delete_expired(self) -> None:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ....models.errors import Overloaded
+from ...http.limits.request_limits import DEFAULTS
 
-MOST = 8  # of the forty threads that all routes share (Starlette)
+MOST = DEFAULTS.orders_being_read  # of the forty threads that all routes share (Starlette)
 _RETRY_AFTER_S = 10.0
 
 

@@ -5,21 +5,18 @@ that JSON is read into, and answers that the caller does not read. The first `FR
 counted: there are at most as many of them as connections, and a small request is accepted however full the budget is.
 """
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from ....models.control_groups import ROOT, groups_of
 from ....models.errors import Overloaded, TooLarge
+from ....models.usable_memory import usable_memory
 
 FREE_BYTES = 64 * 1024
 _SHARE = 4  # one part of so many of the machine's memory
 _LEAST, _MOST = 64 * 2**20, 2**30
 _RETRY_AFTER_S = 1.0
-_CGROUP_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}  # by version
 
 
 class MemoryBudget:
@@ -125,21 +122,6 @@ def unlimited() -> Lease:
 def default_limit(memory: Callable[[], int] | None = None) -> int:
     """A quarter of the memory that this process may have, from 64 MiB to 1 GiB."""
     return min(max((memory or usable_memory)() // _SHARE, _LEAST), _MOST)
-
-
-def usable_memory(root: Path = ROOT) -> int:
-    """Bytes: the machine's memory, or less where a control group of this process says so. ``root``: where ``/`` is."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    groups = (_limit_in(folder / _CGROUP_FILES[version]) for version, folder in groups_of("memory", root))
-    return min([machine, *(limit for limit in groups if limit is not None)])
-
-
-def _limit_in(file: Path) -> int | None:
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None  # else it is "max"
 
 
 _LIST, _OBJECT, _NUMBER, _TEXT = (

@@ -40,6 +40,14 @@ class RequestLimits:
     picture_side: int = MAX_SIDE
     upload_bytes: int = 2**30  # of a training file
     files_bytes: int = 10 * 2**30  # of all training files together
+    form_field_bytes: int = 256  # of a field of an upload beside its file
+    orders_being_read: int = 8  # requests for jobs that wait until their files are read
+    unfinished_jobs: int = 1000  # that wait, run or are paused
+    event_streams: int = 100  # each looks into the job store four times a second
+    events_bytes: int = 2**20  # that are kept of a model's events
+    idempotency_characters: int = 255  # of an Idempotency-Key
+    error_characters: int = 4000  # of an answer's sentence, which quotes the request
+    quoted_characters: int = 200  # of one word or quotation in it
 
 
 DEFAULTS = RequestLimits()

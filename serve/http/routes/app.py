@@ -22,7 +22,8 @@ from ....models.errors import BadRequest, HalfevenError, StoreError, UnknownName
 from ...batching.interface import ControlledRoster, Roster, Served
 from ..caller import CallerLeft
 from ..codecs.dialect import OURS, Dialect
-from ..error_mapping import body_for, body_of, headers_of, status_of, without_folders
+from ..error_mapping import body_for, body_of, headers_of, of_the_disk, status_of, without_folders
+from ..route_scopes import permit_of
 from .infer import MAX_BODY_BYTES
 from .metrics import CONTENT_TYPE
 from .openapi import with_infer
@@ -93,11 +94,16 @@ def _json(value: object, status: int = 200) -> Response:
 def _add_errors(app: FastAPI, as_triton: bool) -> None:
     async def ours(request: Request, error: Exception) -> Response:
         path = request.url.path
-        body, kind = body_of(error, path)
+        body, kind = body_of(error, path, permit_of(request.scope).reaches)
         status = status_of(error, as_triton and path.startswith("/v2/"))
-        if isinstance(error, StoreError):  # with the paths that the caller does not read
+        if isinstance(error, StoreError | OSError):  # with the paths that the caller does not read
             _LOG.error("a request failed: %s", error)
         return Response(body, status, headers_of(error), kind)
+
+    async def of_the_system(request: Request, error: Exception) -> Response:
+        if isinstance(of_the_disk(error), HalfevenError):
+            return await ours(request, error)
+        raise error
 
     async def nobody_s(request: Request, error: Exception) -> Response:
         response = await ours(request, error)
@@ -119,6 +125,7 @@ def _add_errors(app: FastAPI, as_triton: bool) -> None:
         return Response(status_code=499)  # nginx's number; the caller has gone
 
     app.add_exception_handler(HalfevenError, ours)  # the root: Starlette walks the error's ancestry
+    app.add_exception_handler(OSError, of_the_system)
     app.add_exception_handler(HTTPException, of_the_framework)
     app.add_exception_handler(RequestValidationError, of_validation)
     app.add_exception_handler(CallerLeft, nobody_there)

@@ -16,7 +16,7 @@ def history_of(store: Store) -> History:
 
     def versions(model: str) -> list[dict[str, Any]]:
         if model not in store.names():
-            raise UnknownName(f"no model '{model}' in the store: it has {store.names()}")
+            raise UnknownName.of_model(model, store.names())
         live = store.live_number(model)
         return [_listed(store, model, number) | {"live": number == live} for number in store.numbers(model)]
 
@@ -89,7 +89,7 @@ def damaged_files(store: Store, model: str) -> list[str]:
 def version_of(store: Store, model: str, number: str) -> Version:
     """A version by model and number. Raises UnknownName, whose message lists the models or versions that there are."""
     if model not in store.names():
-        raise UnknownName(f"no model '{model}' in the store: it has {store.names()}")
+        raise UnknownName.of_model(model, store.names())
     return store.numbered(model, number)
 
 
@@ -101,9 +101,11 @@ def promote(store: Store, model: str, number: str) -> dict[str, Any]:
 
 
 def _lineage(store: Store, version: Version) -> dict[str, Any]:
-    keys = ("model", "parent", "lineage", "environment", "created", "fingerprint", "files")
-    facts = {"version": version.number, "digest": version.digest}
-    return facts | {key: version.manifest[key] for key in keys} | {"promotions": _promotions(store, version)}
+    keys = ("parent", "lineage", "environment", "created", "fingerprint", "files")
+    facts = {"model": version.name, "version": version.number, "digest": version.digest}
+    return (
+        facts | {key: version.manifest.get(key) for key in keys} | {"promotions": _promotions(store, version)}
+    )
 
 
 def _promotions(store: Store, version: Version) -> list[dict[str, Any]]:

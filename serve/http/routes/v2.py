@@ -40,12 +40,14 @@ def _add_server(app: FastAPI, roster: Roster, server_name: str, as_triton: bool)
 
     @app.get("/v2/health/ready", tags=["server"])
     async def ready(request: Request) -> Response:
-        """Every model has an active version; the reasons otherwise, where the server has keys only with one."""
+        """Every model that was ready at the start or is required is ready; the reasons otherwise, where the server has
+        keys only with one."""
         if roster.ready:
             return _json({"ready": True})
         reasons = ["a key of this server is needed to read why"]
-        if permit_of(request.scope).known:
-            reasons = [without_folders(one) for one in roster.not_ready_reasons()]
+        permit = permit_of(request.scope)
+        if permit.known:
+            reasons = [without_folders(one) for one in roster.not_ready_reasons(permit.reaches)]
         fault = Unready("not ready: " + "; ".join(reasons))
         said = {"ready": False, "reasons": reasons, "error": str(fault)}
         return _json(said, status_of(fault, as_triton))

@@ -21,7 +21,7 @@ from ....models.engines.cpu.setup import CpuSetup
 from ....models.engines.engine import Engine
 from ....models.spec import ModelSpec
 from ....models.store import Version
-from ....models.stored_json import json_of
+from ....models.stored_json import stored_json
 from ...batching.place import Place
 from .cpu_choice import CpuChoice, Parts, choose_setup
 from .tuned import conditions, tuned_path
@@ -103,7 +103,7 @@ def _key(number: object, form: str, precision: str) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json_of(path.read_bytes())
+        found = stored_json(path)
         return {
             key: entry
             for key, entry in found.items()

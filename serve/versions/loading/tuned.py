@@ -20,7 +20,7 @@ from ....exporters.environment import environment
 from ....models.durable import replace_text
 from ....models.engines.cpu.setup import CpuSetup, processor, usable_cores
 from ....models.store import Version
-from ....models.stored_json import json_of
+from ....models.stored_json import stored_json
 
 logger = logging.getLogger("halfeven.roster")
 
@@ -97,7 +97,7 @@ def tuned_for(version: Version, device: torch.device) -> Tuned | None:
     """
     path = tuned_path(version, device)
     try:
-        facts = json_of(path.read_bytes())
+        facts = stored_json(path)
         winner = Winner(**facts["winner"])
         _check(winner)
         tuned = Tuned(winner, str(facts["date"]))

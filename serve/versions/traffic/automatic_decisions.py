@@ -82,6 +82,11 @@ class AutomaticDecisions:
         """A model, or the version that the store names, could not be made ready."""
         self.record(name, "not_ready", fault)
 
+    def forget(self, name: str) -> None:
+        """The model was deleted: its counts are, too."""
+        with self._lock:
+            self.counts = {labels: count for labels, count in self.counts.items() if labels[0] != name}
+
     def record(self, name: str, kind: str, message: str, numbers: Numbers | None = None) -> None:
         """One event: counted, in the log, and in the store."""
         logger.log(_LEVELS.get(kind, logging.INFO), "%s", message, extra={"model": name, "event": kind})

@@ -6,6 +6,7 @@ import struct
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from halfeven.exporters.importing import mar_archive
 from halfeven.exporters.importing.mar_archive import unpack
@@ -108,3 +109,20 @@ def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.mar").write_bytes(data)
     with pytest.raises(BadFolder, match="encrypted"):
         unpacked(tmp_path / "a.mar", tmp_path)
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_member_that_cannot_be_unpacked_is_refused_by_the_archive_s_name(
+    tmp_path: Path, packing: int
+) -> None:
+    content = np.random.default_rng(7).integers(0, 4, 20_000).astype(np.uint8).tobytes()
+    path = tmp_path / "damaged.mar"
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        archive.writestr("model.onnx", content)
+    data = bytearray(path.read_bytes())
+    for place in range(60, 2000, 7):
+        data[place] ^= 0xFF
+    path.write_bytes(data)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(BadFolder, match=r"damaged\.mar"):
+        unpack(path, tmp_path / "out")

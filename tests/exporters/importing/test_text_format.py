@@ -22,7 +22,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 
 def read(folder: Path, text: str) -> dict[str, list[Any]]:
     (folder / "config.pbtxt").write_bytes(text.encode())
-    return read_text_format(folder / "config.pbtxt")
+    return read_text_format(folder / "config.pbtxt", folder)
 
 
 def as_protobuf_has_it(message: Message) -> dict[str, list[Any]]:
@@ -128,7 +128,7 @@ def test_what_is_not_the_text_format_is_named(text: str, fault: str, tmp_path: P
 def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.pbtxt").write_bytes(b"name: '\xff'")
     with pytest.raises(BadFolder, match="not UTF-8"):
-        read_text_format(tmp_path / "config.pbtxt")
+        read_text_format(tmp_path / "config.pbtxt", tmp_path)
 
 
 def test_size_and_depth_are_bounded(tmp_path: Path) -> None:

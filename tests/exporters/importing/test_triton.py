@@ -1,5 +1,6 @@
 """A Triton repository becomes model folders under the signature of config.pbtxt; what is not taken over is named."""
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from halfeven.exporters.importing import triton
 from halfeven.exporters.importing.imported import Refusal, Written
 from halfeven.exporters.importing.triton import take_repository
+from halfeven.models.errors import Unforeseen
 from halfeven.models.store import Store
 
 from tests.exporters.importing.server_files import triton_model
@@ -247,3 +250,81 @@ def test_what_was_imported_converts_and_answers_as_the_file_does(tmp_path: Path)
     expected = np.asarray(session.run(None, {"x": x})[0])
     answer = asked_over_http(store, store.version("net", 2).spec(), {"x": x})["y"]
     assert np.allclose(answer, expected, atol=CLOSE * np.abs(expected).max(), rtol=0)
+
+
+@pytest.mark.parametrize(
+    "linked", ["labels", "the configuration", "the model", "a version", "the whole model"]
+)
+def test_no_link_out_of_the_repository_is_followed(tmp_path: Path, linked: str) -> None:
+    """What lies outside is somebody else's: its text would become labels that callers read."""
+    config = BATCHED.replace("dims: 4", 'dims: 4 label_filename: "labels.txt"')
+    model = triton_model(tmp_path / "repository/net", config, {"1": mlp()})
+    (model / "labels.txt").write_text("a\nb\nc\nd\n")
+    place = {
+        "labels": model / "labels.txt",
+        "the configuration": model / "config.pbtxt",
+        "the model": model / "1/model.onnx",
+        "a version": model / "1",
+        "the whole model": model,
+    }[linked]
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    (one,) = taken(tmp_path / "repository", tmp_path / "out")
+    assert isinstance(one, Refusal) and "leads out of the folder repository" in str(one.error)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_link_inside_of_the_repository_is_followed(tmp_path: Path) -> None:
+    model = triton_model(tmp_path / "repository/net", BATCHED, {"1": mlp()})
+    (model / "1/model.onnx").rename(tmp_path / "repository/shared.onnx")
+    (model / "1/model.onnx").symlink_to("../../shared.onnx")
+    (one,) = taken(tmp_path / "repository", tmp_path / "out")
+    assert isinstance(one, Written), one
+    assert not (one.folder / "model.onnx").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["labels.txt", "config.pbtxt", "1/model.onnx"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    config = BATCHED.replace("dims: 4", 'dims: 4 label_filename: "labels.txt"')
+    model = triton_model(tmp_path / "repository/net", config, {"1": mlp()})
+    (model / name).unlink(missing_ok=True)
+    os.mkfifo(model / name)
+    (one,) = taken(tmp_path / "repository", tmp_path / "out")
+    assert isinstance(one, Refusal) and name.split("/")[-1] in str(one.error)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BATCHED.replace("dims: 8", "dims: 9223372036854775808"),
+        BATCHED.replace("dims: 8", f"dims: 0x{'f' * 5000}"),
+        BATCHED.replace("dims: 8", f"dims: {'9' * 5000}"),
+        BATCHED.replace("dims: 8", "dims: [" + ", ".join(["1"] * 1001) + "]"),
+        BATCHED + "dynamic_batching { max_queue_delay_microseconds: 18446744073709551615 }",
+        BATCHED + f"version_policy {{ latest {{ num_versions: {2**63} }} }}",
+        BATCHED + f"version_policy {{ specific {{ versions: {'1' + '0' * 4000} }} }}",
+    ],
+)
+def test_huge_numbers_and_ranks_are_refused_with_words_of_their_own(tmp_path: Path, config: str) -> None:
+    triton_model(tmp_path / "repository/net", config, {"1": mlp()})
+    (one,) = taken(tmp_path / "repository", tmp_path / "out")
+    assert isinstance(one, Refusal) and not isinstance(one.error, Unforeseen), one
+    assert len(str(one.error)) < 1000
+
+
+def test_what_the_import_did_not_foresee_is_that_model_s_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("net", "other"):
+        triton_model(tmp_path / "repository" / name, BATCHED, {"1": mlp()})
+    guess = triton.guess_onnx
+
+    def guessed(path: Path, *more: Any) -> Any:
+        if "other" in path.parts:
+            raise ZeroDivisionError("of a file like no other")
+        return guess(path, *more)
+
+    monkeypatch.setattr(triton, "guess_onnx", guessed)
+    first, second = taken(tmp_path / "repository", tmp_path / "out")
+    assert isinstance(first, Written) and isinstance(second, Refusal)
+    assert isinstance(second.error, Unforeseen) and "repository/other cannot be read" in str(second.error)

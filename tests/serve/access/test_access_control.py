@@ -176,3 +176,23 @@ def test_limits_are_kept_where_another_key_of_the_file_changes(file: KeyFile, cl
     clock.look_again()
     with pytest.raises(KeyLimitReached):
         access.admit(bearer(key), INFER, None)
+
+
+def test_what_closes_a_server_is_said_at_the_start_and_logged_while_it_runs(
+    file: KeyFile, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    access = AccessControl(file, clock=clock)
+    assert access.notice is None
+    file.add("ci", ["infer"])
+    clock.look_again()
+    with caplog.at_level(logging.WARNING), pytest.raises(Unauthenticated):
+        access.admit(None, INFER, None)
+    assert "requests need a key" in caplog.text and "has 1" in (access.notice or "")
+    assert "has 1" in (AccessControl(file, clock=clock).notice or "")
+    caplog.clear()
+    file.revoke("ci")
+    clock.look_again()
+    with caplog.at_level(logging.WARNING), pytest.raises(Unauthenticated):
+        access.admit(None, INFER, None)
+    for said in (caplog.text, access.notice or "", AccessControl(file, clock=clock).notice or ""):
+        assert "has no key: every request is refused" in said and "remove the file and start again" in said

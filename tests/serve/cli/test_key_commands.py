@@ -11,6 +11,7 @@ from halfeven.models.errors import BadInput
 from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.client_key import VARIABLE
 from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.bench.benched_model import ask as ask_for_bench
 from halfeven.serve.bench.command import Plan, bench
 from halfeven.serve.cli.client import predict_file
 from halfeven.serve.cli.main import app
@@ -92,3 +93,43 @@ def test_the_command_line_begins_without_torch() -> None:
     asked = "import sys, halfeven.serve.cli.main; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_the_first_key_and_the_last_revocation_say_that_they_close_running_servers(tmp_path: Path) -> None:
+    store = ("--store", tmp_path)
+    first = run("add", "one", *store)
+    assert "first key of" in first.output and "refuses requests without a key" in first.output
+    assert "first key of" not in (second := run("add", "two", *store)).output and second.exit_code == 0
+    assert "no key is left" not in run("revoke", "one", *store).output
+    last = run("revoke", "two", *store)
+    assert (
+        "no key is left" in last.output
+        and "remove the file and start the server again" in last.output.replace("\n", " ")
+    )
+    third = facts_of(run("add", "three", *store, "--json"))
+    assert third["note"] is None, "the file was there: the servers are closed already"
+    assert "no key is left" in facts_of(run("revoke", "three", *store, "--json"))["note"]
+    (tmp_path / "keys.json").unlink()
+    assert "first key of" in facts_of(run("add", "four", *store, "--json"))["note"]
+
+
+def test_a_refused_command_says_how_to_send_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    file.add("ci", ["infer"])
+    front = InferFront(
+        build_app(make_roster(), lambda: b"", HISTORY), make_roster(), access=AccessControl(file)
+    )
+    rows = tmp_path / "rows.json"
+    rows.write_text('{"instances": [[1, 2, 3, 4]]}')
+    with running(front) as address:
+        for key, words in (("", "it is not set"), ("hek_000000000000_x", "is none of this server's")):
+            monkeypatch.setenv(VARIABLE, key)
+            for ask in (
+                lambda: predict_file(f"http://{address}", "double", rows),
+                lambda: Remote(f"http://{address}").job("ftjob-1"),
+                lambda: ask_for_bench(f"http://{address}/v2/models/double", {}),
+            ):
+                with pytest.raises(BadInput) as refused:
+                    ask()
+                assert VARIABLE in str(refused.value) and "--key-file" in str(refused.value)
+                assert words in str(refused.value)

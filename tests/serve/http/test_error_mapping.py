@@ -9,6 +9,7 @@ from halfeven.serve.http.error_mapping import (
     SlowBody,
     body_of,
     exit_code_of,
+    message_of,
     retry_after_of,
     status_of,
 )
@@ -104,3 +105,12 @@ def test_only_a_full_queue_says_when_to_come_back_in_whole_seconds() -> None:
 def test_a_message_that_quotes_an_endless_name_is_cut() -> None:
     body, _ = body_of(errors.BadRequest("no input " + "x" * 10**6), "/v2/models")
     assert body.startswith(b'{"error":"no input xxx') and len(body) < 5000
+
+
+@pytest.mark.parametrize("length", [201, 100_000])
+def test_a_long_name_does_not_come_back_whole(length: int) -> None:
+    for name in ("x" * length, "a b " * length, "é" * length):
+        said = message_of(errors.UnknownName(f"Request for unknown model: '{name}' is not found"))
+        assert len(said) < 300 and said.startswith("Request for unknown model: '") and "…" in said
+    said = message_of(errors.BadInput(f"the caller's text: {'word ' * 100}and the model's end"))
+    assert said.endswith("and the model's end"), "apostrophes quote nothing"

@@ -12,11 +12,11 @@ from typing import Any
 
 import orjson
 
-from .....models.durable import no_space_left
+from .....models.durable import free_there, no_space_left
 from .....models.errors import DamagedFile, DiskFull, StoreError
 
 DATABASE = "halfeven.db"  # in the store
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _SCHEMA = """
 CREATE TABLE files (
     id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL, filename TEXT NOT NULL,
@@ -51,6 +51,19 @@ CREATE TABLE evaluations (
 ) WITHOUT ROWID;
 """
 _SINCE_2 = "ALTER TABLE files ADD COLUMN expires_at INTEGER;"
+# Each object belongs to the key that made it: those of two keys never meet.
+_SINCE_3 = """
+ALTER TABLE files ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+DROP INDEX same_file_once;
+CREATE UNIQUE INDEX same_file_once ON files (owner, sha256, filename) WHERE NOT deleted;
+CREATE TABLE owned_idempotency_keys (
+    owner TEXT NOT NULL, key TEXT NOT NULL, job TEXT NOT NULL REFERENCES jobs (id), asked TEXT NOT NULL,
+    PRIMARY KEY (owner, key));
+INSERT INTO owned_idempotency_keys SELECT '', key, job, asked FROM idempotency_keys;
+DROP TABLE idempotency_keys;
+ALTER TABLE owned_idempotency_keys RENAME TO idempotency_keys;
+"""
 _JSON = ("hyperparameters", "metadata", "progress", "summary", "gate", "data", "record")
 
 
@@ -64,6 +77,8 @@ class Database:
         self._path = path
         self._lock = threading.RLock()
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():  # of a pipe SQLite would wait for bytes
+            raise DamagedFile(f"{path} is no file: move it away to begin anew")
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._open()
@@ -82,8 +97,8 @@ class Database:
         ):
             self._db.execute(f"PRAGMA {pragma}")
         found = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if found in (0, 1, 2):
-            missing = "".join((_SCHEMA, _SINCE_1, _SINCE_2)[found:])
+        if 0 <= found < SCHEMA_VERSION:
+            missing = "".join((_SCHEMA, _SINCE_1, _SINCE_2, _SINCE_3)[found:])
             self._db.executescript(f"BEGIN;{missing}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
         elif found != SCHEMA_VERSION:
             raise StoreError(
@@ -107,8 +122,12 @@ class Database:
                 yield self._db
                 self._db.execute("COMMIT")
             except sqlite3.Error as error:
-                kind = DiskFull if no_space_left(error) else StoreError
-                raise kind(f"{self._path} cannot be written ({error}); is the disk full?") from error
+                if no_space_left(error):
+                    raise DiskFull(
+                        f"{self._path} cannot be written: disk full ({free_there(self._path)}); delete files or "
+                        "versions there, or give the store more room"
+                    ) from error
+                raise StoreError(f"{self._path} cannot be written ({error})") from error
             finally:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")

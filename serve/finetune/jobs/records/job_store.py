@@ -16,11 +16,13 @@ from typing import Any
 import orjson
 
 from .....models.errors import BadInput, Conflict, Overloaded, UnknownName
+from ....access.keys import Owners
+from ....http.limits.request_limits import DEFAULTS
 from .database import Database, decoded, encoded
+from .file_store import UNFINISHED, FileStore, chosen
 from .job_types import (
     CANCELLED,
     FAILED,
-    FINAL,
     LEVELS,
     PAUSED,
     QUEUED,
@@ -28,7 +30,6 @@ from .job_types import (
     SUCCEEDED,
     Evaluation,
     Event,
-    FileRecord,
     IllegalMove,
     Job,
     JobRequest,
@@ -39,73 +40,24 @@ from .job_types import (
 from .old_jobs import forget_old
 
 _JOB = ", ".join(field.name for field in fields(Job))
-_FILE = ", ".join(field.name for field in fields(FileRecord))
 _EVENT = ", ".join(field.name for field in fields(Event))
-MOST_UNFINISHED = 1000
+MOST_UNFINISHED = DEFAULTS.unfinished_jobs
 _RETRY_AFTER_S = 60.0
-_UNFINISHED = f"status NOT IN ({', '.join(repr(status) for status in sorted(FINAL))})"
 
 
-class JobStore:
+class JobStore(FileStore):
     """``<store>/halfeven.db``. Every method may be called from any thread and blocks for the disk.
+
+    ``owners``: whose objects are looked at; those of others are unknown.
 
     Raises StoreError where the disk fails, DamagedFile where the file is not a job store. ``now`` gives Unix seconds.
     """
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
-        self._db = Database(path)
-        self._now = now
+        super().__init__(Database(path), now)
 
     def close(self) -> None:
         self._db.close()
-
-    # Files.
-
-    def add_file(self, record: FileRecord) -> FileRecord:
-        """Add the record. The same content under the same name again gives the record that is there already, which
-        expires as this one would."""
-        with self._db.transaction() as db:
-            values = [getattr(record, field.name) for field in fields(FileRecord)]
-            db.execute(
-                f"INSERT INTO files ({_FILE}) VALUES ({', '.join('?' * len(values))}) ON CONFLICT (sha256, filename) "
-                "WHERE NOT deleted DO UPDATE SET expires_at = excluded.expires_at",
-                values,
-            )
-            where = "sha256 = ? AND filename = ? AND NOT deleted"
-            return FileRecord(**self._db.one(_FILE, "files", where, record.sha256, record.filename) or {})
-
-    def file(self, id: str) -> FileRecord:
-        """Raises UnknownName."""
-        row = self._db.one(_FILE, "files", "id = ? AND NOT deleted", id)
-        if row is None:
-            raise UnknownName(f"no file '{id[:80]}'; GET /v1/files lists them, POST /v1/files uploads one")
-        return FileRecord(**row)
-
-    def files(self) -> list[FileRecord]:
-        """All of them, the newest first."""
-        return [FileRecord(**row) for row in self._db.all(_FILE, "files", "NOT deleted ORDER BY rowid DESC")]
-
-    def expired(self) -> list[str]:
-        """The files whose time is over; `delete_file` refuses those that an unfinished job needs."""
-        rest = "NOT deleted AND expires_at <= ?"
-        return [row["id"] for row in self._db.all("id", "files", rest, int(self._now()))]
-
-    def delete_file(self, id: str) -> bool:
-        """Forget a file; True where no other record shares its content, which may then go too.
-
-        Raises UnknownName, BadInput while a job that is not finished needs it.
-        """
-        with self._db.transaction() as db:
-            record = self.file(id)
-            needs = f"(training_file = ? OR validation_file = ?) AND {_UNFINISHED}"
-            if job := self._db.one("id, status", "jobs", needs, id, id):
-                raise BadInput(
-                    f"file '{id}' is needed by job {job['id']}, which is {job['status']}; cancel the job first"
-                )
-            db.execute("UPDATE files SET deleted = 1 WHERE id = ?", [id])
-            return self._db.one("id", "files", "sha256 = ? AND NOT deleted", record.sha256) is None
-
-    # Jobs.
 
     def create_job(self, request: JobRequest, idempotency_key: str | None = None) -> tuple[Job, bool]:
         """(the job, queued; whether it is new). A key that was used gives the job it made then.
@@ -114,9 +66,9 @@ class JobStore:
         too many jobs have not ended.
         """
         with self._db.transaction() as db:
-            if idempotency_key and (known := self.replayed(idempotency_key, request.asked)):
+            if idempotency_key and (known := self.replayed(idempotency_key, request.asked, request.owner)):
                 return known, False
-            if len(self._db.all("id", "jobs", f"{_UNFINISHED} LIMIT ?", MOST_UNFINISHED)) == MOST_UNFINISHED:
+            if len(self._db.all("id", "jobs", f"{UNFINISHED} LIMIT ?", MOST_UNFINISHED)) == MOST_UNFINISHED:
                 raise Overloaded(
                     f"{MOST_UNFINISHED} jobs wait, run or are paused; cancel some, or ask again later",
                     _RETRY_AFTER_S,
@@ -130,16 +82,16 @@ class JobStore:
             marks = ", ".join("?" * len(row))
             db.execute(f"INSERT INTO jobs ({', '.join(row)}) VALUES ({marks})", encoded(row))
             if idempotency_key:
-                keyed = [idempotency_key, id, _digest(request.asked)]
-                db.execute("INSERT INTO idempotency_keys VALUES (?, ?, ?)", keyed)
+                keyed = [request.owner, idempotency_key, id, _digest(request.asked)]
+                db.execute("INSERT INTO idempotency_keys VALUES (?, ?, ?, ?)", keyed)
             self.record(id, "info", "the data fit the model: the job is queued", {"status": QUEUED})
             for finding in request.findings:
                 self.record(id, "warn", finding)
             return self.job(id), True
 
-    def replayed(self, idempotency_key: str, asked: Mapping[str, Any]) -> Job | None:
-        """The job that this key made, or None. Raises BadInput where it came with another request."""
-        row = self._db.one("job, asked", "idempotency_keys", "key = ?", idempotency_key)
+    def replayed(self, idempotency_key: str, asked: Mapping[str, Any], owner: str = "") -> Job | None:
+        """The job that this key of the owner made, or None. Raises BadInput where it came with another request."""
+        row = self._db.one("job, asked", "idempotency_keys", "owner = ? AND key = ?", owner, idempotency_key)
         if row is None:
             return None
         if row["asked"] != _digest(asked):
@@ -149,20 +101,21 @@ class JobStore:
             )
         return self.job(row["job"])
 
-    def job(self, id: str) -> Job:
+    def job(self, id: str, owners: Owners = None) -> Job:
         """Raises UnknownName."""
         row = self._db.one(_JOB, "jobs", "id = ?", id)
-        if row is None:
+        if row is None or not (owners is None or row["owner"] in owners):
             raise UnknownName(f"no fine-tuning job '{id[:80]}'; GET /v1/fine_tuning/jobs lists them")
         return _job(row)
 
     def jobs(
-        self, after: str | None = None, limit: int = 20, metadata: Mapping[str, str] | None = None
-    ) -> list[Job]:
+        self, after: str | None = None, limit: int = 20, metadata: Mapping[str, str] | None = None,
+        owners: Owners = None,
+    ) -> list[Job]:  # fmt: skip
         """Jobs, the newest first, from the one after job ``after``; only those that have all of ``metadata``."""
-        where, values = ["1"], list[Any]()
+        where, values = map(list[Any], chosen(owners))
         if after is not None:
-            self.job(after)
+            self.job(after, owners)
             where.append("number < (SELECT number FROM jobs WHERE id = ?)")
             values.append(after)
         for pair in (metadata or {}).items():
@@ -187,7 +140,7 @@ class JobStore:
 
     def unfinished(self) -> list[Job]:
         """The oldest first."""
-        return [_job(row) for row in self._db.all(_JOB, "jobs", f"{_UNFINISHED} ORDER BY number")]
+        return [_job(row) for row in self._db.all(_JOB, "jobs", f"{UNFINISHED} ORDER BY number")]
 
     def move(
         self,

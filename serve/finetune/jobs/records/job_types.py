@@ -45,6 +45,7 @@ class FileRecord:
     created_at: int  # Unix seconds, as all times here
     purpose: str = "fine-tune"
     expires_at: int | None = None  # from then on it is deleted, once no job needs it
+    owner: str = ""  # the identifier of the key that uploaded it; empty: none was needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class JobRequest:
     metadata: Mapping[str, str] | None = None
     asked: Mapping[str, Any] = field(default_factory=dict)
     findings: tuple[str, ...] = ()
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class Job:
     summary: Mapping[str, Any] | None
     gate: Mapping[str, Any] | None
     pause_requested: bool
+    owner: str  # the identifier of the key that made it; empty: none was needed
 
     @property
     def finished(self) -> bool:

@@ -299,3 +299,34 @@ def test_another_life_than_openai_has_is_refused_with_its_bounds(
     with pytest.raises(BadInput, match="expected anchor 'created_at' and 3600 to 2592000 seconds"):
         send(files, [lasting(**fields)])
     assert left(files) == []
+
+
+def test_uploads_that_begin_at_once_reserve_what_they_declared(tmp_path: Path, content: bytes) -> None:
+    """Each one fits alone, and all of them together do not: the quota is taken before a byte is waited for."""
+    body = form(content)
+    files = Files(tmp_path / "files", LIMIT, most_bytes=3 * len(body))
+    headers = sized(len(body))
+    arrived = asyncio.Event()
+
+    async def one() -> bool:
+        async def receive() -> Any:
+            await arrived.wait()
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        try:
+            files.keep(await files.receive(headers, receive))
+        except QuotaReached:
+            return False
+        return True
+
+    async def all_at_once() -> list[bool]:
+        callers = [asyncio.create_task(one()) for _ in range(10)]
+        while (
+            sum(caller.done() for caller in callers) < 7
+        ):  # those that are refused are so before a byte came
+            await asyncio.sleep(0)
+        arrived.set()
+        return list(await asyncio.gather(*callers))
+
+    assert sum(asyncio.run(all_at_once())) == 3
+    assert files._coming == 0

@@ -6,11 +6,13 @@ Nothing trains here: the test moves jobs through their states by the job store, 
 import hashlib
 import http.client
 import io
+import itertools
 import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +185,7 @@ def test_requests_that_wait_for_files_to_be_read_leave_threads_to_others(
 ) -> None:
     waits, goes_on = threading.Semaphore(0), threading.Event()
 
-    def read(self: JobAdmission, asked: Any) -> Any:
+    def read(self: JobAdmission, asked: Any, permit: Any) -> Any:
         waits.release()
         assert goes_on.wait(20)
         raise BadInput("read at last")
@@ -633,40 +635,92 @@ def test_a_page_has_a_sensible_size(place: Place, query: str) -> None:
     assert httpx.get(f"http://{place.address}/v1/fine_tuning/jobs?{query}").status_code == 400
 
 
-def test_a_key_for_some_models_trains_and_sees_those_alone(place: Place, tmp_path: Path) -> None:
-    keys = KeyFile(tmp_path / "keys.json")
-    limited, _ = keys.add("net-only", ["train"], ["net"])
-    other, _ = keys.add("idle-only", ["train"], ["idle"])
-    app = build_app(make_roster(), lambda: b"", HISTORY)
-    app.include_router(
-        router(place.job_store, place.files, place.store, lambda: None, lambda: False, lambda _: {})
-    )
-    front = InferFront(app, make_roster(), access=AccessControl(keys))
-    job, file = place.create().id, place.upload()
-    jobs = "/v1/fine_tuning/jobs"
-    with (
-        running(front) as address,
-        httpx.Client(base_url=f"http://{address}") as client,
-    ):
+class Keyed:
+    """The place's routes behind keys: a client for each of some keys."""
 
-        def status(key: str, method: str, path: str, **more: Any) -> int:
-            return client.request(
-                method, path, headers={"authorization": f"Bearer {key}"}, **more
-            ).status_code
+    def __init__(self, place: Place, folder: Path) -> None:
+        self.file = KeyFile(folder / "keys.json")
+        app = build_app(make_roster(), lambda: b"", HISTORY)
+        app.include_router(
+            router(place.job_store, place.files, place.store, lambda: None, lambda: False, lambda _: {})
+        )
+        # By this clock a second passes between two requests: each request looks at the file.
+        access = AccessControl(self.file, needed=True, clock=partial(next, itertools.count()))
+        self.front = InferFront(app, make_roster(), access=access)
 
-        parts = ("", "/events", "/metrics", "/checkpoints", "/page")
-        for key, allowed in ((limited, 200), (other, 403)):
-            assert {part: status(key, "GET", f"{jobs}/{job}{part}") for part in parts} == dict.fromkeys(
-                parts, allowed
-            )
-            for model in ("net", "net@1"):
-                asked = {"model": model, "training_file": file}
-                assert status(key, "POST", jobs, json=asked) == allowed
-            assert status(key, "GET", jobs) == status(key, "GET", "/v1/files") == 403
-            assert status(key, "DELETE", f"/v1/files/{file}") == 403
-        of_a_job = [(method, path.format(id=job)) for method, path in routes(front) if "/jobs/{id}" in path]
-        assert {status(other, method, path) for method, path in of_a_job} == {403} and len(of_a_job) >= 8
-        assert place.job_store.job(job).status == "queued"
-        assert status(limited, "POST", f"{jobs}/{job}/cancel") == 200
-        assert status(limited, "POST", jobs, json={"model": "idle@1", "training_file": file}) == 403
-        assert status(other, "POST", jobs, json={"model": 7}) == 400
+    def client(
+        self, address: str, name: str, *models: str, scopes: tuple[str, ...] = ("train",)
+    ) -> openai.OpenAI:
+        key, _ = self.file.add(name, scopes, models)
+        return openai.OpenAI(base_url=f"http://{address}/v1", api_key=key, max_retries=0, timeout=20)
+
+
+@pytest.fixture
+def keyed(place: Place, tmp_path: Path) -> Iterator[tuple[Keyed, str]]:
+    made = Keyed(place, tmp_path)
+    made.file.add("first", ["infer"])
+    with running(made.front) as address:
+        yield made, address
+
+
+def test_a_key_sees_its_own_jobs_and_files_and_trains_its_own_models_alone(
+    place: Place, keyed: tuple[Keyed, str]
+) -> None:
+    made, address = keyed
+    mine, other = made.client(address, "mine", "net"), made.client(address, "theirs", "net")
+    operator = made.client(address, "operator", scopes=("train", "manage"))
+    older = place.create().id  # made while the server needed no key
+    file = mine.files.create(file=("mine.safetensors", data()), purpose="fine-tune").id
+    job = mine.fine_tuning.jobs.create(model="net", training_file=file).id
+    assert [one.id for one in mine.fine_tuning.jobs.list()] == [job]
+    assert [one.id for one in mine.files.list()] == [file]
+    assert list(other.fine_tuning.jobs.list()) == list(other.files.list()) == []
+    of_a_job = [(method, path.format(id=job)) for method, path in routes(made.front) if "/jobs/{id}" in path]
+    assert len(of_a_job) >= 8
+    of_a_file = [
+        ("GET", f"/v1/files/{file}"),
+        ("GET", f"/v1/files/{file}/content"),
+        ("DELETE", f"/v1/files/{file}"),
+    ]
+    lists = [("GET", f"/v1/files?after={file}"), ("GET", f"/v1/fine_tuning/jobs?after={job}")]
+    for method, path in (*of_a_job, *of_a_file, *lists):
+        asked = httpx.request(method, f"http://{address}{path}", headers=other.auth_headers)
+        assert asked.status_code == 404 and "mine" not in asked.text, (method, path)
+    with pytest.raises(openai.NotFoundError, match=f"no file '{file}'"):
+        other.fine_tuning.jobs.create(model="net", training_file=file)
+    with pytest.raises(openai.PermissionDeniedError):
+        mine.fine_tuning.jobs.create(model="idle@1", training_file=file)
+    with pytest.raises(openai.BadRequestError, match="expected a string"):
+        mine.fine_tuning.jobs.create(model=7, training_file=file)  # type: ignore[arg-type]
+    assert {job, older} <= {one.id for one in operator.fine_tuning.jobs.list(limit=1000)}
+    assert place.job_store.job(job).status == "queued"
+    assert mine.fine_tuning.jobs.cancel(job).status == "cancelled"
+    assert mine.files.delete(file).deleted
+
+
+def test_two_keys_with_the_same_bytes_have_two_files_and_the_same_idempotency_key_makes_two_jobs(
+    place: Place, keyed: tuple[Keyed, str]
+) -> None:
+    made, address = keyed
+    first, second = made.client(address, "first-key", "net"), made.client(address, "second-key", "net")
+    content, sent = data(), list[Any]()
+    for client, seconds in ((first, 2_000_000), (second, 3600)):
+        kept: Any = {"anchor": "created_at", "seconds": seconds}
+        sent.append(
+            client.files.create(file=("rows.safetensors", content), purpose="fine-tune", expires_after=kept)
+        )
+    assert sent[0].id != sent[1].id and first.files.retrieve(sent[0].id) == sent[0]
+    assert sent[0].expires_at - sent[0].created_at == 2_000_000
+    jobs = [
+        client.fine_tuning.jobs.create(
+            model="net", training_file=file.id, seed=seed, extra_headers={"Idempotency-Key": "same"}
+        )
+        for client, file, seed in ((first, sent[0], 1), (second, sent[1], 2))
+    ]
+    assert len({job.id for job in jobs}) == 2
+    for client, job in zip((first, second), jobs, strict=True):
+        client.fine_tuning.jobs.cancel(job.id)
+    assert second.files.delete(sent[1].id).deleted
+    assert first.files.content(sent[0].id).read() == content, "the bytes stay while one of the files has them"
+    first.files.delete(sent[0].id)
+    assert hashlib.sha256(content).hexdigest() not in place.left()

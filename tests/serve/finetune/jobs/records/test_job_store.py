@@ -244,12 +244,17 @@ def test_a_store_of_the_release_before_is_taken_over_with_its_jobs(path: Path) -
     old.execute(
         f"INSERT INTO jobs ({names}) VALUES ('ftjob-1', 1, 'running', 'net', 'net', 1, 'file-1', 3, '{{}}', 'x')"
     )
+    old.execute("INSERT INTO idempotency_keys VALUES ('key', 'ftjob-1', 'digest')")
     old.commit()
     old.close()
     for _ in range(2):  # it is changed once
         job_store = JobStore(path)
         assert (job_store.job("ftjob-1").status, job_store.job("ftjob-1").pause_requested) == (RUNNING, False)
         assert job_store.evaluations("ftjob-1") == []
+        assert (job_store.job("ftjob-1").owner, job_store.file("file-1").owner) == ("", "")
+        with pytest.raises(BadInput, match="was used for job ftjob-1"):
+            job_store.replayed("key", {})
+        assert job_store.replayed("key", {}, "another owner") is None
         job_store.close()
 
 
@@ -419,7 +424,7 @@ def _of_another_release(path: Path) -> None:
     ("spoil", "error", "words"),
     [
         (_not_a_database, DamagedFile, "halfeven.db"),
-        (_of_another_release, StoreError, "schema 99, expected 3"),
+        (_of_another_release, StoreError, "schema 99, expected 4"),
     ],
 )
 def test_a_file_that_is_no_ledger_of_ours_is_refused_and_left_alone(

@@ -1,0 +1,80 @@
+"""The records of uploaded files in SQLite. Each belongs to the key that uploaded it, whoever has the same bytes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+from .....models.errors import BadInput, UnknownName
+from ....access.keys import Owners
+from .database import Database
+from .job_types import FINAL, FileRecord
+
+_FILE = ", ".join(field.name for field in fields(FileRecord))
+UNFINISHED = f"status NOT IN ({', '.join(repr(status) for status in sorted(FINAL))})"
+
+
+class FileStore:
+    """``now`` gives Unix seconds. ``owners``: whose files are looked at; those of others are unknown."""
+
+    def __init__(self, db: Database, now: Callable[[], float]) -> None:
+        self._db, self._now = db, now
+
+    def add_file(self, record: FileRecord) -> FileRecord:
+        """Add the record. The same content under the same name again, of the same owner, gives the record that is there
+        already, which expires as this one would."""
+        with self._db.transaction() as db:
+            values = [getattr(record, field.name) for field in fields(FileRecord)]
+            same = ("owner", "sha256", "filename")
+            db.execute(
+                f"INSERT INTO files ({_FILE}) VALUES ({', '.join('?' * len(values))}) ON CONFLICT ({', '.join(same)}) "
+                "WHERE NOT deleted DO UPDATE SET expires_at = excluded.expires_at",
+                values,
+            )
+            where = " AND ".join(f"{name} = ?" for name in same) + " AND NOT deleted"
+            return FileRecord(
+                **self._db.one(_FILE, "files", where, *(getattr(record, one) for one in same)) or {}
+            )
+
+    def file(self, id: str, owners: Owners = None) -> FileRecord:
+        """Raises UnknownName."""
+        row = self._db.one(_FILE, "files", "id = ? AND NOT deleted", id)
+        if row is None or not (owners is None or row["owner"] in owners):
+            raise UnknownName(f"no file '{id[:80]}'; GET /v1/files lists them, POST /v1/files uploads one")
+        return FileRecord(**row)
+
+    def files(self, owners: Owners = None) -> list[FileRecord]:
+        """All of them, the newest first."""
+        where, values = chosen(owners)
+        rest = " AND ".join((*where, "NOT deleted")) + " ORDER BY rowid DESC"
+        return [FileRecord(**row) for row in self._db.all(_FILE, "files", rest, *values)]
+
+    def expired(self) -> list[str]:
+        """The files whose time is over; `delete_file` refuses those that an unfinished job needs."""
+        rest = "NOT deleted AND expires_at <= ?"
+        return [row["id"] for row in self._db.all("id", "files", rest, int(self._now()))]
+
+    def delete_file(self, id: str, owners: Owners = None) -> bool:
+        """Forget a file; True where no other record shares its content, which may then go too.
+
+        Raises UnknownName, BadInput while a job that is not finished needs it.
+        """
+        with self._db.transaction() as db:
+            record = self.file(id, owners)
+            needs = f"(training_file = ? OR validation_file = ?) AND {UNFINISHED}"
+            if job := self._db.one("id, status, owner", "jobs", needs, id, id):
+                named = owners is None or job["owner"] in owners
+                by = (
+                    f"job {job['id']}, which is {job['status']}"
+                    if named
+                    else "another key's job that has not ended"
+                )
+                raise BadInput(f"file '{id}' is needed by {by}; cancel the job first")
+            db.execute("UPDATE files SET deleted = 1 WHERE id = ?", [id])
+            return self._db.one("id", "files", "sha256 = ? AND NOT deleted", record.sha256) is None
+
+
+def chosen(owners: Owners) -> tuple[Sequence[str], Sequence[Any]]:
+    """The conditions on the column ``owner``, and their values."""
+    if owners is None:
+        return ["1"], []
+    return [f"owner IN ({', '.join('?' * len(owners))})"], owners

@@ -1,0 +1,159 @@
+"""A store that this server may read and not write: a read-only mount, or the folder of another user.
+
+    <state>/models/<name>/<number>      a link to the version's folder in the store
+    <state>/models/<name>/live          the alias, taken over whenever it moves in the store
+    <state>/models/<name>/…             what the server itself keeps beside the versions: proofs of this device, figures
+                                        of it, row ceilings, orders, events
+
+So everything that is written beside a version goes into the state folder, and the versions are those of the store.
+What would change the store itself (promoting, rolling back, training, converting) is refused by name.
+"""
+
+import hashlib
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from ...models.durable import replace_text
+from ...models.errors import BadSetting, Conflict, HalfevenError, StoreUnusable
+from ...models.store import Store
+from ...models.stored_json import stored_bytes
+from .roster import Roster, logger
+from .store_writer import OwnStore
+
+_ALIAS, _FOLLOWED = "live", ".live-of-the-store"
+_SELFTEST = "selftest.json"
+
+
+class ReadOnlyStore(Conflict):
+    """The order needs the store, which this server may not write."""
+
+    code = "read_only_store"
+
+
+def state_folder(store: Store, given: Path | None) -> Path | None:
+    """The folder for this server's state where it does not write to the store: the given one, or one in the user's
+    cache where the store may not be written. None: the store has it all. Raises StoreUnusable for a store that may not
+    be read either, or that is not there and cannot be made."""
+    if given is not None:
+        store.check(writes=False)
+        return given.expanduser().resolve()
+    try:
+        store.check(writes=True)
+    except StoreUnusable:
+        if not store.root.is_dir():
+            raise
+        store.check(writes=False)
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        return cache / "halfeven" / "state" / hashlib.sha256(str(store.root).encode()).hexdigest()[:16]
+    return None
+
+
+class LinkedStore:
+    """The store as this server sees it, in its state folder. Raises BadSetting where that may not be written."""
+
+    def __init__(self, source: Store, folder: Path) -> None:
+        self.source, self.store = source, Store(folder)
+        self._models, self._from = folder / "models", source.root / "models"
+        try:
+            self._models.mkdir(parents=True, exist_ok=True)
+            self.store.check(writes=True)
+        except (OSError, StoreUnusable) as error:
+            raise BadSetting(
+                f"the state folder {folder} cannot be written: {getattr(error, 'strerror', None) or error}; give "
+                "--state (or HALFEVEN_STATE) a folder that this user may write"
+            ) from error
+
+    def follow(self) -> None:
+        """Take over what has changed in the store since. Raises OSError where the store cannot be listed."""
+        if not self._from.is_dir():
+            return  # the store is away: what is known of it stays
+        _take_over(self.source.root / _SELFTEST, self.store.root / _SELFTEST)
+        names = self.source.names()
+        for name in names:
+            self._follow_model(name)
+        for folder in self._models.iterdir():
+            if folder.name not in names:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _follow_model(self, name: str) -> None:
+        here, there = self._models / name, self._from / name
+        here.mkdir(exist_ok=True)
+        numbers = set(map(str, self.source.numbers(name)))
+        for link in here.iterdir():
+            if link.is_symlink() and link.name not in numbers:
+                link.unlink()
+        for number in numbers:
+            with suppress(FileExistsError):
+                (here / number).symlink_to(there / number, target_is_directory=True)
+        for file in there.iterdir():
+            if not file.name.startswith(".") and file.name != _ALIAS:
+                _take_over(file, here / file.name)
+        self._follow_alias(there / _ALIAS, here)
+
+    def _follow_alias(self, alias: Path, here: Path) -> None:
+        """The alias is taken over when it moves: a version that this server itself took back stays so until then."""
+        followed = here / _FOLLOWED
+        text = stored_bytes(alias).decode(errors="replace") if alias.exists() else ""
+        if followed.exists() and followed.read_text() == text:
+            return
+        if text:
+            replace_text(here / _ALIAS, text)
+        else:
+            (here / _ALIAS).unlink(missing_ok=True)
+        replace_text(followed, text)
+
+
+def _take_over(file: Path, target: Path) -> None:
+    """Copy a file of the store beside the links, once: proofs and figures that were made before. From then on this
+    server's own is kept there."""
+    if target.exists() or not file.is_file() or file.is_symlink():
+        return
+    replace_text(target, stored_bytes(file).decode(errors="replace"))
+
+
+class ReadOnlyRoster(Roster):
+    """A roster over the linked store, which is followed before each look."""
+
+    def follow_store(self, linked: LinkedStore) -> "ReadOnlyRoster":
+        self._linked = linked
+        return self
+
+    def look(self) -> None:
+        try:
+            self._linked.follow()
+        except (OSError, HalfevenError) as error:
+            logger.error(
+                "the store %s cannot be followed; looking again: %s", self._linked.source.root, error
+            )
+        super().look()
+
+
+class StateWriter(OwnStore):
+    """Writes orders and events into the state folder; refuses what moves the store's alias."""
+
+    def __init__(self, linked: LinkedStore) -> None:
+        super().__init__(linked.store)
+        self._root = linked.source.root
+
+    def promote(self, name: str, number: int) -> NoReturn:
+        raise self._refusal(f"{name}@{number} is not promoted")
+
+    def promote_over(self, name: str, current: int | None, number: int, by: str) -> NoReturn:
+        raise self._refusal(f"{name}@{number} is not promoted")
+
+    def roll_back(self, name: str) -> NoReturn:
+        raise self._refusal(f"'{name}' is not rolled back")
+
+    def _refusal(self, what: str) -> ReadOnlyStore:
+        return ReadOnlyStore(f"{what}: {needs_the_store(self._root)}")
+
+
+def needs_the_store(root: Path) -> str:
+    """Why an order is refused, and what to do."""
+    return (
+        f"this server only reads the store {root}; do it where the store may be written (`halfeven promote`, "
+        "`rollback`, `finetune`, `convert` with --store), and this server follows"
+    )

@@ -1,0 +1,295 @@
+"""Two keys with disjoint models on one whole server: nothing of the one is told to the other, or changed by it.
+
+Every route with every method, other spellings, versions and what a route may be given, and every call of gRPC, are
+asked with the first key about the second one's model, files, jobs and events. Told is a word that is of the second key
+and was not in the request itself.
+"""
+
+import hashlib
+import http.client
+import json
+import re
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from halfeven.models.errors import EngineFailed
+from halfeven.models.store import Store
+from halfeven.serve.access.access_control import AccessControl
+from halfeven.serve.access.key_file import KeyFile
+from halfeven.serve.access.keys import SCOPES
+from halfeven.serve.finetune.jobs.records.job_store import JobStore
+from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest
+from halfeven.serve.grpc.calls import CALLS
+from halfeven.serve.grpc.grpc_server import GrpcServer
+from halfeven.serve.http.routes.infer import InferFront
+from halfeven.serve.server import build
+from halfeven.serve.settings import read_settings
+
+from tests.serve.conftest import started
+from tests.serve.http.route_table import routes
+from tests.serve.versions.traffic.conftest import Versions, publish, spec
+from tests.serve.versions.traffic.conftest import versions as versions
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+ALIASES = ("{}", "{}/", "{}?limit=2&after=nothing", "{}%20", "//localhost{}")
+MINE, THEIRS, FAILING = "marten", "otter", "otterpup"  # models; the last one never becomes ready
+BYTES = b"the same bytes from both"
+SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Owned:
+    """What a key has on the server."""
+
+    key: str
+    key_id: str
+    model: str
+    file: str
+    job: str
+    idempotency_key: str
+
+
+class Watched:
+    """A server with two limited keys, and what each of them has."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(folder / "store")
+        for name in (MINE, THEIRS, FAILING):
+            published = [publish(self.store, of=spec(name=name)) for _ in range(3 if name == FAILING else 2)]
+            self.store.promote(published[-1])
+        self.keys = KeyFile(self.store.root / "keys.json")
+        made = {name: self.keys.add(f"{name}-key", SCOPES, [name, f"{name}pup"]) for name in (MINE, THEIRS)}
+        self.job_store = JobStore(self.store.root / "halfeven.db")
+        (self.store.root / "files").mkdir()
+        self.mine, self.theirs = (self._owned(name, *made[name]) for name in (MINE, THEIRS))
+        self.front, self.roster = build(read_settings(store=self.store.root, device="cpu"), self.store)
+
+    def _owned(self, name: str, key: str, record: Any) -> Owned:
+        """A file and a paused job, as the routes make them."""
+        sha256 = hashlib.sha256(BYTES).hexdigest()
+        (self.store.root / "files" / sha256).write_bytes(BYTES)
+        named = FileRecord(f"file-of-{name}", sha256, len(BYTES), "rows.npz", 1, owner=record.id)
+        file = self.job_store.add_file(named)
+        asked = {"model": name, "training_file": file.id, "suffix": f"{name}-suffix"}
+        request = JobRequest(
+            name,
+            name,
+            1,
+            file.id,
+            {"n_epochs": 2},
+            3,
+            metadata={"of": f"{name}-metadata"},
+            asked=asked,
+            owner=record.id,
+        )
+        job, _ = self.job_store.create_job(request, "the same idempotency key")
+        self.job_store.request_pause(job.id)
+        self.job_store.record(job.id, "info", f"{name}-event")
+        return Owned(key, record.id, name, file.id, job.id, "the same idempotency key")
+
+    def words_of(self, owned: Owned) -> set[str]:
+        """What the other key must not be told: names and identifiers, in lower case."""
+        return {owned.model, owned.key_id, owned.file, owned.job.removeprefix("ftjob-")}
+
+    def state_of(self, owned: Owned) -> Any:
+        """All that the key has, as it is stored and served."""
+        model = self.store.root / "models" / owned.model
+        files = {
+            str(path.relative_to(model)): path.read_bytes()
+            for path in sorted(model.rglob("*"))
+            if path.is_file() and path.name != ".promoting"
+        }
+        rows = [
+            self.job_store.file(owned.file),
+            self.job_store.job(owned.job),
+            self.job_store.events(owned.job, limit=100),
+            self.job_store.replayed(
+                owned.idempotency_key,
+                {"model": owned.model, "training_file": owned.file, "suffix": f"{owned.model}-suffix"},
+                owned.key_id,
+            ),
+        ]
+        served = self.roster.served(owned.model)
+        assert served is not None
+        loaded = [(one.number, label) for one, label in served.traffic.loaded_versions().items()]
+        return files, rows, loaded, {path.name for path in (self.store.root / "files").iterdir()}
+
+
+@pytest.fixture
+def watched(tmp_path: Path, versions: Versions) -> Iterator[tuple[Watched, str, str]]:
+    """The server, its address, and its address for gRPC."""
+    versions.refuse[3] = EngineFailed(f"{FAILING}: a fault that names the model")
+    made = Watched(tmp_path)
+    beside = GrpcServer(made.front, made.roster, "127.0.0.1", 0)
+    with started(made.front, seconds=SECONDS, beside=beside) as server:
+        made.roster.wait(60)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield made, f"127.0.0.1:{port}", f"127.0.0.1:{beside.port}"
+    made.job_store.close()
+
+
+def bodies(other: Owned) -> Iterator[str]:
+    """What an order may be given, about the other key's objects."""
+    yield ""
+    for asked in (
+        {},
+        {"model": other.model, "training_file": other.file},
+        {"model": f"{other.model}@1", "training_file": other.file, "validation_file": other.file},
+        {"version": 1, "percent": 50},
+        {"ready": True},
+        {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]},
+        {"instances": [[1, 2, 3, 4]]},
+    ):
+        yield json.dumps(asked)
+
+
+def paths(front: InferFront, mine: Owned, other: Owned) -> Iterator[tuple[str, str]]:
+    """(method, path) of every route, filled with the objects of both, in several spellings."""
+    for method, route in routes(front):
+        filled = {route}
+        for place in dict.fromkeys(re.findall(r"\{(\w+)(?::path)?\}", route)):
+            values = {
+                "m": (other.model, "nothing", mine.model, FAILING),
+                "v": ("1", "2", "99", "stable"),
+                "id": (other.file, other.job, "nothing"),
+            }.get(place, ("1",))
+            pattern = re.compile(rf"\{{{place}(?::path)?\}}")
+            filled = {pattern.sub(value, one) for one in filled for value in values}
+        yield from ((method, path) for path in sorted(filled))
+
+
+def leaked(words: set[str], asked: str, answer: str) -> set[str]:
+    return {word for word in words if word in answer.lower() and word not in asked.lower()}
+
+
+@contextmanager
+def caller(address: str, key: str) -> Iterator[Any]:
+    """A function that sends one request: (status, all that was answered)."""
+
+    def ask(method: str, path: str, body: str = "", **more: str) -> tuple[int, str]:
+        sent = {"authorization": f"Bearer {key}", "content-type": "application/json", **more}
+        with closing(http.client.HTTPConnection(address, timeout=SECONDS)) as connection:
+            connection.request(method, path, body, sent)
+            answer = connection.getresponse()
+            return answer.status, str(answer.headers) + answer.read().decode(errors="replace")
+
+    yield ask
+
+
+def test_no_route_tells_or_changes_anything_of_another_key(watched: tuple[Watched, str, str]) -> None:
+    server, address, _ = watched
+    mine, other = server.mine, server.theirs
+    before, words, leaks, probes = server.state_of(other), server.words_of(other), [], 0
+    with caller(address, mine.key) as ask:
+        for method, path in paths(server.front, mine, other):
+            orders = list(bodies(other)) if method in ("POST", "DELETE") else [""]
+            spellings = [(method, alias.format(path), body) for body in orders for alias in ALIASES[:3]]
+            spellings += [(method, alias.format(path), "") for alias in ALIASES[3:]]
+            spellings += [(one, path, "") for one in METHODS if one != method]
+            for one, spelling, body in spellings:
+                if mine.model in spelling and one != "GET":
+                    continue  # an order about one's own model is carried out
+                probes += 1
+                status, answer = ask(one, spelling, body, **{"idempotency-key": other.idempotency_key})
+                if found := leaked(words, spelling + body, answer):
+                    leaks.append((one, spelling, body, status, found))
+    assert leaks == []
+    assert server.state_of(other) == before
+    print(f"{probes} HTTP probes")
+    assert probes > 2500
+
+
+def test_the_same_idempotency_key_and_the_same_bytes_do_not_meet(watched: tuple[Watched, str, str]) -> None:
+    server, address, _ = watched
+    mine, other = server.mine, server.theirs
+    before = server.state_of(other)
+    form = (
+        '--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nfine-tune\r\n'
+        '--b\r\nContent-Disposition: form-data; name="expires_after[anchor]"\r\n\r\ncreated_at\r\n'
+        '--b\r\nContent-Disposition: form-data; name="expires_after[seconds]"\r\n\r\n3600\r\n'
+        f'--b\r\nContent-Disposition: form-data; name="file"; filename="rows.npz"\r\n\r\n{BYTES.decode()}\r\n--b--\r\n'
+    )
+    with caller(address, mine.key) as ask:
+        status, answer = ask("POST", "/v1/files", form, **{"content-type": "multipart/form-data; boundary=b"})
+        assert status == 200 and mine.file in answer and other.file not in answer
+        status, answer = ask("GET", "/v1/files")
+        assert status == 200 and mine.file in answer and other.file not in answer
+        status, answer = ask("DELETE", f"/v1/files/{mine.file}")
+        assert status == 400 and mine.job in answer, "its own job needs it"
+        assert ask("POST", f"/v1/fine_tuning/jobs/{mine.job}/cancel")[0] == 200
+        assert ask("DELETE", f"/v1/files/{mine.file}")[0] == 200
+    with caller(address, other.key) as ask:
+        assert ask("GET", f"/v1/files/{other.file}/content")[1].endswith(BYTES.decode())
+    assert server.state_of(other) == before
+
+
+def test_a_key_that_is_made_under_the_name_of_a_revoked_one_sees_nothing_of_it(
+    watched: tuple[Watched, str, str],
+) -> None:
+    server, address, _ = watched
+    server.keys.revoke(f"{THEIRS}-key")
+    key, _ = server.keys.add(f"{THEIRS}-key", SCOPES, [THEIRS])
+    front: Any = server.front
+    front.access = AccessControl(server.keys)
+    with caller(address, key) as ask:
+        for path in ("/v1/files", "/v1/fine_tuning/jobs"):
+            status, answer = ask("GET", path)
+            assert status == 200 and '"data":[]' in answer
+        assert ask("GET", f"/v1/fine_tuning/jobs/{server.theirs.job}")[0] == 404
+
+
+def test_an_operator_s_key_sees_all_and_readiness_names_to_each_its_own(
+    watched: tuple[Watched, str, str],
+) -> None:
+    server, address, _ = watched
+    operator, _ = server.keys.add("operator", SCOPES)
+    front: Any = server.front
+    front.access = AccessControl(server.keys)
+    server.roster._readiness.started([FAILING], [FAILING])  # as if it had been ready at the start
+    seen = {}
+    for name, key in (("operator", operator), ("mine", server.mine.key), ("theirs", server.theirs.key)):
+        with caller(address, key) as ask:
+            status, answer = ask("GET", "/v2/health/ready")
+            assert status == 503
+            seen[name] = FAILING in answer
+    assert seen == {"operator": True, "mine": False, "theirs": True}
+    with caller(address, operator) as ask:
+        for path in ("/v1/files", "/v1/fine_tuning/jobs"):
+            answer = ask("GET", path)[1]
+            assert MINE in answer and THEIRS in answer
+
+
+def test_no_call_of_grpc_tells_or_changes_anything_of_another_key(watched: tuple[Watched, str, str]) -> None:
+    server, _, address = watched
+    mine, other = server.mine, server.theirs
+    before, words, leaks, probes = server.state_of(other), server.words_of(other), [], 0
+    metadata = (("authorization", f"Bearer {mine.key}"), ("endpoint-load-metrics-format", "JSON"))
+    with grpc.insecure_channel(address) as channel:
+        for name, call in CALLS.items():
+            for model in (other.model, "nothing", FAILING, ""):
+                for version in ("", "1", "99", "stable"):
+                    request = call.request()
+                    for field in ("name", "model_name"):
+                        if hasattr(request, field):
+                            setattr(request, field, model)
+                    for field in ("version", "model_version"):
+                        if hasattr(request, field):
+                            setattr(request, field, version)
+                    probes += 1
+                    asked = channel.stream_stream(f"/inference.GRPCInferenceService/{name}")
+                    sent = asked(iter([request.SerializeToString()]), timeout=SECONDS, metadata=metadata)
+                    try:
+                        answer = b"".join(sent).decode(errors="replace")
+                    except grpc.RpcError as error:
+                        answer = str(error.details())
+                    answer += str(sent.trailing_metadata())
+                    if found := leaked(words, model, answer):
+                        leaks.append((name, model, version, found))
+    assert leaks == [] and server.state_of(other) == before
+    print(f"{probes} gRPC probes")
+    assert probes > 150

@@ -1,0 +1,99 @@
+"""When a model that could not be made ready is tried again: by a clock and by files, both in the test's hand."""
+
+from pathlib import Path
+
+import pytest
+from halfeven.serve.versions.model_faults import MOST_SECONDS, Faults
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def faults(tmp_path: Path, clock: Clock) -> Faults:
+    (tmp_path / "net" / "1" / "source").mkdir(parents=True)
+    (tmp_path / "net" / "live").write_text("1\n")
+    return Faults(tmp_path, clock)
+
+
+def failed(faults: Faults, clock: Clock, took_s: float = 0.0, why: str = "a file is missing") -> bool:
+    faults.trying("net")
+    clock.now_s += took_s
+    return faults.note("net", why)
+
+
+def test_tries_are_further_and_further_apart_up_to_the_most(faults: Faults, clock: Clock) -> None:
+    pauses = []
+    for _ in range(8):
+        failed(faults, clock)
+        began_s = clock.now_s
+        while faults.waits("net"):
+            clock.now_s += 0.5
+        pauses.append(clock.now_s - began_s)
+    assert pauses == [1, 2, 4, 8, 16, 30, 30, 30] and MOST_SECONDS == 30
+
+
+@pytest.mark.parametrize(
+    "change", ["a new file", "a longer file", "the alias", "a file deep down", "a file goes"]
+)
+def test_a_model_is_tried_again_when_one_of_its_files_changes(
+    faults: Faults, clock: Clock, tmp_path: Path, change: str
+) -> None:
+    kept = tmp_path / "net" / "1" / "kept"
+    kept.write_bytes(b"1")
+    failed(faults, clock)
+    assert faults.waits("net")
+    if change == "a file goes":
+        kept.unlink()
+    elif change == "the alias":
+        (tmp_path / "net" / "live").write_text("12\n")
+    else:
+        where = {"a new file": "new", "a longer file": "kept", "a file deep down": "source/model.py"}[change]
+        (tmp_path / "net" / "1" / where).write_bytes(b"longer than before")
+    assert not faults.waits("net")
+
+
+def test_what_changes_while_a_model_is_tried_is_a_reason_for_another_try(
+    faults: Faults, clock: Clock, tmp_path: Path
+) -> None:
+    faults.trying("net")
+    (tmp_path / "net" / "1" / "weights.safetensors").write_bytes(b"came meanwhile")
+    faults.note("net", "weights.safetensors is missing")
+    assert not faults.waits("net")
+
+
+def test_what_the_server_itself_writes_beside_the_versions_is_none(
+    faults: Faults, clock: Clock, tmp_path: Path
+) -> None:
+    failed(faults, clock)
+    for name in ("events.jsonl", "rollout.json", "promotions.json", ".promoting"):
+        (tmp_path / "net" / name).write_text("{}")
+    (tmp_path / "net" / "tuned").mkdir()
+    assert faults.waits("net")
+
+
+def test_a_try_that_took_long_is_not_made_again_before_as_long_has_passed(
+    faults: Faults, clock: Clock
+) -> None:
+    failed(faults, clock, took_s=300.0)
+    clock.now_s += 299.0
+    assert faults.waits("net")
+    clock.now_s += 1.0
+    assert not faults.waits("net")
+
+
+def test_the_same_fault_again_is_no_news(faults: Faults, clock: Clock) -> None:
+    assert failed(faults, clock) and not failed(faults, clock) and failed(faults, clock, why="another")
+    assert faults.of("net") == "another"
+    faults.clear("net")
+    assert faults.of("net") is None and not faults.waits("net") and failed(faults, clock)
