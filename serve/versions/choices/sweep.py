@@ -1,0 +1,372 @@
+"""One sweep over a version that serves: its batch size, threads, passes and form, each beside what might be better.
+
+A rival that two rounds in a row found better takes the place of the engine that serves, between two batches. One engine
+more than those that serve is loaded at a time, on the calling thread, and closed afterwards.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from ....exporters.inputs.samples import Samples, stored_samples
+from ....models.engines.cpu.row_shares import FEWEST_SHARED, LONG_ROW_SECONDS
+from ....models.engines.cpu.setup import CpuSetup, usable_cores
+from ....models.engines.engine import SHORT_SECONDS, Engine
+from ....models.errors import NotReady
+from ....models.spec import ModelSpec
+from ...batching.core_wait import Crowding
+from ...batching.interface import PreparedVersion, ServableForm
+from ...batching.place import Place
+from ..loading.candidate_forms import NEAR, batch_of
+from ..loading.cpu_choice import Parts, Timed, batch_seconds, mean
+from ..loading.kept_setups import keep_setup, kept_setup
+from ..loading.ready import invariance_of
+from ..loading.release import free_bytes, give_back
+from ..loading.tuned import Way, Winner, correct_tuned, tuned_for
+from ..loading.useful_rows import AHEAD, ONE_BY_ONE, batch_sizes, useful_rows
+from ..traffic.loaded_version import LoadedVersion
+from .budget import Budget
+from .rivals import CHANGES, setup_rivals
+from .rounds import MOST_ROUNDS, Side, Steps, Stopwatch, Verdict, contest
+
+logger = logging.getLogger("halfeven.roster")
+SHORT_S = 0.05  # of a batch that is measured between live batches
+ROWS_MUST_GAIN = 1.05  # in rows per second
+_LONG_WAITS = 4  # times as many rows as are useful: callers wait for nothing
+_LOADING_NEEDS = 4  # times the bytes of its files, while an engine is loaded
+_WARMED_S = 0.005  # a shorter batch is warmed up as at a load, where its engine may turn out to be brief
+_MARK = "; while serving: "  # in a reason, in front of the last correction
+Record = Callable[[str, str, str, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What measuring asks of this machine; tests give other facts. ``idle``: whether the device has nothing to do."""
+
+    idle: Callable[[], bool]
+    clock: Callable[[], float] = time.monotonic
+    cores: Callable[[], int] = usable_cores
+    crowding: Callable[[], Crowding] = Crowding
+    batch_seconds: Callable[[Engine, Parts], float] = batch_seconds
+    loading_clock: Callable[[], float] = time.thread_time
+    free_bytes: Callable[[], int] = free_bytes
+    tidy: Callable[[], None] = give_back
+
+
+class Gone(NotReady):
+    """The version does not serve any more, or by another engine."""
+
+
+@dataclass(slots=True, eq=False)
+class Sweep:
+    """One sweep over a loaded version. ``exchanged`` is called after another engine took the place.
+
+    ``replaced``: the ways that served since the last sweep that changed nothing; they do not come back before the next.
+    """
+
+    loaded: LoadedVersion
+    place: Place
+    machine: Machine
+    budget: Budget
+    record: Record
+    exchanged: Callable[[LoadedVersion], None]
+    replaced: set[Way] = field(default_factory=set)
+    _spec: ModelSpec = field(init=False)
+    _samples: Samples = field(init=False)
+    _watch: Stopwatch = field(init=False)
+    _engine: Engine = field(init=False)  # that serves
+    _taken: Timed = field(init=False)  # its batches
+    _load_s: float = 0.0  # what the last load cost
+
+    def __post_init__(self) -> None:
+        self._spec = self.loaded.version.spec()
+        self._samples = stored_samples(self.loaded.version)
+        machine = self.machine
+        self._watch = Stopwatch(
+            self.place.call,
+            partial(batch_of, self._spec, self._samples),
+            machine.batch_seconds,
+            self.budget,
+            machine.idle,
+            self._allowed,
+        )
+        self._begin()
+
+    # What serves.
+
+    @property
+    def prepared(self) -> PreparedVersion:
+        return self.loaded.prepared
+
+    @property
+    def way(self) -> Way:
+        return way_of(self.prepared)
+
+    @property
+    def measured(self) -> Timed:
+        """What the batches of the engine that serves took in this sweep."""
+        return self._taken
+
+    @property
+    def _limit(self) -> int:
+        """The most rows of a batch now; 0: not batched."""
+        most = self.loaded.spec.max_batch_size
+        return min(self.prepared.useful_rows or most, most) if self._spec.batched else 0
+
+    def _begin(self) -> None:
+        self._engine = self.prepared.engine
+        self._taken = Timed(self.way.setup, {})
+
+    def _allowed(self, engine: Engine) -> None:
+        """Raises Gone where the engine served and does not any more. On the device thread, which closes engines."""
+        if not self.loaded.on_duty(self._engine):
+            raise Gone(f"{self.loaded} is served by another engine, or not any more")
+
+    # The sweep.
+
+    def steps(self) -> Steps[bool]:
+        """Every choice once; whether anything was replaced. Raises Gone."""
+        changed = yield from self._batch_size()
+        for change in CHANGES:
+            own = self._form_of(self.way)
+            for setup in self._setups(change):
+                changed |= yield from self._challenge(own, setup, change)
+        for form in self.prepared.forms:
+            if (form.form, form.precision) != (self.way.form, self.way.precision):
+                changed |= yield from self._other_form(form)
+        return changed
+
+    def _form_of(self, way: Way) -> ServableForm:
+        forms = self.prepared.forms
+        return next(one for one in forms if (one.form, one.precision) == (way.form, way.precision))
+
+    def _setups(self, change: str) -> list[CpuSetup]:
+        seconds, setup = self._taken.seconds, self.way.setup
+        largest = max(seconds)
+        row_s = seconds[largest] * max(setup.threads, 1) / max(largest, 1)
+        most = max(self.loaded.spec.max_batch_size, 1)
+        short = seconds[largest] * setup.threads / max(largest, 1) * most < SHORT_SECONDS
+        long_rows = most >= FEWEST_SHARED and row_s >= LONG_ROW_SECONDS
+        possible = getattr(self.prepared.engine, "possible", ())
+        return setup_rivals(setup, change, possible, self.machine.cores(), short, long_rows)
+
+    def _other_form(self, form: ServableForm) -> Steps[bool]:
+        """The form with the threads and passes that serve now, and its own passes. Without effect where a load found it
+        hopeless, or the version fell back from its half."""
+        if self.loaded.fell_back and form.precision != "fp32":
+            return False
+        kept = kept_setup(self.loaded.version, form.form, form.precision, self.place.device)
+        own, setup = (kept.setup.passes if kept else frozenset[str]()), self.way.setup
+        smallest = min(self._taken.seconds)
+        if kept is not None and kept.seconds.get(smallest, 0.0) > NEAR * self._taken.seconds[smallest]:
+            return False
+        return (yield from self._challenge(form, CpuSetup(setup.threads, setup.passes | own), "form"))
+
+    # The size of a batch.
+
+    def _batch_size(self) -> Steps[bool]:
+        """Measure batches of one row, two, four, …, as long as they are short, until two rounds in a row agree on how
+        many rows are useful."""
+        if self._limit == 0 or self.loaded.spec.max_batch_size == 1:
+            yield from self._watch.time(self._engine, self._limit, self._taken)
+            yield from self._watch.time(self._engine, self._limit, self._taken)
+            return False
+        wanted: list[int] = []
+        for _ in range(MOST_ROUNDS):
+            seconds = yield from self._ladder()
+            wanted.append(self._useful(seconds))
+            if len(wanted) > 1 and _side(wanted[-1], self._limit) == _side(wanted[-2], self._limit):
+                return self._take_rows(wanted[-1], seconds, len(wanted))
+        return False
+
+    def _ladder(self) -> Steps[dict[int, float]]:
+        found = Timed(self.way.setup, {})
+        most = self.loaded.spec.max_batch_size
+        worth = self._worth()
+        for rows in sorted({1, *batch_sizes(most, worth.least)}):
+            before = found.seconds.get(max(found.seconds, default=0), 0.0)
+            if before >= worth.long_enough_s and 2 * before > max(2 * SHORT_S, 2 * found.seconds[1]):
+                break
+            for _ in range(2):
+                taken = yield from self._watch.time(self._engine, rows, found)
+                self._taken.add(rows, taken)
+        return found.seconds
+
+    def _worth(self) -> Any:
+        return AHEAD if getattr(self._engine, "in_flight", 1) > 1 else ONE_BY_ONE
+
+    def _useful(self, seconds: Mapping[int, float]) -> int:
+        """The useful rows by this round; the rows that serve where they are as good."""
+        worth, limit = self._worth(), self._limit
+        sizes = {rows: taken for rows, taken in seconds.items() if rows >= min(worth.least, max(seconds))}
+        found = useful_rows(sizes, worth)
+        nearest = min(max(seconds), limit)
+        rate = nearest / seconds[nearest] if nearest in seconds else 0.0
+        gains = found / seconds[found] >= ROWS_MUST_GAIN * rate
+        return found if gains or found * _LONG_WAITS <= limit else limit
+
+    def _take_rows(self, rows: int, seconds: Mapping[int, float], rounds: int) -> bool:
+        limit, prepared = self._limit, self.prepared
+        ceiling = prepared.ceiling.smallest if prepared.ceiling is not None else 0
+        rows = min(rows, ceiling or rows)
+        if rows == limit:
+            return False
+        gain = rows / seconds[rows] * seconds[limit] / limit if rows in seconds and limit in seconds else 0.0
+        was, now = f"batches of up to {limit}", f"batches of up to {rows}"
+        sentence = _told(was, now, gain, rounds)
+        new = replace(prepared, useful_rows=rows, reason=_with(prepared.reason, sentence))
+        return self._exchange(new, "useful rows", was, now, sentence, Verdict(True, rounds, gain))
+
+    # Engines.
+
+    def _challenge(self, form: ServableForm, setup: CpuSetup, what: str) -> Steps[bool]:
+        """Let a form in a setup run beside what serves; True where it took the place."""
+        active = Side(self.way, self._engine, self._taken)
+        asked = Way(form.form, form.precision, setup)
+        if asked in self.replaced or asked == active.way:
+            return False
+        while wait_s := self.budget.wait_s(self._load_s):
+            yield wait_s
+        if self.machine.free_bytes() < _LOADING_NEEDS * form.nbytes:
+            logger.info("%s: there is no memory to try %s beside what serves", self.loaded, asked)
+            return False
+        try:
+            with self._loaded(form, setup) as (engine, keep):
+                way = replace(asked, setup=getattr(engine, "setup", setup))
+                if way == active.way or way in self.replaced:
+                    return False
+                rival, sizes = Side(way, engine, Timed(way.setup, {})), self._sizes()
+                verdict = yield from contest(active, rival, sizes, self._watch, self.machine.crowding, mean)
+                return verdict.wins and self._take(form, rival, verdict, what, keep)
+        except NotReady:
+            raise
+        except Exception:
+            logger.exception("%s: %s cannot be tried beside what serves, which stays", self.loaded, asked)
+            return False
+
+    @contextmanager
+    def _loaded(self, form: ServableForm, setup: CpuSetup) -> Iterator[tuple[Engine, Callable[[], None]]]:
+        """A rival's engine, and a function to call where it is to stay; else it is closed at the end."""
+        began_s, kept = self.machine.loading_clock(), list[bool]()
+        load = partial(form.load, setup)
+        # A live form runs the operator's own code, which may count on the device's thread.
+        engine = self.place.call(load) if form.form == "live" else load()
+        self._load_s = self.machine.loading_clock() - began_s
+        self.budget.spend(self._load_s)
+        try:
+            yield engine, lambda: kept.append(True)
+        finally:
+            if not kept:
+                self.place.call(engine.close)
+            del engine
+            self.machine.tidy()
+
+    def _sizes(self) -> list[int]:
+        """One row, and the largest batch that is short."""
+        short = [
+            rows for rows, taken in self._taken.seconds.items() if taken <= SHORT_S and rows <= self._limit
+        ]
+        return sorted({min(self._taken.seconds), max(short, default=min(self._taken.seconds))})
+
+    def _take(
+        self, form: ServableForm, rival: Side, verdict: Verdict, what: str, keep: Callable[[], None]
+    ) -> bool:
+        """Warm the rival up with what it may get, and put it in the place of what serves."""
+        was, prepared = self.way, self.prepared
+        self._warm(rival)
+        sentence = _told(str(was), str(rival.way), verdict.gain, verdict.rounds)
+        new = replace(
+            prepared,
+            engine=rival.engine,
+            precision=form.precision,
+            digest=form.digest,
+            setup=rival.way.setup,
+            whole=self._whole_beside(form),
+            reason=_with(prepared.reason, sentence),
+        )
+        if what == "form":
+            new.invariance = invariance_of(
+                self._spec, self._samples, rival.engine, max(rival.taken.seconds), self.place
+            )
+        measured = [rival.taken, self._taken]
+        if not self._exchange(new, what, str(was), str(rival.way), sentence, verdict):
+            return False
+        keep()
+        self.replaced.add(was)
+        version, device = self.loaded.version, self.place.device
+        kept = [one for one in measured if one.seconds]
+        keep_setup(
+            version, form.form, form.precision, device, rival.way.setup, kept, verdict.crowded, verdict.rounds
+        )
+        self._taken = rival.taken
+        self.exchanged(self.loaded)
+        return True
+
+    def _whole_beside(self, form: ServableForm) -> Engine | None:
+        """The FP32 engine that stands by a half: the one that did, or the one that served."""
+        if form.precision == "fp32" or not self.place.rescue:
+            return None
+        return self.prepared.engine if self.prepared.precision == "fp32" else self.prepared.whole
+
+    def _warm(self, rival: Side) -> None:
+        for rows in sorted({min(rival.taken.seconds), self._limit}):
+            parts = batch_of(self._spec, self._samples, rows)
+            size = max(rival.taken.seconds)
+            is_short = rival.taken.seconds[size] * max(rows, 1) / max(size, 1) <= _WARMED_S
+            self.place.call(partial(rival.engine.warm_up if is_short else rival.engine.run, parts))
+
+    def _exchange(
+        self, new: PreparedVersion, what: str, was: str, now: str, sentence: str, verdict: Verdict
+    ) -> bool:
+        """Swap, correct a tuning that said otherwise, and tell."""
+        if not self.loaded.exchange(self._engine, new):
+            raise Gone(f"{self.loaded} is served by another engine, or not any more")
+        if new.engine is not self._engine:
+            self._begin()
+        self._correct_tuned(verdict.gain)
+        numbers = {"version": self.loaded.number, "what": what, "from": was, "to": now}
+        numbers |= {"gain": verdict.gain, "rounds": verdict.rounds, "crowded": verdict.crowded}
+        self.record(self.loaded.name, "choice_replaced", f"{self.loaded}: {what}: {sentence}", numbers)
+        return True
+
+    def _correct_tuned(self, gain: float) -> None:
+        version, device = self.loaded.version, self.place.device
+        tuned = tuned_for(version, device)
+        if tuned is None:
+            return
+        way = self.way
+        winner = Winner(
+            way.form,
+            way.precision,
+            way.threads,
+            self.prepared.useful_rows,
+            tuned.winner.queue_delay_us,
+            tuned.winner.rows_per_second * max(gain, 1.0),
+            sorted(way.setup.passes),
+        )
+        correct_tuned(version, device, winner, datetime.now(UTC).isoformat(timespec="seconds"), gain)
+
+
+def way_of(prepared: PreparedVersion) -> Way:
+    """How a version is served now."""
+    engine = prepared.engine
+    return Way(engine.form, engine.precision, prepared.setup or CpuSetup())
+
+
+def _side(rows: int, limit: int) -> int:
+    return (rows > limit) - (rows < limit)
+
+
+def _told(was: str, now: str, gain: float, rounds: int) -> str:
+    how = f"{gain:.3g} times as fast" if gain else "as fast"
+    return f"{now} instead of {was}, measured {how} in {rounds} rounds"
+
+
+def _with(reason: str, sentence: str) -> str:
+    """The reason with the last correction."""
+    return reason.partition(_MARK)[0] + _MARK + sentence
