@@ -23,21 +23,20 @@ from ...batching.core_wait import Crowding
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
 from ..loading.candidate_forms import NEAR, batch_of
-from ..loading.cpu_choice import Parts, Timed, batch_seconds, mean
+from ..loading.cpu_choice import MUST_GAIN, Parts, Timed, batch_seconds, mean
 from ..loading.kept_setups import keep_setup, kept_setup
 from ..loading.ready import invariance_of
 from ..loading.release import free_bytes, give_back
 from ..loading.tuned import Way, Winner, correct_tuned, tuned_for
-from ..loading.useful_rows import AHEAD, ONE_BY_ONE, batch_sizes, useful_rows
+from ..loading.useful_rows import AHEAD, ONE_BY_ONE
 from ..traffic.loaded_version import LoadedVersion
+from .batch_size import SHORT_S, agreed_rows
 from .budget import Budget
-from .rivals import CHANGES, setup_rivals
-from .rounds import MOST_ROUNDS, Side, Steps, Stopwatch, Verdict, contest
+from .rivals import CHANGES, gain_needed, setup_rivals
+from .rounds import Side, Steps, Stopwatch, Verdict, contest
 
 logger = logging.getLogger("halfeven.roster")
-SHORT_S = 0.05  # of a batch that is measured between live batches
-ROWS_MUST_GAIN = 1.05  # in rows per second
-_LONG_WAITS = 4  # times as many rows as are useful: callers wait for nothing
+_WITHIN_REACH = 1 / 3  # times as fast as what serves: passes have gained no more than the rest
 _LOADING_NEEDS = 4  # times the bytes of its files, while an engine is loaded
 _WARMED_S = 0.005  # a shorter batch is warmed up as at a load, where its engine may turn out to be brief
 _MARK = "; while serving: "  # in a reason, in front of the last correction
@@ -60,6 +59,24 @@ class Machine:
 
 class Gone(NotReady):
     """The version does not serve any more, or by another engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A rival: what its batches took, how many times as fast it was (0: it was not run), the passes that it allows, and
+    whether it serves now."""
+
+    measured: Timed
+    gain: float = 0.0
+    possible: frozenset[str] = frozenset()
+    taken: bool = False
+
+    @property
+    def setup(self) -> CpuSetup:
+        return self.measured.setup
+
+    def way(self, form: ServableForm) -> Way:
+        return Way(form.form, form.precision, self.setup)
 
 
 @dataclass(slots=True, eq=False)
@@ -135,7 +152,7 @@ class Sweep:
         for change in CHANGES:
             own = self._form_of(self.way)
             for setup in self._setups(change):
-                changed |= yield from self._challenge(own, setup, change)
+                changed |= (yield from self._challenge(own, setup, change)).taken
         for form in self.prepared.forms:
             if (form.form, form.precision) != (self.way.form, self.way.precision):
                 changed |= yield from self._other_form(form)
@@ -156,8 +173,9 @@ class Sweep:
         return setup_rivals(setup, change, possible, self.machine.cores(), short, long_rows)
 
     def _other_form(self, form: ServableForm) -> Steps[bool]:
-        """The form with the threads and passes that serve now, and its own passes. Without effect where a load found it
-        hopeless, or the version fell back from its half."""
+        """The form with the threads and passes that serve now and its own passes; then with each pass changed that brings
+        it nearer, unless that was found before. Without effect where a load found it hopeless, or the version fell back
+        from its half."""
         if self.loaded.fell_back and form.precision != "fp32":
             return False
         kept = kept_setup(self.loaded.version, form.form, form.precision, self.place.device)
@@ -165,7 +183,22 @@ class Sweep:
         smallest = min(self._taken.seconds)
         if kept is not None and kept.seconds.get(smallest, 0.0) > NEAR * self._taken.seconds[smallest]:
             return False
-        return (yield from self._challenge(form, CpuSetup(setup.threads, setup.passes | own), "form"))
+        best = yield from self._challenge(form, CpuSetup(setup.threads, setup.passes | own), "form")
+        if best.taken or best.gain < _WITHIN_REACH or (kept is not None and kept.rounds):
+            return best.taken
+        for name in MUST_GAIN:
+            for setup in setup_rivals(best.setup, name, best.possible, self.machine.cores(), False, False):
+                other = yield from self._challenge(form, setup, "form")
+                if other.taken:
+                    return True
+                if other.gain >= best.gain * gain_needed(best.way(form), other.way(form)):
+                    best = other
+        self._keep_other(form, best)
+        return False
+
+    def _keep_other(self, form: ServableForm, best: Tried) -> None:
+        version, device = self.loaded.version, self.place.device
+        keep_setup(version, form.form, form.precision, device, best.setup, [best.measured], rounds=2)
 
     # The size of a batch.
 
@@ -176,39 +209,10 @@ class Sweep:
             yield from self._watch.time(self._engine, self._limit, self._taken)
             yield from self._watch.time(self._engine, self._limit, self._taken)
             return False
-        wanted: list[int] = []
-        for _ in range(MOST_ROUNDS):
-            seconds = yield from self._ladder()
-            wanted.append(self._useful(seconds))
-            if len(wanted) > 1 and _side(wanted[-1], self._limit) == _side(wanted[-2], self._limit):
-                return self._take_rows(wanted[-1], seconds, len(wanted))
-        return False
-
-    def _ladder(self) -> Steps[dict[int, float]]:
-        found = Timed(self.way.setup, {})
-        most = self.loaded.spec.max_batch_size
-        worth = self._worth()
-        for rows in sorted({1, *batch_sizes(most, worth.least)}):
-            before = found.seconds.get(max(found.seconds, default=0), 0.0)
-            if before >= worth.long_enough_s and 2 * before > max(2 * SHORT_S, 2 * found.seconds[1]):
-                break
-            for _ in range(2):
-                taken = yield from self._watch.time(self._engine, rows, found)
-                self._taken.add(rows, taken)
-        return found.seconds
-
-    def _worth(self) -> Any:
-        return AHEAD if getattr(self._engine, "in_flight", 1) > 1 else ONE_BY_ONE
-
-    def _useful(self, seconds: Mapping[int, float]) -> int:
-        """The useful rows by this round; the rows that serve where they are as good."""
-        worth, limit = self._worth(), self._limit
-        sizes = {rows: taken for rows, taken in seconds.items() if rows >= min(worth.least, max(seconds))}
-        found = useful_rows(sizes, worth)
-        nearest = min(max(seconds), limit)
-        rate = nearest / seconds[nearest] if nearest in seconds else 0.0
-        gains = found / seconds[found] >= ROWS_MUST_GAIN * rate
-        return found if gains or found * _LONG_WAITS <= limit else limit
+        worth = AHEAD if getattr(self._engine, "in_flight", 1) > 1 else ONE_BY_ONE
+        limit, most = self._limit, self.loaded.spec.max_batch_size
+        found = yield from agreed_rows(self._engine, self._taken, limit, most, worth, self._watch)
+        return found is not None and self._take_rows(found.rows, found.seconds, found.rounds)
 
     def _take_rows(self, rows: int, seconds: Mapping[int, float], rounds: int) -> bool:
         limit, prepared = self._limit, self.prepared
@@ -224,30 +228,32 @@ class Sweep:
 
     # Engines.
 
-    def _challenge(self, form: ServableForm, setup: CpuSetup, what: str) -> Steps[bool]:
-        """Let a form in a setup run beside what serves; True where it took the place."""
-        active = Side(self.way, self._engine, self._taken)
+    def _challenge(self, form: ServableForm, setup: CpuSetup, what: str) -> Steps[Tried]:
+        """Let a form in a setup run beside what serves, and take its place where it wins."""
+        active, nothing = Side(self.way, self._engine, self._taken), Tried(Timed(setup, {}))
         asked = Way(form.form, form.precision, setup)
         if asked in self.replaced or asked == active.way:
-            return False
+            return nothing
         while wait_s := self.budget.wait_s(self._load_s):
             yield wait_s
         if self.machine.free_bytes() < _LOADING_NEEDS * form.nbytes:
             logger.info("%s: there is no memory to try %s beside what serves", self.loaded, asked)
-            return False
+            return nothing
         try:
             with self._loaded(form, setup) as (engine, keep):
                 way = replace(asked, setup=getattr(engine, "setup", setup))
                 if way == active.way or way in self.replaced:
-                    return False
+                    return nothing
                 rival, sizes = Side(way, engine, Timed(way.setup, {})), self._sizes()
                 verdict = yield from contest(active, rival, sizes, self._watch, self.machine.crowding, mean)
-                return verdict.wins and self._take(form, rival, verdict, what, keep)
+                possible = frozenset[str](getattr(engine, "possible", ()))
+                taken = verdict.wins and self._take(form, rival, verdict, what, keep)
+                return Tried(rival.taken, verdict.gain, possible, taken)
         except NotReady:
             raise
         except Exception:
             logger.exception("%s: %s cannot be tried beside what serves, which stays", self.loaded, asked)
-            return False
+            return nothing
 
     @contextmanager
     def _loaded(self, form: ServableForm, setup: CpuSetup) -> Iterator[tuple[Engine, Callable[[], None]]]:
@@ -356,10 +362,6 @@ def way_of(prepared: PreparedVersion) -> Way:
     """How a version is served now."""
     engine = prepared.engine
     return Way(engine.form, engine.precision, prepared.setup or CpuSetup())
-
-
-def _side(rows: int, limit: int) -> int:
-    return (rows > limit) - (rows < limit)
 
 
 def _told(was: str, now: str, gain: float, rounds: int) -> str:
