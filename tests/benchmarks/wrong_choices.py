@@ -3,15 +3,15 @@
     python -m tests.benchmarks.wrong_choices [--store DIR] [--starts 10] [--seconds 60] [--callers 32]
 
 The encoder of `workloads.py`, whose level lets bf16 be chosen. First two calm starts with nothing kept; the faster one
-counts. Then one start for each planted wrong choice (one thread and no passes for every form; a form that is not the
-fastest, and batches of one row, both as a tuning's winner), and ``starts`` starts beside busy processes that come and go by
-chance, which end after 15 s of traffic. Each is asked by closed loops of 5 s until it keeps up with the calm start (0.97 of
-it, twice in a row), for 60 s at most; then the better of its last two pairs of loops counts. Run it on a calm machine: what
-others take is missing from a ratio.
+counts. Then one start for each planted wrong choice: one thread and no passes for every form; a form that is not the
+fastest, and batches of one row, both as a tuning's winner. Then ``starts`` starts beside busy processes that come and
+go by chance, which end after 15 s of traffic. Each is asked by closed loops of 5 s until it keeps up with the calm
+start (0.97 of it, twice in a row), for 60 s at most; then the better of its last two pairs of loops counts. Run it on a
+calm machine: what others take is missing from a ratio.
 
-Printed for each start: the rate at first and at the end, what was replaced, and how many requests failed. The last line is
-JSON with ``worst_planted`` (of the calm rate; at least 0.9), ``worst_beside_noise`` (of the best of those starts; at least
-0.85) and ``failed`` (0).
+Printed for each start: the rate at first and at the end, what was replaced, and how many requests failed. The last line
+is JSON with ``worst_planted`` (of the calm rate; at least 0.9), ``worst_beside_noise`` (of the best of those starts; at
+least 0.85) and ``failed`` (0).
 """
 
 import argparse

@@ -173,9 +173,9 @@ class Sweep:
         return setup_rivals(setup, change, possible, self.machine.cores(), short, long_rows)
 
     def _other_form(self, form: ServableForm) -> Steps[bool]:
-        """The form with the threads and passes that serve now and its own passes; then with each pass changed that brings
-        it nearer, unless that was found before. Without effect where a load found it hopeless, or the version fell back
-        from its half."""
+        """The form with the threads and passes that serve now and its own passes; then with each pass changed that
+        brings it nearer, unless that was found before. Without effect where a load found it hopeless, or the version
+        fell back from its half."""
         if self.loaded.fell_back and form.precision != "fp32":
             return False
         kept = kept_setup(self.loaded.version, form.form, form.precision, self.place.device)
