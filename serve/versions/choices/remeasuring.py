@@ -2,7 +2,7 @@
 
 Every served batch is a measurement. Where live batches take much longer, or shorter, than was measured (`live.py`), the
 version is measured again at once. A choice that was not confirmed before is measured again once it has served for a
-moment; each sweep that confirms it doubles the time to the next one.
+moment; each undisturbed sweep that confirms it doubles the time to the next one.
 """
 
 import logging
@@ -28,6 +28,7 @@ from .sweep import Gone, Machine, Record, Sweep, way_of
 logger = logging.getLogger("halfeven.roster")
 LOOK_EVERY_S = 1.0
 FIRST_S, LONGEST_S = 60.0, 6 * 3600.0  # from a sweep that confirmed the choice to the next one
+CROWDED_S = 15.0  # from one that was disturbed: it confirms nothing
 WORKED_S, WORKED_BATCHES = 2.0, 1000  # of which one suffices: a version that serves nobody is not measured
 CONFIRMS = 2  # rounds of a sweep that changed nothing
 
@@ -202,7 +203,10 @@ class Remeasuring(threading.Thread):
                 one.rounds = 0
                 return
             one.replaced.clear()
-            self._confirm(one, sweep)
+            if sweep.crowded:
+                one.due_s = self._machine.clock() + CROWDED_S
+            else:
+                self._confirm(one, sweep)
 
     def _confirm(self, one: Watched, sweep: Sweep) -> None:
         one.rounds += CONFIRMS

@@ -12,6 +12,7 @@ from ..loading.cpu_choice import MAY_LOSE, MORE_THREADS_MUST_GAIN, MUST_GAIN, me
 from ..loading.tuned import Way
 
 HYSTERESIS = 1.05
+FEWER_MUST_GAIN = 2.0  # of fewer threads, where other programs use the cores
 THREADS = "threads"
 CHANGES = (THREADS, *MUST_GAIN)  # of a setup, in the order of a load
 
@@ -63,9 +64,10 @@ def _adds(active: Way, rival: Way) -> bool:
 def wins(active: Way, rival: Way, gains: Sequence[float], crowded: bool) -> bool:
     """Whether one round of measurements, a gain for each size of batch, speaks for the rival.
 
-    Where other programs use the cores, more threads measure worse than they are: such a round says nothing for fewer.
+    Where other programs use the cores, more threads measure worse than they are: fewer take their place only where
+    they are far better.
     """
-    if crowded and rival.threads < active.threads:
+    if crowded and rival.threads < active.threads and mean(list(gains)) < FEWER_MUST_GAIN:
         return False
     one_form = (active.form, active.precision) == (rival.form, rival.precision)
     if one_form and rival.threads == active.threads and min(gains) < MAY_LOSE:

@@ -19,7 +19,7 @@ Steps = Generator[float, None, T]
 
 MOST_ROUNDS = 5  # where no two in a row agree, what serves stays
 _PAIRS = 2  # of runs at each size in a round
-_HOPELESS = 4.0  # times as slow: the larger sizes are not run
+_HOPELESS = 2.0  # times as slow: the larger sizes are not run
 _FIRST_RUN = 20.0  # times as long as the active engine's run: no one-time work takes that
 _WARM_S = 0.025  # a shorter batch is run once more: the last one left another engine's weights in the caches
 _IDLE_PAUSE_S = 0.005  # in which threads of the engine before stop spinning

@@ -36,7 +36,7 @@ from .rivals import CHANGES, gain_needed, setup_rivals
 from .rounds import Side, Steps, Stopwatch, Verdict, contest
 
 logger = logging.getLogger("halfeven.roster")
-_WITHIN_REACH = 1 / 3  # times as fast as what serves: passes have gained no more than the rest
+_WITHIN_REACH = 0.5  # times as fast as what serves: passes have gained no more than the rest
 _LOADING_NEEDS = 4  # times the bytes of its files, while an engine is loaded
 _WARMED_S = 0.005  # a shorter batch is warmed up as at a load, where its engine may turn out to be brief
 _MARK = "; while serving: "  # in a reason, in front of the last correction
@@ -98,6 +98,7 @@ class Sweep:
     _watch: Stopwatch = field(init=False)
     _engine: Engine = field(init=False)  # that serves
     _taken: Timed = field(init=False)  # its batches
+    crowded: bool = False  # other programs, the host or the quota disturbed a round
     _load_s: float = 0.0  # what the last load cost
 
     def __post_init__(self) -> None:
@@ -246,6 +247,7 @@ class Sweep:
                     return nothing
                 rival, sizes = Side(way, engine, Timed(way.setup, {})), self._sizes()
                 verdict = yield from contest(active, rival, sizes, self._watch, self.machine.crowding, mean)
+                self.crowded = self.crowded or verdict.crowded
                 possible = frozenset[str](getattr(engine, "possible", ()))
                 taken = verdict.wins and self._take(form, rival, verdict, what, keep)
                 return Tried(rival.taken, verdict.gain, possible, taken)

@@ -32,7 +32,7 @@ SPEC = ModelSpec(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Processor:
     """``factors``: of a form's and of a pass's time. ``row_s``, ``batch_s``: of the plain FP32 program on one core."""
 

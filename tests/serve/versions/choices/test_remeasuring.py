@@ -50,6 +50,7 @@ class Stage:
     changes: list[bool] = field(default_factory=list)
     fault: Exception | None = None
     busy: bool = False
+    crowded: bool = False
 
     def after(self, seconds: float, serve: float = 0.0, each_s: float = 0.02) -> int:
         """How many sweeps began in so many seconds, in which batches ran for ``serve`` seconds."""
@@ -84,6 +85,7 @@ def stage(version: Version, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
     class Swept:
         def __init__(self, loaded: Any, *given: Any) -> None:
+            self.crowded = made.crowded
             self.way, self.measured = SERVES, Timed.of(SERVES.setup, {1: [0.006, 0.007], 8: [0.02]})
             made.sweeps.append(loaded)
 
@@ -117,6 +119,17 @@ def test_each_sweep_that_confirms_the_choice_doubles_the_time_to_the_next(
     assert stage.after(30, serve=10) == 1
     kept = kept_setup(version, "torch", "fp32", CPU)
     assert kept is not None and kept.rounds == 6 and kept.seconds == {1: 0.006, 8: 0.02}
+
+
+def test_a_disturbed_sweep_confirms_nothing_and_is_made_again_soon(stage: Stage, version: Version) -> None:
+    stage.crowded = True
+    assert stage.after(5, serve=5) == 1
+    assert stage.after(60, serve=60) >= 3
+    assert kept_setup(version, "torch", "fp32", CPU) is None
+    stage.crowded = False
+    assert stage.after(20, serve=20) == 1
+    kept = kept_setup(version, "torch", "fp32", CPU)
+    assert kept is not None and kept.rounds == 2
 
 
 def test_after_a_change_it_is_measured_again_as_soon_as_it_has_served(stage: Stage, version: Version) -> None:

@@ -84,9 +84,10 @@ def test_no_size_of_batch_may_lose_by_a_pass_and_threads_count_on_the_whole() ->
     assert wins(way(1), way(4), [0.8, 2.0], crowded=False)
 
 
-def test_a_crowded_round_speaks_for_more_threads_and_never_for_fewer() -> None:
-    assert not wins(way(4), way(1), [3.0], crowded=True)
-    assert wins(way(4), way(1), [3.0], crowded=False)
+def test_a_crowded_round_speaks_for_more_threads_and_for_fewer_only_where_they_are_far_better() -> None:
+    assert not wins(way(4), way(1), [1.9], crowded=True)
+    assert wins(way(4), way(1), [1.9], crowded=False)
+    assert wins(way(4), way(1), [7.0], crowded=True)
     assert wins(way(1), way(4), [3.0], crowded=True)
 
 

@@ -270,12 +270,14 @@ def test_disturbed_runs_do_not_hide_the_better_way(version: Version) -> None:
     assert handicapped(AVX512, one.loaded.way) <= 1.2 * best
 
 
-def test_on_a_crowded_machine_fewer_threads_never_take_the_place(version: Version) -> None:
+def test_on_a_crowded_machine_threads_that_lose_a_little_stay(version: Version) -> None:
     """Beside a program that has the other cores four threads are slower than one, for as long as it runs."""
 
     class Beside(Processor):
         def seconds(self, way: Way, rows: int) -> float:
-            return AVX512.seconds(replace(way, setup=CpuSetup(1, way.setup.passes)), rows) * way.threads
+            return AVX512.seconds(replace(way, setup=CpuSetup(1, way.setup.passes)), rows) * (
+                1.5 if way.threads > 1 else 1.0
+            )
 
     start = Way("torch", "fp32", CpuSetup(4, frozenset({PACKED_CONVOLUTIONS, PACKED_PRODUCTS, WITHOUT_LOCK})))
     beside = Beside("beside another program", AVX512.factors)
