@@ -19,7 +19,7 @@ from .ceiling import Ceiling
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServableForm:
-    """A form of a version that may be on duty on this CPU, a half only where it is proven here.
+    """A form of a version that may serve on this CPU, a half only where it is proven here.
 
     ``load`` gives its engine in a setup, as it serves. ``digest`` and ``nbytes`` are those of its file.
     """
@@ -41,7 +41,7 @@ class PreparedVersion:
     need more memory than the device has (0: not measured). ``ceiling`` remembers out of memory (None: while loaded).
     ``invariance`` says how much an answer depends on the size of its batch (empty: not measured). ``probe`` is one
     request of one row that it answers: an engine that fails on it fails on everything. ``setup`` is how its engine
-    uses the CPU. ``forms`` are all that may be on duty in its place, its own too, where the choice among them is
+    uses the CPU. ``forms`` are all that may serve in its place, its own too, where the choice among them is
     measured again by what is served (empty: it is not).
     """
 

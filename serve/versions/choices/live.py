@@ -17,7 +17,7 @@ def since(before: Batches, now: Batches) -> dict[int, tuple[int, int]]:
     return found
 
 
-def say_something(batches: Batches) -> bool:
+def are_enough(batches: Batches) -> bool:
     """Whether the batches were enough to tell what one takes."""
     return sum(spent_ns for _, spent_ns in batches.values()) / 1e9 >= _FEWEST_S
 
@@ -35,7 +35,7 @@ def off_by(batches: Batches, expected: Mapping[int, float], waited_s: float = 0.
 
     ``expected``: seconds of one batch by rows; between two sizes, and beyond the largest, a row costs the same.
     """
-    if not expected or not say_something(batches):
+    if not expected or not are_enough(batches):
         return None
     taken = seconds_by_rows(batches, waited_s)
     busy_s = sum(batches[rows][0] * seconds for rows, seconds in taken.items())

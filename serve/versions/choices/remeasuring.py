@@ -21,7 +21,7 @@ from ..loading.tuned import Way
 from ..traffic.loaded_version import LoadedVersion
 from ..traffic.served import ServedModel
 from .budget import Budget
-from .live import OFF, Batches, off_by, say_something, seconds_by_rows, since
+from .live import OFF, Batches, are_enough, off_by, seconds_by_rows, since
 from .rounds import Steps
 from .sweep import Gone, Machine, Record, Sweep, way_of
 
@@ -157,12 +157,12 @@ class Remeasuring(threading.Thread):
         batches, waited_s = one.loaded.counters().batches, self._waited_s()
         fresh = since(one.seen, batches)
         off = off_by(fresh, one.expected, waited_s - one.waited_s)
-        if not one.expected and say_something(fresh):
+        if not one.expected and are_enough(fresh):
             one.expected = seconds_by_rows(fresh, waited_s - one.waited_s)
         one.seen, one.waited_s = batches, waited_s
         one.worked_s += sum(spent_ns for _, spent_ns in fresh.values()) / 1e9
         one.batches += sum(count for count, _ in fresh.values())
-        if off is None:
+        if off is None or self._steps is not None:  # between the steps of a sweep batches wait for other caches
             return
         one.looks_off = one.looks_off + 1 if not 1 / OFF <= off <= OFF else 0
         if one.looks_off >= 2:

@@ -1,10 +1,12 @@
 """Rounds of measurements, taken in small steps between live batches, until two of them agree.
 
-Everything here is a generator: each step is at most one short batch, and yields the seconds to leave to others.
+Everything here is a generator: each step lasts as long as one short batch, and yields the seconds to leave to others.
 """
 
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from ....models.engines.engine import Engine
@@ -17,48 +19,68 @@ from .rivals import wins
 T = TypeVar("T")
 Steps = Generator[float, None, T]
 
+SHORT_S = 0.05  # of what is run between live batches
 MOST_ROUNDS = 5  # where no two in a row agree, what serves stays
 _PAIRS = 2  # of runs at each size in a round
 _HOPELESS = 2.0  # times as slow: the larger sizes are not run
 _FIRST_RUN = 20.0  # times as long as the active engine's run: no one-time work takes that
 _WARM_S = 0.025  # a shorter batch is run once more: the last one left another engine's weights in the caches
 _IDLE_PAUSE_S = 0.005  # in which threads of the engine before stop spinning
-_TURNS = 3  # live batches get this many times as long as the measuring before them
+_LEFT_TO_OTHERS = 3  # live batches get this many times as long as the measuring before them
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A batch of ``rows`` that an engine is to run; ``taken`` gets its seconds."""
+
+    engine: Engine
+    rows: int
+    taken: Timed
 
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Times one batch at a time on the device thread (``call``), and takes its cost from the budget.
+    """Times batches on the device thread (``call``), between live ones, and takes their cost from the budget.
 
-    ``idle``: whether the device has nothing to do. ``batch_seconds`` as `cpu_choice.batch_seconds`.
+    ``idle``: whether the device has nothing to do. ``batch_seconds`` as `cpu_choice.batch_seconds`. ``allowed`` raises
+    where nothing may be run any more.
     """
 
-    call: Callable[[Callable[[], float]], float]
+    call: Callable[[Callable[[], None]], None]
     batch_of: Callable[[int], Parts]
     batch_seconds: Callable[[Engine, Parts], float]
     budget: Budget
     idle: Callable[[], bool]
-    allowed: Callable[[Engine], None] = lambda engine: None  # raises where the engine may not be run any more
+    allowed: Callable[[], None] = lambda: None
 
-    def time(self, engine: Engine, rows: int, taken: Timed) -> Steps[float]:
-        """Add a batch's seconds to ``taken``, as soon as the budget allows it."""
-        while wait_s := self.budget.wait_s():
-            yield wait_s
-        parts, spent = self.batch_of(rows), list[float]()
-        at_rest = self.idle()
+    def time(self, *jobs: Job) -> Steps[None]:
+        """Run the jobs in order, as soon as the budget allows it: as many in one step as end within `SHORT_S`, at least
+        one."""
+        left = deque(jobs)
+        while left:
+            while wait_s := self.budget.wait_s():
+                yield wait_s
+            at_rest = self.idle()
+            spent = list[float]()
+            self.call(partial(self._run_some, left, spent))
+            yield _IDLE_PAUSE_S if at_rest else max(_IDLE_PAUSE_S, _LEFT_TO_OTHERS * sum(spent))
 
-        def run() -> float:
-            self.allowed(engine)
-            spent.append(self.batch_seconds(engine, parts))
-            if spent[0] <= _WARM_S:
-                spent.append(self.batch_seconds(engine, parts))
-            return spent[-1]
+    def _run_some(self, left: deque[Job], spent: list[float]) -> None:
+        self.allowed()
+        while left and not (spent and self._too_long_after(sum(spent), left[0])):
+            job = left.popleft()
+            parts = self.batch_of(job.rows)
+            runs = [self.batch_seconds(job.engine, parts)]
+            if runs[0] <= _WARM_S:
+                runs.append(self.batch_seconds(job.engine, parts))
+            job.taken.add(job.rows, runs[-1])
+            spent += runs
+            self.budget.spend(sum(runs) * max(job.taken.setup.threads, 1))
 
-        found = self.call(run)
-        self.budget.spend(sum(spent) * max(taken.setup.threads, 1))
-        taken.add(rows, found)
-        yield _IDLE_PAUSE_S if at_rest else max(_IDLE_PAUSE_S, _TURNS * sum(spent))
-        return found
+    def _too_long_after(self, spent_s: float, job: Job) -> bool:
+        """Whether the job is for the next step: callers come first, or threads of ONNX Runtime still spin."""
+        about_s = 2 * job.taken.seconds.get(job.rows, spent_s)
+        return job.engine.form == "onnx" or spent_s + about_s > SHORT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +134,12 @@ def _gains(
     for rows in sizes:
         mine, theirs = Timed(active.way.setup, {}), Timed(rival.way.setup, {})
         if is_first:  # the rival's one-time work is not counted
-            first_s = yield from watch.time(rival.engine, rows, Timed(rival.way.setup, {}))
-            if first_s > _FIRST_RUN * (yield from watch.time(active.engine, rows, mine)):
-                return [*gains, mine.seconds[rows] / first_s]
-        for _ in range(_PAIRS):
-            yield from watch.time(rival.engine, rows, theirs)
-            yield from watch.time(active.engine, rows, mine)
+            first = Timed(rival.way.setup, {})
+            yield from watch.time(Job(rival.engine, rows, first), Job(active.engine, rows, mine))
+            if first.seconds[rows] > _FIRST_RUN * mine.seconds[rows]:
+                return [*gains, mine.seconds[rows] / first.seconds[rows]]
+        pair = Job(rival.engine, rows, theirs), Job(active.engine, rows, mine)
+        yield from watch.time(*pair * _PAIRS)
         for side, found in ((active, mine), (rival, theirs)):
             for taken in found.runs[rows]:
                 side.taken.add(rows, taken)

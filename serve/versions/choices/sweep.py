@@ -30,10 +30,10 @@ from ..loading.release import free_bytes, give_back
 from ..loading.tuned import Way, Winner, correct_tuned, tuned_for
 from ..loading.useful_rows import AHEAD, ONE_BY_ONE
 from ..traffic.loaded_version import LoadedVersion
-from .batch_size import SHORT_S, agreed_rows
 from .budget import Budget
 from .rivals import CHANGES, gain_needed, setup_rivals
-from .rounds import Side, Steps, Stopwatch, Verdict, contest
+from .rounds import SHORT_S, Job, Side, Steps, Stopwatch, Verdict, contest
+from .rows_per_batch import agreed_rows
 
 logger = logging.getLogger("halfeven.roster")
 _WITHIN_REACH = 0.5  # times as fast as what serves: passes have gained no more than the rest
@@ -140,9 +140,9 @@ class Sweep:
         self._engine = self.prepared.engine
         self._taken = Timed(self.way.setup, {})
 
-    def _allowed(self, engine: Engine) -> None:
+    def _allowed(self) -> None:
         """Raises Gone where the engine served and does not any more. On the device thread, which closes engines."""
-        if not self.loaded.on_duty(self._engine):
+        if not self.loaded.serves_by(self._engine):
             raise Gone(f"{self.loaded} is served by another engine, or not any more")
 
     # The sweep.
@@ -207,8 +207,7 @@ class Sweep:
         """Measure batches of one row, two, four, …, as long as they are short, until two rounds in a row agree on how
         many rows are useful."""
         if self._limit == 0 or self.loaded.spec.max_batch_size == 1:
-            yield from self._watch.time(self._engine, self._limit, self._taken)
-            yield from self._watch.time(self._engine, self._limit, self._taken)
+            yield from self._watch.time(*[Job(self._engine, self._limit, self._taken)] * 2)
             return False
         worth = AHEAD if getattr(self._engine, "in_flight", 1) > 1 else ONE_BY_ONE
         limit, most = self._limit, self.loaded.spec.max_batch_size
@@ -223,7 +222,7 @@ class Sweep:
             return False
         gain = rows / seconds[rows] * seconds[limit] / limit if rows in seconds and limit in seconds else 0.0
         was, now = f"batches of up to {limit}", f"batches of up to {rows}"
-        sentence = _told(was, now, gain, rounds)
+        sentence = _sentence(was, now, gain, rounds)
         new = replace(prepared, useful_rows=rows, reason=_with(prepared.reason, sentence))
         return self._exchange(new, "useful rows", was, now, sentence, Verdict(True, rounds, gain))
 
@@ -287,7 +286,7 @@ class Sweep:
         """Warm the rival up with what it may get, and put it in the place of what serves."""
         was, prepared = self.way, self.prepared
         self._warm(rival)
-        sentence = _told(str(was), str(rival.way), verdict.gain, verdict.rounds)
+        sentence = _sentence(str(was), str(rival.way), verdict.gain, verdict.rounds)
         new = replace(
             prepared,
             engine=rival.engine,
@@ -366,7 +365,7 @@ def way_of(prepared: PreparedVersion) -> Way:
     return Way(engine.form, engine.precision, prepared.setup or CpuSetup())
 
 
-def _told(was: str, now: str, gain: float, rounds: int) -> str:
+def _sentence(was: str, now: str, gain: float, rounds: int) -> str:
     how = f"{gain:.3g} times as fast" if gain else "as fast"
     return f"{now} instead of {was}, measured {how} in {rounds} rounds"
 

@@ -127,8 +127,8 @@ class LoadedVersion:
             self.fell_back = True
             return True
 
-    def on_duty(self, engine: Engine) -> bool:
-        """Whether the engine answers this version's requests. On the device thread, which closes engines: as long as
+    def serves_by(self, engine: Engine) -> bool:
+        """Whether this engine answers the version's requests. On the device thread, which closes engines: as long as
         the call lasts."""
         return not self._closed and self.prepared.engine is engine
 

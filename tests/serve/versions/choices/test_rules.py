@@ -1,6 +1,7 @@
 """The rules by which a choice is corrected, each by given numbers: rivals, margins, rounds, budget, live batches."""
 
 from collections.abc import Generator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +12,11 @@ from halfeven.models.engines.cpu.setup import (
     WITHOUT_LOCK,
     CpuSetup,
 )
-from halfeven.serve.versions.choices.batch_size import better_rows
 from halfeven.serve.versions.choices.budget import Budget
 from halfeven.serve.versions.choices.live import expected_seconds, off_by, seconds_by_rows, since
 from halfeven.serve.versions.choices.rivals import HYSTERESIS, THREADS, gain_needed, setup_rivals, wins
-from halfeven.serve.versions.choices.rounds import MOST_ROUNDS, Side, Stopwatch, Verdict, contest
+from halfeven.serve.versions.choices.rounds import MOST_ROUNDS, Job, Side, Stopwatch, Verdict, contest
+from halfeven.serve.versions.choices.rows_per_batch import better_rows
 from halfeven.serve.versions.loading.cpu_choice import MUST_GAIN, Timed, mean
 from halfeven.serve.versions.loading.tuned import Way
 from halfeven.serve.versions.loading.useful_rows import AHEAD, ONE_BY_ONE
@@ -100,8 +101,8 @@ class Timing:
         self.now = 0.0
 
     def batch_seconds(self, engine: Any, parts: Any) -> float:
-        self.runs.append((engine, parts))
-        taken = next(self.seconds[engine])
+        self.runs.append((engine.name, parts))
+        taken = next(self.seconds[engine.name])
         self.now += taken
         return taken
 
@@ -109,6 +110,11 @@ class Timing:
         budget = Budget(lambda: self.now, allowance_s=allowance_s)
         rows: Any = lambda rows: rows  # noqa: E731
         return Stopwatch(lambda run: run(), rows, self.batch_seconds, budget, lambda: idle)
+
+
+def named(name: str, form: str = "torch") -> Any:
+    """Stands for an engine."""
+    return SimpleNamespace(name=name, form=form)
 
 
 def ended(steps: Generator[float, None, Any], pauses: list[float] | None = None) -> Any:
@@ -126,7 +132,7 @@ def fought(gains: list[float], crowded: float = 0.0) -> Verdict:
     theirs = [0.03] + [0.03 for _ in gains for _ in range(2)]
     mine = [0.03 * gains[0]] + [0.03 * gain for gain in gains for _ in range(2)]
     timing = Timing(active=mine, rival=theirs)
-    engines: Any = "active", "rival"
+    engines = named("active"), named("rival")
     sides = [
         Side(one, engine, Timed(one.setup, {}))
         for one, engine in zip((way(4), way(4, PACKED_PRODUCTS)), engines, strict=True)
@@ -164,28 +170,44 @@ def test_a_verdict_says_whether_it_was_crowded() -> None:
 def test_a_short_batch_is_run_twice_and_the_second_run_counts() -> None:
     """The first finds another engine's weights in the caches."""
     timing = Timing(a=[0.02, 0.01, 0.06])
-    watch, taken, engine = timing.stopwatch(), Timed(CpuSetup(2), {}), "a"
-    given: Any = engine
-    assert ended(watch.time(given, 1, taken)) == 0.01
-    assert ended(watch.time(given, 8, taken)) == 0.06
+    watch, taken = timing.stopwatch(), Timed(CpuSetup(2), {})
+    ended(watch.time(Job(named("a"), 1, taken)))
+    ended(watch.time(Job(named("a"), 8, taken)))
     assert taken.seconds == {1: 0.01, 8: 0.06}
     assert watch.budget.spent_s == pytest.approx(2 * (0.02 + 0.01 + 0.06)), "two threads, all runs"
 
 
 def test_under_load_callers_get_three_times_what_was_taken_from_them() -> None:
-    engine: Any = "a"
     pauses: list[float] = []
-    ended(Timing(a=[0.04]).stopwatch(idle=False).time(engine, 8, Timed(CpuSetup(1), {})), pauses)
-    ended(Timing(a=[0.04]).stopwatch(idle=True).time(engine, 8, Timed(CpuSetup(1), {})), pauses)
+    job = Job(named("a"), 8, Timed(CpuSetup(1), {}))
+    ended(Timing(a=[0.04]).stopwatch(idle=False).time(job), pauses)
+    ended(Timing(a=[0.04]).stopwatch(idle=True).time(job), pauses)
     assert pauses == [pytest.approx(0.12), 0.005]
 
 
+def test_a_step_runs_as_many_short_batches_as_one_batch_may_last() -> None:
+    pauses: list[float] = []
+    job = Job(named("a"), 1, Timed(CpuSetup(1), {}))
+    timing = Timing(a=[0.005] * 12)
+    ended(timing.stopwatch().time(*[job] * 6), pauses)
+    assert len(pauses) == 2 and len(timing.runs) == 12, "five in the first step, one in the second"
+    pauses.clear()
+    ended(Timing(a=[0.04] * 3).stopwatch().time(*[Job(named("a"), 8, Timed(CpuSetup(1), {}))] * 3), pauses)
+    assert len(pauses) == 3
+
+
+def test_threads_of_onnx_runtime_stop_spinning_before_another_engine_runs() -> None:
+    pauses: list[float] = []
+    job = Job(named("a", "onnx"), 1, Timed(CpuSetup(1), {}))
+    ended(Timing(a=[0.001] * 6).stopwatch().time(job, job, job), pauses)
+    assert pauses == [0.005] * 3
+
+
 def test_nothing_is_run_before_the_budget_allows_it() -> None:
-    timing, engine = Timing(a=[1.0, 1.0]), "a"
-    given: Any = engine
+    timing, job = Timing(a=[1.0, 1.0]), Job(named("a"), 8, Timed(CpuSetup(1), {}))
     watch = timing.stopwatch(allowance_s=0.5)
-    ended(watch.time(given, 8, Timed(CpuSetup(1), {})))
-    steps = watch.time(given, 8, Timed(CpuSetup(1), {}))
+    ended(watch.time(job))
+    steps = watch.time(job)
     wait_s = next(steps)
     assert wait_s == pytest.approx((1.0 - 0.5) / 0.02 - 1.0) and len(timing.runs) == 1
     timing.now += wait_s

@@ -18,8 +18,8 @@ from halfeven.models.engines.cpu.setup import (
 from halfeven.models.store import LIVE, Store, Version
 from halfeven.serve.batching.interface import PreparedVersion, ServableForm
 from halfeven.serve.versions.choices import sweep as sweep_file
-from halfeven.serve.versions.choices.batch_size import SHORT_S
 from halfeven.serve.versions.choices.budget import Budget
+from halfeven.serve.versions.choices.rounds import SHORT_S
 from halfeven.serve.versions.choices.sweep import Gone, Machine, Sweep
 from halfeven.serve.versions.loading import tuned
 from halfeven.serve.versions.loading.candidate_forms import HALF_MUST_GAIN
@@ -57,11 +57,11 @@ class Loaded:
     gone: bool = False
     served: list[Way] = field(default_factory=list)
 
-    def on_duty(self, engine: Any) -> bool:
+    def serves_by(self, engine: Any) -> bool:
         return not self.gone and self.prepared.engine is engine
 
     def exchange(self, engine: Any, new: PreparedVersion) -> bool:
-        if not self.on_duty(engine):
+        if not self.serves_by(engine):
             return False
         old, self.prepared = self.prepared, new
         for unused in (old.engine, old.whole):

@@ -56,9 +56,9 @@ def test_an_engine_that_serves_no_more_is_not_exchanged(store: Store, versions: 
         rival: Any = Engine(1)
         assert not loaded.exchange(rival, replace(loaded.prepared, engine=rival))
         half: Any = loaded.prepared.engine
-        assert loaded.on_duty(half) and loaded.fall_back("a test says so")
+        assert loaded.serves_by(half) and loaded.fall_back("a test says so")
         assert not loaded.exchange(half, replace(loaded.prepared, engine=rival)) and loaded.fell_back
-        assert not loaded.on_duty(half)
+        assert not loaded.serves_by(half)
     assert not loaded.exchange(loaded.prepared.engine, replace(loaded.prepared, engine=rival)), "it is closed"
     assert not rival.closed, "whose engine it is, closes it"
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from ....models.engines.engine import Engine
 from ..loading.cpu_choice import Timed
 from ..loading.useful_rows import Worth, batch_sizes, useful_rows
-from .rounds import MOST_ROUNDS, Steps, Stopwatch
+from .rounds import MOST_ROUNDS, SHORT_S, Job, Steps, Stopwatch
 
-SHORT_S = 0.05  # of a batch that is measured between live batches
 _LONGEST_S = 0.2  # of one that is twice as large as live batches, where they bring more the larger they are
 ROWS_MUST_GAIN = 1.05  # in rows per second
 _LONG_WAITS = 4  # times as many rows as are useful: callers wait for nothing
@@ -57,8 +56,9 @@ def _ladder(
     for rows in sorted({1, *batch_sizes(most, worth.least)}):
         if found.seconds and not _goes_on(found.seconds, rows, limit, worth):
             break
-        for _ in range(_RUNS):
-            taken.add(rows, (yield from watch.time(engine, rows, found)))
+        yield from watch.time(*[Job(engine, rows, found)] * _RUNS)
+        for seconds in found.runs[rows]:
+            taken.add(rows, seconds)
     return found.seconds
 
 
