@@ -26,7 +26,7 @@ from ..loading.candidate_forms import NEAR, batch_of
 from ..loading.cpu_choice import MUST_GAIN, Parts, Timed, batch_seconds, mean
 from ..loading.kept_setups import keep_setup, kept_setup
 from ..loading.ready import invariance_of
-from ..loading.release import free_bytes, give_back
+from ..loading.release import free_bytes, give_back, give_back_tried
 from ..loading.tuned import Way, Winner, correct_tuned, tuned_for
 from ..loading.useful_rows import AHEAD, ONE_BY_ONE
 from ..traffic.loaded_version import LoadedVersion
@@ -54,7 +54,7 @@ class Machine:
     batch_seconds: Callable[[Engine, Parts], float] = batch_seconds
     loading_clock: Callable[[], float] = time.thread_time
     free_bytes: Callable[[], int] = free_bytes
-    tidy: Callable[[], None] = give_back
+    tidy: Callable[[bool], None] = lambda exchanged: give_back() if exchanged else give_back_tried()
 
 
 class Gone(NotReady):
@@ -271,7 +271,7 @@ class Sweep:
             if not kept:
                 self.place.call(engine.close)
             del engine
-            self.machine.tidy()
+            self.machine.tidy(bool(kept))
 
     def _sizes(self) -> list[int]:
         """One row, and the largest batch that is short."""

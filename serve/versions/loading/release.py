@@ -101,6 +101,13 @@ def give_back() -> None:
     give_back_freed()
 
 
+def give_back_tried() -> None:
+    """After an engine was closed that was loaded since the last `give_back`: no other object is visited."""
+    _forget_sources()
+    gc.collect()
+    give_back_freed()
+
+
 def _forget_sources() -> None:
     """Drop the sources that torch.fx keeps of every program it ever made; tracebacks then lack that line of text."""
     kept = getattr(getattr(graph_module, "_loader", None), "eval_cache", None)

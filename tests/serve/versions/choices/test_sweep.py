@@ -115,7 +115,7 @@ class Bench:
             self.world.seconds,
             lambda: 0.0,
             lambda: self.free_bytes,
-            lambda: None,
+            lambda exchanged: None,
         )
         given: Any = self.loaded
         place: Any = self.world
