@@ -17,13 +17,14 @@ from ....models.errors import HalfevenError, NotReady
 from ...batching.core_wait import waited_for_core_s
 from ...batching.place import Place
 from ..loading.kept_setups import keep_setup, kept_setup
-from ..loading.tuned import Way
 from ..traffic.loaded_version import LoadedVersion
 from ..traffic.served import ServedModel
 from .budget import Budget
+from .decided import Decided
 from .live import OFF, Batches, are_enough, off_by, seconds_by_rows, since
+from .machine import Machine
 from .rounds import Steps
-from .sweep import Gone, Machine, Record, Sweep, way_of
+from .sweep import Gone, Record, Sweep, way_of
 
 logger = logging.getLogger("halfeven.roster")
 LOOK_EVERY_S = 1.0
@@ -47,7 +48,7 @@ class Watched:
     batches: int = 0
     waited_s: float = 0.0
     looks_off: int = 0
-    replaced: set[Way] = field(default_factory=set)
+    decided: Decided = field(default_factory=Decided)
 
     @property
     def has_worked(self) -> bool:
@@ -189,7 +190,7 @@ class Remeasuring(threading.Thread):
                 self._budget,
                 self._record,
                 one.served.exchanged,
-                one.replaced,
+                one.decided,
             )
             changed = yield from sweep.steps()
         except Gone:  # another version, or the whole after drift: looked at again when it has worked
@@ -204,7 +205,7 @@ class Remeasuring(threading.Thread):
             if changed:
                 one.rounds = 0
                 return
-            one.replaced.clear()
+            one.decided.clear()
             if sweep.crowded:
                 one.due_s = self._machine.clock() + CROWDED_S
             else:

@@ -5,7 +5,6 @@ more than those that serve is loaded at a time, on the calling thread, and close
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,22 +14,22 @@ from typing import Any
 
 from ....exporters.inputs.samples import Samples, stored_samples
 from ....models.engines.cpu.row_shares import FEWEST_SHARED, LONG_ROW_SECONDS
-from ....models.engines.cpu.setup import CpuSetup, usable_cores
+from ....models.engines.cpu.setup import CpuSetup
 from ....models.engines.engine import SHORT_SECONDS, Engine
 from ....models.errors import NotReady
 from ....models.spec import ModelSpec
-from ...batching.core_wait import Crowding
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
 from ..loading.candidate_forms import NEAR, batch_of
-from ..loading.cpu_choice import MUST_GAIN, Parts, Timed, batch_seconds, mean
+from ..loading.cpu_choice import MUST_GAIN, Timed, mean
 from ..loading.kept_setups import keep_setup, kept_setup
 from ..loading.ready import invariance_of
-from ..loading.release import free_bytes, give_back, give_back_tried
 from ..loading.tuned import Way, Winner, correct_tuned, tuned_for
 from ..loading.useful_rows import AHEAD, ONE_BY_ONE
 from ..traffic.loaded_version import LoadedVersion
 from .budget import Budget
+from .decided import Decided
+from .machine import Machine
 from .rivals import CHANGES, gain_needed, setup_rivals
 from .rounds import SHORT_S, Job, Side, Steps, Stopwatch, Verdict, contest
 from .rows_per_batch import agreed_rows
@@ -41,20 +40,6 @@ _LOADING_NEEDS = 4  # times the bytes of its files, while an engine is loaded
 _WARMED_S = 0.005  # a shorter batch is warmed up as at a load, where its engine may turn out to be brief
 _MARK = "; while serving: "  # in a reason, in front of the last correction
 Record = Callable[[str, str, str, Mapping[str, Any]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What measuring asks of this machine; tests give other facts. ``idle``: whether the device has nothing to do."""
-
-    idle: Callable[[], bool]
-    clock: Callable[[], float] = time.monotonic
-    cores: Callable[[], int] = usable_cores
-    crowding: Callable[[], Crowding] = Crowding
-    batch_seconds: Callable[[Engine, Parts], float] = batch_seconds
-    loading_clock: Callable[[], float] = time.thread_time
-    free_bytes: Callable[[], int] = free_bytes
-    tidy: Callable[[bool], None] = lambda exchanged: give_back() if exchanged else give_back_tried()
 
 
 class Gone(NotReady):
@@ -83,7 +68,7 @@ class Tried:
 class Sweep:
     """One sweep over a loaded version. ``exchanged`` is called after another engine took the place.
 
-    ``replaced``: the ways that served since the last sweep that changed nothing; they do not come back before the next.
+    ``decided`` is kept from a sweep that changed something to the next.
     """
 
     loaded: LoadedVersion
@@ -92,13 +77,14 @@ class Sweep:
     budget: Budget
     record: Record
     exchanged: Callable[[LoadedVersion], None]
-    replaced: set[Way] = field(default_factory=set)
+    decided: Decided = field(default_factory=Decided)
     _spec: ModelSpec = field(init=False)
     _samples: Samples = field(init=False)
     _watch: Stopwatch = field(init=False)
     _engine: Engine = field(init=False)  # that serves
     _taken: Timed = field(init=False)  # its batches
     crowded: bool = False  # other programs, the host or the quota disturbed a round
+    _sped_up: float = 1.0  # by what was replaced in this sweep
     _load_s: float = 0.0  # what the last load cost
 
     def __post_init__(self) -> None:
@@ -136,6 +122,10 @@ class Sweep:
         most = self.loaded.spec.max_batch_size
         return min(self.prepared.useful_rows or most, most) if self._spec.batched else 0
 
+    @property
+    def _possible(self) -> frozenset[str]:
+        return frozenset(getattr(self._engine, "possible", ()))
+
     def _begin(self) -> None:
         self._engine = self.prepared.engine
         self._taken = Timed(self.way.setup, {})
@@ -148,16 +138,35 @@ class Sweep:
     # The sweep.
 
     def steps(self) -> Steps[bool]:
-        """Every choice once; whether anything was replaced. Raises Gone."""
+        """Every choice once, unless it was decided since the last sweep that changed nothing; whether anything was
+        replaced. Raises Gone."""
         changed = yield from self._batch_size()
+        tried: list[tuple[ServableForm, Tried, float]] = []
+        for form in self.prepared.forms:
+            if (setup := self._setup_in(form)) is not None and self._key(form) not in self.decided.keys:
+                served, was = self._form_of(self.way), Tried(self._taken, possible=self._possible)
+                found = yield from self._challenge(form, setup, "form")
+                changed |= found.taken
+                if found.taken:  # the form that served may be the better one with other passes
+                    form, found = served, replace(was, gain=1 / found.gain)
+                tried.append((form, found, self._sped_up))
         for change in CHANGES:
             own = self._form_of(self.way)
-            for setup in self._setups(change):
+            for setup in self._setups(change) if change not in self.decided.keys else ():
                 changed |= (yield from self._challenge(own, setup, change)).taken
-        for form in self.prepared.forms:
-            if (form.form, form.precision) != (self.way.form, self.way.precision):
-                changed |= yield from self._other_form(form)
+        for form, found, before in tried:
+            if self._setup_in(form) is None:
+                continue
+            if found.setup.threads != self.way.threads:  # it is to have as many threads as what serves now
+                setup = CpuSetup(self.way.threads, found.setup.passes)
+                found, before = (yield from self._challenge(form, setup, "form")), self._sped_up
+                changed |= found.taken
+            if not found.taken:
+                changed |= yield from self._climb(form, found, found.gain * before / self._sped_up)
         return changed
+
+    def _key(self, form: ServableForm) -> str:
+        return f"{form.form} {form.precision}"
 
     def _form_of(self, way: Way) -> ServableForm:
         forms = self.prepared.forms
@@ -170,30 +179,35 @@ class Sweep:
         most = max(self.loaded.spec.max_batch_size, 1)
         short = seconds[largest] * setup.threads / max(largest, 1) * most < SHORT_SECONDS
         long_rows = most >= FEWEST_SHARED and row_s >= LONG_ROW_SECONDS
-        possible = getattr(self.prepared.engine, "possible", ())
-        return setup_rivals(setup, change, possible, self.machine.cores(), short, long_rows)
+        return setup_rivals(setup, change, self._possible, self.machine.cores(), short, long_rows)
 
-    def _other_form(self, form: ServableForm) -> Steps[bool]:
-        """The form with the threads and passes that serve now and its own passes; then with each pass changed that
-        brings it nearer, unless that was found before. Without effect where a load found it hopeless, or the version
-        fell back from its half."""
+    def _setup_in(self, form: ServableForm) -> CpuSetup | None:
+        """The setup in which another form is tried: the threads and passes that serve now, and its own passes. None for
+        the form that serves, for one that a load found hopeless, and for a half after drift."""
+        if self._key(form) == f"{self.way.form} {self.way.precision}":
+            return None
         if self.loaded.fell_back and form.precision != "fp32":
-            return False
+            return None
         kept = kept_setup(self.loaded.version, form.form, form.precision, self.place.device)
         own, setup = (kept.setup.passes if kept else frozenset[str]()), self.way.setup
         smallest = min(self._taken.seconds)
         if kept is not None and kept.seconds.get(smallest, 0.0) > NEAR * self._taken.seconds[smallest]:
+            return None
+        return CpuSetup(setup.threads, setup.passes | own)
+
+    def _climb(self, form: ServableForm, best: Tried, gain: float) -> Steps[bool]:
+        """Change one pass of another form at a time, as long as that brings it nearer to what serves, unless its setup
+        was confirmed before. ``gain``: how many times as fast as what serves it is now."""
+        kept = kept_setup(self.loaded.version, form.form, form.precision, self.place.device)
+        if gain < _WITHIN_REACH or (kept is not None and kept.rounds):
             return False
-        best = yield from self._challenge(form, CpuSetup(setup.threads, setup.passes | own), "form")
-        if best.taken or best.gain < _WITHIN_REACH or (kept is not None and kept.rounds):
-            return best.taken
         for name in MUST_GAIN:
             for setup in setup_rivals(best.setup, name, best.possible, self.machine.cores(), False, False):
                 other = yield from self._challenge(form, setup, "form")
                 if other.taken:
                     return True
-                if other.gain >= best.gain * gain_needed(best.way(form), other.way(form)):
-                    best = other
+                if other.gain >= gain * gain_needed(best.way(form), other.way(form)):
+                    best, gain = other, other.gain
         self._keep_other(form, best)
         return False
 
@@ -232,7 +246,7 @@ class Sweep:
         """Let a form in a setup run beside what serves, and take its place where it wins."""
         active, nothing = Side(self.way, self._engine, self._taken), Tried(Timed(setup, {}))
         asked = Way(form.form, form.precision, setup)
-        if asked in self.replaced or asked == active.way:
+        if asked in self.decided.ways or asked == active.way:
             return nothing
         while wait_s := self.budget.wait_s(self._load_s):
             yield wait_s
@@ -242,13 +256,14 @@ class Sweep:
         try:
             with self._loaded(form, setup) as (engine, keep):
                 way = replace(asked, setup=getattr(engine, "setup", setup))
-                if way == active.way or way in self.replaced:
+                if way == active.way or way in self.decided.ways:
                     return nothing
                 rival, sizes = Side(way, engine, Timed(way.setup, {})), self._sizes()
                 verdict = yield from contest(active, rival, sizes, self._watch, self.machine.crowding, mean)
                 self.crowded = self.crowded or verdict.crowded
                 possible = frozenset[str](getattr(engine, "possible", ()))
                 taken = verdict.wins and self._take(form, rival, verdict, what, keep)
+                self.decided.note(self._key(form) if what == "form" else what, verdict.gain, taken)
                 return Tried(rival.taken, verdict.gain, possible, taken)
         except NotReady:
             raise
@@ -304,7 +319,8 @@ class Sweep:
         if not self._exchange(new, what, str(was), str(rival.way), sentence, verdict):
             return False
         keep()
-        self.replaced.add(was)
+        self.decided.ways.add(was)
+        self._sped_up *= verdict.gain
         version, device = self.loaded.version, self.place.device
         kept = [one for one in measured if one.seconds]
         keep_setup(

@@ -110,6 +110,7 @@ class World:
     now: float = 0.0
     noise: Callable[[], float] = lambda: 1.0
     crowded: float = 0.0
+    load_s: float = 0.0  # of an engine
     runs: list[tuple[Way, int, float]] = field(default_factory=list)
     loaded: list["Engine"] = field(default_factory=list)
     most_loaded: int = 0
@@ -138,6 +139,7 @@ class World:
 
     def engine(self, form: str, precision: str, setup: CpuSetup) -> "Engine":
         made = Engine(self, form, precision, setup.only(possible(form, setup)))
+        self.now += self.load_s
         self.loaded.append(made)
         self.most_loaded = max(self.most_loaded, len(self.loaded))
         return made

@@ -19,8 +19,10 @@ from halfeven.models.store import LIVE, Store, Version
 from halfeven.serve.batching.interface import PreparedVersion, ServableForm
 from halfeven.serve.versions.choices import sweep as sweep_file
 from halfeven.serve.versions.choices.budget import Budget
+from halfeven.serve.versions.choices.decided import Decided
+from halfeven.serve.versions.choices.machine import Machine
 from halfeven.serve.versions.choices.rounds import SHORT_S
-from halfeven.serve.versions.choices.sweep import Gone, Machine, Sweep
+from halfeven.serve.versions.choices.sweep import Gone, Sweep
 from halfeven.serve.versions.loading import tuned
 from halfeven.serve.versions.loading.candidate_forms import HALF_MUST_GAIN
 from halfeven.serve.versions.loading.cpu_choice import Timed
@@ -101,19 +103,21 @@ class Bench:
     loaded: Loaded
     budget: Budget
     events: list[tuple[str, str, str, Any]] = field(default_factory=list)
-    replaced: set[Way] = field(default_factory=set)
+    decided: Decided = field(default_factory=Decided)
     pauses: list[float] = field(default_factory=list)
     free_bytes: int = 1 << 40
     sweeps: int = 0
+    changed_s: float = 0.0  # when something was replaced last
+    busy: bool = False  # live batches never end: one runs before each step
 
     def sweep(self) -> Sweep:
         machine = Machine(
-            lambda: True,
+            lambda: not self.busy,
             self.world.clock,
             lambda: self.world.processor.cores,
             self.world.crowding,
             self.world.seconds,
-            lambda: 0.0,
+            self.world.clock,
             lambda: self.free_bytes,
             lambda exchanged: None,
         )
@@ -126,27 +130,39 @@ class Bench:
             self.budget,
             lambda *event: self.events.append(event),
             lambda loaded: None,
-            self.replaced,
+            self.decided,
         )
 
     def run(self) -> bool:
         """One sweep; whether it changed anything. Time goes by in the pauses, and not more than one engine is tried."""
         steps = self.sweep().steps()
         self.sweeps += 1
+        known = len(self.events)
         while True:
             try:
                 pause = next(steps)
             except StopIteration as end:
                 return end.value
+            if len(self.events) > known:
+                known, self.changed_s = len(self.events), self.world.now
             self.pauses.append(pause)
-            self.world.now += pause
+            self.world.now += pause + (self.live_s() if self.busy else 0.0)
             rule_s = 0.02 * self.world.now + 15.0
             assert self.budget.spent_s <= rule_s + 4 * SHORT_S * self.world.processor.cores
+
+    def live_s(self) -> float:
+        """Seconds of a batch as large as batches are now."""
+        rows = self.loaded.prepared.useful_rows or self.loaded.spec.max_batch_size
+        return self.world.processor.seconds(self.loaded.way, rows)
+
+    def rate(self) -> float:
+        """Rows per second under load."""
+        return (self.loaded.prepared.useful_rows or self.loaded.spec.max_batch_size) / self.live_s()
 
     def settle(self, most: int = 8) -> None:
         while self.run():
             assert self.sweeps < most, "it switches to and fro"
-        self.replaced.clear()
+        self.decided.clear()
 
 
 def bench(
@@ -199,6 +215,44 @@ def test_a_planted_setup_is_replaced_within_the_allowance_and_told(version: Vers
     assert one.loaded.prepared.reason.startswith("made up; while serving: torch fp32, 4 threads")
     assert one.loaded.prepared.reason.count("while serving") == 1, "the last correction alone"
     assert one.loaded.prepared.setup == one.loaded.way.setup, "GET /v1/models shows it"
+
+
+ENCODER = replace(BF16, cores=2, row_s=6e-3, batch_s=2e-3)  # about the one of the benchmarks
+
+
+@pytest.mark.parametrize(
+    ("way", "rows"),
+    [
+        (PLAIN_ONE, 32),
+        (Way("torch", "bf16", CpuSetup(1)), 32),
+        (Way("onnx", "fp32", CpuSetup(2)), 0),
+        (Way("torch", "bf16", CpuSetup(2, frozenset({PACKED_PRODUCTS, WITHOUT_LOCK}))), 1),
+    ],
+    ids=["one thread in FP32", "one thread, no passes", "the wrong form", "one row"],
+)
+def test_under_load_that_never_idles_a_planted_choice_is_replaced_within_a_minute(
+    way: Way, rows: int, version: Version
+) -> None:
+    for form, precision in FORMS:  # a bad moment for all of them
+        keep_setup(version, form, precision, CPU, CpuSetup(1), [])
+    one = bench(version, ENCODER, way, rows=rows, load_s=0.5)
+    one.busy = True
+    while one.world.now < 60.0 and one.run():
+        pass
+    best = max(
+        rows / ENCODER.seconds(other, rows) / (1.0 if other.precision == "fp32" else HALF_MUST_GAIN)
+        for other in ways(ENCODER)
+        for rows in (8, 16, 32)
+    )
+    assert one.rate() / HALF_MUST_GAIN >= 0.9 * best, (one.loaded.way, one.world.now)
+    assert one.changed_s < 60.0, "the last change"
+    assert one.budget.spent_s <= 15.0 + 0.02 * one.world.now + 1.0
+    for (
+        run,
+        size,
+        seconds,
+    ) in one.world.runs:  # a new engine is warmed up with all rows, a hopeless one is run with one
+        assert seconds <= 4 * SHORT_S or size == 32 or (run.precision == "fp16" and size == 1)
 
 
 def test_what_is_kept_has_the_spread_of_its_measurements_and_how_often_they_agreed(version: Version) -> None:
