@@ -25,6 +25,7 @@ _PAIRS = 2  # of runs at each size in a round
 _HOPELESS = 2.0  # times as slow: the larger sizes are not run
 _FIRST_RUN = 20.0  # times as long as the active engine's run: no one-time work takes that
 _WARM_S = 0.025  # a shorter batch is run once more: the last one left another engine's weights in the caches
+_BRIEF_S, _MOST_RUNS = 0.002, 10  # of brief batches more runs are needed to see a difference
 _IDLE_PAUSE_S = 0.005  # in which threads of the engine before stop spinning
 _LEFT_TO_OTHERS = 3  # live batches get this many times as long as the measuring before them
 
@@ -71,9 +72,11 @@ class Stopwatch:
             job = left.popleft()
             parts = self.batch_of(job.rows)
             runs = [self.batch_seconds(job.engine, parts)]
-            if runs[0] <= _WARM_S:
+            while runs[0] <= _WARM_S and (
+                len(runs) == 1 or (sum(runs) < _BRIEF_S and len(runs) < _MOST_RUNS)
+            ):
                 runs.append(self.batch_seconds(job.engine, parts))
-            job.taken.add(job.rows, runs[-1])
+            job.taken.add(job.rows, min(runs[1:] or runs))
             spent += runs
             self.budget.spend(sum(runs) * max(job.taken.setup.threads, 1))
 

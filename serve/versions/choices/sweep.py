@@ -126,9 +126,8 @@ class Sweep:
     def _possible(self) -> frozenset[str]:
         return frozenset(getattr(self._engine, "possible", ()))
 
-    def _begin(self) -> None:
-        self._engine = self.prepared.engine
-        self._taken = Timed(self.way.setup, {})
+    def _begin(self, taken: Timed | None = None) -> None:
+        self._engine, self._taken = self.prepared.engine, taken or Timed(self.way.setup, {})
 
     def _allowed(self) -> None:
         """Raises Gone where the engine served and does not any more. On the device thread, which closes engines."""
@@ -149,10 +148,13 @@ class Sweep:
                 changed |= found.taken
                 if found.taken:  # the form that served may be the better one with other passes
                     form, found = served, replace(was, gain=1 / found.gain)
-                tried.append((form, found, self._sped_up))
+                if form is not None:
+                    tried.append((form, found, self._sped_up))
         for change in CHANGES:
             own = self._form_of(self.way)
-            for setup in self._setups(change) if change not in self.decided.keys else ():
+            if own is None or change in self.decided.keys:
+                continue
+            for setup in self._setups(change):
                 changed |= (yield from self._challenge(own, setup, change)).taken
         for form, found, before in tried:
             if self._setup_in(form) is None:
@@ -168,9 +170,10 @@ class Sweep:
     def _key(self, form: ServableForm) -> str:
         return f"{form.form} {form.precision}"
 
-    def _form_of(self, way: Way) -> ServableForm:
+    def _form_of(self, way: Way) -> ServableForm | None:
+        """None after drift where a half was asked for: the whole that serves is no choice."""
         forms = self.prepared.forms
-        return next(one for one in forms if (one.form, one.precision) == (way.form, way.precision))
+        return next((one for one in forms if (one.form, one.precision) == (way.form, way.precision)), None)
 
     def _setups(self, change: str) -> list[CpuSetup]:
         seconds, setup = self._taken.seconds, self.way.setup
@@ -238,7 +241,7 @@ class Sweep:
         was, now = f"batches of up to {limit}", f"batches of up to {rows}"
         sentence = _sentence(was, now, gain, rounds)
         new = replace(prepared, useful_rows=rows, reason=_with(prepared.reason, sentence))
-        return self._exchange(new, "useful rows", was, now, sentence, Verdict(True, rounds, gain))
+        return self._exchange(new, "useful rows", (was, now), sentence, Verdict(True, rounds, gain))
 
     # Engines.
 
@@ -316,9 +319,7 @@ class Sweep:
                 self._spec, self._samples, rival.engine, max(rival.taken.seconds), self.place
             )
         measured = [rival.taken, self._taken]
-        if not self._exchange(new, what, str(was), str(rival.way), sentence, verdict):
-            return False
-        keep()
+        self._exchange(new, what, (str(was), str(rival.way)), sentence, verdict, rival.taken, keep)
         self.decided.ways.add(was)
         self._sped_up *= verdict.gain
         version, device = self.loaded.version, self.place.device
@@ -326,7 +327,6 @@ class Sweep:
         keep_setup(
             version, form.form, form.precision, device, rival.way.setup, kept, verdict.crowded, verdict.rounds
         )
-        self._taken = rival.taken
         self.exchanged(self.loaded)
         return True
 
@@ -344,15 +344,18 @@ class Sweep:
             self.place.call(partial(rival.engine.warm_up if is_short else rival.engine.run, parts))
 
     def _exchange(
-        self, new: PreparedVersion, what: str, was: str, now: str, sentence: str, verdict: Verdict
-    ) -> bool:
-        """Swap, correct a tuning that said otherwise, and tell."""
+        self, new: PreparedVersion, what: str, change: tuple[str, str], sentence: str, verdict: Verdict,
+        taken: Timed | None = None, keep: Callable[[], None] = lambda: None,
+    ) -> bool:  # fmt: skip
+        """Swap, correct a tuning that said otherwise, and tell. ``keep`` is called once the new engine serves, whose
+        batches took ``taken``. Raises Gone."""
         if not self.loaded.exchange(self._engine, new):
             raise Gone(f"{self.loaded} is served by another engine, or not any more")
+        keep()
         if new.engine is not self._engine:
-            self._begin()
+            self._begin(taken)
         self._correct_tuned(verdict.gain)
-        numbers = {"version": self.loaded.number, "what": what, "from": was, "to": now}
+        numbers = {"version": self.loaded.number, "what": what, "from": change[0], "to": change[1]}
         numbers |= {"gain": verdict.gain, "rounds": verdict.rounds, "crowded": verdict.crowded}
         self.record(self.loaded.name, "choice_replaced", f"{self.loaded}: {what}: {sentence}", numbers)
         return True

@@ -118,8 +118,15 @@ class LoadedVersion:
             if half.whole is None or self._closed:
                 return False
             digest = self.version.manifest["files"].get(_WHOLE.get(half.whole.form, ""), half.digest)
+            setup = None if half.setup is None else getattr(half.whole, "setup", None)
             whole = replace(
-                half, precision="fp32", engine=half.whole, whole=None, reason=reason, digest=digest
+                half,
+                precision="fp32",
+                engine=half.whole,
+                whole=None,
+                reason=reason,
+                digest=digest,
+                setup=setup,
             )
             self._front = self.batcher
             self._swap(half.engine, whole)

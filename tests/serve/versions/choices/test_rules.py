@@ -177,6 +177,16 @@ def test_a_short_batch_is_run_twice_and_the_second_run_counts() -> None:
     assert watch.budget.spent_s == pytest.approx(2 * (0.02 + 0.01 + 0.06)), "two threads, all runs"
 
 
+def test_a_brief_batch_is_run_until_a_difference_can_be_seen() -> None:
+    timing = Timing(a=[0.0009, 0.0003, 0.0002, 0.0004, 0.0003])
+    taken = Timed(CpuSetup(1), {})
+    ended(timing.stopwatch().time(Job(named("a"), 1, taken)))
+    assert taken.seconds == {1: 0.0002} and len(timing.runs) == 5
+    briefest = Timing(a=[1e-5] * 10)
+    ended(briefest.stopwatch().time(Job(named("a"), 1, taken)))
+    assert len(briefest.runs) == 10
+
+
 def test_under_load_callers_get_three_times_what_was_taken_from_them() -> None:
     pauses: list[float] = []
     job = Job(named("a"), 8, Timed(CpuSetup(1), {}))

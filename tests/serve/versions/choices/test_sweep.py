@@ -384,6 +384,24 @@ def test_after_drift_no_half_comes_back(version: Version) -> None:
     assert all(way.precision == "fp32" for way, _, _ in one.world.runs)
 
 
+def test_a_whole_that_took_the_place_of_the_half_that_was_asked_for_keeps_its_setup(version: Version) -> None:
+    one = bench(version, AMX, PLAIN_ONE, forms=[("torch", "fp16")])
+    one.loaded.fell_back = True
+    assert not one.run()
+    assert one.loaded.way == PLAIN_ONE and one.world.most_loaded == 1
+
+
+def test_a_fault_after_the_exchange_does_not_close_what_serves(
+    version: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = bench(version, AVX512, PLAIN_ONE, forms=[("torch", "fp32")])
+    monkeypatch.setattr(sweep_file, "keep_setup", lambda *given, **more: 1 / 0)
+    one.run()
+    serves: Any = one.loaded.prepared.engine
+    assert one.loaded.served and not serves.closed
+    assert one.world.loaded == [serves]
+
+
 def test_a_form_that_a_load_found_hopeless_is_not_run_in_the_way_of_callers(version: Version) -> None:
     slow = Way("torch", "fp16", CpuSetup(1))
     seconds = AVX512.seconds(slow, 1)
