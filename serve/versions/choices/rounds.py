@@ -43,15 +43,16 @@ class Job:
 class Stopwatch:
     """Times batches on the device thread (``call``), between live ones, and takes their cost from the budget.
 
-    ``idle``: whether the device has nothing to do. ``batch_seconds`` as `cpu_choice.batch_seconds`. ``allowed`` raises
-    where nothing may be run any more.
+    ``idle``: whether the device has nothing to do. ``batch_seconds`` as `cpu_choice.batch_seconds`. ``clock`` gives
+    seconds. ``allowed`` raises where nothing may be run any more.
     """
 
-    call: Callable[[Callable[[], None]], None]
+    call: Callable[[Callable[[], float]], float]
     batch_of: Callable[[int], Parts]
     batch_seconds: Callable[[Engine, Parts], float]
     budget: Budget
     idle: Callable[[], bool]
+    clock: Callable[[], float]
     allowed: Callable[[], None] = lambda: None
 
     def time(self, *jobs: Job) -> Steps[None]:
@@ -62,13 +63,15 @@ class Stopwatch:
             while wait_s := self.budget.wait_s():
                 yield wait_s
             at_rest = self.idle()
-            spent = list[float]()
-            self.call(partial(self._run_some, left, spent))
-            yield _IDLE_PAUSE_S if at_rest else max(_IDLE_PAUSE_S, _LEFT_TO_OTHERS * sum(spent))
+            held_s = self.call(partial(self._run_some, left))
+            yield _IDLE_PAUSE_S if at_rest else max(_IDLE_PAUSE_S, _LEFT_TO_OTHERS * held_s)
 
-    def _run_some(self, left: deque[Job], spent: list[float]) -> None:
+    def _run_some(self, left: deque[Job]) -> float:
+        """The seconds that callers had to wait meanwhile: on a crowded machine far more than on a core."""
         self.allowed()
-        while left and not (spent and self._too_long_after(sum(spent), left[0])):
+        began_s = self.clock()
+        held_s = 0.0
+        while left and (held_s == 0.0 or not self._too_long_after(held_s, left[0])):
             job = left.popleft()
             parts = self.batch_of(job.rows)
             runs = [self.batch_seconds(job.engine, parts)]
@@ -77,13 +80,14 @@ class Stopwatch:
             ):
                 runs.append(self.batch_seconds(job.engine, parts))
             job.taken.add(job.rows, min(runs[1:] or runs))
-            spent += runs
-            self.budget.spend(sum(runs) * max(job.taken.setup.threads, 1))
+            before_s, held_s = held_s, self.clock() - began_s
+            self.budget.spend(max(sum(runs) * max(job.taken.setup.threads, 1), held_s - before_s))
+        return held_s
 
-    def _too_long_after(self, spent_s: float, job: Job) -> bool:
+    def _too_long_after(self, held_s: float, job: Job) -> bool:
         """Whether the job is for the next step: callers come first, or threads of ONNX Runtime still spin."""
-        about_s = 2 * job.taken.seconds.get(job.rows, spent_s)
-        return job.engine.form == "onnx" or spent_s + about_s > SHORT_S
+        about_s = 2 * job.taken.seconds.get(job.rows, held_s)
+        return job.engine.form == "onnx" or held_s + about_s > SHORT_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,7 @@ class Sweep:
             machine.batch_seconds,
             self.budget,
             machine.idle,
+            machine.clock,
             self._allowed,
         )
         self._begin()

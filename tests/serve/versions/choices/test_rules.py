@@ -109,7 +109,7 @@ class Timing:
     def stopwatch(self, idle: bool = True, allowance_s: float = 15.0) -> Stopwatch:
         budget = Budget(lambda: self.now, allowance_s=allowance_s)
         rows: Any = lambda rows: rows  # noqa: E731
-        return Stopwatch(lambda run: run(), rows, self.batch_seconds, budget, lambda: idle)
+        return Stopwatch(lambda run: run(), rows, self.batch_seconds, budget, lambda: idle, lambda: self.now)
 
 
 def named(name: str, form: str = "torch") -> Any:
@@ -193,6 +193,23 @@ def test_under_load_callers_get_three_times_what_was_taken_from_them() -> None:
     ended(Timing(a=[0.04]).stopwatch(idle=False).time(job), pauses)
     ended(Timing(a=[0.04]).stopwatch(idle=True).time(job), pauses)
     assert pauses == [pytest.approx(0.12), 0.005]
+
+
+def test_what_a_crowded_machine_took_from_callers_counts_not_what_the_run_took_on_a_core() -> None:
+    """Two threads on a full machine hold callers up for a second, of which they compute for a moment."""
+    timing, pauses = Timing(a=[0.04]), list[float]()
+    watch = timing.stopwatch(idle=False)
+    on_core = watch.batch_seconds
+
+    def waiting(engine: Any, parts: Any) -> float:
+        timing.now += 1.0
+        return on_core(engine, parts)
+
+    watch.batch_seconds = waiting
+    taken = Timed(CpuSetup(2), {})
+    ended(watch.time(Job(named("a"), 8, taken)), pauses)
+    assert pauses == [pytest.approx(3 * 1.04)] and taken.seconds == {8: 0.04}
+    assert watch.budget.spent_s == pytest.approx(1.04)
 
 
 def test_a_step_runs_as_many_short_batches_as_one_batch_may_last() -> None:
