@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from halfeven.models.engines.cpu.setup import usable_cores
+from halfeven.models.usable_cores import usable_cores
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_SOURCE = shutil.ignore_patterns(
