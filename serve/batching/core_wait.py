@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ...models.control_groups import ROOT, groups_of
+
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
@@ -96,36 +98,17 @@ def stolen_s(stat: Path = Path("/proc/stat")) -> float:
     return stolen / os.sysconf("SC_CLK_TCK")
 
 
-def throttled_s(
-    membership: Path = Path("/proc/self/cgroup"), cgroups: Path = Path("/sys/fs/cgroup")
-) -> float:
-    """Seconds for which the control groups of this process had used up their quotas (cgroups v1 and v2, the groups
-    around its own as well); 0 where none has a quota."""
+def throttled_s(root: Path = ROOT) -> float:
+    """Seconds for which the control groups of this process, and those around its own, had used up their quotas; 0 where
+    none has one. ``root``: as in `groups_of`."""
     found = 0.0
-    for file in _cpu_stats(membership, cgroups):
+    for folder in {folder for _, folder in groups_of("cpu", root)}:
         try:
-            facts = dict(line.split() for line in file.read_text().splitlines())
+            facts = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
             found += int(facts.get("throttled_usec", 0)) / 1e6 + int(facts.get("throttled_time", 0)) / 1e9
         except (OSError, ValueError):
             continue
     return found
-
-
-def _cpu_stats(membership: Path, cgroups: Path) -> list[Path]:
-    """The ``cpu.stat`` of the group of this process and of those around it. A container sees its own as the root."""
-    try:
-        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
-    except OSError:
-        return []
-    found: dict[Path, None] = {}
-    for _, controllers, group in (line for line in lines if len(line) == 3):
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        for base in (cgroups / controllers, cgroups / "cpu") if controllers else (cgroups,):
-            folder = base / group.strip("/")
-            inside = [one for one in (folder, *folder.parents) if one == base or base in one.parents]
-            found |= dict.fromkeys(one / "cpu.stat" for one in inside)
-    return [file for file in {file.resolve(): None for file in found} if file.is_file()]
 
 
 def _other_programs_worked_s() -> float:

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ....models.engines.cpu.setup import usable_cores
 from ....models.engines.engine import Engine
+from ....models.usable_cores import usable_cores
 from ...batching.core_wait import Crowding
 from ..loading.cpu_choice import Parts, batch_seconds
 from ..loading.release import free_bytes, give_back, give_back_tried

@@ -10,6 +10,8 @@ import pytest
 from halfeven.serve.batching import core_wait
 from halfeven.serve.batching.core_wait import seconds_on_core, waited_for_core_s
 
+from tests.control_group_tree import UNIFIED, control_groups, of_version_1
+
 
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="this kernel does not count it")
 def test_two_threads_on_one_core_each_wait_for_the_other() -> None:
@@ -142,23 +144,35 @@ def test_steal_is_read_for_the_processors_that_this_process_may_use(
 
 
 @pytest.mark.parametrize(
-    ("membership", "files", "seconds"),
+    ("own", "mounts", "files", "seconds"),
     [
-        ("0::/a/b\n", {"a/b/cpu.stat": "throttled_usec 1500000", "a/cpu.stat": "throttled_usec 500000"}, 2.0),
-        ("0::/\n", {"cpu.stat": "nr_throttled 3\nthrottled_usec 250000"}, 0.25),
-        ("4:cpu,cpuacct:/a\n", {"cpu,cpuacct/a/cpu.stat": "throttled_time 3000000000"}, 3.0),
-        ("4:cpu:/seen/by/host\n0::/\n", {"cpu/cpu.stat": "throttled_time 1000000000"}, 1.0),
-        ("4:cpuset:/a\n", {"cpuset/a/cpu.stat": "throttled_time 1000000000"}, 0.0),
-        ("0::/a\n", {"a/cpu.stat": "nonsense here too\n"}, 0.0),
-        ("", {}, 0.0),
+        (
+            ["0::/a/b"],
+            [UNIFIED],
+            {"a/b/cpu.stat": "throttled_usec 1500000", "a/cpu.stat": "throttled_usec 500000"},
+            2.0,
+        ),
+        (["0::/"], [UNIFIED], {"cpu.stat": "nr_throttled 3\nthrottled_usec 250000"}, 0.25),
+        (
+            ["4:cpu,cpuacct:/a"],
+            [of_version_1("cpu,cpuacct")],
+            {"cpu,cpuacct/a/cpu.stat": "throttled_time 3000000000"},
+            3.0,
+        ),
+        (
+            ["4:cpu:/seen/by/host"],
+            [of_version_1("cpu", "/seen/by/host")],
+            {"cpu/cpu.stat": "throttled_time 1000000000"},
+            1.0,
+        ),
+        (["4:cpuset:/a"], [of_version_1("cpuset")], {"cpuset/a/cpu.stat": "throttled_time 1000000000"}, 0.0),
+        (["0::/a"], [UNIFIED], {"a/cpu.stat": "nonsense here too"}, 0.0),
+        (["0::/a"], [UNIFIED], {}, 0.0),
+        ([], [], {}, 0.0),
     ],
 )
 def test_throttling_is_that_of_the_own_group_and_those_around_it(
-    membership: str, files: dict[str, str], seconds: float, tmp_path: Path
+    own: list[str], mounts: list[str], files: dict[str, str], seconds: float, tmp_path: Path
 ) -> None:
-    (tmp_path / "membership").write_text(membership)
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert core_wait.throttled_s(tmp_path / "membership", tmp_path) == pytest.approx(seconds)
-    assert core_wait.throttled_s(tmp_path / "absent", tmp_path) == 0.0
+    root = control_groups(tmp_path, own, mounts, files)
+    assert core_wait.throttled_s(root) == pytest.approx(seconds)
